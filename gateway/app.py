@@ -18,12 +18,13 @@ from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.completions import completions
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.health import health_routes, metrics_route
+from gateway.endpoints.messages import message_routes
 from gateway.endpoints.models import model_routes
 from gateway.endpoints.prices import list_prices
 from gateway.endpoints.usage import usage_routes
 from gateway.endpoints.webhooks import webhook_routes
 from gateway.http.authentication import PUBLIC, Authentication
-from gateway.http.responses import error_response
+from gateway.http.responses import error_response, speaks_anthropic
 from gateway.request_context import request_context
 from gateway.services import Gateway, GatewayServices
 
@@ -47,16 +48,19 @@ def create_app(services: GatewayServices) -> Litestar:
 
     async def before_send(message: Message, scope: Scope) -> None:
         if message["type"] == "http.response.start":
-            name = request_context(
-                scope
-            ).name.encode()  # OpenAI's clients read the first header, Anthropic's the second
+            context = request_context(scope)
+            name = context.name.encode()  # OpenAI's clients read the first header, Anthropic's the second
             message["headers"] = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
+            if context.principal is not None and speaks_anthropic(scope):
+                organization = str(context.principal.tenant_id).encode()
+                message["headers"].append((b"anthropic-organization-id", organization))
             _record_response(gateway, scope, message["status"])
 
     return Litestar(
         route_handlers=[
             chat_completions(gateway),
             completions(gateway),
+            *message_routes(gateway),
             *model_routes(gateway),
             *usage_routes(gateway),
             *export_routes(gateway),

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from protocol.requests import Lane, StorePolicy
 
-Role = Literal["system", "developer", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 Surface = Literal["openai", "anthropic"]
 
 
@@ -23,11 +23,34 @@ class Text(Struct, frozen=True):
     kind: TextKind = "text"
 
 
+class ToolCall(Text, frozen=True, kw_only=True):
+    """A call of a tool in an earlier answer. `text` is the JSON object of its arguments."""
+
+    id: str
+    name: str
+    kind: TextKind = "tool_use"
+
+
 class Turn(Struct, frozen=True):
-    """One message of the conversation."""
+    """One message of the conversation. What a tool answered is a turn of its own, of the role `tool`.
+
+    `call`: the id of the call that it answers, `call_name` the tool's name, `call_failed`: whether the tool failed.
+    """
 
     role: Role
     texts: tuple[Text, ...]
+    call: str = ""
+    call_name: str = ""
+    call_failed: bool = False
+
+
+class Tool(Struct, frozen=True):
+    """A tool that the model is told of. `schema`: the JSON schema of its arguments, as JSON text."""
+
+    name: str
+    description: str | None
+    schema: str
+    path: str
 
 
 class Grammar(Struct, frozen=True):
@@ -81,8 +104,13 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     model: str
     turns: tuple[Turn, ...]
     turns_path: str
+    tools: tuple[Tool, ...] = ()
+    continued: bool = False
+    """The answer goes on where the last turn, the model's own, ends."""
     max_tokens: int | None = None
     max_tokens_path: str = "$.max_tokens"
+    fill_context: bool = False
+    """A `max_tokens` above the room that is left in the context ends there, instead of being refused."""
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None

@@ -62,6 +62,8 @@ _SECOND = 1_000_000
 _THREAD_CHARACTERS, _PER_TEXT = 65_536, 64
 """Conversations of more characters are tokenized in a thread, so that they do not block the event loop. Each text
 counts as `_PER_TEXT` characters more, for the cost of calling the tokenizer."""
+_PER_TOOL_CHARACTER = 4
+"""A character of a tool's definition, which is marked string by string, counts as so many."""
 
 
 class Payer(Struct, frozen=True):
@@ -170,10 +172,7 @@ class Admission:
         self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest
     ) -> PreparedRequest:
         """Render, tokenize, plan, check. Raises InvalidRequest, RateLimited, Unavailable."""
-        try:
-            prompt = await self._prompt(payer.tenant_id, model, generation)
-        except PromptTooLong as error:
-            raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
+        prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
         cache = cache_plan(generation, prompt, model)
@@ -199,6 +198,13 @@ class Admission:
             keys=self._keys(payer, model, generation, prompt),
             held_output=self._first_slice(max_output, generation.min_tokens),
         )
+
+    async def prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
+        """Render and tokenize alone. Raises InvalidRequest, RateLimited."""
+        try:
+            return await self._prompt(tenant, model, generation)
+        except PromptTooLong as error:
+            raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
 
     def context_tokens(self, model: ServedModel) -> int:
         """The context that a request may fill: the model's, or what its replicas have memory for."""
@@ -322,10 +328,12 @@ class Admission:
                 code="context_length_exceeded",
             )
         size = sum(_PER_TEXT + len(text.text) for turn in generation.turns for text in turn.texts)
+        size += sum(_PER_TOOL_CHARACTER * len(tool.schema) for tool in generation.tools)
+        render = partial(model.prompt, generation.turns, generation.tools, continued=generation.continued)
         try:
             if size > _THREAD_CHARACTERS:
-                return await self._threads.run(tenant, partial(model.prompt, generation.turns))
-            return model.prompt(generation.turns)
+                return await self._threads.run(tenant, render)
+            return render()
         except ConversationRefused as error:
             raise InvalidRequest(
                 f"The messages do not fit this model: {error}", path=generation.turns_path, code="invalid_value"

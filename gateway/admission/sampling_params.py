@@ -50,6 +50,8 @@ def max_output_tokens(generation: GenerationRequest, prompt_tokens: int, context
             path=generation.max_tokens_path,
             code="invalid_value",
         )
+    if max_tokens > room and generation.fill_context:
+        return room
     if max_tokens > room:
         raise InvalidRequest(
             f"{field} is {max_tokens}, but this model's context of {context_tokens} tokens has room for {room} "

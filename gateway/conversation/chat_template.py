@@ -9,12 +9,17 @@ the first of these ways that leaves the text unchanged is used:
 2. marks inside its outer white space, for templates that trim;
 3. no marks, but a cut after each character that may begin a special token, so that no special token is formed from the
    client's text. Such a prompt has no spans.
+
+Of a tool's definition and of a call's arguments every string is marked; the span is from the first mark to the last,
+and is tokenized as one text. For templates that read a schema, only names and descriptions are marked, in the same two
+ways, and the rest is cut.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,11 +29,19 @@ import jinja2.ext
 import jinja2.sandbox
 from msgspec import Struct
 
+from gateway.conversation.messages import (
+    Marking,
+    Piece,
+    is_word_of_schemas,
+    messages_with_tools,
+    messages_without_tools,
+    pieces_of,
+    strings_of,
+)
 from gateway.conversation.segments import Marks, NoMarksLeft, Segment
-from gateway.generation_request import Text, Turn
+from gateway.generation_request import Tool, ToolCall, Turn
 
-_JOINT = "\n"
-"""Joins the text parts of a message, since templates take one string."""
+_TOOLS = re.compile(r"\btools\b")
 
 
 class TemplateError(Exception):
@@ -43,7 +56,57 @@ class Rendered(Struct, frozen=True):
     """A rendered prompt. `Segment.content` is an index into `contents`."""
 
     segments: list[Segment]
-    contents: tuple[Text, ...]
+    contents: tuple[Piece, ...]
+
+
+class _Unmarked(Marking):
+    """Leaves everything as it is."""
+
+    def text(self, index: int, text: str) -> str:
+        return text
+
+    def value(self, index: int, text: str) -> str:
+        return text
+
+    def free(self, index: int, text: str) -> str:
+        return text
+
+    def key(self, text: str) -> str:
+        return text
+
+
+class _Marked(Marking):
+    """Marks texts with `mark`; values of JSON too if `deep`, else they are cut as its keys are."""
+
+    def __init__(
+        self, marks: Marks, first_characters: frozenset[str], mark: Callable[[int, str], str], *, deep: bool
+    ) -> None:
+        self._marks = marks
+        self._first_characters = first_characters
+        self._mark = mark
+        self._deep = deep
+
+    def text(self, index: int, text: str) -> str:
+        return self._mark(index, text)
+
+    def value(self, index: int, text: str) -> str:
+        return self._marks.whole(index, text) if self._deep else self.key(text)
+
+    def free(self, index: int, text: str) -> str:
+        return self._marks.whole(index, text)
+
+    def key(self, text: str) -> str:
+        return text if is_word_of_schemas(text) else self._marks.cut_around(text, self._first_characters)
+
+
+class _Cut(_Marked):
+    """Marks nothing, and cuts everything."""
+
+    def __init__(self, marks: Marks, first_characters: frozenset[str]) -> None:
+        super().__init__(marks, first_characters, lambda _, text: marks.cut_at(text, first_characters), deep=False)
+
+    def free(self, index: int, text: str) -> str:
+        return self._marks.cut_at(text, self._first_characters)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
@@ -77,6 +140,8 @@ class ChatTemplate:
         self._variables = variables
         self._first_characters = frozenset(text[0] for text in special_texts if text)
         self._knows_developer = "developer" in source
+        self.knows_tools = _TOOLS.search(source) is not None
+        self._special = re.compile("|".join(map(re.escape, sorted(special_texts, reverse=True))) or r"(?!)")
 
     @classmethod
     def load(cls, folder: Path, special_texts: frozenset[str]) -> ChatTemplate:
@@ -93,46 +158,93 @@ class ChatTemplate:
             raise TemplateError(f"{folder} has no chat template (chat_template.jinja)")
         return cls(source, _special_variables(config), special_texts)
 
-    def render(self, turns: Sequence[Turn]) -> Rendered:
-        """Render the conversation up to where the model's answer begins. Raises ConversationRefused."""
-        contents = tuple(text for turn in turns for text in turn.texts)
+    def render(self, turns: Sequence[Turn], tools: Sequence[Tool] = (), *, continued: bool = False) -> Rendered:
+        """Render the conversation up to where the model's answer begins. `continued`: it begins where the last turn,
+        which is the model's own and has text, ends. Raises ConversationRefused."""
+        pieces = pieces_of(turns, tools)
         try:
-            marks = Marks([content.text for content in contents])
+            marks = Marks(list(strings_of(pieces)))
         except NoMarksLeft as error:
             raise ConversationRefused("the text uses too many private-use code points") from error
-        plain = self._run(turns, lambda index, text: text)
-        for marked in (marks.whole, marks.core):
+        plain = self._run(turns, tools, _Unmarked(), answer=not continued)
+        last = sum(len(turn.texts) for turn in turns) - 1 if continued else None
+        for marking in self._markings(marks, pieces):
             try:
-                segments = marks.split(self._run(turns, marked))
+                segments = marks.split(self._run(turns, tools, marking, answer=not continued))
             except ConversationRefused:
                 continue
-            if segments is not None and "".join(segment.text for segment in segments) == plain:
-                return Rendered(segments, contents)
-        return Rendered(self._cut(turns, marks, plain), contents)
+            if segments is None or "".join(segment.text for segment in segments) != plain:
+                continue
+            if last is not None:
+                segments = _up_to(segments, last)
+            if segments:
+                return Rendered(self._joined(segments, pieces), pieces)
+        return Rendered(self._cut(turns, tools, marks, plain, continued=continued), pieces)
 
-    def _cut(self, turns: Sequence[Turn], marks: Marks, plain: str) -> list[Segment]:
-        rendered = self._run(turns, lambda index, text: marks.cut_at(text, self._first_characters))
+    def _markings(self, marks: Marks, pieces: Sequence[Piece]) -> Iterator[Marking]:
+        structured = self.knows_tools and any(isinstance(piece, Tool | ToolCall) for piece in pieces)
+        for deep in (True, False) if structured else (True,):
+            for mark in (marks.whole, marks.core):
+                yield _Marked(marks, self._first_characters, mark, deep=deep)
+
+    def _joined(self, segments: list[Segment], pieces: Sequence[Piece]) -> list[Segment]:
+        """The segments with each tool and each call as one, unless special tokens of the template lie within it."""
+        joined: list[Segment] = []
+        start: int | None = None
+        """Where in `joined` the tool or call begins that may go on."""
+        for segment in segments:
+            if segment.content is None:
+                joined.append(segment)
+                continue
+            if start is not None and joined[start].content == segment.content:
+                between = "".join(piece.text for piece in joined[start + 1 :])
+                if not self._special.search(between):
+                    whole = f"{joined[start].text}{between}{segment.text}"
+                    joined[start:] = [Segment(whole, segment.content)]
+                    continue
+            joined.append(segment)
+            start = len(joined) - 1 if isinstance(pieces[segment.content], Tool | ToolCall) else None
+        return joined
+
+    def _cut(
+        self, turns: Sequence[Turn], tools: Sequence[Tool], marks: Marks, plain: str, *, continued: bool
+    ) -> list[Segment]:
+        marking = _Cut(marks, self._first_characters)
+        rendered = self._run(turns, tools, marking, answer=not continued)
         if rendered.replace(marks.cut, "") != plain:
             raise ConversationRefused("the model's chat template cannot render this text safely")
+        if continued:
+            said = marking.text(0, turns[-1].texts[-1].text.strip())
+            at = rendered.rfind(said)
+            if at < 0:
+                raise ConversationRefused("the model's chat template cannot continue this answer")
+            rendered = rendered[: at + len(said)]
         return [Segment(piece, None) for piece in rendered.split(marks.cut) if piece]
 
-    def _run(self, turns: Sequence[Turn], mark: Callable[[int, str], str]) -> str:
-        messages, index = [], 0
-        for turn in turns:
-            pieces = []
-            for text in turn.texts:
-                pieces.append(mark(index, text.text))
-                index += 1
-            role = "system" if turn.role == "developer" and not self._knows_developer else turn.role
-            messages.append({"role": role, "content": _JOINT.join(pieces)})
+    def _run(self, turns: Sequence[Turn], tools: Sequence[Tool], marking: Marking, *, answer: bool) -> str:
+        definitions = None
+        if self.knows_tools:
+            messages, definitions = messages_with_tools(turns, tools, marking)
+        else:
+            messages = messages_without_tools(turns, tools, marking)
+        if not self._knows_developer:
+            for message in messages:
+                if message["role"] == "developer":
+                    message["role"] = "system"
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._variables
+                messages=messages, tools=definitions, documents=None, add_generation_prompt=answer, **self._variables
             )
         except ConversationRefused:
             raise
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise ConversationRefused(f"the model's chat template failed: {error}") from error
+
+
+def _up_to(segments: list[Segment], content: int) -> list[Segment]:
+    """The segments up to the last one of this content; none if it is not there."""
+    ends = [index for index, segment in enumerate(segments) if segment.content == content]
+    return segments[: ends[-1] + 1] if ends else []
 
 
 def _special_variables(config: dict[str, Any]) -> dict[str, str]:

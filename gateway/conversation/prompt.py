@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gateway.conversation.chat_template import ChatTemplate
 from gateway.conversation.tokenizer import Tokenizer
-from gateway.generation_request import Turn
+from gateway.generation_request import Tool, Turn
 
 
 class Span(Struct, frozen=True):
@@ -44,12 +44,20 @@ def check_length(characters: int, tokenizer: Tokenizer, most_tokens: int) -> Non
         raise PromptTooLong(least)
 
 
-def make_prompt(turns: Sequence[Turn], template: ChatTemplate, tokenizer: Tokenizer, most_tokens: int) -> Prompt:
-    """Render and tokenize a conversation.
+def make_prompt(
+    turns: Sequence[Turn],
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    most_tokens: int,
+    tools: Sequence[Tool] = (),
+    *,
+    continued: bool = False,
+) -> Prompt:
+    """Render and tokenize a conversation. `continued`: the model goes on with the last turn.
 
     Raises ConversationRefused; PromptTooLong if `most_tokens` is certainly exceeded, but not in every case of it.
     """
-    rendered = template.render(turns)
+    rendered = template.render(turns, tools, continued=continued)
     check_length(sum(len(segment.text) for segment in rendered.segments), tokenizer, most_tokens)
     tokens: list[int] = []
     spans: list[Span] = []
@@ -59,5 +67,8 @@ def make_prompt(turns: Sequence[Turn], template: ChatTemplate, tokenizer: Tokeni
             tokens += tokenizer.literal(segment.text)
         else:
             tokens += tokenizer.content(segment.text)
-            spans.append(Span(rendered.contents[segment.content].path, start, len(tokens)))
+            path = rendered.contents[segment.content].path
+            if spans and spans[-1].path == path:  # a tool or call with special tokens of the template within it
+                start = spans.pop().start
+            spans.append(Span(path, start, len(tokens)))
     return Prompt(tokens, tuple(spans))

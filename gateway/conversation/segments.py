@@ -59,6 +59,10 @@ class Marks:
             content = content.replace(character, character + self.cut)
         return content
 
+    def cut_around(self, content: str, first_characters: frozenset[str]) -> str:
+        """The same, and cut off from what stands beside it, with which it might form a special token."""
+        return f"{self.cut}{self.cut_at(content, first_characters)}{self.cut}"
+
     def split(self, rendered: str) -> list[Segment] | None:
         """The segments of a rendered text; None if the template changed the marks."""
         segments: list[Segment] = []
@@ -77,10 +81,8 @@ class Marks:
             return None
         return segments
 
-    @staticmethod
-    def _literal(segments: list[Segment], text: str) -> None:
-        if text:
-            segments.append(Segment(text, None))
+    def _literal(self, segments: list[Segment], text: str) -> None:
+        segments += [Segment(piece, None) for piece in text.split(self.cut) if piece]
 
 
 def _characters(contents: Sequence[str]) -> set[str]:

@@ -116,6 +116,31 @@ class _ContainersOfBody(Struct):
     structured_outputs: _Objects = None
 
 
+class _Content(Struct):
+    """A content block of the Messages API, in which a tool's result may have blocks of its own."""
+
+    content: str | list[_Part] | None = None
+
+    def __post_init__(self) -> None:
+        _count()
+
+
+class _Said(Struct):
+    content: str | list[_Content] = ""
+
+    def __post_init__(self) -> None:
+        _count()
+
+
+class _MessagesBody(Struct):
+    """The lists of the Messages API that are decoded part by part. All other lists are taken as they are, and decoded
+    when their size is known."""
+
+    messages: list[_Said] = []
+    system: str | list[_Part] | None = None
+    tools: list[_Part] | None = None
+
+
 _FIELDS = {
     "stop": _FIELD_BYTES,
     "stop_token_ids": _FIELD_BYTES,
@@ -126,6 +151,7 @@ _FIELDS = {
 }
 _fields = msgspec.json.Decoder(dict[_AnyField, Raw])
 _body = msgspec.json.Decoder(_Body)
+_messages_body = msgspec.json.Decoder(_MessagesBody)
 _containers = msgspec.json.Decoder(_ContainersOfBody)
 _prompts = msgspec.json.Decoder(
     msgspec.defstruct(
@@ -153,6 +179,18 @@ def check_large_body(body: bytes) -> None:
         if len(getattr(shape, name)) > most:
             raise InvalidField(f"$.{name}", f"it is longer than {most} bytes")
     _check_prompt(shape.prompt)
+
+
+def check_large_messages(body: bytes) -> None:
+    """The same for a large body of the Messages API."""
+    if len(body) <= LARGE_BYTES:
+        return
+    _check_fields(body)
+    _counted.left = MOST_PARTS
+    try:
+        decode(_messages_body, body)
+    except _TooMany as error:
+        raise InvalidField("$.messages", f"it has more than {MOST_PARTS} messages, blocks and tools") from error
 
 
 def _check_fields(body: bytes) -> None:

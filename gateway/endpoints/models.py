@@ -1,13 +1,17 @@
-"""GET /v1/models and /v1/models/{id}: the served models."""
+"""GET /v1/models and /v1/models/{id}: the served models, in the dialect that the client speaks."""
 
 from __future__ import annotations
 
-from litestar import Response, get
+from typing import Any
+
+from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from gateway.http.responses import json_response
+from gateway.dialects.anthropic.models import ModelInfo, model_info, model_page
+from gateway.dialects.query_parameters import Parameters
+from gateway.http.responses import json_response, speaks_anthropic
 from gateway.served_models.served_model import ServedModel
 from gateway.services import Gateway
 
@@ -36,14 +40,21 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         context_tokens = gateway.admission.context_tokens(model)  # as its replicas allow it
         return ModelObject(model.name, model.created, context_tokens, model.min_cacheable_tokens)
 
+    def anthropic_info(model: ServedModel) -> ModelInfo:
+        return model_info(model, gateway.admission.context_tokens(model))
+
     @get("/v1/models")
-    async def list_models() -> Response[bytes]:
+    async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Every served model."""
+        if speaks_anthropic(request.scope):
+            page = model_page([anthropic_info(model) for model in models], Parameters.of(request))
+            return json_response(page)
         return json_response(ModelList([model_object(model) for model in models]))
 
     @get("/v1/models/{name:path}")
-    async def retrieve_model(name: FromPath[str]) -> Response[bytes]:
+    async def retrieve_model(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One served model."""
-        return json_response(model_object(models.get(name.lstrip("/"))))
+        model = models.get(name.lstrip("/"))
+        return json_response(anthropic_info(model) if speaks_anthropic(request.scope) else model_object(model))
 
     return [list_models, retrieve_model]

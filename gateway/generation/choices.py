@@ -24,7 +24,7 @@ class Choices:
         self._prompt_scores: list[TokenLogprob] = []
         self._unpaid: set[int] = set()
         echoed_characters = len(self._echoed()[0]) if generation.echo else 0
-        context = () if generation.prompt is None else prompt.tokens
+        context = prompt.tokens if generation.continued or generation.prompt is not None else ()
         self._transcripts = [
             Transcript(
                 prepared.model.detokenizer(context),

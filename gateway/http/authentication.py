@@ -54,12 +54,13 @@ class Authentication(ASGIMiddleware):
 
 
 def api_key(headers: Headers) -> str:
-    """The API key in the headers; the empty string, which is never valid, if there is none or more than one."""
+    """The API key in the headers; the empty string, which is never valid, if there is none or a header occurs twice.
+    With both headers `x-api-key` counts, as at Anthropic."""
     bearers, keys = headers.getall("authorization", []), headers.getall("x-api-key", [])
-    if bearers:
-        scheme, _, key = bearers[0].partition(" ")
-        return key.strip() if len(bearers) == 1 and scheme.lower() == "bearer" else ""
-    return keys[0].strip() if len(keys) == 1 else ""
+    if keys:
+        return keys[0].strip() if len(keys) == 1 else ""
+    scheme, _, key = bearers[0].partition(" ") if len(bearers) == 1 else ("", "", "")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def project_principal(scope: Scope) -> Principal:

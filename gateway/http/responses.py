@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
+from litestar.types import Scope
 
 from gateway.dialects.anthropic import errors as anthropic_errors
 from gateway.dialects.openai import errors as openai_errors
@@ -30,7 +31,10 @@ from storage.database.database import DatabaseUnavailable
 log = structlog.get_logger("gateway.errors")
 
 SURFACE = "surface"
-"""The key in a handler's `opt` that chooses the error dialect: "anthropic"; OpenAI's if absent."""
+"""The key in a handler's `opt` that chooses the dialect of errors: "anthropic" or "openai". Without it the presence of
+Anthropic's header does, as it does on routes that both dialects have."""
+VERSION_HEADER = "anthropic-version"
+_VERSION_NAME = VERSION_HEADER.encode()
 _TOO_LARGE, _SERVER_ERROR = 413, 500
 
 
@@ -47,10 +51,11 @@ def error_response(request: Request[Any, Any, Any], error: Exception) -> Respons
     if isinstance(error, HTTPException) and error.status_code != _TOO_LARGE:
         if error.status_code >= _SERVER_ERROR:
             log.warning("a request ended with a server error", request_id=request_id, cause=error.detail)
-        body = dialect.plain(error.status_code, _detail(request, error), request_id)
-        return json_response(body, error.status_code, error.headers)
+        status = dialect.status_of(error.status_code)
+        return json_response(dialect.plain(status, _detail(request, error), request_id), status, error.headers)
     failure = _failure(request, error)
-    return json_response(dialect.envelope(failure, request_id), failure.status, error_headers(failure))
+    status = dialect.status_of(failure.status)
+    return json_response(dialect.envelope(failure, request_id), status, error_headers(failure))
 
 
 def error_headers(failure: GatewayError) -> dict[str, str]:
@@ -69,9 +74,17 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
     return {}
 
 
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the request's route, or else its client, speaks Anthropic's dialect."""
+    handler = scope.get("route_handler")
+    surface = None if handler is None else handler.opt.get(SURFACE)
+    if surface is not None:
+        return bool(surface == "anthropic")
+    return any(name == _VERSION_NAME for name, _ in scope["headers"])
+
+
 def _dialect(request: Request[Any, Any, Any]) -> Any:
-    handler = request.scope.get("route_handler")
-    return anthropic_errors if handler is not None and handler.opt.get(SURFACE) == "anthropic" else openai_errors
+    return anthropic_errors if speaks_anthropic(request.scope) else openai_errors
 
 
 def _failure(request: Request[Any, Any, Any], error: Exception) -> GatewayError:

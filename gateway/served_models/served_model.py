@@ -15,7 +15,7 @@ from gateway.conversation.chat_template import ChatTemplate, TemplateError
 from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
 from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
-from gateway.generation_request import Turn
+from gateway.generation_request import Tool, Turn
 from prompt_cache.model_digest import text_digest
 from storage.reported_error import ReportedError
 
@@ -68,9 +68,10 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer
     template: ChatTemplate
 
-    def prompt(self, turns: tuple[Turn, ...]) -> Prompt:
-        """The conversation as tokens and spans. Raises ConversationRefused, PromptTooLong."""
-        return make_prompt(turns, self.template, self.tokenizer, self.context_tokens)
+    def prompt(self, turns: tuple[Turn, ...], tools: tuple[Tool, ...] = (), *, continued: bool = False) -> Prompt:
+        """The conversation as tokens and spans; `continued`: up to the end of the last turn, with which the model goes
+        on. Raises ConversationRefused, PromptTooLong."""
+        return make_prompt(turns, self.template, self.tokenizer, self.context_tokens, tools, continued=continued)
 
     def continued(self, text: str, path: str) -> Prompt:
         """A text to continue, as tokens. Special tokens are recognised in it, since no template is used.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from gateway.errors import GatewayError, MissPrice, NotCached
+from gateway.errors import GatewayError, MissPrice, NotCached, Shortage, Unaffordable
 
 _TYPES = {
     400: "invalid_request_error",
@@ -16,19 +16,34 @@ _TYPES = {
     402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
     413: "request_too_large",
     429: "rate_limit_error",
     504: "timeout_error",
+    529: "overloaded_error",
 }
 """HTTP status -> `type`; any other is `invalid_request_error`, or `api_error` from 500 on."""
 _FIRST_SERVER_ERROR = 500
+_STATUSES = {503: 529}
+"""Statuses that Anthropic has another number for."""
+
+
+class Details(Struct, frozen=True):
+    """What a program can tell an error by. `path`, the field that is wrong, is ours."""
+
+    error_code: str
+    path: str | UnsetType = UNSET
 
 
 class ErrorBody(Struct, frozen=True):
-    """The inside of the envelope. `cache_miss` is ours, and comes only with status 412."""
+    """The inside of the envelope. `cache_miss`, which comes only with status 412, and `insufficient_funds`, only with
+    402, are ours."""
 
     type: str
     message: str
+    details: Details | UnsetType = UNSET
+    insufficient_funds: Shortage | UnsetType = UNSET
     cache_miss: MissPrice | UnsetType = UNSET
 
 
@@ -39,9 +54,19 @@ class Envelope(Struct, frozen=True, tag_field="type", tag="error"):
     request_id: str
 
 
+def status_of(status: int) -> int:
+    """The HTTP status of an error whose status is this in other dialects."""
+    return _STATUSES.get(status, status)
+
+
 def envelope(failure: GatewayError, request_id: str) -> Envelope:
     """The envelope of a failure."""
-    body = plain(failure.status, failure.message, request_id)
+    body = plain(status_of(failure.status), failure.message, request_id)
+    if failure.code is not None:
+        details = Details(failure.code, UNSET if failure.path is None else failure.path)
+        body = replace(body, error=replace(body.error, details=details))
+    if isinstance(failure, Unaffordable) and failure.shortage is not None:
+        return replace(body, error=replace(body.error, insufficient_funds=failure.shortage))
     if isinstance(failure, NotCached):
         price = MissPrice(failure.tokens, failure.cost, failure.currency)
         return replace(body, error=replace(body.error, cache_miss=price))

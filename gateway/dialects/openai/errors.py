@@ -42,6 +42,11 @@ class Envelope(Struct, frozen=True):
     error: ErrorBody
 
 
+def status_of(status: int) -> int:
+    """The HTTP status of an error, which OpenAI has no other numbers for."""
+    return status
+
+
 def envelope(failure: GatewayError, request_id: str) -> Envelope:
     """The envelope of a failure."""
     shortage = failure.shortage if isinstance(failure, Unaffordable) else None

@@ -1,0 +1,178 @@
+"""Conversations as a chat template wants them: messages and tools in the shape of Hugging Face's `apply_chat_template`.
+
+Where a template knows no tools, what is known of them becomes text, in this form: a definition is a line of JSON at the
+beginning of the system message, a call a line of JSON in the assistant's message, and a result a part of the user's.
+
+Everything that the client wrote goes through a `Marking`, so that it is found again in the rendered text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from gateway.generation_request import Text, Tool, ToolCall, Turn
+
+Piece: TypeAlias = Text | Tool
+"""What of a request has a place of its own in the prompt."""
+JOINT = "\n"
+"""Joins the text parts of a message, since templates take one string."""
+_TOOLS_BEGIN = "You can use these tools:"
+_WORDS_OF_SCHEMAS = frozenset(
+    (
+        *("type", "properties", "required", "items", "enum", "description", "title", "default", "format", "const"),
+        *("anyOf", "oneOf", "allOf", "additionalProperties", "minimum", "maximum", "nullable", "$ref", "$defs"),
+        *("string", "number", "integer", "boolean", "array", "object", "null"),
+    )
+)
+"""Keys and values by which templates go through a schema, and which must therefore stay as they are."""
+
+
+class Marking(Protocol):
+    """How the client's strings are written into messages. `index` is the place in `pieces_of`."""
+
+    def text(self, index: int, text: str) -> str:
+        """A text of a message."""
+        ...
+
+    def value(self, index: int, text: str) -> str:
+        """A string in the arguments of a call, or in the definition of a tool."""
+        ...
+
+    def free(self, index: int, text: str) -> str:
+        """The name or the description of a tool, which a template only repeats."""
+        ...
+
+    def key(self, text: str) -> str:
+        """The name of a field in the arguments of a call, or in the definition of a tool."""
+        ...
+
+
+def pieces_of(turns: Sequence[Turn], tools: Sequence[Tool]) -> tuple[Piece, ...]:
+    """The request's pieces, in the order of their indexes."""
+    return (*(text for turn in turns for text in turn.texts), *tools)
+
+
+def strings_of(pieces: Sequence[Piece]) -> Iterator[str]:
+    """All strings that the client wrote."""
+    for piece in pieces:
+        if isinstance(piece, Tool):
+            yield from (piece.name, piece.description or "")
+            yield from _strings(json.loads(piece.schema))
+        elif isinstance(piece, ToolCall):
+            yield piece.name
+            yield from _strings(json.loads(piece.text))
+        else:
+            yield piece.text
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+def messages_with_tools(
+    turns: Sequence[Turn], tools: Sequence[Tool], marking: Marking
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools for a template that knows both."""
+    messages, index = [], 0
+    for turn in turns:
+        message: dict[str, Any] = {"role": turn.role, "content": ""}
+        contents: dict[str, list[str]] = {"text": [], "thinking": []}
+        for text in turn.texts:
+            if isinstance(text, ToolCall):
+                message.setdefault("tool_calls", []).append(_call(index, text, marking))
+            else:
+                contents["thinking" if text.kind == "thinking" else "text"].append(marking.text(index, text.text))
+            index += 1
+        message["content"] = JOINT.join(contents["text"])
+        if contents["thinking"]:  # templates have either name for it
+            message["reasoning_content"] = message["thinking"] = JOINT.join(contents["thinking"])
+        if turn.role == "tool":
+            message |= {"tool_call_id": turn.call, "name": turn.call_name}
+        messages.append(message)
+    return messages, [_definition(index + at, tool, marking) for at, tool in enumerate(tools)] or None
+
+
+def _call(index: int, call: ToolCall, marking: Marking) -> dict[str, Any]:
+    arguments = _marked(index, json.loads(call.text), marking)
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": marking.free(index, call.name), "arguments": arguments},
+    }
+
+
+def _definition(index: int, tool: Tool, marking: Marking) -> dict[str, Any]:
+    function = {"name": marking.free(index, tool.name)}
+    if tool.description is not None:
+        function["description"] = marking.free(index, tool.description)
+    function["parameters"] = _marked(index, json.loads(tool.schema), marking)
+    return {"type": "function", "function": function}
+
+
+def _marked(index: int, value: Any, marking: Marking) -> Any:
+    """A JSON value with every string of it marked, but for the words of JSON schemas."""
+    if isinstance(value, str):
+        return marking.value(index, value)
+    if isinstance(value, dict):
+        return {
+            key if key in _WORDS_OF_SCHEMAS else marking.key(key): _marked(index, item, marking)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_marked(index, item, marking) for item in value]
+    return value
+
+
+def is_word_of_schemas(text: str) -> bool:
+    """Whether templates may compare with this."""
+    return text in _WORDS_OF_SCHEMAS
+
+
+def messages_without_tools(turns: Sequence[Turn], tools: Sequence[Tool], marking: Marking) -> list[dict[str, Any]]:
+    """Messages for a template that knows no tools and no reasoning: calls, results and definitions are texts, and
+    reasoning is left out. A result is the user's, and one message with what the user says after it."""
+    messages: list[dict[str, Any]] = []
+    index, answering = 0, False
+    for turn in turns:
+        contents = []
+        for text in turn.texts:
+            if text.kind != "thinking":
+                contents.append(marking.text(index, _as_text(turn, text)))
+            index += 1
+        role = "user" if turn.role == "tool" else turn.role
+        if answering and role == "user":
+            messages[-1]["content"] += JOINT + JOINT.join(contents)
+        else:
+            messages.append({"role": role, "content": JOINT.join(contents)})
+        answering = turn.role == "tool"
+    if tools:
+        lines = [_TOOLS_BEGIN, *(marking.text(index + at, _line(tool)) for at, tool in enumerate(tools))]
+        if not messages or messages[0]["role"] not in ("system", "developer"):
+            messages.insert(0, {"role": "system", "content": ""})
+        said = messages[0]["content"]
+        messages[0]["content"] = JOINT.join(lines) + (JOINT * 2 + said if said else "")
+    return messages
+
+
+def _line(tool: Tool) -> str:
+    definition = {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.schema)}
+    return json.dumps({k: v for k, v in definition.items() if v is not None}, ensure_ascii=False)
+
+
+def _as_text(turn: Turn, text: Text) -> str:
+    if isinstance(text, ToolCall):
+        call = {"name": text.name, "arguments": json.loads(text.text)}
+        return f"Tool call: {json.dumps(call, ensure_ascii=False)}"
+    if turn.role == "tool":
+        return f"Tool {'error' if turn.call_failed else 'result'}: {text.text}"
+    return text.text

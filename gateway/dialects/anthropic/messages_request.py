@@ -1,0 +1,261 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's JSON to a `GenerationRequest`.
+
+Source: https://docs.anthropic.com/en/api/messages. Both API versions are read alike: sampling fields, which version
+2026-10-21 refuses, are accepted in both, since the models here use them. Unknown fields are ignored. Fields that are
+known, would change the answer and are not supported are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from gateway.dialects.anthropic.content_blocks import CacheControl, TextBlock
+from gateway.dialects.anthropic.conversation_turns import Message, read_messages, read_system
+from gateway.dialects.anthropic.json_objects import JsonObjects
+from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice, ToolParam, check_choice, read_tools
+from gateway.dialects.json_paths import ABSENT, decode
+from gateway.dialects.large_bodies import check_large_messages
+from gateway.errors import InvalidField, InvalidRequest
+from gateway.generation_request import CacheDirectives, GenerationRequest, Grammar
+from protocol.requests import Lane
+
+VERSIONS = ("2023-06-01", "2026-10-21")
+"""The values of the header `anthropic-version` that are understood."""
+_NEWEST = VERSIONS[-1]
+_LANES: Mapping[str, Lane] = {
+    "auto": "standard",
+    "standard_only": "standard",
+    "standard": "standard",
+    "priority": "interactive",
+    "batch": "batch",
+}
+"""`service_tier` -> lane. The last three, which ask for a lane by the name that answers have for it, are ours."""
+_LEAST_BUDGET = 1024
+_MOST_STOPS = 64
+_FIELD_BYTES = 64 * 1024
+
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+StopSequence: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+_Display = Literal["summarized", "omitted"]
+
+
+class EnabledThinking(Struct, frozen=True, tag="enabled", tag_field="type"):
+    budget_tokens: Annotated[int, Meta(ge=_LEAST_BUDGET)]
+    display: _Display | None = None
+
+
+class AdaptiveThinking(Struct, frozen=True, tag="adaptive", tag_field="type"):
+    display: _Display | None = None
+
+
+class ThinkingBetweenTools(Struct, frozen=True, tag="between_tools", tag_field="type"):
+    pass
+
+
+class NoThinking(Struct, frozen=True, tag="disabled", tag_field="type"):
+    pass
+
+
+class SchemaFormat(Struct, frozen=True, tag="json_schema", tag_field="type"):
+    schema: Raw
+
+
+class OutputConfig(Struct, frozen=True):
+    """`effort` is a hint, which has no effect."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: SchemaFormat | None = None
+
+
+class Metadata(Struct, frozen=True):
+    """`user_id` is the label that budgets can be set for, and by which cached prompts can be purged."""
+
+    user_id: Annotated[str, Meta(max_length=512)] | None = None
+
+
+class Diagnostics(Struct, frozen=True):
+    """The answer to compare with: why the cache could not serve this request as far as it served that one."""
+
+    previous_message_id: Annotated[str, Meta(max_length=128)] | None = None
+
+
+class PromptFields(Struct, frozen=True, kw_only=True):
+    """What decides over the prompt, in both endpoints."""
+
+    model: str
+    messages: list[Message]
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: EnabledThinking | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    container: Raw = ABSENT
+    context_management: Raw = ABSENT
+    mcp_servers: Raw = ABSENT
+    output_format: Raw = ABSENT
+
+
+class MessagesRequest(PromptFields, frozen=True, kw_only=True):
+    """The fields that are read or refused. `seed` and `min_p` are ours."""
+
+    max_tokens: Annotated[int, Meta(ge=0, lt=2**31)]
+    stream: bool | None = None
+    stop_sequences: Raw = ABSENT
+    temperature: Fraction | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    min_p: Fraction | None = None
+    metadata: Metadata | None = None
+    service_tier: str | None = None
+    diagnostics: Diagnostics | None = None
+
+
+class MessagesCall(Struct, frozen=True):
+    """A parsed request: what to generate, and how to respond. `diagnostics`: None if the client did not ask for any."""
+
+    generation: GenerationRequest
+    stream: bool
+    diagnostics: Diagnostics | None = None
+
+
+_REFUSED = ("container", "context_management", "mcp_servers", "output_format")
+_NO_EFFECT = (b"", b"null", b"[]", b"{}")
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(PromptFields)
+_stops_decoder = msgspec.json.Decoder(list[StopSequence] | None)
+
+
+def parse(body: bytes, version: str = _NEWEST) -> MessagesCall:
+    """Parse a body of /v1/messages. Raises InvalidRequest with the JSON path of what is wrong."""
+    check_large_messages(body)
+    request = decode(_decoder, body)
+    prompt = _prompt(request, version)
+    stops = _stop_sequences(request.stop_sequences)
+    grammar = _grammar(request.output_config)
+    _check_together(request, stops, grammar, continued=prompt["continued"])
+    user = (request.metadata.user_id if request.metadata else None) or ""
+    control = request.cache_control
+    generation = GenerationRequest(
+        surface="anthropic",
+        model=request.model,
+        max_tokens=request.max_tokens,
+        fill_context=True,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        seed=request.seed,
+        stop=stops,
+        lane=_lane(request.service_tier),
+        grammar=grammar,
+        tag=user,
+        cache=CacheDirectives(
+            markers=prompt.pop("markers"),
+            automatic=control is not None,
+            automatic_lease=None if control is None else control.ttl,
+            automatic_path="$.cache_control",
+            prewarm=request.max_tokens == 0,
+            tags=(user,) if user else (),
+        ),
+        **prompt,
+    )
+    return MessagesCall(generation, bool(request.stream), request.diagnostics)
+
+
+def parse_count(body: bytes, version: str = _NEWEST) -> GenerationRequest:
+    """Parse a body of /v1/messages/count_tokens. Raises InvalidRequest with the JSON path of what is wrong."""
+    check_large_messages(body)
+    request = decode(_count_decoder, body)
+    prompt = _prompt(request, version)
+    del prompt["markers"]
+    return GenerationRequest(surface="anthropic", model=request.model, **prompt)
+
+
+def _prompt(request: PromptFields, version: str) -> dict[str, Any]:
+    """The fields of `GenerationRequest` that decide over the prompt, and the markers in it in Anthropic's order."""
+    for name in _REFUSED:
+        if bytes(getattr(request, name)) not in _NO_EFFECT:
+            hint = "; use $.output_config.format" if name == "output_format" else ""
+            raise InvalidField(f"$.{name}", f"it is not supported{hint}", code="unsupported_parameter")
+    objects = JsonObjects()
+    tools, markers = read_tools(request.tools or (), objects)
+    check_choice(request.tool_choice, tools)
+    no_citations = version == _NEWEST
+    system, system_markers = read_system(request.system, no_citations=no_citations)
+    conversation = read_messages(request.messages, objects, no_citations=no_citations)
+    if isinstance(request.thinking, EnabledThinking):
+        raise InvalidField(
+            "$.thinking.type",
+            "'enabled' is not supported: answers have no thinking yet; leave it out, or use 'adaptive' or 'disabled'",
+            code="unsupported_parameter",
+        )
+    return {
+        "turns": (*(() if system is None else (system,)), *conversation.turns),
+        "turns_path": "$.messages",
+        "tools": tools,
+        "continued": conversation.continued,
+        "markers": (*markers, *system_markers, *conversation.markers),
+    }
+
+
+def _lane(tier: str | None) -> Lane:
+    if tier is None:
+        return "standard"
+    lane = _LANES.get(tier)
+    if lane is None:
+        raise InvalidField("$.service_tier", f"there is no tier {tier[:40]!r}; use one of {', '.join(_LANES)}")
+    return lane
+
+
+def _stop_sequences(raw: Raw) -> tuple[str, ...]:
+    if raw is ABSENT:
+        return ()
+    if len(raw) > _FIELD_BYTES:
+        raise InvalidField("$.stop_sequences", f"it is longer than {_FIELD_BYTES} bytes")
+    stops = decode(_stops_decoder, bytes(raw), at="$.stop_sequences") or []
+    if len(stops) > _MOST_STOPS:
+        raise InvalidField("$.stop_sequences", f"there are more than {_MOST_STOPS}")
+    for index, stop in enumerate(stops):
+        if not stop.strip():
+            raise InvalidField(f"$.stop_sequences[{index}]", "it is white space only")
+    return tuple(stops)
+
+
+def _grammar(config: OutputConfig | None) -> Grammar | None:
+    if config is None or config.format is None:
+        return None
+    path = "$.output_config.format.schema"
+    schema = JsonObjects().read(config.format.schema, path)
+    return Grammar(json.dumps({"json_schema": schema}, ensure_ascii=False), path)
+
+
+def _check_together(
+    request: MessagesRequest, stops: tuple[str, ...], grammar: Grammar | None, *, continued: bool
+) -> None:
+    """Raise InvalidRequest for fields that cannot be combined."""
+    if grammar is not None and stops:
+        raise InvalidField("$.stop_sequences", f"it cannot be combined with {grammar.path}, which decides over the end")
+    if grammar is not None and continued:
+        raise InvalidField("$.messages", f"an answer under {grammar.path} cannot go on from a turn of the assistant's")
+    if request.max_tokens:
+        return
+    for name, given in (
+        ("stream", bool(request.stream)),
+        ("output_config.format", grammar is not None),
+        ("thinking", isinstance(request.thinking, EnabledThinking | AdaptiveThinking)),
+        ("tool_choice", isinstance(request.tool_choice, AnyChoice | NamedChoice)),
+    ):
+        if given:
+            raise InvalidRequest(
+                f"$.{name}: it cannot be combined with $.max_tokens 0, which computes the prompt and answers nothing.",
+                path=f"$.{name}",
+                code="invalid_value",
+            )

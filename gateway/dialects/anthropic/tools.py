@@ -1,0 +1,128 @@
+"""The tools of a request: definitions are read, rendered and cached; what needs a call in the answer is refused yet."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.dialects.anthropic.content_blocks import CacheControl, ToolName
+from gateway.dialects.anthropic.json_objects import JsonObjects
+from gateway.dialects.json_paths import ABSENT
+from gateway.errors import InvalidField
+from gateway.generation_request import CacheMarker, Tool
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+_ABSENT_OR_NULL = (b"", b"null")
+
+
+class ToolParam(Struct, frozen=True):
+    """A tool of the client's, or one of the server's, which are refused by their type.
+
+    `strict` and `eager_input_streaming` are about calls in the answer, and have no effect yet.
+    """
+
+    name: str = ""
+    type: str | None = None
+    description: str | None = None
+    input_schema: Raw = ABSENT
+    input_examples: Raw = ABSENT
+    cache_control: CacheControl | None = None
+    defer_loading: bool | None = None
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+
+
+class AutoChoice(Struct, frozen=True, tag="auto", tag_field="type"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Struct, frozen=True, tag="any", tag_field="type"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(Struct, frozen=True, tag="tool", tag_field="type"):
+    name: ToolName
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(Struct, frozen=True, tag="none", tag_field="type"):
+    pass
+
+
+ToolChoice: TypeAlias = AutoChoice | AnyChoice | NamedChoice | NoChoice
+
+
+def read_tools(tools: Sequence[ToolParam], objects: JsonObjects) -> tuple[tuple[Tool, ...], list[CacheMarker]]:
+    """The tools, and the markers on them. Raises InvalidRequest naming the path."""
+    read: list[Tool] = []
+    names: set[str] = set()
+    markers: list[CacheMarker] = []
+    for index, tool in enumerate(tools):
+        path = f"$.tools[{index}]"
+        _check(tool, path)
+        if tool.name in names:
+            raise InvalidField(f"{path}.name", f"another tool is named {tool.name}; names must be unique")
+        names.add(tool.name)
+        read.append(Tool(tool.name, tool.description, _schema(tool, path, objects), path))
+        if tool.cache_control is not None:
+            markers.append(CacheMarker(path, f"{path}.cache_control", tool.cache_control.ttl))
+    return tuple(read), markers
+
+
+def check_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> None:
+    """Raise InvalidRequest for a choice that cannot be kept."""
+    if choice is None or isinstance(choice, NoChoice):
+        return
+    if not tools:
+        raise InvalidField("$.tool_choice", "it needs $.tools")
+    if isinstance(choice, NamedChoice) and choice.name not in {tool.name for tool in tools}:
+        raise InvalidField("$.tool_choice.name", f"there is no tool named {choice.name}")
+    if isinstance(choice, AnyChoice | NamedChoice):
+        kind = "any" if isinstance(choice, AnyChoice) else "tool"
+        raise InvalidField(
+            "$.tool_choice.type",
+            f"{kind!r} is not supported: answers cannot call tools yet; use 'auto' or 'none'",
+            code="unsupported_parameter",
+        )
+
+
+def _check(tool: ToolParam, path: str) -> None:
+    if tool.type not in (None, "custom"):
+        kind = str(tool.type)[:60]
+        raise InvalidField(
+            f"{path}.type",
+            f"{kind!r} is not supported: server tools and toolsets are not",
+            code="unsupported_parameter",
+        )
+    if not _NAME.fullmatch(tool.name):
+        raise InvalidField(f"{path}.name", "it must be 1 to 128 of the characters a-z, A-Z, 0-9, _ and -")
+    if tool.defer_loading:
+        raise InvalidField(
+            f"{path}.defer_loading", "it is not supported: there is no tool search", code="unsupported_parameter"
+        )
+    if bytes(tool.input_schema) in _ABSENT_OR_NULL:
+        raise InvalidField(f"{path}.input_schema", "it is missing", code="missing_required_parameter")
+
+
+def _schema(tool: ToolParam, path: str, objects: JsonObjects) -> str:
+    schema = objects.read(tool.input_schema, f"{path}.input_schema")
+    if schema.get("type") != "object":
+        raise InvalidField(f"{path}.input_schema.type", "it must be 'object'")
+    if bytes(tool.input_examples) not in _ABSENT_OR_NULL:
+        examples = _examples(tool.input_examples, f"{path}.input_examples", objects)
+        if examples:
+            schema = {**schema, "examples": examples}
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _examples(raw: Raw, path: str, objects: JsonObjects) -> list[dict[str, object]]:
+    try:
+        examples = msgspec.json.decode(raw, type=list[Raw])
+    except msgspec.MsgspecError as error:
+        raise InvalidField(path, "Expected `array`", code="invalid_type") from error
+    return [objects.read(example, f"{path}[{index}]") for index, example in enumerate(examples)]
