@@ -21,6 +21,7 @@ from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.generation.generation_task import GenerationDependencies
+from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks
 from gateway.http.body_budget import BodyBudget
 from gateway.metering.lease_outcomes import LeaseOutcomes
@@ -164,6 +165,7 @@ class Gateway:
             refused=self.refused,
             patience=services.options.timeouts.replay,
         )
+        self.history = RequestHistory(services.database, services.domains, services.prices)
         self.requests = RunningTasks(
             GenerationDependencies(
                 self.admission,
@@ -174,6 +176,7 @@ class Gateway:
                 self.refused,
                 self.metrics,
                 self.disk,
+                self.history,
             )
         )
         self.orphaned_holds = OrphanedHolds(
@@ -252,6 +255,7 @@ class Gateway:
         await self.leased_holds.close()
         await self.allowances.close()
         await self.lease_outcomes.close()
+        await self.history.stop()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
         await self._tasks.stop()

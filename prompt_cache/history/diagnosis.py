@@ -271,7 +271,8 @@ def _promised(
     """Why none of these promises, of which each covers [start, end), was read: as the one that lived longest."""
     entry, earlier = max(promises, key=lambda promise: (not promise[0].fate, promise[0].expires_at))
     record = earlier.record
-    ended = next((told for told in evidence.ended if told.tokens == entry.tokens), None)
+    told = next((told for told in evidence.ended if told.tokens == entry.tokens), None)
+    ended = told if told is not None and record.at <= told.at <= new.at else None
 
     def miss(cause: Cause, at: int | None = None) -> Miss:
         return Miss(start, end, cause, against=record.id, at=at, lease=entry.lease)
@@ -285,8 +286,8 @@ def _promised(
     elif record.visible_at is None or record.visible_at > new.at:
         yield miss("not_yet_visible", record.visible_at)
     elif entry.fate == "purged":
-        yield miss("purged", ended.at if ended else None)
-    elif ended is not None and ended.at <= new.at:
+        yield miss("purged")
+    elif ended is not None:
         yield miss(ended.cause, ended.at)
     elif entry.expires_at <= new.at:
         yield miss("lease_expired", entry.expires_at)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
 from uuid import UUID
 
 from msgspec import Struct, field
@@ -14,7 +14,7 @@ from prompt_cache.history import diagnosis as diagnoses
 from prompt_cache.history.diagnosis import Diagnosis, Earlier, Ended, Evidence
 from prompt_cache.history.prefix_hashes import Node, common_tokens
 from prompt_cache.history.records import RequestRecord, unpack
-from prompt_cache.tables import cache_prefix, cache_request
+from prompt_cache.tables import cache_prefix, cache_request, ended_lease
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 
@@ -23,6 +23,13 @@ _MOST_BRANCHES = 128
 _MOST_OTHERS = 32
 _MOST_ALIKE = 8
 """How many resembling requests are evidence."""
+
+_ENDS: Mapping[str, Literal["lease_expired", "purged", "lease_limit"]] = {
+    "expired": "lease_expired",
+    "purged": "purged",
+    "limit": "lease_limit",
+}
+"""Why a lease ended, in the words of a diagnosis."""
 
 _PREFIX, _REQUEST = cache_prefix.c, cache_request.c
 
@@ -66,11 +73,15 @@ class Resemblance:
         self._database = database
 
     async def evidence(
-        self, noted: Noted, pending: Sequence[Noted] = (), ended: Sequence[Ended] = ()
+        self,
+        noted: Noted,
+        pending: Sequence[Noted] = (),
+        lease_keys: Callable[[Sequence[int]], Mapping[bytes, int]] | None = None,
     ) -> tuple[Evidence, frozenset[bytes]]:
         """What resembles this request, of those admitted before it; and which of its nodes are known.
 
-        `pending`: requests that are going to be written. `ended`: promises known otherwise to have ended.
+        `pending`: requests that are going to be written. `lease_keys`: gives the keys of leases on prefixes of this
+        prompt, by their lengths, to look for those that have ended.
         """
         record, nodes = noted.record, noted.nodes
         project = [other for other in pending if other.record.project_id == record.project_id]
@@ -82,6 +93,8 @@ class Resemblance:
             earlier, common = await self._alike(session, record, nodes, known, project)
             records = await self._records(session, record, earlier, project)
             others = await self._others(session, record, project)
+            lengths = sorted({e.tokens for one in records.values() for e in one.entries if e.tokens <= record.tokens})
+            ended = await self._ended(session, record, lease_keys(lengths)) if lease_keys and lengths else ()
         same = [Earlier(records[id], common[id]) for id in earlier if id in records]
         same.sort(key=lambda one: (one.common, one.record.at), reverse=True)
         return Evidence(tuple(same), _most_alike(record, others), tuple(ended)), frozenset(known)
@@ -156,6 +169,20 @@ class Resemblance:
                 alike += [other.record for other in pending if key in other.record.opening]
                 found = [one for one in alike if one.family != record.family and one.at < record.at]
         return found
+
+    async def _ended(
+        self, session: AsyncSession, record: RequestRecord, keys: Mapping[bytes, int]
+    ) -> tuple[Ended, ...]:
+        """What ended before this request, the latest of each prefix."""
+        of = ended_lease.c
+        own = (of.tenant_id == record.tenant_id) & (of.project_id == record.project_id) & (of.ended_at <= record.at)
+        query = select(of.prefix_key, of.cause, of.ended_at, of.lease_class)
+        query = query.where(own, of.created_at < record.at, one_of(self._database, of.prefix_key, list(keys)))
+        latest: dict[int, Ended] = {}
+        for key, cause, at, lease in await session.execute(query.order_by(of.ended_at)):
+            if cause in _ENDS:
+                latest[keys[key]] = Ended(keys[key], _ENDS[cause], at, lease)
+        return tuple(latest.values())
 
     async def get(self, tenant_id: UUID, project_id: UUID | None, request_id: UUID) -> Noted | None:
         """What is kept of a request, None unless it is this tenant's, and this project's if one is named."""
