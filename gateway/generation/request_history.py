@@ -134,8 +134,8 @@ class Observed:
             lookups=plan.lookups,
             max_age=plan.max_age,
             entries=(
-                *(Entry(one.tokens, one.lease_class, one.expires_at) for one in kept),
-                *(Entry(one.tokens, one.lease_class, one.expires_at, "refused") for one in refused),
+                *(Entry(one.tokens, one.lease_class, one.written_at, one.expires_at) for one in kept),
+                *(Entry(one.tokens, one.lease_class, one.written_at, one.expires_at, refused=True) for one in refused),
             ),
             breakpoints=tuple((point.tokens, point.lease) for point in plan.breakpoints),
             parts=prepared.terms.leases,

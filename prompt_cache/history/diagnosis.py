@@ -13,8 +13,11 @@ its own, of which the first that applies counts:
    (`unmarked`) or looked elsewhere (`lookback_exceeded`); else as where there was no promise
 4. in `same`, where there was none: under rules without automatic reuse `diverged`, if the promise reached beyond what
    is shared, else `unmarked`; under rules with it `no_store`, `not_yet_visible`, `unmarked` (the KV was there, and was
-   billed as a write), `block_rest` (tokens are found in whole blocks), `corrupted`, `other_replica`, `evicted`
+   billed as a write), `corrupted`, `other_replica`, `evicted`, and for the rest of a block `diverged` or, since tokens
+   are found in whole blocks, `block_rest`
 5. in what none had: `diverged`, as far as the earlier request was cached; beyond, or if it was continued, `cold`
+
+What is shared with a request that diverged so early that it is below the minimum, is `diverged` too.
 
 What was billed as read although its KV was lost is no miss of the client's: it is in `recomputed`.
 """
@@ -28,7 +31,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from prompt_cache.history.records import Entry, RequestRecord
+from prompt_cache.history.records import Entry, RequestRecord, SpanNote
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 Cause = Literal[
@@ -145,7 +148,9 @@ def diagnose(new: RequestRecord, evidence: Evidence) -> Diagnosis:
     misses: list[Miss] = []
     if known > read:
         refused = _refused_by_itself(new, known)
-        if refused is not None:
+        if refused == "below_minimum" and _would_do(new, other or nearest):
+            known = read  # what diverged early would have been long enough
+        elif refused is not None:
             misses.append(Miss(read, known, refused, against=(other or nearest or _nobody()).record.id))
         else:
             if shared > read:
@@ -168,22 +173,35 @@ def path_at(record: RequestRecord, token: int, against: Earlier | None = None) -
     """The JSON path of a token: of the text that it belongs to, else of the message that the template begins there.
 
     `against`: an earlier request of the same tokens up to this one. Where it has text and this one has the template's,
-    the path is that of the text which ended, or is missing here.
+    the path is that of the text which ended, or is missing here; so is that of tools and instructions that are missing.
     """
+    here, before, after = _around(record, token)
+    if here is not None:
+        return here.path
+    following = record.root_path if after is None else message_of(after.path)
+    if against is None or against.record.family != record.family:
+        return following
+    text, _, next_text = _around(against.record, token)
+    if text is None:
+        missing = "" if next_text is None else message_of(next_text.path)
+        return missing if _is_head(missing) and not _is_head(following) else following
+    return before.path if before is not None and before.end == token and text.start < token else text.path
+
+
+def _around(record: RequestRecord, token: int) -> tuple[SpanNote | None, SpanNote | None, SpanNote | None]:
+    """The span that has this token, the one before it, and the one after it."""
     before = None
     for span in record.spans:
-        if span.start <= token < span.end:
-            return span.path
         if span.start > token:
-            following = message_of(span.path)
-            break
+            return None, before, span
+        if token < span.end:
+            return span, before, None
         before = span
-    else:
-        following = record.root_path
-    text = next((s for s in against.record.spans if s.start <= token < s.end), None) if against else None
-    if text is None:
-        return following
-    return before.path if before is not None and before.end == token and text.start < token else text.path
+    return None, before, None
+
+
+def _is_head(path: str) -> bool:
+    return path.startswith(("$.tools", "$.system"))
 
 
 def message_of(path: str) -> str:
@@ -205,6 +223,13 @@ def _refused_by_itself(new: RequestRecord, known: int) -> Cause | None:
     if new.store == "none":
         return "no_store"
     return "below_minimum" if known < new.read_min else None
+
+
+def _would_do(new: RequestRecord, nearest: Earlier | None) -> bool:
+    """Whether enough would have been shared, had the two not diverged."""
+    if nearest is None or nearest.common >= nearest.record.tokens:
+        return False
+    return min(nearest.record.extent, new.tokens) >= new.read_min
 
 
 def _changed(new: RequestRecord, other: Earlier, start: int) -> Miss:
@@ -229,7 +254,7 @@ def _unknown(new: RequestRecord, nearest: Earlier | None, start: int) -> Iterato
     extent = min(new.tokens, record.extent) if parted else start
     if extent > start:
         lease = _class_beyond(record, nearest.common)
-        path = path_at(new, start, nearest)
+        path = path_at(new, max(start, nearest.common), nearest)
         yield Miss(start, extent, "diverged", path, record.id, record.at, lease)
     if new.tokens > max(start, extent):
         yield Miss(max(start, extent), new.tokens, "cold", against=record.id)
@@ -269,7 +294,7 @@ def _promised(
     new: RequestRecord, evidence: Evidence, promises: Sequence[tuple[Entry, Earlier]], start: int, end: int
 ) -> Iterator[Miss]:
     """Why none of these promises, of which each covers [start, end), was read: as the one that lived longest."""
-    entry, earlier = max(promises, key=lambda promise: (not promise[0].fate, promise[0].expires_at))
+    entry, earlier = max(promises, key=lambda promise: (not promise[0].refused, promise[0].expires_at))
     record = earlier.record
     told = next((told for told in evidence.ended if told.tokens == entry.tokens), None)
     ended = told if told is not None and record.at <= told.at <= new.at else None
@@ -281,18 +306,16 @@ def _promised(
     looked = new.lookups is None or entry.tokens in new.lookups
     if record.store != "all":
         yield miss("no_store", record.at)
-    elif entry.fate == "refused":
+    elif entry.refused:
         yield miss("lease_limit", record.at)
     elif record.visible_at is None or record.visible_at > new.at:
         yield miss("not_yet_visible", record.visible_at)
-    elif entry.fate == "purged":
-        yield miss("purged")
     elif ended is not None:
         yield miss(ended.cause, ended.at)
     elif entry.expires_at <= new.at:
         yield miss("lease_expired", entry.expires_at)
-    elif new.max_age is not None and record.at + new.max_age * _SECOND < new.at:
-        yield miss("no_read", record.at)
+    elif new.max_age is not None and entry.written_at + new.max_age * _SECOND < new.at:
+        yield miss("no_read", entry.written_at)
     elif not looked and entry.tokens > asked and not new.automatic:
         yield miss("unmarked")
     elif not looked and not new.automatic:
@@ -316,7 +339,7 @@ def _unpromised(new: RequestRecord, earlier: Earlier, start: int, end: int, leas
             promised = _class_beyond(record, earlier.common)
             yield Miss(start, end, "diverged", path, record.id, record.at, promised)
         else:
-            yield miss("unmarked", start, end)
+            yield miss("unmarked" if record.store == "all" else "no_store", start, end)
         return
     if record.store == "none":
         yield miss("no_store", start, end, record.at)
@@ -331,7 +354,9 @@ def _unpromised(new: RequestRecord, earlier: Earlier, start: int, end: int, leas
     lost = max(there, min(end, whole))
     if lost > there:
         yield from _lost(new, record, there, lost, lease or AUTOMATIC)
-    if end > lost:
+    if end > lost and end == earlier.common and earlier.common < min(record.tokens, new.tokens) and not lease:
+        yield Miss(lost, end, "diverged", path_at(new, end, earlier), record.id, record.at, AUTOMATIC)
+    elif end > lost:
         yield miss("block_rest", lost, end)
 
 
@@ -339,6 +364,8 @@ def _lost(new: RequestRecord, record: RequestRecord, start: int, end: int, lease
     """The tokens [start, end), whose KV was once there and had to be computed again."""
     corrupted = [(told.start, told.end) for told in new.misses if str(told.cause) == "corrupted"]
     cause: Cause = "other_replica" if record.replica != new.replica else "evicted"
+    if record.store != "all":
+        cause = "no_store"
     while start < end:
         broken = next((span for span in corrupted if span[0] <= start < span[1]), None)
         until = min(end, broken[1] if broken else min((s for s, _ in corrupted if s > start), default=end))

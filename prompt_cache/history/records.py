@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -38,14 +37,15 @@ class PieceNote(Struct, frozen=True, array_like=True):
 class Entry(Struct, frozen=True, array_like=True):
     """A promise that a request made or renewed for its first `tokens` tokens: a lease of class `lease`.
 
-    `expires_at`: microseconds since the Unix epoch. `fate`: what else became of it. `refused`: the project's leases
-    were at their limit. `purged`: it was ended on request.
+    `written_at`, `expires_at`: microseconds since the Unix epoch. `refused`: it was not made, since the project's
+    leases were at their limit.
     """
 
     tokens: int
     lease: str
+    written_at: int
     expires_at: int
-    fate: Literal["", "refused", "purged"] = ""
+    refused: bool = False
 
 
 class RequestRecord(Struct, frozen=True, kw_only=True, array_like=True):
