@@ -316,12 +316,19 @@ def _promised(
         yield miss("lease_expired", entry.expires_at)
     elif new.max_age is not None and entry.written_at + new.max_age * _SECOND < new.at:
         yield miss("no_read", entry.written_at)
+    elif not looked and not new.automatic and (inside := _text_around(new, entry.tokens)):
+        yield Miss(start, end, "diverged", inside, record.id, record.at, entry.lease)
     elif not looked and entry.tokens > asked and not new.automatic:
         yield miss("unmarked")
     elif not looked and not new.automatic:
         yield miss("lookback_exceeded")
     else:
         yield from _unpromised(new, earlier, start, end, entry.lease)
+
+
+def _text_around(new: RequestRecord, token: int) -> str:
+    """The path of the text that goes on at this token; empty where none does. There no block ends, as it did before."""
+    return next((span.path for span in new.spans if span.start < token < span.end), "")
 
 
 def _unpromised(new: RequestRecord, earlier: Earlier, start: int, end: int, lease: str = "") -> Iterator[Miss]:
