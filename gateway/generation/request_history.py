@@ -231,15 +231,7 @@ class RequestHistory:
             ]
             return await self._find(own[0], self._pending(own[0])) if own else None
         assert noted.diagnosis is not None
-        return await self.priced(noted.record, noted.diagnosis)
-
-    async def priced(self, record: RequestRecord, diagnosis: Diagnosis) -> Finding:
-        """The finding with prices, where the price version is known. Raises DatabaseUnavailable."""
-        try:
-            price = await self._prices.version(record.price_version)
-            return Finding(record, diagnosis, price_misses(record, diagnosis, price), price.currency)
-        except (PriceMissing, UnknownPriceVersion):
-            return Finding(record, diagnosis)
+        return await priced(self._prices, noted.record, noted.diagnosis)
 
     async def _comparison(self, noted: Noted, named: str) -> Comparison:
         if not named:
@@ -271,7 +263,7 @@ class RequestHistory:
         evidence, known = await self.history.evidence(noted, pending, observed.keys)
         noted.known = known
         noted.diagnosis = diagnose(noted.record, evidence)
-        found = await self.priced(noted.record, noted.diagnosis)
+        found = await priced(self._prices, noted.record, noted.diagnosis)
         noted.currency = found.currency
         noted.costs = {}
         for miss, price in zip(noted.diagnosis.misses, found.prices, strict=False):
@@ -304,6 +296,15 @@ class RequestHistory:
                 log.exception("requests are left out of the history", requests=len(batch))
             finally:
                 self._writing = []
+
+
+async def priced(prices: PriceCatalog, record: RequestRecord, diagnosis: Diagnosis) -> Finding:
+    """The finding with prices, where its price version is known. Raises DatabaseUnavailable."""
+    try:
+        price = await prices.version(record.price_version)
+        return Finding(record, diagnosis, price_misses(record, diagnosis, price), price.currency)
+    except (PriceMissing, UnknownPriceVersion):
+        return Finding(record, diagnosis)
 
 
 def request_id_of(name: str) -> UUID | None:

@@ -8,9 +8,10 @@ its own, of which the first that applies counts:
    shorter than the least that is cached (`below_minimum`)
 2. in `other`: `model_changed`, `template_changed`, `partition_changed`
 3. in `same`, where an earlier request had made a promise: that request may not share (`no_store`), the project's leases
-   were at their limit (`lease_limit`), it had not begun to answer (`not_yet_visible`), it was purged (`purged`), its
-   lease had ended (`lease_expired`), it was older than this request wanted (`no_read`), this request asked for less
-   (`unmarked`) or looked elsewhere (`lookback_exceeded`); else as where there was no promise
+   were at their limit (`lease_limit`), it had not begun to answer (`not_yet_visible`), its text goes on here
+   (`diverged`), it was purged (`purged`), its lease had ended (`lease_expired`), it was older than this request wanted
+   (`no_read`), this request asked for less (`unmarked`) or looked elsewhere (`lookback_exceeded`); else as where there
+   was no promise
 4. in `same`, where there was none: under rules without automatic reuse `diverged`, if the promise reached beyond what
    is shared, else `unmarked`; under rules with it `no_store`, `not_yet_visible`, `unmarked` (the KV was there, and was
    billed as a write), `corrupted`, `other_replica`, `evicted`, and for the rest of a block `diverged` or, since tokens
@@ -294,7 +295,7 @@ def _promised(
     new: RequestRecord, evidence: Evidence, promises: Sequence[tuple[Entry, Earlier]], start: int, end: int
 ) -> Iterator[Miss]:
     """Why none of these promises, of which each covers [start, end), was read: as the one that lived longest."""
-    entry, earlier = max(promises, key=lambda promise: (not promise[0].refused, promise[0].expires_at))
+    entry, earlier = max(promises, key=lambda one: (not one[0].refused, one[0].expires_at, -one[0].tokens))
     record = earlier.record
     told = next((told for told in evidence.ended if told.tokens == entry.tokens), None)
     ended = told if told is not None and record.at <= told.at <= new.at else None
@@ -310,14 +311,14 @@ def _promised(
         yield miss("lease_limit", record.at)
     elif record.visible_at is None or record.visible_at > new.at:
         yield miss("not_yet_visible", record.visible_at)
+    elif not looked and not new.automatic and (inside := _text_around(new, entry.tokens)):
+        yield Miss(start, end, "diverged", inside, record.id, record.at, entry.lease)
     elif ended is not None:
         yield miss(ended.cause, ended.at)
     elif entry.expires_at <= new.at:
         yield miss("lease_expired", entry.expires_at)
     elif new.max_age is not None and entry.written_at + new.max_age * _SECOND < new.at:
         yield miss("no_read", entry.written_at)
-    elif not looked and not new.automatic and (inside := _text_around(new, entry.tokens)):
-        yield Miss(start, end, "diverged", inside, record.id, record.at, entry.lease)
     elif not looked and entry.tokens > asked and not new.automatic:
         yield miss("unmarked")
     elif not looked and not new.automatic:
