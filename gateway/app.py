@@ -13,6 +13,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
 from gateway.admin.prices import price_routes
+from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
 from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.completions import completions
@@ -67,6 +68,7 @@ def create_app(services: GatewayServices) -> Litestar:
             list_prices(gateway),
             *price_routes(gateway),
             *cache_routes(gateway),
+            *cache_explanation_routes(gateway),
             *webhook_routes(gateway),
             *health_routes(gateway),
             *([metrics_route(gateway)] if services.options.public_metrics else []),

@@ -78,7 +78,8 @@ class CacheDirectives(Struct, frozen=True, kw_only=True):
     `automatic`: the rules may add a breakpoint of their own, of the class `automatic_lease` (None: the default).
     `read`, `store`: as in the plan. `only_if_cached`: fail rather than compute what is not cached. `max_age`: ignore
     leases older than so many seconds. `partition`: a client's string that splits the cache further. `tags`: labels by
-    which entries can be purged.
+    which entries can be purged. `compare_with`: say in the response why the prompt missed, also against the response or
+    request of this id, if it is not empty; None: the client did not ask.
     """
 
     markers: tuple[CacheMarker, ...] = ()
@@ -92,6 +93,7 @@ class CacheDirectives(Struct, frozen=True, kw_only=True):
     partition: str = ""
     prewarm: bool = False
     tags: tuple[str, ...] = ()
+    compare_with: str | None = None
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.forgotten_scopes import ForgottenScopes
 from gateway.generation.generation_task import GenerationDependencies
+from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks
 from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
@@ -34,8 +35,8 @@ from gateway.recovery.lost_attempts import LostAttempts
 from gateway.recovery.orphaned_holds import OrphanedHolds
 from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.cache_domains import CacheDomains
-from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.promise.lease_store import LeaseStore
+from prompt_cache.promise.scope_keys import ScopeKeys
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
@@ -170,6 +171,7 @@ class Gateway:
             patience=services.options.timeouts.replay,
         )
         self.writes = SharedWrites()
+        self.history = RequestHistory(services.database, services.domains, services.prices)
         self.requests = RunningTasks(
             GenerationDependencies(
                 self.admission,
@@ -181,6 +183,7 @@ class Gateway:
                 self.metrics,
                 self.disk,
                 self.writes,
+                self.history,
             )
         )
         self.orphaned_holds = OrphanedHolds(
@@ -261,6 +264,7 @@ class Gateway:
         await self.leased_holds.close()
         await self.allowances.close()
         await self.lease_outcomes.close()
+        await self.history.stop()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
         await self._tasks.stop()

@@ -63,13 +63,17 @@ MOST_LOOSE = 6
 """How many modules may lie beside the folders of a room that has more than a dozen."""
 HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
-QUERY_MODULES = ("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py", "prompt_cache/promise/")
+QUERY_MODULES = (
+    *("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
+    *("prompt_cache/promise/", "prompt_cache/history/"),
+)
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
 TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
         *("lease", "ended_lease", "lease_tag"),
+        *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
     )
 )
 """Tables whose rows belong to a tenant."""

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from billing.usage import Counts, Usage
 from gateway.errors import GatewayError
+from gateway.generation.request_history import Explanation
 from gateway.generation.transcript import TokenScore
 
 
@@ -64,6 +65,7 @@ def merge_finished(ends: Sequence[Finished]) -> Finished:
         ends[0].currency,
         tuple(stop for end in ends for stop in end.stop_strings),
         min((end.cached_until for end in ends if end.cached_until is not None), default=None),
+        ends[0].explanation,
     )
 
 
@@ -113,6 +115,8 @@ class Finished(Struct, frozen=True):
     stop_strings: tuple[str | None, ...] = ()
     cached_until: int | None = None
     """When the lease on the longest part of the prompt ends, in microseconds since the Unix epoch; None without one."""
+    explanation: Explanation | None = None
+    """Why the prompt missed, for a client who asked."""
 
 
 class Failed(Struct, frozen=True):

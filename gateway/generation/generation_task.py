@@ -14,6 +14,7 @@ import structlog
 from msgspec import Struct
 
 from billing.holds.records import Hold
+from billing.usage import UsageEvent
 from gateway.admission.admission import Admission, PreparedRequest, database_unavailable
 from gateway.errors import GatewayError, Interrupted, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.fleet import Fleet
@@ -23,6 +24,7 @@ from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.hold_slices import HoldSlices
 from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
+from gateway.generation.request_history import Explanation, RequestHistory
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
 from gateway.generation.shared_writes import SharedWrites
 from gateway.metering.billable_usage import NONSENSE, event_of, to_billing_counts, usage_of
@@ -53,6 +55,7 @@ class GenerationDependencies(Struct, frozen=True):
     metrics: GatewayMetrics
     disk: DiskWatch
     writes: SharedWrites
+    history: RequestHistory | None = None
 
 
 class GenerationTask:
@@ -74,6 +77,8 @@ class GenerationTask:
         self._started = time.monotonic()
         self._deadline = time.time() + deps.admission.timeouts.request
         self._last_token = 0.0
+        self._began_s: float | None = None
+        """Seconds from the start until a replica began."""
 
     async def run(self) -> None:
         """Run the request to its end; raises nothing but CancelledError, which leaves its usage to recovery."""
@@ -255,6 +260,7 @@ class GenerationTask:
                 self._take(event)
             elif isinstance(event, Began):
                 self._began = event
+                self._began_s = time.monotonic() - self._started
                 self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
@@ -348,10 +354,26 @@ class GenerationTask:
         if sequence:
             deps.fleet.acknowledge(stream, sequence)
         deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
+        explanation = await self._remember(hold, event)
         if outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at
-            self.delivery.finish(Finished(ends, event.counts, event.usage, event.cost_pico, currency, stops, until))
+            self.delivery.finish(
+                Finished(ends, event.counts, event.usage, event.cost_pico, currency, stops, until, explanation)
+            )
+
+    async def _remember(self, hold: Hold, event: UsageEvent) -> Explanation | None:
+        """Note the request for the history; and explain it at once, to a client who asked."""
+        history = self._deps.history
+        misses = () if self._began is None else self._began.misses
+        observed = history and history.observed(self.prepared, hold, event, misses, self._began_s)
+        if not history or not observed:
+            return None
+        try:
+            asked = self.prepared.generation.cache.compare_with is not None
+            return await history.explain(observed) if asked else None
+        finally:
+            history.note(observed)
 
     # ------------------------------------------------ what changes the request's course
 

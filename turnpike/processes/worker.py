@@ -14,6 +14,7 @@ from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
 from billing.periods.periods import Periods
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
+from prompt_cache.history.store import History
 from storage.backoff import Backoff
 from storage.database.database import DatabaseUnavailable
 from turnpike.admin_services import AdminServices, webhook_dispatcher
@@ -125,9 +126,11 @@ def jobs(admin: AdminServices) -> list[Job]:
         holds = await forget_holds(admin.database, settings.hold_keep_days * _DAY_S)
         charges = await forget_charges(admin.database, settings.budget_keep_days * _DAY_S)
         windows = await forget_windows(admin.database, settings.budget_keep_days * _DAY_S)
-        if removed or holds or charges or windows:
-            logger.info("old rows are forgotten", webhooks=removed, holds=holds, charges=charges, windows=windows)
-        return removed >= REMOVAL_BATCH or max(holds, charges, windows) >= BATCH
+        history = await History(admin.database).forget_old()
+        if removed or holds or charges or windows or history:
+            gone = {"holds": holds, "charges": charges, "windows": windows, "history": history}
+            logger.info("old rows are forgotten", webhooks=removed, **gone)
+        return removed >= REMOVAL_BATCH or max(holds, charges, windows, history) >= BATCH
 
     return [
         Job("sweep", 30.0, sweep),

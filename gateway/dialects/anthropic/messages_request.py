@@ -164,6 +164,7 @@ def parse(body: bytes, version: str = _NEWEST) -> MessagesCall:
             automatic_path="$.cache_control",
             prewarm=request.max_tokens == 0,
             tags=(user,) if user else (),
+            compare_with=None if request.diagnostics is None else request.diagnostics.previous_message_id or "",
         ),
         **prompt,
     )

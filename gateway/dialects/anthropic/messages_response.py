@@ -7,13 +7,14 @@ there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from billing.usage import Usage
+from gateway.dialects.anthropic.diagnostics import AnthropicDiagnostics, anthropic_diagnostics
 from gateway.dialects.anthropic.errors import envelope
 from gateway.dialects.anthropic.message_usage import MessageUsage, message_usage
 from gateway.generation.delivery import ChoiceDelta, Failed, Finished, Started
@@ -37,7 +38,7 @@ class Message(Struct, frozen=True, kw_only=True, tag="message", tag_field="type"
     stop_reason: StopReason | None
     stop_sequence: str | None
     stop_details: None = None
-    diagnostics: Any = None
+    diagnostics: AnthropicDiagnostics | None = None
     container: None = None
     usage: MessageUsage
 
@@ -76,10 +77,12 @@ class Stop(Struct, frozen=True):
 
 
 class MessageDelta(Struct, frozen=True, tag="message_delta", tag_field="type"):
-    """The end of the answer. `usage` is of the whole request, with all fields of its input again."""
+    """The end of the answer. `usage` is of the whole request, with all fields of its input again. `diagnostics`, which
+    clients find in whole messages only, is known here."""
 
     delta: Stop
     usage: MessageUsage
+    diagnostics: AnthropicDiagnostics | UnsetType = UNSET
 
 
 class MessageStop(Struct, frozen=True, tag="message_stop", tag_field="type"):
@@ -131,7 +134,8 @@ class MessageWriter:
         text = "".join(delta.text for delta in deltas)
         reason, stop = self._stop(end)
         content = (TextContent(text),) if text else ()
-        return _encoder.encode(self._message(content, self._usage(end), reason, stop))
+        message = self._message(content, self._usage(end), reason, stop)
+        return _encoder.encode(msgspec.structs.replace(message, diagnostics=anthropic_diagnostics(end.explanation)))
 
     def started(self, start: Started) -> bytes:
         """`message_start` with the usage of the input, and a ping."""
@@ -158,7 +162,9 @@ class MessageWriter:
         events = self._open(end.usage)
         if self._in_block:
             events += _event(BlockStop(0))
-        return events + _event(MessageDelta(Stop(reason, stop), self._usage(end))) + _event(MessageStop())
+        diagnostics = anthropic_diagnostics(end.explanation) or UNSET
+        delta = MessageDelta(Stop(reason, stop), self._usage(end), diagnostics)
+        return events + _event(delta) + _event(MessageStop())
 
     def failed(self, end: Failed) -> bytes:
         """The event `error`, which the official client raises as an exception. Nothing follows it."""

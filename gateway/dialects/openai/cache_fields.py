@@ -110,6 +110,7 @@ def parse_directives(
         store="none" if off else "all",
         partition=fields.prompt_cache_key or "",
         prewarm=bool(options.prewarm),
+        compare_with=options.comparison_response_id,
         tags=tuple(dict.fromkeys(metadata[key] for key in TAG_KEYS if metadata.get(key))) if metadata else (),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.conversation.tokenizer import Tokenizer
+from gateway.dialects.cache_explanation import CacheExplanation
 from gateway.dialects.openai.common_response import (
     DONE,
     CompletionWriter,
@@ -20,8 +21,10 @@ from gateway.dialects.openai.common_response import (
     usage_at,
 )
 from gateway.dialects.openai.completion_usage import CompletionUsage
+from gateway.dialects.openai.diagnostics import PromptCacheDiagnostics, cache_explanation, openai_diagnostics
 from gateway.dialects.openai.logprobs import ChatLogprobs, chat_logprobs
 from gateway.generation.delivery import ChoiceDelta, Finished
+from gateway.generation.request_history import Explanation
 
 
 class ResponseMessage(Struct, frozen=True):
@@ -50,6 +53,8 @@ class ChatCompletion(Struct, frozen=True):
     service_tier: str
     object: str = "chat.completion"
     system_fingerprint: str | None = None
+    prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET
+    cache_explanation: CacheExplanation | UnsetType = UNSET
 
 
 class Delta(Struct, frozen=True, omit_defaults=True):
@@ -77,6 +82,8 @@ class ChatChunk(Struct, frozen=True):
     usage: CompletionUsage | UnsetType | None = UNSET
     object: str = "chat.completion.chunk"
     system_fingerprint: str | None = None
+    prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET
+    cache_explanation: CacheExplanation | UnsetType = UNSET
 
 
 class ChatWriter(CompletionWriter):
@@ -104,6 +111,8 @@ class ChatWriter(CompletionWriter):
                 usage=usage_at(end),
                 service_tier=self._identity.service_tier,
                 system_fingerprint=self._identity.system_fingerprint,
+                prompt_cache_diagnostics=openai_diagnostics(end.explanation) or UNSET,
+                cache_explanation=cache_explanation(end.explanation) or UNSET,
             )
         )
 
@@ -121,8 +130,8 @@ class ChatWriter(CompletionWriter):
         for choice, finish in enumerate(finishes_of(end.reasons)):
             chunk = ChunkChoice(Delta(), finish_reason=finish.reason, index=choice, limited_by=finish.limited_by)
             events += self._open(choice) + self._chunk(chunk)
-        if self._include_usage:
-            events += self._chunk(None, usage_at(end))
+        if self._include_usage or end.explanation is not None:
+            events += self._chunk(None, usage_at(end), end.explanation)
         return events + DONE
 
     def _logprobs_of(self, delta: ChoiceDelta) -> ChatLogprobs | None:
@@ -134,7 +143,12 @@ class ChatWriter(CompletionWriter):
         self._opened.add(choice)
         return self._chunk(ChunkChoice(Delta(role="assistant", content="", refusal=None), index=choice))
 
-    def _chunk(self, choice: ChunkChoice | None, usage: CompletionUsage | None = None) -> bytes:
+    def _chunk(
+        self,
+        choice: ChunkChoice | None,
+        usage: CompletionUsage | None = None,
+        explanation: Explanation | None = None,
+    ) -> bytes:
         identity = self._identity
         return event(
             ChatChunk(
@@ -145,5 +159,7 @@ class ChatWriter(CompletionWriter):
                 usage=usage if self._include_usage else UNSET,
                 service_tier=identity.service_tier,
                 system_fingerprint=identity.system_fingerprint,
+                prompt_cache_diagnostics=openai_diagnostics(explanation) or UNSET,
+                cache_explanation=cache_explanation(explanation) or UNSET,
             )
         )

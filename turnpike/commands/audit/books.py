@@ -1,4 +1,4 @@
-"""`turnpike audit`: check the books and the replicas' counts."""
+"""`turnpike audit money` and `counts`: check the books and the replicas' counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declare `turnpike audit …`."""
+    """Declare `turnpike audit money` and `counts`."""
     text = "check the books; each finding is a line of JSON; exits 1 if there is one"
     money = parser.add_action("money", text, audit_money)
     money.add_argument("--period", help="only what belongs to this billing period, such as 2026-11")

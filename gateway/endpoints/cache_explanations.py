@@ -1,0 +1,58 @@
+"""Why prompts missed: GET /v1/requests/{id}/cache for one request, GET /v1/usage/cache by day. The format is ours.
+
+A project's key sees its project, an admin key the whole tenant. A request of others and one that never was are answered
+alike.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+
+from gateway.dialects.cache_explanation import cache_days, explanation_of
+from gateway.dialects.query_parameters import Parameters
+from gateway.errors import InvalidField, NotFound
+from gateway.http.responses import json_response
+from gateway.request_context import request_context
+from gateway.services import Gateway
+from prompt_cache.history.store import day_of
+
+_DAY = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
+
+
+def cache_explanation_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    wait = gateway.management_breakers.caches.wait
+
+    @get("/v1/requests/{name:str}/cache")
+    async def explain_request(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+        """What the cache did for one request, and why it missed."""
+        principal = request_context(request.scope).authenticated_principal
+        found = await wait(gateway.history.finding(principal.tenant_id, principal.project_id, name))
+        if found is None:
+            raise NotFound(f"There is no explanation of a request {name[:80]!r}: none of yours, or not kept any more.")
+        return json_response(explanation_of(found))
+
+    @get("/v1/usage/cache")
+    async def cache_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Missed tokens by day, project, model and cause, with what they cost beyond reads."""
+        principal = request_context(request.scope).authenticated_principal
+        parameters = Parameters.of(request)
+        today = day_of(await wait(gateway.services.prices.now()))
+        first, last = _day(parameters, "start_date", today), _day(parameters, "end_date", today)
+        parameters.reject_unknown()
+        rows = await wait(gateway.history.history.days(principal.tenant_id, principal.project_id, first, last))
+        return json_response(cache_days(rows))
+
+    return [explain_request, cache_usage]
+
+
+def _day(parameters: Parameters, name: str, default: str) -> str:
+    text = parameters.text(name) or default
+    if not _DAY.fullmatch(text):
+        raise InvalidField(name, f"{text[:40]!r} is not a day such as 2026-11-22")
+    return text

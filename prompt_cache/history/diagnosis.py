@@ -1,0 +1,415 @@
+"""Why the tokens of a prompt were not billed as read: each of them has exactly one cause.
+
+A prompt is divided, from its beginning, into what was read; what an earlier request had too (`same`); what an earlier
+request had too, but under another model, template or partition (`other`); and what none had. Each part has causes of
+its own, of which the first that applies counts:
+
+1. in `same` and `other`: this request wanted no read (`no_read`), or may not share its KV (`no_store`); the prefix is
+   shorter than the least that is cached (`below_minimum`)
+2. in `other`: `model_changed`, `template_changed`, `partition_changed`
+3. in `same`, where an earlier request had made a promise: that request may not share (`no_store`), the project's leases
+   were at their limit (`lease_limit`), it had not begun to answer (`not_yet_visible`), its text goes on here
+   (`diverged`), it was purged (`purged`), its lease had ended (`lease_expired`), it was older than this request wanted
+   (`no_read`), this request asked for less (`unmarked`) or looked elsewhere (`lookback_exceeded`); else as where there
+   was no promise
+4. in `same`, where there was none: under rules without automatic reuse `diverged`, if the promise reached beyond what
+   is shared, else `unmarked`; under rules with it `no_store`, `not_yet_visible`, `unmarked` (the KV was there, and was
+   billed as a write), `corrupted`, `other_replica`, `evicted`, and for the rest of a block `diverged` or, since tokens
+   are found in whole blocks, `block_rest`
+5. in what none had: `diverged`, as far as the earlier request was cached; beyond, or if it was continued, `cold`
+
+What is shared with a request that diverged so early that it is below the minimum, is `diverged` too.
+
+What was billed as read although its KV was lost is no miss of the client's: it is in `recomputed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from prompt_cache.history.records import Entry, RequestRecord, SpanNote
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+
+Cause = Literal[
+    "no_read",
+    "no_store",
+    "below_minimum",
+    "model_changed",
+    "template_changed",
+    "partition_changed",
+    "lease_limit",
+    "not_yet_visible",
+    "purged",
+    "lease_expired",
+    "unmarked",
+    "lookback_exceeded",
+    "block_rest",
+    "corrupted",
+    "other_replica",
+    "evicted",
+    "diverged",
+    "cold",
+]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+AUTOMATIC = "automatic"
+_SECOND = 1_000_000
+
+
+class Miss(Struct, frozen=True, array_like=True):
+    """The tokens [start, end) missed because of `cause`.
+
+    `path`: the JSON path in this request of its first token. `against`: the earlier request that it is compared with.
+    `at`: when what `cause` says happened, in microseconds since the Unix epoch. `lease`: the class under which they
+    could have been read, `automatic` without a lease, empty if not at all.
+    """
+
+    start: int
+    end: int
+    cause: Cause
+    path: str = ""
+    against: UUID | None = None
+    at: int | None = None
+    lease: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens missed."""
+        return self.end - self.start
+
+
+class Diagnosis(Struct, frozen=True, array_like=True):
+    """What became of a prompt of `tokens` tokens: `read` from its beginning, and `misses` up to its end, in order.
+
+    `recomputed`: what was billed as read, and computed at our cost. `nearest`: the earlier request that begins alike
+    for longest, and `common`: for how many tokens.
+    """
+
+    tokens: int
+    read: int
+    misses: tuple[Miss, ...]
+    recomputed: tuple[Miss, ...] = ()
+    nearest: UUID | None = None
+    common: int = 0
+
+
+class Earlier(Struct, frozen=True):
+    """An earlier request, and how many tokens of the new one it began with."""
+
+    record: RequestRecord
+    common: int
+
+
+class Ended(Struct, frozen=True):
+    """What is known otherwise of a promise for the first `tokens` tokens: it ended at `at` because of `cause`."""
+
+    tokens: int
+    cause: Literal["lease_expired", "purged", "lease_limit"]
+    at: int
+    lease: str = ""
+
+
+class Evidence(Struct, frozen=True):
+    """What is known of the project's earlier requests.
+
+    `same`: of the same family, that with the most common tokens first. `other`: the one of another family that says the
+    same for longest; its `common` are tokens of the new request. `ended`: promises that have ended.
+    """
+
+    same: tuple[Earlier, ...] = ()
+    other: Earlier | None = None
+    ended: tuple[Ended, ...] = ()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Diagnosis)
+
+
+def pack(diagnosis: Diagnosis) -> bytes:
+    """A diagnosis as a row keeps it."""
+    return _encoder.encode(diagnosis)
+
+
+def unpack(data: bytes) -> Diagnosis:
+    """The inverse of `pack`. Raises msgspec.MsgspecError."""
+    return _decoder.decode(data)
+
+
+def diagnose(new: RequestRecord, evidence: Evidence) -> Diagnosis:
+    """Say of each token of the prompt why it was not read."""
+    read = min(new.billed_read, new.tokens)
+    nearest = evidence.same[0] if evidence.same else None
+    shared = nearest.common if nearest else 0
+    other = evidence.other if evidence.other and evidence.other.common > shared else None
+    known = other.common if other else shared
+    misses: list[Miss] = []
+    if known > read:
+        refused = _refused_by_itself(new, known)
+        if refused == "below_minimum" and _would_do(new, other or nearest):
+            known = read  # what diverged early would have been long enough
+        elif refused is not None:
+            misses.append(Miss(read, known, refused, against=(other or nearest or _nobody()).record.id))
+        else:
+            if shared > read:
+                misses += _shared(new, evidence, read, shared)
+            if other is not None:
+                misses.append(_changed(new, other, max(read, shared)))
+    if new.tokens > max(known, read):
+        misses += _unknown(new, other or nearest, max(known, read))
+    return Diagnosis(
+        tokens=new.tokens,
+        read=read,
+        misses=tuple(_with_path(new, miss) for miss in _merged(misses)),
+        recomputed=tuple(_recomputed(new, evidence, read)),
+        nearest=nearest.record.id if nearest else None,
+        common=shared,
+    )
+
+
+def path_at(record: RequestRecord, token: int, against: Earlier | None = None) -> str:
+    """The JSON path of a token: of the text that it belongs to, else of the message that the template begins there.
+
+    `against`: an earlier request of the same tokens up to this one. Where it has text and this one has the template's,
+    the path is that of the text which ended, or is missing here; so is that of tools and instructions that are missing.
+    """
+    here, before, after = _around(record, token)
+    if here is not None:
+        return here.path
+    following = record.root_path if after is None else message_of(after.path)
+    if against is None or against.record.family != record.family:
+        return following
+    text, _, next_text = _around(against.record, token)
+    if text is None:
+        missing = "" if next_text is None else message_of(next_text.path)
+        return missing if _is_head(missing) and not _is_head(following) else following
+    return before.path if before is not None and before.end == token and text.start < token else text.path
+
+
+def _around(record: RequestRecord, token: int) -> tuple[SpanNote | None, SpanNote | None, SpanNote | None]:
+    """The span that has this token, the one before it, and the one after it."""
+    before = None
+    for span in record.spans:
+        if span.start > token:
+            return None, before, span
+        if token < span.end:
+            return span, before, None
+        before = span
+    return None, before, None
+
+
+def _is_head(path: str) -> bool:
+    return path.startswith(("$.tools", "$.system"))
+
+
+def message_of(path: str) -> str:
+    """The path of the message, tool or block list that a text's path belongs to: up to its first index."""
+    head, bracket, rest = path.partition("[")
+    return f"{head}[{rest.partition(']')[0]}]" if bracket else path
+
+
+def _nobody() -> Earlier:
+    raise AssertionError("tokens are known from an earlier request, and there is none")
+
+
+# ---------------------------------------------------------------- the parts of a prompt
+
+
+def _refused_by_itself(new: RequestRecord, known: int) -> Cause | None:
+    if new.read == "none":
+        return "no_read"
+    if new.store == "none":
+        return "no_store"
+    return "below_minimum" if known < new.read_min else None
+
+
+def _would_do(new: RequestRecord, nearest: Earlier | None) -> bool:
+    """Whether enough would have been shared, had the two not diverged."""
+    if nearest is None or nearest.common >= nearest.record.tokens:
+        return False
+    return min(nearest.record.extent, new.tokens) >= new.read_min
+
+
+def _changed(new: RequestRecord, other: Earlier, start: int) -> Miss:
+    record = other.record
+    if record.model != new.model:
+        cause: Cause = "model_changed"
+    elif record.text_digest != new.text_digest:
+        cause = "template_changed"
+    else:
+        cause = "partition_changed"
+    lease = next((entry.lease for entry in record.entries), AUTOMATIC if record.automatic else "")
+    return Miss(start, other.common, cause, against=record.id, at=record.at, lease=lease)
+
+
+def _unknown(new: RequestRecord, nearest: Earlier | None, start: int) -> Iterator[Miss]:
+    """The tokens from `start` on, which no earlier request had in this place."""
+    if nearest is None:
+        yield Miss(start, new.tokens, "cold")
+        return
+    record = nearest.record
+    parted = nearest.common < record.tokens and start <= nearest.common
+    extent = min(new.tokens, record.extent) if parted else start
+    if extent > start:
+        lease = _class_beyond(record, nearest.common)
+        path = path_at(new, max(start, nearest.common), nearest)
+        yield Miss(start, extent, "diverged", path, record.id, record.at, lease)
+    if new.tokens > max(start, extent):
+        yield Miss(max(start, extent), new.tokens, "cold", against=record.id)
+
+
+def _class_beyond(record: RequestRecord, token: int) -> str:
+    """The class of the shortest promise that reached beyond `token`."""
+    beyond = [entry for entry in record.entries if entry.tokens > token]
+    if beyond:
+        return min(beyond, key=lambda entry: entry.tokens).lease
+    return AUTOMATIC if record.automatic else ""
+
+
+def _shared(new: RequestRecord, evidence: Evidence, read: int, shared: int) -> Iterator[Miss]:
+    """The tokens [read, shared), which the nearest earlier request had too."""
+    start = read
+    for position, promises in _promises(evidence, read, shared):
+        yield from _promised(new, evidence, promises, start, position)
+        start = position
+    if start < shared:
+        yield from _unpromised(new, evidence.same[0], start, shared)
+
+
+def _promises(evidence: Evidence, read: int, shared: int) -> list[tuple[int, list[tuple[Entry, Earlier]]]]:
+    """The promises for more than was read, by where they end, each with all that cover as much."""
+    found = [
+        (entry, earlier)
+        for earlier in evidence.same
+        for entry in earlier.record.entries
+        if read < entry.tokens <= min(earlier.common, shared)
+    ]
+    ends = sorted({entry.tokens for entry, _ in found})
+    return [(end, [promise for promise in found if promise[0].tokens >= end]) for end in ends]
+
+
+def _promised(
+    new: RequestRecord, evidence: Evidence, promises: Sequence[tuple[Entry, Earlier]], start: int, end: int
+) -> Iterator[Miss]:
+    """Why none of these promises, of which each covers [start, end), was read: as the one that lived longest."""
+    entry, earlier = max(promises, key=lambda one: (not one[0].refused, one[0].expires_at, -one[0].tokens))
+    record = earlier.record
+    told = next((told for told in evidence.ended if told.tokens == entry.tokens), None)
+    ended = told if told is not None and record.at <= told.at <= new.at else None
+
+    def miss(cause: Cause, at: int | None = None) -> Miss:
+        return Miss(start, end, cause, against=record.id, at=at, lease=entry.lease)
+
+    asked = max((tokens for tokens, _ in new.breakpoints), default=0)
+    looked = new.lookups is None or entry.tokens in new.lookups
+    if record.store != "all":
+        yield miss("no_store", record.at)
+    elif entry.refused:
+        yield miss("lease_limit", record.at)
+    elif record.visible_at is None or record.visible_at > new.at:
+        yield miss("not_yet_visible", record.visible_at)
+    elif not looked and not new.automatic and (inside := _text_around(new, entry.tokens)):
+        yield Miss(start, end, "diverged", inside, record.id, record.at, entry.lease)
+    elif ended is not None:
+        yield miss(ended.cause, ended.at)
+    elif entry.expires_at <= new.at:
+        yield miss("lease_expired", entry.expires_at)
+    elif new.max_age is not None and entry.written_at + new.max_age * _SECOND < new.at:
+        yield miss("no_read", entry.written_at)
+    elif not looked and entry.tokens > asked and not new.automatic:
+        yield miss("unmarked")
+    elif not looked and not new.automatic:
+        yield miss("lookback_exceeded")
+    else:
+        yield from _unpromised(new, earlier, start, end, entry.lease)
+
+
+def _text_around(new: RequestRecord, token: int) -> str:
+    """The path of the text that goes on at this token; empty where none does. There no block ends, as it did before."""
+    return next((span.path for span in new.spans if span.start < token < span.end), "")
+
+
+def _unpromised(new: RequestRecord, earlier: Earlier, start: int, end: int, lease: str = "") -> Iterator[Miss]:
+    """Why [start, end), which the earlier request had without a promise, was not read."""
+    record = earlier.record
+
+    def miss(cause: Cause, first: int, last: int, at: int | None = None) -> Miss:
+        return Miss(first, last, cause, against=record.id, at=at, lease=lease or (AUTOMATIC if automatic else ""))
+
+    automatic = new.automatic
+    if not automatic and not lease:
+        parted = record.extent > earlier.common
+        if parted:
+            path = path_at(new, earlier.common, earlier)
+            promised = _class_beyond(record, earlier.common)
+            yield Miss(start, end, "diverged", path, record.id, record.at, promised)
+        else:
+            yield miss("unmarked" if record.store == "all" else "no_store", start, end)
+        return
+    if record.store == "none":
+        yield miss("no_store", start, end, record.at)
+        return
+    if record.visible_at is None or record.visible_at > new.at:
+        yield miss("not_yet_visible", start, end, record.visible_at)
+        return
+    whole = (min(earlier.common, new.tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+    there = max(start, min(end, new.found))
+    if there > start:
+        yield miss("unmarked", start, there)
+    lost = max(there, min(end, whole))
+    if lost > there:
+        yield from _lost(new, record, there, lost, lease or AUTOMATIC)
+    if end > lost and end == earlier.common and earlier.common < min(record.tokens, new.tokens) and not lease:
+        yield Miss(lost, end, "diverged", path_at(new, end, earlier), record.id, record.at, AUTOMATIC)
+    elif end > lost:
+        yield miss("block_rest", lost, end)
+
+
+def _lost(new: RequestRecord, record: RequestRecord, start: int, end: int, lease: str) -> Iterator[Miss]:
+    """The tokens [start, end), whose KV was once there and had to be computed again."""
+    corrupted = [(told.start, told.end) for told in new.misses if str(told.cause) == "corrupted"]
+    cause: Cause = "other_replica" if record.replica != new.replica else "evicted"
+    if record.store != "all":
+        cause = "no_store"
+    while start < end:
+        broken = next((span for span in corrupted if span[0] <= start < span[1]), None)
+        until = min(end, broken[1] if broken else min((s for s, _ in corrupted if s > start), default=end))
+        yield Miss(start, until, "corrupted" if broken else cause, against=record.id, lease=lease)
+        start = until
+
+
+def _recomputed(new: RequestRecord, evidence: Evidence, read: int) -> Iterator[Miss]:
+    """What was billed as read, in whole blocks, and was not there."""
+    whole = (min(read, new.tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+    if not evidence.same or new.found >= whole:
+        return
+    for miss in _lost(new, evidence.same[0].record, new.found, whole, ""):
+        yield _with_path(new, miss)
+
+
+# ---------------------------------------------------------------- putting together
+
+
+def _merged(misses: Sequence[Miss]) -> Iterator[Miss]:
+    """Neighbours that say the same as one."""
+    last: Miss | None = None
+    for miss in misses:
+        if last is not None and (last.end, *_said(last)) == (miss.start, *_said(miss)):
+            last = msgspec.structs.replace(last, end=miss.end)
+            continue
+        if last is not None:
+            yield last
+        last = miss
+    if last is not None:
+        yield last
+
+
+def _said(miss: Miss) -> tuple[object, ...]:
+    return miss.cause, miss.path, miss.against, miss.at, miss.lease
+
+
+def _with_path(new: RequestRecord, miss: Miss) -> Miss:
+    return miss if miss.path else msgspec.structs.replace(miss, path=path_at(new, miss.start))

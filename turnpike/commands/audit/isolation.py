@@ -1,0 +1,147 @@
+"""`turnpike audit isolation`: attack the prompt cache of a running gateway as two projects of its own."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from turnpike.command_context import admin_command, print_progress, print_table
+from turnpike.command_line import CommandError, CommandParser
+
+if TYPE_CHECKING:
+    from turnpike.admin_services import AdminServices
+    from turnpike.commands.audit.isolation_probe import IsolationProbe, Report
+
+_SAMPLES, _WORDS = 250, 1000
+_TIMEOUT_S = 120.0
+_PROJECTS = ("isolation-audit-victim", "isolation-audit-attacker")
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike audit isolation`."""
+    text = "try to tell one project's prompts from another; exits 1 if that succeeds, or if the control fails"
+    action = parser.add_action("isolation", text, audit_isolation)
+    action.add_argument("--tenant", required=True, metavar="NAME", help="who pays; gets two projects of their own")
+    action.add_argument("--model", required=True, metavar="NAME")
+    action.add_argument("--url", help="the gateway's; default: as in the settings")
+    action.add_argument("--samples", type=int, default=_SAMPLES, metavar="N", help="of each kind; default: %(default)s")
+    action.add_argument("--words", type=int, default=_WORDS, metavar="N", help="of a prompt; default: %(default)s")
+    action.add_argument("--seed", type=int, metavar="N", help="of the prompts; default: random")
+    text = "measure again after this shell command, such as restart=COMMAND; may be repeated, for each tier"
+    action.add_argument("--after", action="append", default=[], metavar="NAME=COMMAND", help=text)
+    action.add_argument("--json", metavar="FILE", help="write the report with all times")
+
+
+@admin_command
+async def audit_isolation(admin: AdminServices, arguments: argparse.Namespace) -> int:
+    """`turnpike audit isolation`: 1 if a project can tell what another has sent, or the audit could not tell."""
+    import httpx
+
+    from turnpike.commands.audit.isolation_probe import IsolationProbe
+
+    url = arguments.url or f"http://{admin.settings.host}:{admin.settings.port}"
+    steps = [_step(text) for text in arguments.after]
+    async with (
+        _keys(admin, arguments.tenant) as keys,
+        httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S) as client,
+    ):
+        probe = IsolationProbe(client, arguments.model, *keys, prompt_words=arguments.words, seed=arguments.seed)
+        try:
+            report = await _report(probe, arguments.samples, steps)
+        except httpx.HTTPError as error:
+            raise CommandError(f"the gateway at {url} did not answer the audit: {error}") from error
+    if arguments.json:
+        await asyncio.to_thread(Path(arguments.json).write_bytes, msgspec.json.encode(report))
+    return _print(report)
+
+
+@asynccontextmanager
+async def _keys(admin: AdminServices, tenant: str) -> AsyncIterator[tuple[str, str]]:
+    """Keys of the two projects, which are made once; the keys are revoked at the end."""
+    owner = await admin.tenancy.tenant(tenant)
+    projects = {project.name: project for project in await admin.tenancy.list_projects(owner.id)}
+    issued = []
+    try:
+        for name in _PROJECTS:
+            project = projects.get(name) or await admin.tenancy.create_project(owner.id, name)
+            issued.append(await admin.tenancy.create_key(owner.id, project.id))
+        yield issued[0].key, issued[1].key
+    finally:
+        for key in issued:
+            await admin.tenancy.revoke(key.public_id, owner.id)
+
+
+def _step(text: str) -> tuple[str, str]:
+    name, equals, command = text.partition("=")
+    if not (name and equals and command):
+        raise CommandError(f"--after {text[:80]!r} is not NAME=COMMAND")
+    return name, command
+
+
+def _running(command: str) -> Callable[[], Awaitable[None]]:
+    async def run() -> None:
+        process = await asyncio.create_subprocess_shell(command)
+        if await process.wait():
+            raise CommandError(f"the command failed with status {process.returncode}: {command[:200]}")
+
+    return run
+
+
+async def _report(probe: IsolationProbe, samples: int, steps: list[tuple[str, str]]) -> Report:
+    from turnpike.commands.audit.isolation_probe import Report
+
+    timings = []
+    for same_project in (True, False):
+        what = "same project" if same_project else "other project"
+        for name, command in [("", ""), *steps]:
+            label = f"{what}{f', after {name}' if name else ''}"
+            probe.progress = lambda done, label=label: print_progress(f"{label}: {done} of {2 * samples}")  # type: ignore[misc]
+            between = _running(command) if command else None
+            timings.append(await probe.time(label, samples, same_project=same_project, between=between))
+    print_progress("")
+    return Report(tuple(timings), await probe.oracles())
+
+
+def _print(report: Report) -> int:
+    rows = [
+        (
+            timing.name,
+            len(timing.shared),
+            f"{_median_ms(timing.shared):.1f}",
+            f"{_median_ms(timing.new):.1f}",
+            f"{timing.test.p:.2g}",
+            timing.cached,
+            "detected" if timing.detected or timing.test.p < _alpha() else "not detected",
+        )
+        for timing in report.timings
+    ]
+    print_table(("times to first token", "samples", "shared ms", "new ms", "p", "cached", ""), rows)
+    print()
+    told = [(oracle.name, oracle.answer, "LEAKS" if oracle.leaks else "nothing") for oracle in report.oracles]
+    print_table(("asked", "answer", "told"), told)
+    if report.leaks:
+        print("a project can tell what another has sent", file=sys.stderr)
+    elif not report.has_power:
+        print(
+            "the control was not detected, so this says nothing: take more samples or longer prompts", file=sys.stderr
+        )
+    else:
+        print("no project can tell what another has sent", file=sys.stderr)
+    return 1 if report.leaks or not report.has_power else 0
+
+
+def _alpha() -> float:
+    from turnpike.commands.audit.isolation_probe import ALPHA
+
+    return ALPHA
+
+
+def _median_ms(seconds: tuple[float, ...]) -> float:
+    return 1000 * sorted(seconds)[len(seconds) // 2]
