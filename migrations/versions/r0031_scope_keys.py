@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "r0031"
-down_revision = "r0029"
+down_revision = "r0030"
 branch_labels = None
 depends_on = None
 
