@@ -1,8 +1,8 @@
 """What the cache's folder costs and gives on this disk: MB/s of records, memory of a record, others' fsyncs beside it.
 
-`python -m benchmarks.cache_disk [--folder DIR] [--json OUT]`. The fsyncs are those of a spool: 512 bytes appended to one
-file and synced, every 5 ms, in rounds with and without two threads that write records without end. Rounds alternate, so
-that another program on the machine meets both alike.
+`python -m benchmarks.cache_disk [--folder DIR] [--json OUT]`. The fsyncs are a spool's: 512 bytes appended to one
+file and synced, every 5 ms, in rounds with and without two threads that write records without end. Rounds alternate,
+so that another program on the machine meets both alike.
 """
 
 from __future__ import annotations

@@ -187,8 +187,8 @@ class RecordFiles:
 
 
 def _write_back(file: int) -> None:
-    """Let the kernel write what it holds of a file to the disk, and wait for it: without the file system's journal, which
-    others wait for, and without a promise. Does nothing where there is no such call."""
+    """Let the kernel write what it holds of a file to the disk, and wait for it: without the file system's journal, for
+    which others wait, and without a promise. Does nothing where there is no such call."""
     if _sync_file_range is not None:
         _sync_file_range(file, 0, 0, _WAIT_WRITE_WAIT)
 
