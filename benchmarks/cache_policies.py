@@ -89,7 +89,7 @@ class Belady(_Ranked):
     def __init__(self, total: int, trace: Trace) -> None:
         super().__init__(total)
         self._uses_of: dict[bytes, list[int]] = {}
-        for number, prompt in enumerate(trace.prompts, 1):
+        for number, prompt in enumerate((prompt for prompt in trace.prompts if prompt.blocks), 1):
             for block in prompt.blocks:
                 self._uses_of.setdefault(key_of(block), []).append(number)
         for uses in self._uses_of.values():

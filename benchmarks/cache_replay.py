@@ -1,10 +1,10 @@
-"""Hit share of eviction policies: a trace through the real index and block pool, beside the optimum that knows the future.
+"""Hit share of eviction policies: a trace through the real index, beside the optimum that knows the future.
 
 A request looks for the longest prefix that is cached, takes blocks for the rest, publishes and frees all. The hit share
 is tokens found of tokens asked for, over the whole trace from an empty cache. Only whole blocks are cached, by every
 policy. A block of the trace is one block of the pool; the shipped policy runs at its default settings.
 
-`--generated SEED` replays traces of other traffic in place of a file, and `--halves` the file's halves beside the whole.
+`--generated SEED` replays traces of other traffic too, and `--halves` the file's halves, each from an empty cache.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ def _traces(options: argparse.Namespace) -> Iterator[tuple[str, Trace]]:
         trace = read_trace(options.trace)
         yield options.trace.stem, trace
         if options.halves:
-            for name, half in zip(("first half", "second half"), trace.halves(), strict=True):
-                yield name, half
+            yield from zip(("first half", "second half"), trace.halves(), strict=True)
     if options.generated is not None:
         yield from generated(options.generated)
 

@@ -181,7 +181,7 @@ def system_prompts(seed: int, requests: int = 8000, seconds: float = 3600.0) -> 
 def scans(seed: int, requests: int = 8000, seconds: float = 3600.0) -> Trace:
     """Chat, and beside it a batch that reads a long list of documents once, and another that reads its list again and
     again."""
-    writer, draw = _Writer(seed), random.Random(seed + 1)
+    writer = _Writer(seed)
     for prompt in chat(seed + 2, requests // 2, seconds).prompts:
         writer.prompts.append((prompt.at, prompt.tokens, tuple(-block for block in prompt.blocks)))
     for number in range(requests // 4):

@@ -89,8 +89,7 @@ class BlockPool:
         del free[len(free) - len(blocks) :]
         if len(blocks) < count:
             victims = self._order.victims(count - len(blocks))
-            for block in victims:
-                self._evict(block)
+            self._evict(victims)
             blocks += victims
         for block in blocks:
             self._references[block] = 1
@@ -244,18 +243,28 @@ class BlockPool:
         if self.held_by(scope) <= self._limited[scope]:
             return
         while (block := self._order.excess(scope)) is not None:
-            self._evict(block)
+            self._evict([block])
             self._release(block)
 
     # ------------------------------------------------------------ inside
 
-    def _evict(self, block: int) -> None:
-        if self.on_evict is not None:
-            key = self._key[block]
+    def _evict(self, blocks: Sequence[int]) -> None:
+        """Take blocks that are given up out of the index."""
+        keys, scopes = self._key, self._scope
+        for block in blocks:
+            key, scope = keys[block], scopes[block]
             assert key is not None
-            self.on_evict(block, key, self._scope[block])
-        self._unpublish(block)
-        self.evictions += 1
+            if self.on_evict is not None:
+                self.on_evict(block, key, scope)
+            # As `_unpublish`.
+            del self._index[key]
+            own = self._scopes[scope]
+            del own[key]
+            if not own:
+                del self._scopes[scope]
+            keys[block] = None
+            scopes[block] = ""
+        self.evictions += len(blocks)
 
     def _release(self, block: int) -> None:
         self._free.append(block)

@@ -38,6 +38,7 @@ class GroupedPool:
         self._slides = [(group, window) for group, window in enumerate(self.windows) if window]
         self.slides = bool(self._slides)
         """Whether any group has a window."""
+        self._single = len(self.pools) == 1 and not self.slides
 
     @staticmethod
     def _telling(on_free: Callable[[int, int], None], group: int) -> Callable[[int], None]:
@@ -193,6 +194,12 @@ class GroupedPool:
     def publish(self, table: list[Block], index: int, key: bytes, scope: str = "") -> None:
         """Publish a table's written block in each group that has it. An equal block that was published before replaces
         it in the table."""
+        if self._single:
+            [number] = table[index]
+            known = self.pools[0].publish(number, key, scope, table[index - 1][0] if index else ABSENT)
+            if known != number:
+                table[index] = (known,)
+            return
         before = table[index - 1] if index else None
         for group, number in enumerate(table[index]):
             if number != ABSENT:

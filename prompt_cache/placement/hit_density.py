@@ -86,7 +86,7 @@ class HitDensity(LeafFirst):
 
     def __init__(self, total: int, entry_tokens: int = 64, attention_tokens: float | None = None) -> None:
         super().__init__(total)
-        self._hazard = ReuseHazard(_USES[-1] + 1, len(_EXTENSIONS) + 1)
+        self._hazard = ReuseHazard(total, _USES[-1] + 1, len(_EXTENSIONS) + 1)
         self._tick_entries = max(_LEAST_TICK, total // TICKS)
         self._now = 0
         self._since_tick = 0
@@ -184,25 +184,34 @@ class HitDensity(LeafFirst):
 
     # ------------------------------------------------------------ evidence
 
-    def _inserted(self, entry: int, key: bytes, scope: str) -> None:
+    def insert(self, entry: int, parent: int, key: bytes, scope: str) -> None:
+        """As `EvictionOrder.insert`."""
+        # `LeafFirst.insert` inlined, for speed: this runs for each block of each prompt.
+        self._inserts += 1
+        self._serial[entry] = self._inserts
+        self._followers[entry] = 0
+        self._parent[entry] = parent
+        if parent >= 0:
+            self._parent_serial[entry] = self._serial[parent]
+            if not self._followers[parent] and self._resting[parent]:
+                self._withdraw(parent)
+            self._followers[parent] += 1
         self._key[entry] = key
-        known = self._ghosts.pop(key, None)
-        if known is None:
-            self._uses[entry] = 0
-        else:
-            uses, which, tick = known
+        if key in self._ghosts:
+            uses, which, tick = self._ghosts.pop(key)
             self._hazard.read(which, self._now - tick)
             self._uses[entry] = min(uses + 1, _MOST_USES)
+        else:
+            self._uses[entry] = 0
         share = self._shared
-        if self._shares and (own := self._shares.get(scope)) is not None:
-            share = own
+        if self._shares and scope in self._shares:
+            share = self._shares[scope]
             if share.held == share.reserve and self._candidates:  # others can take from it now
                 for lane in share.lanes.values():
                     self._propose_ends(lane)
         self._share[entry] = share
         share.held += 1
         if self._depth is not None:
-            parent = self._parent[entry]
             self._depth[entry] = self._depth[parent] + 1 if parent >= 0 else 0
         self._since_tick += 1
         if self._since_tick >= self._tick_entries:
@@ -245,16 +254,11 @@ class HitDensity(LeafFirst):
             self._hazard.enter(which, count)
 
     def _dropped(self, entry: int, *, given_up: bool) -> None:
+        # Here only for what is removed: `_give_up` does not ask.
         self._share[entry].held -= 1
-        if self._leases:
-            self._leases.pop(entry, None)
-        which, tick = self._class[entry], self._tick[entry]
-        if given_up:
-            self._ghosts[self._key[entry]] = (self._uses[entry], which, tick)
-            if len(self._ghosts) > self._most_ghosts:
-                self._forget_ghosts()
-        elif self._resting[entry]:
-            self._hazard.lose(which, self._now - tick)
+        self._leases.pop(entry, None)
+        if self._resting[entry]:
+            self._hazard.lose(self._class[entry], self._now - self._tick[entry])
 
     def _forget_ghosts(self) -> None:
         """Forget the oldest hundredth, as reads of what is forgotten cannot be seen."""
@@ -320,28 +324,44 @@ class HitDensity(LeafFirst):
     def _give_up(self, entry: int, given_up: list[int], count: int) -> None:
         """The entry, and those before it that are its like and that nothing else follows: they are worth as little."""
         self._withdraw(entry)
+        parents, followers, serials = self._parent, self._followers, self._serial
+        ghosts, most, classes, ticks = self._ghosts, self._most_ghosts, self._class, self._tick
+        plain = not (self._shares or self._expected or self._leases or self._depth)
         while True:
-            parent = self._parent[entry]
-            alone = parent >= 0 and self._followers[parent] == 1 and self._parent_serial[entry] == self._serial[parent]
-            alike = alone and len(given_up) + 1 < count and self._resting[parent] and self._alike(entry, parent)
-            self._dropped(entry, given_up=True)
+            self._share[entry].held -= 1
+            which, tick = classes[entry], ticks[entry]
+            ghosts[self._key[entry]] = (self._uses[entry], which, tick)
+            if len(ghosts) > most:
+                self._forget_ghosts()
             given_up.append(entry)
-            if not alike:
+            parent = parents[entry]
+            if (
+                parent < 0
+                or followers[parent] != 1
+                or self._parent_serial[entry] != serials[parent]
+                or len(given_up) >= count
+                or not self._resting[parent]
+                or classes[parent] != which
+                or ticks[parent] != tick
+                or not (plain or self._alike(entry, parent))
+            ):
+                self._leases.pop(entry, None)
                 self._forget(entry)
                 return
             # As `_forget` and `_queue`, and then `_withdraw`, of the parent.
             self._resting[entry] = 0
-            self._serial[entry] = 0
-            self._parent[entry] = NO_PARENT
-            self._followers[parent] = 0
+            serials[entry] = 0
+            parents[entry] = NO_PARENT
+            followers[parent] = 0
+            if not plain:
+                self._leases.pop(entry, None)
+                self._expected.pop(entry, None)
             entry = parent
 
     def _alike(self, entry: int, parent: int) -> bool:
-        """Whether these are in the same lane and tick, and nobody waits for them."""
+        """Whether these, of one class and tick, are in the same lane, and nobody waits for them."""
         return (
-            self._class[entry] == self._class[parent]
-            and self._tick[entry] == self._tick[parent]
-            and self._share[entry] is self._share[parent]
+            self._share[entry] is self._share[parent]
             and not self._share[parent].protected
             and (not self._expected or (entry not in self._expected and parent not in self._expected))
             and (not self._leases or (entry in self._leases) == (parent in self._leases))

@@ -36,10 +36,15 @@ BIN_OF_AGE: list[int] = (np.searchsorted(_STARTS, np.arange(int(_WIDTHS.sum()) +
 """age in whole ticks -> bin. What is older is in no bin."""
 _HALF_LIFE = 512
 """After how many ticks evidence counts half."""
-_PRIOR_EXPOSURE = 200.0
-"""How strong a prior is, in entries × ticks."""
+_PRIOR_EXPOSURE = 10.0
+"""How strong a prior is for a bin: as much exposure as all entries of a full tier have in so many ticks. Reads come
+many at a time, a prompt's blocks together, so that there is less evidence in them than their number says."""
+_PRIOR_READS = 0.05
+"""How strong a prior is for a class's level: as many reads as this part of a full tier's entries."""
+_PER_USE = 1.5
+"""How much likelier another read makes the next one, before there is evidence."""
 _PRIOR = 0.02 / (1.0 + _STARTS)
-"""The hazard before there is evidence. It falls with age, so that a new tier gives up the least recently used first."""
+"""The hazard before there is any evidence. It falls with age: a new tier gives up the least recently used first."""
 
 Table = NDArray[np.float64]
 
@@ -47,8 +52,10 @@ Table = NDArray[np.float64]
 class ReuseHazard:
     """Evidence and worth of classes (uses, extension), numbered `uses * extensions + extension`."""
 
-    def __init__(self, uses: int, extensions: int) -> None:
+    def __init__(self, total: int, uses: int, extensions: int) -> None:
         self._shape = (uses, extensions)
+        self._prior_exposure = _PRIOR_EXPOSURE * total
+        self._prior_reads = _PRIOR_READS * total
         self._unread: Table = np.zeros((uses * extensions, BINS))
         """How many entries that were not read since are now in this bin, given up or not."""
         self._reads: Table = np.zeros((uses * extensions, BINS))
@@ -90,29 +97,29 @@ class ReuseHazard:
         """Make `worth` of the evidence so far."""
         uses, extensions = self._shape
         reads, exposure = (sums.reshape(uses, extensions, BINS) for sums in (self._reads, self._exposure))
-        whole = _drawn(reads.sum((0, 1)), exposure.sum((0, 1)), _PRIOR)
+        whole = self._drawn(reads.sum((0, 1)), exposure.sum((0, 1)), _PRIOR)
         # How much more, or less, each extension is read than all together.
         expected = (exposure * whole).sum((0, 2))
         factor = (reads.sum((0, 2)) + 1.0) / (expected + 1.0)
-        hazards = np.empty((uses, extensions, BINS))
+        by_use = reads.sum(1), exposure.sum(1)
+        rows = np.empty((uses, BINS))
         row = whole
         for number in range(uses):
-            row = _drawn(reads[number].sum(0), exposure[number].sum(0), _scaled(row, reads[number], exposure[number]))
-            for extension in range(extensions):
-                cell = reads[number, extension], exposure[number, extension]
-                hazards[number, extension] = _drawn(*cell, _scaled(row * factor[extension], *cell))
+            evidence = by_use[0][number], by_use[1][number]
+            row = rows[number] = self._drawn(*evidence, self._scaled(row, *evidence))
+            row = row * _PER_USE
+        hazards = self._drawn(reads, exposure, self._scaled(rows[:, None] * factor[:, None], reads, exposure))
         self.worth = _worth(hazards.reshape(-1, BINS)).tolist()
 
+    def _drawn(self, reads: Table, exposure: Table, prior: Table) -> Table:
+        """Hazards by bin, drawn towards the prior where there is little evidence."""
+        return (reads + prior * self._prior_exposure) / (exposure + self._prior_exposure)
 
-def _drawn(reads: Table, exposure: Table, prior: Table) -> Table:
-    """Hazards by bin, drawn towards the prior where there is little evidence."""
-    return (reads + prior * _PRIOR_EXPOSURE) / (exposure + _PRIOR_EXPOSURE)
-
-
-def _scaled(hazard: Table, reads: Table, exposure: Table) -> Table:
-    """The hazard's shape at the level of this evidence."""
-    expected = float((exposure.reshape(-1, BINS) * hazard).sum())
-    return hazard * ((float(reads.sum()) + 10.0) / (expected + 10.0))
+    def _scaled(self, hazard: Table, reads: Table, exposure: Table) -> Table:
+        """The hazards' shapes at the level of this evidence."""
+        expected = (exposure * hazard).sum(-1, keepdims=True)
+        scaled: Table = hazard * ((reads.sum(-1, keepdims=True) + self._prior_reads) / (expected + self._prior_reads))
+        return scaled
 
 
 def _worth(hazards: Table) -> Table:
