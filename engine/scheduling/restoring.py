@@ -27,6 +27,9 @@ from protocol.requests import LANES
 
 MOST_COPIES = 4096
 """Blocks copied back in one step."""
+LEAST_PATIENCE_S = 0.05
+"""Beyond what is expected, computing is held back so long: a first read may be slow, a chunk that was computed in vain
+is slower."""
 DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
 """What is believed of a disk before blocks were read from it."""
 BLOCK_BYTES = 1 << 19
@@ -117,7 +120,7 @@ class Restorer:
         plan = self._plan(restore, restore.pending, now)
         if not plan.fetch:
             return
-        restore.deadline = now + plan.late_s
+        restore.deadline = now + max(plan.late_s, plan.seconds + LEAST_PATIENCE_S)
         request.restore = restore
         self.active[request.arrival] = request
 
@@ -240,7 +243,7 @@ class Restorer:
         plan = self._plan(restore, pending, now)
         if restore.progress:
             restore.progress = False
-            restore.deadline = now + plan.late_s
+            restore.deadline = now + max(plan.late_s, plan.seconds + LEAST_PATIENCE_S)
         if not plan.fetch:
             return most
         limit = (pending[0] + plan.compute) * BLOCK_TOKENS
