@@ -19,7 +19,7 @@ class DiskRoom:
         folder: Path,
         limit_bytes: int,
         keep_free_share: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
         statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
     ) -> None:
         if limit_bytes < 0 or not 0 <= keep_free_share < 1:
@@ -39,14 +39,14 @@ class DiskRoom:
     def look(self) -> None:
         """Ask the file system, if that was half a second ago."""
         now = self._clock()
-        if self._looked_at is not None and now - self._looked_at < _LOOK_S:
+        if self._looked_at is not None and 0 <= now - self._looked_at < _LOOK_S:
             return
-        self._looked_at = now
         try:
             disk = self._statvfs(self._folder)
             self.free = int((disk.f_bavail - disk.f_blocks * self._share) * disk.f_frsize)
         except OSError:
             self.free = 0
+        self._looked_at = now  # after that: another thread may look meanwhile, and must not take the old figure for new
 
     def changed(self, size: int) -> None:
         """The store has written so many bytes, or deleted them if negative."""

@@ -9,6 +9,7 @@ FOLDER/IDENTITY/2 hex digits/28 hex digits a record, under the keyed hash of wha
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import threading
@@ -22,6 +23,10 @@ from prompt_cache.tiers.store_state import NAME_BYTES
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 _LOCK, _NEW, _IDENTITY = "lock", "new", "identity.json"
+_WAIT_WRITE_WAIT = 7
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 class FolderLock:
@@ -121,9 +126,10 @@ class RecordFiles:
         return path
 
     def append(self, file: int, part: memoryview) -> None:
-        """Write all of this part."""
+        """Write all of this part, and wait until the disk has its bytes, so that few are ever on their way there."""
         while part:
             part = part[os.write(file, part) :]
+        _write_back(file)
 
     def sync(self, file: int) -> None:
         """Wait until the disk has the file."""
@@ -178,6 +184,13 @@ class RecordFiles:
     def others(self) -> list[Path]:
         """The folders of other identities, those first that were not used for the longest time."""
         return [path for path in identities(self.folder) if path != self.records]
+
+
+def _write_back(file: int) -> None:
+    """Let the kernel write what it holds of a file to the disk, and wait for it: without the file system's journal, for
+    which others wait, and without a promise. Does nothing where there is no such call."""
+    if _sync_file_range is not None:
+        _sync_file_range(file, 0, 0, _WAIT_WRITE_WAIT)
 
 
 def identities(folder: Path) -> list[Path]:

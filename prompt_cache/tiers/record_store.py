@@ -62,7 +62,9 @@ class RecordStore:
         self._state_folder = state or state_folder(folder)
         self._clock = clock
         self._files = files or RecordFiles(folder, identity.name)
-        self._contents = StoreContents(DiskRoom(folder, limit_bytes, keep_free_share), policy or SecondUse(), clock)
+        self._contents = StoreContents(
+            DiskRoom(folder, limit_bytes, keep_free_share, clock), policy or SecondUse(), clock
+        )
         self._write_share = write_share
         self._sealer = Sealer()
         self._scan: FolderScan | None = None

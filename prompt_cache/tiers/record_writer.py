@@ -45,7 +45,9 @@ class RecordWriter:
 
         def parts() -> Iterator[Bytes]:
             yield raw
-            yield from self._sealer.seal(access.data_key, access.scope, raw, header.counter, payload)
+            for sealed in self._sealer.seal(access.data_key, access.scope, raw, header.counter, payload):
+                yield sealed
+                self._pace.pause()
 
         with self._pace.writing() as going:
             if not going:

@@ -12,17 +12,19 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prompt_cache.kv.block_keys import KEY_BYTES
 from prompt_cache.tiers.store_state import write_durably
 
 _FILE = "tombstones"
-_ENTRY = struct.Struct(f">16s{KEY_BYTES}sQQ")
+_ENTRY = struct.Struct(f">B16s{KEY_BYTES}sQQ")
 _CHECKSUM = struct.Struct(">I")
 _SIZE = _ENTRY.size + _CHECKSUM.size
-_ALL_KEYS, _ALL_SCOPES = bytes(KEY_BYTES), bytes(16)
+_BLOCK, _SCOPE, _STORE = range(3)
+"""What an entry covers: a block, a scope, everything."""
+_NO_KEY, _NO_SCOPE = bytes(KEY_BYTES), bytes(16)
 MOST_KEYS = 20_000
 """Tombstones of blocks that a scope may have: with more, one covers the scope."""
 MOST_SCOPES = 50_000
@@ -63,9 +65,9 @@ class Tombstones:
                 self.damaged = True
                 self._all = max(self._all, sequence)
                 continue
-            scope, key, covered, until = _ENTRY.unpack_from(entry)
-            if until > now:
-                self._remember(scope, key, covered, until)
+            fields = _ENTRY.unpack_from(entry)
+            if fields[-1] > now:
+                self._remember(*fields)
         self._file, self._closed = -1, False
         self._unsaved = True
         """Whether the file lacks something."""
@@ -81,11 +83,12 @@ class Tombstones:
         known = self._scopes.get(scope_digest(scope))
         return known is not None and (sequence <= known.all or sequence <= known.keys.get(key, -1))
 
-    def add(self, scope: str, keys: Iterable[bytes] | None, sequence: int, until: int) -> None:
+    def add(self, scope: str, keys: Sequence[bytes] | None, sequence: int, until: int) -> None:
         """Purge these blocks, or with None the whole scope, durably. Raises OSError: then it counts in memory, and
         `maintain` tries to write it again."""
         name = scope_digest(scope)
-        entries = [_entry(name, key, sequence, until) for key in ([_ALL_KEYS] if keys is None else keys)]
+        kind, covered = (_SCOPE, [_NO_KEY]) if keys is None else (_BLOCK, keys)
+        entries = [_entry(kind, name, key, sequence, until) for key in covered]
         with self._lock:
             for entry in entries:
                 self._remember(*_ENTRY.unpack_from(entry))
@@ -136,8 +139,8 @@ class Tombstones:
             raise
         self._unsaved = False
 
-    def _remember(self, scope: bytes, key: bytes, sequence: int, until: int) -> None:
-        if scope == _ALL_SCOPES:
+    def _remember(self, kind: int, scope: bytes, key: bytes, sequence: int, until: int) -> None:
+        if kind == _STORE:
             self._all = max(self._all, sequence)
             return
         known = self._scopes.get(scope)
@@ -148,7 +151,7 @@ class Tombstones:
                 return
             known = self._scopes[scope] = _Scope()
         known.until = max(known.until, until)
-        if key == _ALL_KEYS:
+        if kind == _SCOPE:
             known.all = max(known.all, sequence)
             known.keys = {key: covered for key, covered in known.keys.items() if covered > sequence}
         else:
@@ -156,12 +159,12 @@ class Tombstones:
 
     def _entries(self) -> Iterator[bytes]:
         if self._all:
-            yield _entry(_ALL_SCOPES, _ALL_KEYS, self._all, (1 << 63) - 1)
+            yield _entry(_STORE, _NO_SCOPE, _NO_KEY, self._all, (1 << 63) - 1)
         for name, scope in self._scopes.items():
             if scope.all:
-                yield _entry(name, _ALL_KEYS, scope.all, scope.until)
+                yield _entry(_SCOPE, name, _NO_KEY, scope.all, scope.until)
             for key, sequence in scope.keys.items():
-                yield _entry(name, key, sequence, scope.until)
+                yield _entry(_BLOCK, name, key, sequence, scope.until)
 
     def _compact(self) -> None:
         """Write anew what still counts."""
@@ -176,6 +179,6 @@ def scope_digest(scope: str) -> bytes:
     return hashlib.blake2b(scope.encode(), digest_size=16, person=b"tpk-scope").digest()
 
 
-def _entry(scope: bytes, key: bytes, sequence: int, until: int) -> bytes:
-    entry = _ENTRY.pack(scope, key, sequence, until)
+def _entry(kind: int, scope: bytes, key: bytes, sequence: int, until: int) -> bytes:
+    entry = _ENTRY.pack(kind, scope, key, sequence, until)
     return entry + _CHECKSUM.pack(zlib.crc32(entry))

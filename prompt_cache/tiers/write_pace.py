@@ -16,7 +16,7 @@ class WritePace:
             raise ValueError("write_share is above 0 and at most 1")
         self._rest = 1 / share - 1
         self._lock = threading.Lock()
-        self._not_before = 0.0
+        self._not_before = self._began = 0.0
         self._stopped = threading.Event()
 
     @contextlib.contextmanager
@@ -24,13 +24,18 @@ class WritePace:
         """Wait for the turn; yields whether to write, False after `stop`."""
         with self._lock:
             stopped = self._stopped.wait(max(0.0, self._not_before - time.monotonic()))
-            began = time.monotonic()
+            self._began = time.monotonic()
             try:
                 yield not stopped
             finally:
                 now = time.monotonic()
-                self._not_before = now + (now - began) * self._rest
+                self._not_before = now + (now - self._began) * self._rest
+
+    def pause(self) -> None:
+        """In the middle of one's turn, with nothing on its way to the disk: let others have it for their share."""
+        self._stopped.wait((time.monotonic() - self._began) * self._rest)
+        self._began = time.monotonic()
 
     def stop(self) -> None:
-        """Let nobody write any more."""
+        """Let nobody write any more; what is being written is written without pauses."""
         self._stopped.set()

@@ -93,11 +93,12 @@ def test_stats_name_projects(replica: Replica) -> None:
 def test_fsck_and_scrub_find_damage_and_repair_it(replica: Replica) -> None:
     assert replica.run("cache fsck")[0] == 0
     assert replica.run("cache scrub")[0] == 0
-    headers, bodies, rest = record_paths(replica.folder)[:3], record_paths(replica.folder)[3:5], 7
-    for path in headers:
-        path.write_bytes(b"x" + path.read_bytes()[1:])
-    for path in bodies:
-        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    paths, rest = record_paths(replica.folder), 7
+    for place, damaged in ((0, paths[:3]), (-1, paths[3:5])):
+        for path in damaged:
+            content = bytearray(path.read_bytes())
+            content[place] ^= 1
+            path.write_bytes(content)
     status, out = replica.run("cache fsck --format json")
     assert (status, json.loads(out)["causes"]) == (1, {"damaged": 3})
     status, out = replica.run("cache scrub --format json")

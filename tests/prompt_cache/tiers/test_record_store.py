@@ -1,0 +1,567 @@
+"""The record store: what is written is read until it is purged, evicted or too old, across restarts; bounds hold."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from prompt_cache.tiers.eviction import RecordFacts
+from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
+from prompt_cache.tiers.record_format import HEADER_BYTES, disk_bytes, record_bytes, unpack
+from prompt_cache.tiers.record_index import RecordIndex
+from prompt_cache.tiers.record_store import RecordStore
+from prompt_cache.tiers.sealing import Sealer, record_key
+from prompt_cache.tiers.store_errors import StoreLocked, StoreUnusable
+from prompt_cache.tiers.store_keeper import StoreKeeper
+from prompt_cache.tiers.store_state import state_folder
+from prompt_cache.tiers.tombstones import MOST_KEYS, Tombstones
+from protocol.replicas import Scope, TierLimit
+from tests.fast import examples
+from tests.prompt_cache.tiers.stores import (
+    GROUPS,
+    IDENTITY,
+    LARGE,
+    RETENTION_S,
+    SMALL,
+    Clock,
+    Files,
+    access,
+    key,
+    memory_folder,
+    opened,
+    payload,
+    payloads,
+    record_paths,
+)
+
+MINE, OTHER = access("mine"), access("other")
+SIZE = disk_bytes(record_bytes(SMALL))
+"""What a record of the small group takes of the disk."""
+
+
+@pytest.fixture
+def folder() -> Any:
+    with memory_folder() as made:
+        yield made
+
+
+def put(store: RecordStore, number: int, scope: ScopeAccess = MINE, *, position: int = 0) -> bool:
+    """Write the small group's record of a block."""
+    return store.write(scope, key(number), {0: payload(scope.scope, number, 0)}, position=position)
+
+
+def get(store: RecordStore, number: int, scope: ScopeAccess = MINE) -> bool:
+    """Whether the small group's record of a block is read; it is right then."""
+    got = store.read(scope, key(number), (0,))
+    assert got in (None, {0: payload(scope.scope, number, 0)})
+    return got is not None
+
+
+# ---------------------------------------------------------------- a model
+
+
+class Machine(RuleBasedStateMachine):
+    """Against a dictionary: what is read is what was last written, and what was purged is never read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory = memory_folder()
+        self.folder = self._memory.__enter__()
+        self.clock = Clock()
+        self.model: dict[tuple[str, int], float] = {}
+        """(scope, number) -> when it expires, of what may be there"""
+        self.store = self._open()
+
+    def _open(self) -> RecordStore:
+        store = RecordStore(
+            self.folder, IDENTITY, limit_bytes=16 * SIZE, keep_free_share=0.0, write_share=1.0, clock=self.clock
+        )
+        store.open()
+        return store
+
+    def teardown(self) -> None:
+        self.store.close()
+        self._memory.__exit__(None, None, None)
+
+    scopes = st.sampled_from([MINE, OTHER])
+    numbers = st.integers(0, 7)
+
+    @initialize()
+    def begin(self) -> None:
+        for scope in (MINE, OTHER):
+            self.write(scope, set(range(0, 8, 2)))
+
+    @rule(scope=scopes, numbers=st.sets(numbers, min_size=1))
+    def write(self, scope: ScopeAccess, numbers: set[int]) -> None:
+        for number in numbers:
+            if put(self.store, number, scope) and self.model.get((scope.scope, number), 0.0) <= self.clock.now:
+                self.model[scope.scope, number] = self.clock.now + RETENTION_S
+
+    @rule()
+    def read_all(self) -> None:
+        for scope in (MINE, OTHER):
+            for number in range(8):
+                there = self.model.get((scope.scope, number), 0.0) > self.clock.now
+                assert get(self.store, number, scope) == there, (scope.scope, number)
+
+    @rule(scope=scopes, numbers=st.lists(numbers, max_size=4))
+    def purge(self, scope: ScopeAccess, numbers: list[int]) -> None:
+        self.store.purge(scope.scope, [key(number) for number in numbers])
+        for number in numbers:
+            self.model.pop((scope.scope, number), None)
+
+    @rule(scope=scopes)
+    def forget(self, scope: ScopeAccess) -> None:
+        self.store.forget(scope.scope)
+        self.model = {one: until for one, until in self.model.items() if one[0] != scope.scope}
+
+    @rule(scan=st.booleans())
+    def restart(self, scan: bool) -> None:
+        self.store.close()
+        self.store = self._open()
+        while scan and not self.store.scan(3):
+            pass
+
+    @rule()
+    def scan_a_slice(self) -> None:
+        self.store.scan(2)
+
+    @rule(seconds=st.sampled_from([1.0, 1000.0, 2000.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.store.maintain()
+
+    @rule(records=st.integers(1, 3))
+    def give_back(self, records: int) -> None:
+        before = self.store.used_bytes
+        assert self.store.give_back(records * SIZE) >= min(before, records * SIZE)
+        self.clock.now += 61
+        self.model = {
+            (scope, number): until
+            for (scope, number), until in self.model.items()
+            if self.store.holds(scope, key(number), (0,))
+        }
+
+    @invariant()
+    def counted(self) -> None:
+        assert self.store.used_bytes == sum(self.store.usage.values()) <= 16 * SIZE
+
+
+Machine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30)
+TestMachine = Machine.TestCase
+
+
+# ---------------------------------------------------------------- separation
+
+
+def test_scopes_do_not_read_each_others_records(folder: Path) -> None:
+    with opened(folder) as store:
+        assert put(store, 1, MINE)
+        assert not get(store, 1, OTHER)
+        assert not store.holds("other", key(1), (0,))
+        assert get(store, 1, MINE), "and nobody deletes them so"
+        wrong_key = replace(MINE, data_key=b"w" * 32)
+        assert store.read(wrong_key, key(1), (0,)) is None
+        assert store.counters["miss_unsealed"] == 1
+
+
+def test_names_tell_nothing(folder: Path, tmp_path: Path) -> None:
+    """The same block has another name in another store, and no name has anything of its scope or key."""
+    with opened(folder) as store:
+        put(store, 1)
+    with opened(tmp_path / "second") as store:
+        put(store, 1)
+    (one,), (two,) = record_paths(folder), record_paths(tmp_path / "second")
+    assert one.name != two.name
+    assert (folder.stat().st_mode & 0o77, one.stat().st_mode & 0o77) == (0, 0)
+
+
+def test_keys_of_scopes_starts_and_data_keys_differ() -> None:
+    data, scopes, salts = (b"a" * 32, b"b" * 32), ("s", "t"), (b"1" * 32, b"2" * 32)
+    assert len({record_key(*one) for one in itertools.product(data, scopes, salts)}) == 8
+
+
+def test_no_nonce_comes_twice(folder: Path) -> None:
+    """Over threads and starts: salt and counter together name one record."""
+    for _ in range(3):
+        with opened(folder) as store:
+            threads = [
+                threading.Thread(target=lambda first=first: [put(store, first + n) for n in range(5)])
+                for first in range(store.records, store.records + 20, 5)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    headers = [unpack(path.read_bytes()[:HEADER_BYTES]) for path in record_paths(folder)]
+    assert len(headers) == 60
+    assert len({(header.salt, header.counter) for header in headers}) == 60
+    assert len({header.salt for header in headers}) == 3
+
+
+def test_sealers_start_with_other_salts() -> None:
+    assert Sealer().salt != Sealer().salt
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        StoreIdentity("other model", IDENTITY.numerics, GROUPS),
+        StoreIdentity(IDENTITY.model_digest, "gpu/2", GROUPS),
+        StoreIdentity(IDENTITY.model_digest, IDENTITY.numerics, GROUPS[::-1]),
+        StoreIdentity(IDENTITY.model_digest, IDENTITY.numerics, GROUPS, 0, 2),
+        StoreIdentity("modelc", "pu/1", GROUPS),
+    ],
+    ids=["model", "numerics", "layout", "shards", "concatenation"],
+)
+def test_records_of_another_identity_are_reclaimed(folder: Path, identity: StoreIdentity) -> None:
+    with opened(folder) as store:
+        assert put(store, 1)
+    old = record_paths(folder)
+    with opened(folder, identity=identity) as store:
+        group = next(number for number, group in enumerate(identity.groups) if group.block_bytes == SMALL)
+        assert store.read(MINE, key(1), (group,)) is None
+        assert old[0].exists(), "not before somebody has the time for it"
+        store.maintain()
+        assert not old[0].exists()
+        assert store.counters["reclaimed"] >= 1
+        assert [path.name for path in folder.iterdir() if path.is_dir()] == [identity.name]
+
+
+def test_scopes_come_from_the_protocol() -> None:
+    made = ScopeAccess.of(Scope("s", b"r", b"k" * 32, (TierLimit("dram", 1, 2), TierLimit("nvme", 3, 4)), 5.0))
+    assert made == ScopeAccess("s", b"k" * 32, 5.0, 3, 4)
+    assert ScopeAccess.of(Scope("s", b"r", b"k" * 32)).limit is None
+    assert "kkk" not in repr(made)
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_what_has_expired_is_a_miss_and_is_deleted(folder: Path) -> None:
+    clock = Clock()
+    with opened(folder, clock=clock) as store:
+        assert put(store, 1)
+        assert put(store, 2, access("mine", RETENTION_S * 2))
+        clock.now += RETENTION_S + 1
+        assert not store.holds("mine", key(1), (0,))
+        assert store.read(access("mine", 10.0), key(2), (0,)) is None, "the scope keeps nothing for so long any more"
+        store.maintain()
+        assert not record_paths(folder)
+        assert store.records == 0
+
+
+def test_a_scope_without_retention_is_never_written(folder: Path) -> None:
+    with opened(folder) as store:
+        with pytest.raises(ValueError, match="C5"):
+            put(store, 1, access("mine", 0.0))
+        assert not record_paths(folder)
+        assert put(store, 1)
+        assert store.read(access("mine", 0.0), key(1), (0,)) is None
+        assert get(store, 1), "a gateway that does not know the retention deletes nothing"
+
+
+def test_a_clock_set_back_revives_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(folder) as store:
+        assert put(store, 1)
+        (path,) = record_paths(folder)
+        content = path.read_bytes()
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now - 3_000 * 10**9)
+    with opened(folder) as store:
+        store.purge("mine", [key(1)])
+        path.write_bytes(content)
+        assert not get(store, 1)
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_the_limit_evicts_what_was_not_used(folder: Path) -> None:
+    clock = Clock()
+    with opened(folder, limit_bytes=30 * SIZE, clock=clock) as store:
+        for number in range(30):
+            clock.now += 1
+            assert put(store, number)
+        for number in range(5):
+            assert get(store, number)
+        for number in range(30, 50):
+            clock.now += 1
+            assert put(store, number)
+            assert store.used_bytes <= 30 * SIZE
+        assert [get(store, number) for number in range(5)] == [True] * 5
+        assert store.counters["evictions"] == 20
+
+
+def test_a_reserve_is_not_taken_by_others(folder: Path) -> None:
+    kept = access("kept", reserve=5 * SIZE)
+    with opened(folder, limit_bytes=20 * SIZE) as store:
+        for number in range(8):
+            assert put(store, number, kept)
+        for number in range(100):
+            assert put(store, number, OTHER)
+        assert store.usage == {"kept": 5 * SIZE, "other": 15 * SIZE}
+
+
+def test_a_limit_of_a_scope(folder: Path) -> None:
+    small = access("small", limit=3 * SIZE)
+    with opened(folder) as store:
+        assert put(store, 0, OTHER)
+        for number in range(10):
+            assert put(store, number, small)
+        assert store.usage == {"small": 3 * SIZE, "other": SIZE}
+        assert not store.write(small, key(1), {1: payload("small", 1, 1)}, position=0)
+        assert store.counters["refused_limit"] == 1
+
+
+def test_all_reserved_is_a_refusal(folder: Path) -> None:
+    with opened(folder, limit_bytes=4 * SIZE) as store:
+        for number in range(4):
+            assert put(store, number, access("kept", reserve=4 * SIZE))
+        assert not put(store, 1, OTHER)
+        assert store.counters["refused_reserved"] == 1
+
+
+def test_the_last_tenth_of_the_file_system_stays_free(folder: Path) -> None:
+    free = os.statvfs("/dev/shm" if str(folder).startswith("/dev/shm") else folder.parent)
+    share = free.f_bavail / free.f_blocks
+    with opened(folder) as store:
+        assert put(store, 1)
+    with opened(folder, keep_free_share=(1 + share) / 2) as store:
+        assert not put(store, 2)
+        assert store.counters["refused_keep_free"] == 1
+        assert get(store, 1)
+        store.maintain()
+        assert not get(store, 1), "what is there is given back"
+
+
+def test_room_is_given_back_and_not_taken_again_at_once(folder: Path) -> None:
+    with opened(folder, limit_bytes=20 * SIZE) as store:
+        for number in range(20):
+            assert put(store, number)
+        assert store.give_back(8 * SIZE) == 8 * SIZE
+        assert len(record_paths(folder)) == 12
+        for number in range(20, 40):
+            put(store, number)
+        assert store.used_bytes == 12 * SIZE
+
+
+def test_a_policy_of_ones_own_decides(folder: Path) -> None:
+    class Shallow:
+        """Keeps the beginnings of prefixes."""
+
+        def value(self, record: RecordFacts, now: float) -> float:
+            return -record.position
+
+    with opened(folder, limit_bytes=10 * SIZE, policy=Shallow()) as store:
+        for number in range(10):
+            assert put(store, number, position=number * 64)
+        for number in range(10, 15):
+            assert put(store, number, position=0)
+        assert all(get(store, number) for number in range(4))
+        assert not any(get(store, number) for number in range(5, 10))
+
+
+def test_leases_are_told_to_the_policy(folder: Path) -> None:
+    with opened(folder, limit_bytes=4 * SIZE) as store:
+        for number in range(4):
+            assert put(store, number)
+        store.lease("mine", [key(0)], time.time() + 100)
+        for number in range(4, 20):
+            assert put(store, number)
+        assert get(store, 0)
+
+
+# ---------------------------------------------------------------- life
+
+
+def test_records_are_found_before_and_after_the_scan(folder: Path) -> None:
+    with opened(folder) as store:
+        assert store.write(MINE, key(1), payloads("mine", 1), position=64)
+    with opened(folder, scan=False) as store:
+        assert not store.scanned
+        assert store.records == 0
+        assert store.holds("mine", key(1), (0, 1))
+        assert not store.holds("mine", key(2), (0,))
+        into = {group: memoryview(bytearray(GROUPS[group].block_bytes)) for group in (0, 1)}
+        assert store.read(MINE, key(1), (0, 1), into=into) == payloads("mine", 1)
+        assert bytes(into[1]) == payload("mine", 1, 1)
+        while not store.scan(1):
+            pass
+        assert store.scanned
+        assert store.records == 2
+        assert store.read(MINE, key(1), (0, 1)) == payloads("mine", 1)
+
+
+def test_an_incomplete_block_is_a_miss(folder: Path) -> None:
+    with opened(folder) as store:
+        assert put(store, 1)
+        assert not store.holds("mine", key(1), (0, 1))
+        assert store.read(MINE, key(1), (0, 1)) is None
+
+
+def test_a_folder_has_one_store(folder: Path) -> None:
+    with opened(folder) as store:
+        with pytest.raises(StoreLocked):
+            RecordStore(folder, IDENTITY, limit_bytes=1).open()
+        child = "import sys; from tests.prompt_cache.tiers.stores import *\nwith opened(Path(sys.argv[1])): pass"
+        ran = subprocess.run([sys.executable, "-c", child, str(folder)], capture_output=True, text=True, check=False)
+        assert "StoreLocked" in ran.stderr
+        assert put(store, 1)
+    assert not put(store, 2), "a closed store does nothing"
+    assert not store.holds("mine", key(1), (0,))
+    assert store.read(MINE, key(1), (0,)) is None
+    assert store.purge("mine", [key(1)]) == store.forget("mine") == 0
+    store.maintain()
+    with opened(folder) as again:
+        assert get(again, 1)
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnusable, match="file"):
+        RecordStore(tmp_path / "file" / "cache", IDENTITY, limit_bytes=1).open()
+    with opened(tmp_path / "cache"):
+        pass
+    (state_folder(tmp_path / "cache") / "store.json").write_text("{}")
+    with pytest.raises(StoreUnusable):
+        RecordStore(tmp_path / "cache", IDENTITY, limit_bytes=1).open()
+    RecordStore(tmp_path / "other", IDENTITY, limit_bytes=1).open()
+
+
+@pytest.mark.parametrize("wrong", [{0: b"short"}, {1: bytes(SMALL)}], ids=["short", "another group's"])
+def test_a_payload_of_another_size_is_a_mistake_of_ours(folder: Path, wrong: dict[int, bytes]) -> None:
+    with opened(folder) as store, pytest.raises(ValueError, match="payloads"):
+        store.write(MINE, key(1), wrong, position=0)
+
+
+def test_threads_write_read_and_purge_at_once(folder: Path) -> None:
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for _ in range(60):
+                number, scope = chance.randrange(12), chance.choice((MINE, OTHER))
+                what = chance.random()
+                if what < 0.5:
+                    put(store, number, scope)
+                elif what < 0.9:
+                    get(store, number, scope)
+                elif what < 0.97:
+                    store.purge(scope.scope, [key(number)])
+                else:
+                    store.forget(scope.scope)
+        except BaseException as error:
+            wrong.append(error)
+
+    with opened(folder, limit_bytes=10 * SIZE) as store:
+        keeper = StoreKeeper(store)
+        keeper.start()
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        keeper.stop()
+        assert not wrong
+        store.forget("mine")
+        store.forget("other")
+        assert store.records == 0
+        assert not record_paths(folder)
+        assert store.used_bytes == 0
+
+
+def test_what_is_purged_while_it_is_written_is_gone(folder: Path) -> None:
+    class Purging(Files):
+        """Somebody purges the block just before its record gets its name."""
+
+        def publish(self, new: Path, name: bytes) -> None:
+            store.purge("mine", [key(1)])
+            super().publish(new, name)
+
+    with opened(folder, files=Purging(folder)) as store:
+        assert not put(store, 1)
+        assert store.counters["refused_purged"] == 1
+        assert not get(store, 1)
+        assert not record_paths(folder)
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_damaged_tombstones_purge_everything_before(folder: Path) -> None:
+    with opened(folder) as store:
+        assert put(store, 1)
+        for number in range(2, 5):
+            store.purge("mine", [key(number)])
+    path = state_folder(folder) / "tombstones"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with opened(folder) as store:
+        assert store.counters["damaged_tombstones"] == 1
+        assert not get(store, 1)
+        assert put(store, 1)
+        assert get(store, 1)
+
+
+def test_a_torn_tombstone_is_one_that_was_never_answered(tmp_path: Path) -> None:
+    tombstones = Tombstones(tmp_path, 0, 10)
+    tombstones.add("s", [key(1), key(2)], 5, 1000)
+    tombstones.close()
+    path = tmp_path / "tombstones"
+    path.write_bytes(path.read_bytes()[:-7])
+    again = Tombstones(tmp_path, 0, 20)
+    assert not again.damaged
+    assert again.covers("s", key(1), 5)
+    assert not again.covers("s", key(1), 6)
+    assert not again.covers("s", key(2), 5)
+    assert not again.covers("t", key(1), 5)
+
+
+def test_tombstones_are_bounded_and_end(tmp_path: Path) -> None:
+    tombstones = Tombstones(tmp_path, 0, 0)
+    tombstones.add("s", [key(number) for number in range(MOST_KEYS + 1)], 5, 1000)
+    assert len(tombstones) == 1
+    assert tombstones.covers("s", key(10**6), 5), "too many make one for the scope"
+    tombstones.add("s", [key(1)], 7, 2000)
+    tombstones.maintain(1500)
+    assert tombstones.covers("s", key(1), 7)
+    tombstones.maintain(2000)
+    assert not len(tombstones)
+    tombstones.close()
+    assert not len(Tombstones(tmp_path, 0, 0))
+
+
+def test_a_record_takes_little_memory() -> None:
+    index = RecordIndex(random.Random(1))
+    facts = RecordFacts(SIZE, 64, 64, 1.0, 1.0, 0, 2.0, 0.0)
+    tracemalloc.start()
+    for number in range(50_000):
+        index.add(os.urandom(15), f"scope {number % 100}", facts)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken / 50_000 < 300
+
+
+def test_large_blocks_come_in_chunks(folder: Path) -> None:
+    with opened(folder) as store:
+        assert store.write(MINE, key(1), {1: os.urandom(LARGE)}, position=0)
+        got = store.read(MINE, key(1), (1,))
+        assert got is not None
+        assert len(got[1]) == LARGE
