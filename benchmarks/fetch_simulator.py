@@ -175,7 +175,7 @@ class Simulation:
         left = prompt.blocks - prompt.front - prompt.tail
         if fetch and not prompt.fetching and left > prompt.computing:
             self._fetch(prompt, min(PIECE, fetch, max(1, left - prompt.computing)), prompts)
-        if compute and not prompt.computing and left > prompt.fetching:
+        if compute and not prompt.computing:
             self._compute(prompt, min(PIECE, compute, left), prompts)
         if not compute and not prompt.computing:
             self._computing.pop(prompt, None)
@@ -230,8 +230,14 @@ class Simulation:
 
         self._serve(self._links[place], size / speed * self._noise(), rate.fixed_s, done)
         if self.rule == "plan":
+
+            def look_again(after: float) -> None:
+                if piece in self.chooser.pieces(place):
+                    self._advance(prompt, prompts)
+                    self._after(after, lambda: look_again(1.5 * after))
+
             expected = self.chooser.fetch_seconds(prompt.left, count, self.now, reading=size)
-            self._after(2 * expected, lambda: self._advance(prompt, prompts))
+            self._after(expected, lambda: look_again(expected / 2))
 
     def _noise(self) -> float:
         return self.noise.lognormvariate(0.0, self.machine.noise)

@@ -17,7 +17,7 @@ No I/O, no clock, no tensors: times come as arguments, in seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -141,6 +141,10 @@ class FetchOrRecompute:
             self._learn(tier, size, now - began, tier.active, now)
         tier.pending_bytes -= size
         tier.active -= 1
+
+    def pieces(self, place: Place) -> Collection[int]:
+        """What is being read from a place."""
+        return self._tiers[place].begun.keys()
 
     def computed(self, start: int, tokens: int, seconds: float) -> None:
         """A step computed so many tokens of a prompt from `start` on, and nothing else, in so many seconds."""
