@@ -27,6 +27,7 @@ from engine.scheduling.fairness.queue_limits import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.step_costs import FixedCosts, Rates, StepCosts
+from engine.scheduling.step_work import Prefill
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
@@ -96,6 +97,7 @@ class Engine:
             targets=limits.token_targets,
             dram=dram,
             disk=disk,
+            block_bytes=sum(memory.group.block_bytes for memory in runner.memories),
             finish_copies=runner.finish_copies,
         )
         longest = self.scheduler.needs.longest
@@ -262,7 +264,11 @@ class Engine:
             self.scheduler.copied(step, bad)
         if step.work:
             self.steps += 1
-            self.outputs.commit(step.work, self.executor.run(step.work))
+            began = time.perf_counter()
+            outcomes = self.executor.run(step.work)
+            if len(step.work) == 1 and isinstance(work := step.work[0], Prefill):
+                self.scheduler.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
+            self.outputs.commit(step.work, outcomes)
         return self.outputs.take_result()
 
     # ------------------------------------------------------------ deadlines

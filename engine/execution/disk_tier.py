@@ -4,7 +4,7 @@ Readers fill blocks of host memory that nobody else uses, and one writer seals b
 purge goes through the writer too, so it comes after what is being written. The store's own chores (looking through its
 folder, expiry) are the writer's when it has nothing to write.
 
-A store that does not answer costs nothing but its threads: `block_us` becomes infinite, so that nothing is asked of it.
+A store that does not answer costs nothing but its threads: nothing more is asked of it until it does.
 """
 
 from __future__ import annotations
@@ -35,12 +35,9 @@ SAVES = 16
 STUCK_S = 2.0
 """A read that takes longer says that the disk does not answer."""
 READ_DEADLINE_S = 5.0
-_WEIGHT = 1 / 8
 _IDLE_S = 0.2
 _SCAN_PAUSE_S = 0.002
 _MAINTAIN_S = 1.0
-_FIRST_BLOCK_US = 1_000.0
-"""What a block is taken to need before one was read."""
 
 
 class Store(Protocol):
@@ -117,13 +114,12 @@ class DiskTier:
         self._block_bytes = max(1, sum(memory.group.block_bytes for memory in memories))
         self._most_blocks = most_bytes // self._block_bytes
         self._most_fetches = max(READERS, FETCH_BYTES // self._block_bytes)
-        self._reads: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[tuple[Transfer, float] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._fetched: deque[tuple[Transfer, list[int]]] = deque()
         self._saved: deque[Transfer] = deque()
         self._fetching = 0
         self._saving = 0
-        self._block_us = _FIRST_BLOCK_US
         self._reading_since: dict[Transfer, float] = {}
         """What the readers are at, and since when on the monotonic clock."""
         self._stopping = threading.Event()
@@ -136,10 +132,6 @@ class DiskTier:
             thread.start()
 
     # ------------------------------------------------------------ the engine's side
-
-    @property
-    def block_us(self) -> float:
-        return float("inf") if self._stuck else self._block_us
 
     @property
     def fetch_room(self) -> int:
@@ -160,7 +152,7 @@ class DiskTier:
 
     def fetch(self, transfer: Transfer) -> None:
         self._fetching += 1
-        self._reads.put(transfer)
+        self._reads.put((transfer, time.monotonic()))
 
     def save(self, transfer: Transfer) -> None:
         self._saving += 1
@@ -215,7 +207,8 @@ class DiskTier:
     # ------------------------------------------------------------ threads
 
     def _read_all(self) -> None:
-        while (transfer := self._reads.get()) is not None:
+        while (asked := self._reads.get()) is not None:
+            transfer, asked_at = asked
             if self._stopping.is_set():
                 return
             began = time.monotonic()
@@ -233,13 +226,11 @@ class DiskTier:
                             for group in self._groups
                         ]
                     transfer.ok = True
-                    # Readers work side by side.
-                    took = (time.monotonic() - began) * 1e6 / READERS
-                    self._block_us += (took - self._block_us) * _WEIGHT
             except Exception:
                 logger.exception("a block could not be read from disk")
             finally:
                 del self._reading_since[transfer]
+                transfer.took_s = time.monotonic() - asked_at
             self._fetched.append((transfer, sums))
             self.wake()
 

@@ -26,6 +26,12 @@ class Transfer:
     """Tokens before the block."""
     lease_until: float = 0.0
     """When the last lease on it ends, in seconds since the Unix epoch; 0 without one. Of what is saved."""
+    piece: int = 0
+    """Its number where times are kept."""
+    began: float = 0.0
+    """When it was asked for, in seconds since the Unix epoch."""
+    took_s: float = 0.0
+    """Seconds from then until it had ended."""
     ok: bool = False
     """Whether it came through, verified; to be read when it has ended."""
     cancelled: bool = False
@@ -36,12 +42,8 @@ class Disk(Protocol):
     """The disk tier, as the engine's thread sees it."""
 
     @property
-    def block_us(self) -> float:
-        """µs that a block takes to come, by the latest reads; infinite while reads do not come back."""
-
-    @property
     def fetch_room(self) -> int:
-        """How many more fetches may be begun now."""
+        """How many more fetches may be begun now; 0 while reads do not come back."""
 
     @property
     def save_room(self) -> int:

@@ -13,20 +13,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 from engine.scheduling.disk import Disk, Transfer
 from engine.scheduling.dram_tier import DramTier
 from engine.scheduling.request import Request
-from engine.scheduling.restore_costs import Fetchable, MeasuredRestoreCosts, RestoreCosts
 from engine.scheduling.step_costs import Rates
 from engine.scheduling.step_work import Step
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
+from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Missing, Place, Plan, TierRate
 from protocol.requests import LANES
 
 MOST_COPIES = 4096
 """Blocks copied back in one step."""
+LEAST_PATIENCE_S = 0.05
+"""Beyond what is expected, computing is held back so long: a first read may be slow, a chunk that was computed in vain
+is slower."""
+DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
+"""What is believed of a disk before blocks were read from it."""
+BLOCK_BYTES = 1 << 19
+
+
+def first_guess(rates: Rates, block_bytes: int) -> FetchOrRecompute:
+    """What chooses between fetching and computing, by the rates that are known at the start."""
+    memory = TierRate(0.0, block_bytes / max(rates.copied, 1e-3) * 1e6)
+    return FetchOrRecompute({"dram": memory, "nvme": DISK_RATE}, ComputeRate(rates.uncached / 1e6))
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +51,8 @@ class Restore:
     """Until when computing may be held back for it, in seconds since the Unix epoch."""
     late: bool = False
     """Whether that time has passed."""
+    progress: bool = False
+    """Whether something has come since the deadline was set."""
     pending: list[int] = field(default_factory=list)
     """Indices that are still to come, in order; the last comes first."""
     came: dict[int, bool] = field(default_factory=dict)
@@ -57,14 +71,26 @@ class Restore:
 
 
 class Restorer:
-    """All restores of a replica. `joined`: called with a request and its KV's new length when blocks have joined it."""
+    """All restores of a replica.
+
+    `joined`: called with a request when blocks have joined its KV. `chooser`: fetch or recompute. `block_bytes`: of a
+    block in all layer groups.
+    """
 
     def __init__(
-        self, dram: DramTier, disk: Disk | None, joined: Callable[[Request], None], costs: RestoreCosts | None = None
+        self,
+        dram: DramTier,
+        disk: Disk | None,
+        joined: Callable[[Request], None],
+        chooser: FetchOrRecompute,
+        block_bytes: int,
     ) -> None:
         self.dram = dram
         self.disk = disk
-        self.costs: RestoreCosts = costs or MeasuredRestoreCosts()
+        self.chooser = chooser
+        self.block_bytes = block_bytes
+        self.sharers = 0
+        """Other requests whose prompts are being computed."""
         self.active: dict[int, Request] = {}
         """arrival -> restoring request"""
         self.fetches: dict[bytes, Transfer] = {}
@@ -81,43 +107,41 @@ class Restorer:
 
     # ------------------------------------------------------------ a restore's life
 
-    def begin(self, request: Request, keys: Sequence[bytes], rates: Rates, now: float) -> None:
+    def begin(self, request: Request, keys: Sequence[bytes], now: float) -> None:
         """The request was placed: see what of its prompt's further blocks lies in farther tiers, by their keys."""
         first = request.blocks_for(request.kv)
-        from_disk = self._reach(request, keys, first, rates)
+        from_disk = self._reach(request, keys, first)
         end = first + len(from_disk)
         if end == first:
             return
         on_disk = {index for index, disk in enumerate(from_disk, first) if disk}
         planned = (end - first - len(on_disk), len(on_disk))
         restore = Restore(first, end, pending=[*range(first, end)], from_disk=on_disk, planned=planned)
-        restore.deadline = now + self.costs.patience(self._fetchable(restore, rates))
+        plan = self._plan(restore, restore.pending, now)
+        if not plan.fetch:
+            return
+        restore.deadline = now + max(plan.late_s, plan.seconds + LEAST_PATIENCE_S)
         request.restore = restore
         self.active[request.arrival] = request
 
-    def blocks_beyond(self, request: Request, keys: Sequence[bytes], first: int, rates: Rates) -> int:
+    def blocks_beyond(self, request: Request, keys: Sequence[bytes], first: int) -> int:
         """How many blocks of these keys, from the block `first` on, could be restored now."""
-        return len(self._reach(request, keys, first, rates))
+        return len(self._reach(request, keys, first))
 
-    def _reach(self, request: Request, keys: Sequence[bytes], first: int, rates: Rates) -> list[bool]:
+    def _reach(self, request: Request, keys: Sequence[bytes], first: int) -> list[bool]:
         """For each block from `first` on that lies in a farther tier without a gap, whether it is on disk alone."""
         found: list[bool] = []
-        read = 0
         for index in range(first, len(keys)):
             if self.dram.holds(keys[index]):
                 found.append(False)
-            elif self._on_disk(request, index, keys[index], read, rates):
+            elif self._on_disk(request, index, keys[index]):
                 found.append(True)
-                read += 1
             else:
                 break
         return found
 
-    def _on_disk(self, request: Request, index: int, key: bytes, before: int, rates: Rates) -> bool:
-        if self.disk is None or (not self.disk.fetch_room and not before):
-            return False
-        scope = request.block_key_and_scope(index)[1]
-        return self.disk.holds(scope, key) and self.costs.worth_reading(self.disk.block_us, before, rates)
+    def _on_disk(self, request: Request, index: int, key: bytes) -> bool:
+        return self.disk is not None and self.disk.holds(request.block_key_and_scope(index)[1], key)
 
     def drop(self, request: Request) -> None:
         """The request restores no more. What is being read for it goes to host memory all the same."""
@@ -125,20 +149,21 @@ class Restorer:
             request.restore = None
             del self.active[request.arrival]
 
-    def prefetch(self, request: Request, keys: Sequence[bytes], rates: Rates) -> None:
+    def prefetch(self, request: Request, keys: Sequence[bytes], now: float) -> None:
         """The request is the next to be admitted, and has to wait: let what is on disk alone come to host memory."""
-        if self.disk is None or self.disk.fetch_room <= 0 or request.store == "none":
+        if self.disk is None or self.disk.fetch_room <= 0:
             return
+        self._now = now
         for index, key in enumerate(keys):
             if self.dram.on_device(key) or self.dram.holds(key) or key in self.fetches:
                 continue
-            if self.disk.fetch_room <= 0 or not self._on_disk(request, index, key, 0, rates):
+            if self.disk.fetch_room <= 0 or not self._on_disk(request, index, key):
                 break
             self._fetch(request.block_key_and_scope(index)[1], key)
 
     # ------------------------------------------------------------ a step
 
-    def advance(self, step: Step, now: float, rates: Rates, most: int) -> None:
+    def advance(self, step: Step, now: float, most: int) -> None:
         """Take what came, join it, and let more come: at most `most` blocks are copied in this step."""
         self._now = now
         if self.disk is not None:
@@ -156,7 +181,7 @@ class Restorer:
                     most -= 1
                     still.append(request)
             turns = still
-        self._fetch_more(rates)
+        self._fetch_more()
 
     def copied(self, step: Step, bad: Iterable[int]) -> list[Request]:
         """The step's copies back are done; `bad`: indices of those that are damaged.
@@ -175,6 +200,7 @@ class Restorer:
                     spoiled[request.arrival] = request
             elif restore is not None and nvme is not None:
                 restore.came[index] = nvme
+                restore.progress = True
         return list(spoiled.values())
 
     def join(self, request: Request) -> None:
@@ -200,7 +226,7 @@ class Restorer:
             request.restore = None
             del self.active[request.arrival]
 
-    def front_limit(self, request: Request, rates: Rates, now: float) -> int:
+    def front_limit(self, request: Request, now: float) -> int:
         """Up to which token the front of a restoring request may be computed now; its KV's length to wait."""
         restore = request.restore
         assert restore is not None
@@ -214,8 +240,14 @@ class Restorer:
             restore.late = True
         if restore.late:
             return most
-        front = self.costs.front_blocks(self._fetchable(restore, rates), rates)
-        return (request.kv // BLOCK_TOKENS + front) * BLOCK_TOKENS if front else request.kv
+        plan = self._plan(restore, pending, now)
+        if restore.progress:
+            restore.progress = False
+            restore.deadline = now + max(plan.late_s, plan.seconds + LEAST_PATIENCE_S)
+        if not plan.fetch:
+            return most
+        limit = (pending[0] + plan.compute) * BLOCK_TOKENS
+        return min(limit, most)
 
     @property
     def next_deadline(self) -> float | None:
@@ -234,10 +266,13 @@ class Restorer:
 
     # ------------------------------------------------------------ inside
 
-    def _fetchable(self, restore: Restore, rates: Rates) -> Fetchable:
-        nvme = sum(index in restore.from_disk for index in restore.pending)
-        block_us = self.disk.block_us if self.disk is not None and nvme else 0.0
-        return Fetchable(len(restore.pending) - nvme, nvme, rates.copied, rates.copied + block_us)
+    def _plan(self, restore: Restore, pending: Sequence[int], now: float) -> Plan:
+        """How many of these blocks to compute, from the front, and how many to fetch."""
+        places: list[Place] = ["nvme" if index in restore.from_disk else "dram" for index in pending]
+        runs = tuple((place, len(list(run))) for place, run in groupby(places))
+        missing = Missing(pending[0] * BLOCK_TOKENS, runs, BLOCK_TOKENS, self.block_bytes)
+        reading = min(len(self.fetches), places.count("nvme")) * self.block_bytes
+        return self.chooser.plan(missing, now, sharers=self.sharers, reading=reading)
 
     def _turns(self) -> list[Request]:
         """Restoring requests, the higher lanes first, one of each flow in turn."""
@@ -268,7 +303,7 @@ class Restorer:
                 return True
         return False
 
-    def _fetch_more(self, rates: Rates) -> None:
+    def _fetch_more(self) -> None:
         """Begin to read what is on disk, from the tails; give up what is in neither tier any more."""
         for request in self._turns() if self.active else ():
             restore = request.restore
@@ -298,13 +333,16 @@ class Restorer:
         if access is None:
             self.dram.free(block)
             return
-        transfer = self.fetches[key] = Transfer(access, key, block)
+        piece = self.chooser.begin("nvme", self.block_bytes, self._now)
+        transfer = self.fetches[key] = Transfer(access, key, block, piece=piece, began=self._now)
         self.disk.fetch(transfer)
 
     def _take_fetched(self, transfers: Sequence[Transfer]) -> None:
         failed: set[bytes] = set()
         for transfer in transfers:
             del self.fetches[transfer.key]
+            ended = transfer.began + transfer.took_s
+            self.chooser.end("nvme", transfer.piece, ended, failed=not transfer.ok)
             if transfer.ok and not transfer.cancelled:
                 self.dram.publish(transfer.block, transfer.key, transfer.access.scope)
                 self.came.add(transfer.key)

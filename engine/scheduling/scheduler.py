@@ -27,12 +27,13 @@ from engine.scheduling.disk import Disk
 from engine.scheduling.dram_tier import DramTier
 from engine.scheduling.policy import Capacity, FirstComeFirstServed, Policy
 from engine.scheduling.request import Request
-from engine.scheduling.restoring import Restorer
+from engine.scheduling.restoring import BLOCK_BYTES, Restorer, first_guess
 from engine.scheduling.saving import Saver
 from engine.scheduling.step_costs import FixedCosts, StepCosts
 from engine.scheduling.step_work import Prefill, Step, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block, GroupedPool
+from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute
 from protocol.requests import Lane
 
 TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200_000.0, "batch": 1_000_000.0}
@@ -47,8 +48,8 @@ class Scheduler:
 
     `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `disk`: the tier beyond,
     which needs `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two tokens by lane.
-    `finish_copies` waits until what steps copied out is in host memory. Raises ValueError for a budget that is too
-    small.
+    `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `finish_copies` waits until what
+    steps copied out is in host memory. Raises ValueError for a budget that is too small.
     """
 
     def __init__(
@@ -62,6 +63,8 @@ class Scheduler:
         targets: Mapping[Lane, float] = TOKEN_TARGETS,
         dram: GroupedPool | None = None,
         disk: Disk | None = None,
+        chooser: FetchOrRecompute | None = None,
+        block_bytes: int = BLOCK_BYTES,
         finish_copies: Callable[[], None] = lambda: None,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
@@ -78,7 +81,8 @@ class Scheduler:
         self.targets = targets
         self.dram = DramTier(dram, pool)
         disk = None if self.dram.index is None else disk
-        self.restores = Restorer(self.dram, disk, self._joined)
+        chooser = chooser or first_guess(self.costs.rates, block_bytes)
+        self.restores = Restorer(self.dram, disk, self._joined, chooser, block_bytes)
         self.saver = None if disk is None else Saver(self.dram, disk)
         self.capacity = Capacity(max_running, self.needs.longest or max(group.total for group in pool.pools))
         self.batch = DecodeBatch(max_running)
@@ -345,7 +349,8 @@ class Scheduler:
             if len(self.batch):
                 target = min(self.targets[lane] for lane, rows in self.batch.lanes.items() if rows)
                 most = max(1, int(target * _COPIES_SHARE / max(rates.copied, 1.0)))
-            restores.advance(step, self._now, rates, most)
+            restores.sharers = max(0, len(self._prefills) - 1)
+            restores.advance(step, self._now, most)
             if self.saver is not None and restores.came:
                 self.saver.on_disk(restores.came)
 
@@ -378,7 +383,7 @@ class Scheduler:
             total = len(request.tokens)
             end = min(total, request.kv + min(left, self.needs.chunk))
             if request.restore is not None:
-                end = min(end, self.restores.front_limit(request, self.costs.rates, self._now))
+                end = min(end, self.restores.front_limit(request, self._now))
                 if end <= request.kv:
                     pending.remove(request)
                     continue
@@ -472,7 +477,7 @@ class Scheduler:
     def _prefetch(self, request: Request) -> None:
         """The first request of the queue has to wait: let what of it is on disk come nearer."""
         if self.saver is not None and request.read:
-            self.restores.prefetch(request, self._wanted(request), self.costs.rates)
+            self.restores.prefetch(request, self._wanted(request), self._now)
 
     def _take(self, request: Request, step: Step) -> None:
         self.queue.admitted(request)
@@ -532,7 +537,7 @@ class Scheduler:
         keys = self._wanted(request)
         found = len(self.pool.find(keys))
         if self.dram.index is not None and found < len(keys):
-            found += self.restores.blocks_beyond(request, keys, found, self.costs.rates)
+            found += self.restores.blocks_beyond(request, keys, found)
         return found * BLOCK_TOKENS
 
     def _matched_tokens(self, request: Request) -> int:
@@ -596,7 +601,7 @@ class Scheduler:
         if found:
             self.dram.reads(request, wanted[:found])
         if request.blocks_for(request.kv) < len(wanted):
-            self.restores.begin(request, wanted, self.costs.rates, self._now)
+            self.restores.begin(request, wanted, self._now)
         if self.saver is not None and not request.began:
             self.saver.used(request, found if request.restore is None else request.restore.end)
 

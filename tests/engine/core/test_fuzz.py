@@ -74,7 +74,7 @@ class Fuzz:
             self.delivered[id] = self.delivered.get(id, 0) + pick.randrange(40)
             engine.credit(id, self.delivered[id], self.delivered[id] + 32)
         elif what < 0.87:
-            engine.forget("project") if pick.random() < 0.3 else engine.purge(())
+            engine.forget("project") if pick.random() < 0.1 else engine.purge(())
         else:
             self.bench.now += pick.random() * 10
 
@@ -82,7 +82,8 @@ class Fuzz:
         pick = self.random
         id = str(self.sent)
         self.sent += 1
-        shared = [index % VOCABULARY for index in range(pick.choice((0, 64, 130, 260)))]
+        variant = pick.randrange(6)
+        shared = [(index + variant) % VOCABULARY for index in range(pick.choice((0, 64, 130, 260)))]
         tokens = shared + [pick.randrange(VOCABULARY) for _ in range(pick.choice((1, 5, 63, 64, 65, 200)))]
         lane: Lane = pick.choice(LANES)
         request: Generate = generate(

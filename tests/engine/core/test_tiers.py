@@ -13,6 +13,7 @@ import torch
 
 from engine.core.metrics import engine_metrics, memory_load
 from engine.scheduling.step_costs import FixedCosts, Rates
+from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from protocol.replicas import TierLoad
 from protocol.requests import Retain
 from tests.engine.conftest import SCOPES, VOCABULARY, Bench, Run, generate, make_bench
@@ -288,6 +289,12 @@ def test_front_and_tail_meet(tiny_model: Path, store: MemoryStore):
     """A disk as fast as computing: some is computed, some is read, and all is counted once."""
     save(make_bench(tiny_model, swap=16, store=store), store)
     bench = make_bench(tiny_model, swap=16, budget=65, running=1, store=store)
+    restores = bench.engine.scheduler.restores
+    rates: dict[Place, TierRate] = {
+        "dram": TierRate(0.0, 1e12),
+        "nvme": TierRate(0.0, restores.block_bytes / 0.002),
+    }
+    restores.chooser = FetchOrRecompute(rates, ComputeRate(0.002 / 64))
     store.gate.clear()
     run = bench.add(generate("warm", prompt(), OUTPUT))
     bench.step()

@@ -27,7 +27,6 @@ class ManualDisk:
     """A disk whose transfers end when the test says so. It holds keys alone."""
 
     def __init__(self) -> None:
-        self.block_us = 300.0
         self.keys: set[tuple[str, bytes]] = set()
         self.fetching: list[Transfer] = []
         self.saving: list[Transfer] = []

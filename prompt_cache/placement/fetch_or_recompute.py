@@ -1,0 +1,247 @@
+"""Fetch or recompute: how many of a prompt's missing blocks to fetch, from the tail, while the front is computed.
+
+The KV of a prompt's tail needs nothing of ours, its computation would need the front's. So blocks are fetched from the
+tail and computed from the front until the two meet. Whoever restores asks `plan` when it begins and after each piece:
+how many blocks to compute and how many to fetch so that both end together, or all of one kind where the other does not
+pay. It tells what was begun and how long it took (`begin`, `end`, `computed`).
+
+Times are expected from rates: a fixed time and bytes/s for each tier, seconds per token and per token of context for
+computing, all measured by `turnpike calibrate` or at start and corrected by every piece (exponentially weighted). Each
+resource is shared by those who use it now: what is ahead of us ends before us, or we get an equal part, whichever is
+sooner. A piece that is late counts before it ends, so that a disk that is throttled is noticed at once; what was not
+used for long is believed to be as it was calibrated, and tried again.
+
+No I/O, no clock, no tensors: times come as arguments, in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Place = Literal["dram", "nvme"]
+PLACES: tuple[Place, ...] = ("dram", "nvme")
+
+_NEW = 0.25
+"""The weight of a new piece in a rate."""
+_BELIEVE_AGAIN_S = 20.0
+"""After so many seconds without use, half of what is known of a tier is what was calibrated."""
+_WORTH = 0.03
+"""Computing or fetching is left out where it would save less than this part of the time: others have a use for it."""
+LATE = 2.0
+"""A piece that takes this multiple of what was expected is late."""
+SLACK_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class TierRate:
+    """A read of n bytes takes `fixed_s + n / bytes_per_s` when nobody else reads."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeRate:
+    """Computing a token at depth p takes `token_s + p * context_s` when nobody else computes. `fixed_s`: for a step."""
+
+    token_s: float
+    context_s: float = 0.0
+    fixed_s: float = 0.0
+
+    def seconds(self, start: int, tokens: int) -> float:
+        """To compute so many tokens from `start` on."""
+        return tokens * (self.token_s + self.context_s * (start + tokens / 2))
+
+    def per_token(self, depth: float) -> float:
+        """Of a token with so many before it."""
+        return self.token_s + self.context_s * depth
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A prompt's blocks that are not in device memory but in farther tiers: runs of (place, blocks), front first.
+
+    `start`: tokens before them. `block_tokens` and `block_bytes` of a block.
+    """
+
+    start: int
+    runs: tuple[tuple[Place, int], ...]
+    block_tokens: int
+    block_bytes: int
+
+    @property
+    def blocks(self) -> int:
+        """How many are missing."""
+        return sum(count for _, count in self.runs)
+
+    def tail(self, blocks: int) -> dict[Place, int]:
+        """How many of the last `blocks` lie in each place."""
+        places: dict[Place, int] = {}
+        for place, count in reversed(self.runs):
+            taken = min(count, blocks)
+            if taken:
+                places[place] = places.get(place, 0) + taken
+            blocks -= taken
+        return places
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Compute the first `compute` missing blocks and fetch the last `fetch`.
+
+    `seconds`: expected until all are there. `late_s`: ask again if nothing came until then.
+    """
+
+    compute: int
+    fetch: int
+    seconds: float
+    late_s: float
+
+
+@dataclass(slots=True)
+class _Tier:
+    calibrated: TierRate
+    slowness: float = 1.0
+    """How much longer a byte takes than calibrated."""
+    used_at: float = -math.inf
+    pending_bytes: int = 0
+    active: int = 0
+    begun: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """piece -> (when, its bytes) of what is being read"""
+
+
+class FetchOrRecompute:
+    """One for a replica. `tiers`: the calibrated rates of the tiers that there are; `compute`: of the model."""
+
+    def __init__(self, tiers: Mapping[Place, TierRate], compute: ComputeRate) -> None:
+        self._tiers = {place: _Tier(rate) for place, rate in tiers.items()}
+        self._calibrated = compute
+        self._compute_slowness = 1.0
+        self._pieces = 0
+
+    # ------------------------------------------------------------ what happened
+
+    def begin(self, place: Place, size: int, now: float) -> int:
+        """A read of so many bytes begins. Returns the number by which `end` knows it."""
+        tier = self._tiers[place]
+        self._pieces += 1
+        tier.begun[self._pieces] = (now, size)
+        tier.pending_bytes += size
+        tier.active += 1
+        return self._pieces
+
+    def end(self, place: Place, piece: int, now: float, *, failed: bool = False) -> None:
+        """A read ended."""
+        tier = self._tiers[place]
+        began, size = tier.begun.pop(piece)
+        if not failed:
+            self._learn(tier, size, now - began, tier.active, now)
+        tier.pending_bytes -= size
+        tier.active -= 1
+
+    def pieces(self, place: Place) -> Collection[int]:
+        """What is being read from a place."""
+        return self._tiers[place].begun.keys()
+
+    def computed(self, start: int, tokens: int, seconds: float) -> None:
+        """A step computed so many tokens of a prompt from `start` on, and nothing else, in so many seconds."""
+        expected = self._calibrated.fixed_s + self._calibrated.seconds(start, tokens)
+        if expected > 0:
+            self._compute_slowness += _NEW * (seconds / expected - self._compute_slowness)
+
+    def _learn(self, tier: _Tier, size: int, seconds: float, active: int, now: float) -> None:
+        rate = tier.calibrated
+        expected = size * active / rate.bytes_per_s
+        sample = max(0.02, (seconds - rate.fixed_s) / expected)
+        tier.slowness = self._slowness(tier, now)
+        # A slower sample counts more: one slow read says more of a throttled disk than one quick read of a good one.
+        weight = _NEW if sample < 2 * tier.slowness else 0.5
+        tier.slowness *= (sample / tier.slowness) ** weight
+        tier.used_at = now
+
+    def _slowness(self, tier: _Tier, now: float) -> float:
+        """How slow a tier is, by what is known now."""
+        kept = 0.5 ** (max(0.0, now - tier.used_at) / _BELIEVE_AGAIN_S) if tier.used_at > -math.inf else 0.0
+        slowness = tier.slowness**kept
+        rate = tier.calibrated
+        for began, size in tier.begun.values():
+            # What is not there yet takes at least as long as it has taken.
+            least = (now - began - rate.fixed_s) * rate.bytes_per_s / (size * tier.active)
+            slowness = max(slowness, least)
+        return slowness
+
+    # ------------------------------------------------------------ what is expected
+
+    def fetch_seconds(self, missing: Missing, blocks: int, now: float, *, reading: int = 0) -> float:
+        """Until the last `blocks` missing blocks are read. `reading`: bytes that are being read for this prompt."""
+        longest = 0.0
+        for place, count in missing.tail(blocks).items():
+            tier = self._tiers.get(place)
+            if tier is None:
+                return math.inf
+            size = count * missing.block_bytes
+            others = max(0, tier.pending_bytes - reading)
+            users = tier.active + (0 if reading else 1)
+            ahead = min(others + size, size * max(1, users))
+            rate = tier.calibrated
+            longest = max(longest, rate.fixed_s + ahead * self._slowness(tier, now) / rate.bytes_per_s)
+        return longest
+
+    def compute_seconds(self, missing: Missing, blocks: int, waiting_s: float, sharers: int) -> float:
+        """Until the first `blocks` missing blocks are computed, after others' `waiting_s`, or beside `sharers`."""
+        if not blocks:
+            return 0.0
+        rate = self._calibrated
+        own = (rate.fixed_s + rate.seconds(missing.start, blocks * missing.block_tokens)) * self._compute_slowness
+        return min(own + waiting_s, own * (1 + sharers))
+
+    def plan(self, missing: Missing, now: float, *, waiting_s: float = 0.0, sharers: int = 0, reading: int = 0) -> Plan:
+        """What to compute and what to fetch.
+
+        `waiting_s`: what others want computed now, in seconds, and `sharers`, how many these are. `reading`: bytes that
+        are being read for this prompt already, of the blocks in `missing`.
+        """
+        blocks = missing.blocks
+
+        def ends(compute: int) -> tuple[float, float]:
+            return (
+                self.compute_seconds(missing, compute, waiting_s, sharers),
+                self.fetch_seconds(missing, blocks - compute, now, reading=reading),
+            )
+
+        low, high = 0, blocks  # computing `low` blocks ends before fetching the others
+        while low < high:
+            middle = (low + high + 1) // 2
+            computing, fetching = ends(middle)
+            if computing <= fetching:
+                low = middle
+            else:
+                high = middle - 1
+        best = min((low, low + 1), key=lambda compute: max(ends(compute)) if compute <= blocks else math.inf)
+        seconds = max(ends(best))
+        for pure in (blocks, 0):  # what does not help much is left to others
+            if max(ends(pure)) <= seconds * (1 + _WORTH):
+                best, seconds = pure, max(ends(pure))
+        return Plan(best, blocks - best, seconds, SLACK_S + LATE * seconds)
+
+    def pays_from(self, place: Place, block_tokens: int, block_bytes: int, most: int = 1 << 20) -> int | None:
+        """From how many tokens on fetching from a place is quicker than computing them, from a prompt's beginning.
+
+        None if it is not at `most` tokens.
+        """
+        low, high = 1, most // block_tokens
+        quicker = [
+            lambda blocks: (
+                self._tiers[place].calibrated.fixed_s + blocks * block_bytes / self._tiers[place].calibrated.bytes_per_s
+                < self._calibrated.fixed_s + self._calibrated.seconds(0, blocks * block_tokens)
+            )
+        ][0]
+        if not quicker(high):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if quicker(middle) else (middle + 1, high)
+        return low * block_tokens

@@ -1,0 +1,105 @@
+"""`turnpike calibrate`: measure this machine's memory, disk, sealing and model, and say from where on a cache tier pays."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnpike.command_context import print_table
+from turnpike.command_line import CommandError, CommandParser
+from turnpike.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from turnpike.processes.machine_rates import ModelRates
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike calibrate`."""
+    parser.runs(calibrate)
+    parser.add_argument("--folder", type=Path, help="a folder on the disk to measure; default: the data folder")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: %(default)s")
+    parser.add_argument("--no-model", action="store_true", help="measure memory, disk and sealing alone")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
+
+
+def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike calibrate`."""
+    from turnpike.processes import machine_rates
+
+    folder: Path = arguments.folder or settings.data
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        disk = machine_rates.read_disk(folder)
+    except OSError as error:
+        raise CommandError(f"the disk cannot be measured: {error}") from error
+    memory, sealing = machine_rates.copy_memory(), machine_rates.seal()
+    figures: dict[str, Any] = {
+        "memory_bytes_per_s": round(memory.bytes_per_s),
+        "disk_bytes_per_s": {str(depth): round(rate) for depth, rate in disk.by_depth.items()},
+        "disk_fixed_us": round(disk.tier.fixed_s * 1e6, 1),
+        "disk_direct": disk.direct,
+        "sealing_bytes_per_s": round(sealing),
+        "models": [],
+    }
+    if not arguments.no_model:
+        # What is read from disk is also opened, by one core.
+        nvme = type(memory)(disk.tier.fixed_s, 1 / (1 / disk.tier.bytes_per_s + 1 / sealing))
+        for model in settings.model_folders:
+            rates = machine_rates.compute(model, arguments.device)
+            figures["models"].append(_meaning(rates, {"dram": memory, "nvme": nvme}))
+    if arguments.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        _print(figures)
+    return 0
+
+
+def _meaning(rates: ModelRates, tiers: Any) -> dict[str, Any]:
+    """What a model's KV costs to compute and to fetch."""
+    from prompt_cache.placement.fetch_or_recompute import PLACES, FetchOrRecompute
+
+    chooser = FetchOrRecompute(tiers, rates.compute)
+    lengths = (512, 2048, 8192, 32_768)
+    return {
+        "model": rates.name,
+        "block_tokens": rates.block_tokens,
+        "block_bytes": rates.block_bytes,
+        "prefill_tokens_per_s": {
+            str(length): round(length / rates.compute.seconds(0, length), 1) for length in lengths
+        },
+        "pays_from_tokens": {
+            place: chooser.pays_from(place, rates.block_tokens, rates.block_bytes) for place in PLACES
+        },
+        "needed_bytes_per_s": {
+            str(length): round(length / rates.block_tokens * rates.block_bytes / rates.compute.seconds(0, length))
+            for length in lengths
+        },
+    }
+
+
+def _print(figures: dict[str, Any]) -> None:
+    disk = figures["disk_bytes_per_s"]
+    rows = [("memory, a copy", _speed(figures["memory_bytes_per_s"]))]
+    rows += [(f"disk, {depth} reads at once", _speed(rate)) for depth, rate in disk.items()]
+    rows.append(("sealing, one core", _speed(figures["sealing_bytes_per_s"])))
+    print_table(("what", "GB/s"), rows)
+    if not figures["disk_direct"]:
+        print("This disk is read through the page cache: its figures may be those of memory.")
+    for model in figures["models"]:
+        print()
+        print_table(
+            (f"{model['model']}: prompt", "prefill tokens/s", "GB/s to be worth fetching"),
+            [
+                (length, f"{rate:.0f}", _speed(model["needed_bytes_per_s"][length]))
+                for length, rate in model["prefill_tokens_per_s"].items()
+            ],
+        )
+        for place, tokens in model["pays_from_tokens"].items():
+            verdict = "never pays here: computing is quicker" if tokens is None else f"pays from {tokens} tokens on"
+            print(f"Fetching from {place} {verdict}.")
+
+
+def _speed(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3f}"
