@@ -297,8 +297,8 @@ class LeaseStore:
 
 
 def _lease(row: Any) -> Lease:
-    *values, billed, blocks = row
-    return Lease(*values, billed=bool(billed), blocks=blocks)
+    values: dict[str, Any] = dict(zip(Lease.__struct_fields__, row, strict=True))
+    return Lease(**values | {"billed": bool(values["billed"])})
 
 
 def _row(one: Lease) -> dict[str, Any]:
