@@ -22,6 +22,7 @@ from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.forgotten_scopes import ForgottenScopes
 from gateway.generation.generation_task import GenerationDependencies
+from gateway.generation.leased_blocks import LeasedBlocks
 from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks
 from gateway.generation.shared_writes import SharedWrites
@@ -171,6 +172,7 @@ class Gateway:
             patience=services.options.timeouts.replay,
         )
         self.writes = SharedWrites()
+        self.leased_blocks = LeasedBlocks(self.leases, services.domains, self.threads)
         self.history = RequestHistory(services.database, services.domains, services.prices)
         self.requests = RunningTasks(
             GenerationDependencies(
@@ -183,6 +185,7 @@ class Gateway:
                 self.metrics,
                 self.disk,
                 self.writes,
+                self.leased_blocks,
                 self.history,
             )
         )
@@ -261,6 +264,7 @@ class Gateway:
         await self.orphaned_holds.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()
+        await self.leased_blocks.stop()
         await self.leased_holds.close()
         await self.allowances.close()
         await self.lease_outcomes.close()

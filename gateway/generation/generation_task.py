@@ -23,6 +23,7 @@ from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.hold_slices import HoldSlices
+from gateway.generation.leased_blocks import LeasedBlocks
 from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
 from gateway.generation.request_history import Explanation, RequestHistory
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
@@ -55,6 +56,7 @@ class GenerationDependencies(Struct, frozen=True):
     metrics: GatewayMetrics
     disk: DiskWatch
     writes: SharedWrites
+    blocks: LeasedBlocks
     history: RequestHistory | None = None
 
 
@@ -354,6 +356,8 @@ class GenerationTask:
         if sequence:
             deps.fleet.acknowledge(stream, sequence)
         deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
+        if event.usage.write:
+            deps.blocks.note(prepared, stream.model_digest)
         explanation = await self._remember(hold, event)
         if outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
