@@ -18,9 +18,11 @@ HEADER = "cache-status"
 _SECOND = 1_000_000
 
 
-def cache_status(prepared: PreparedRequest, usage: Usage, counts: Counts) -> str:
-    """The header's value for a request that is billed and was counted like this."""
-    leases, read = prepared.leases, any(usage.read.values())
+def cache_status(prepared: PreparedRequest, usage: Usage | None = None, counts: Counts | None = None) -> str:
+    """The header's value for a request that is billed and was counted like this; or, while that is not known, for what
+    its leases promise."""
+    leases = prepared.leases
+    read = any(usage.read.values()) if usage is not None else leases is not None and leases.hit is not None
     parts = ["turnpike"]
     if read:
         parts.append("hit")
@@ -28,8 +30,8 @@ def cache_status(prepared: PreparedRequest, usage: Usage, counts: Counts) -> str
         parts.append("fwd=bypass" if prepared.plan.read == "none" else "fwd=uri-miss")
     if leases is not None:
         parts += _lease_parts(leases)
-    tiers = ("hbm", counts.read_hbm), ("dram", counts.read_dram), ("nvme", counts.read_nvme)
-    if read:
+    if read and counts is not None:
+        tiers = ("hbm", counts.read_hbm), ("dram", counts.read_dram), ("nvme", counts.read_nvme)
         parts.append(f'detail="{",".join(f"{tier}:{tokens}" for tier, tokens in tiers if tokens) or "hbm:0"}"')
     return "; ".join(parts)
 
