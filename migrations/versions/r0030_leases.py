@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -15,11 +17,11 @@ _ID = sa.UUID().with_variant(sa.LargeBinary(16), "sqlite")
 _COUNT = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-def _columns(kind: sa.types.TypeEngine[object], *names: str) -> list[sa.Column[object]]:
+def _columns(kind: Any, *names: str) -> list[sa.Column[Any]]:
     return [sa.Column(name, kind, nullable=False) for name in names]
 
 
-def _prefix() -> list[sa.Column[object]]:
+def _prefix() -> list[sa.Column[Any]]:
     return [
         *_columns(_ID, "id", "tenant_id", "project_id"),
         *_columns(sa.LargeBinary(), "prefix_key"),

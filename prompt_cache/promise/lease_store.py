@@ -68,6 +68,7 @@ class LeaseStore:
 
     async def save(self, session: AsyncSession, decider: LeaseDecider) -> None:
         """Write what was decided."""
+        # all tenants: requests of several are decided together, each row names its own
         if decider.replaced:
             await self._end(session, decider.replaced, "expired")
         before = decider.found_ids
@@ -89,6 +90,7 @@ class LeaseStore:
             self._live_tokens[project] = (at, live + tokens)
 
     async def _locked(self, session: AsyncSession, keys: Collection[tuple[UUID, bytes]]) -> list[Lease]:
+        # all tenants: requests of several are decided together; a prefix key is a project's own
         if not keys:
             return []
         query = (
@@ -102,6 +104,7 @@ class LeaseStore:
         return [_lease(row) for row in await session.execute(self._database.locked(query))]
 
     async def _count_live(self, session: AsyncSession, projects: Collection[UUID], now: int) -> dict[UUID, int]:
+        # all tenants: requests of several are decided together
         clock = time.monotonic()
         stale = [
             project
@@ -123,6 +126,7 @@ class LeaseStore:
 
     async def _remember_refused(self, session: AsyncSession, refused: Sequence[Lease], now: int) -> None:
         """Keep why these did not begin, once for each prefix."""
+        # all tenants: each row names its own
         kept = self._database.insert(ended_lease)
         kept = kept.on_conflict_do_update(index_elements=["id"], set_={"ended_at": kept.excluded.ended_at})
         rows = {(id_ := _limit_id(one)): {**_ended_row(one, now, "limit"), "id": id_, "blocks": b""} for one in refused}
@@ -130,6 +134,7 @@ class LeaseStore:
 
     async def _end(self, session: AsyncSession, ended: Sequence[Lease], cause: EndCause, at: int | None = None) -> None:
         """Move these from the leases to those that ended, at `at` or when they expired."""
+        # all tenants: each row names its own
         rows = [_ended_row(one, one.expires_at if at is None else at, cause) for one in ended]
         await session.execute(insert(ended_lease), rows)
         await session.execute(delete(lease).where(one_of(self._database, lease.c.id, [one.id for one in ended])))
@@ -139,6 +144,7 @@ class LeaseStore:
     async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
         """Let the leases that these requests wrote be certain as far as their billed `prompts` reach, in tokens; end
         those beyond, which nobody pays for. Returns how many ended. Raises DatabaseUnavailable."""
+        # all tenants: requests end whoever asked
         async with self._database.transaction() as session:
             query = select(*_COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.billed == 0)
             rows = await session.execute(self._database.locked(query.order_by(lease.c.project_id, lease.c.prefix_key)))
@@ -189,6 +195,7 @@ class LeaseStore:
 
         A key that is absent was not written in that time. Raises DatabaseUnavailable.
         """
+        # a project is one tenant's
         ended = (ended_lease.c.project_id == project_id) & one_of(self._database, ended_lease.c.prefix_key, keys)
         wanted = (lease.c.project_id == project_id) & one_of(self._database, lease.c.prefix_key, keys)
         async with self._database.reading() as session:
@@ -203,6 +210,7 @@ class LeaseStore:
 
     async def page(self, project_id: UUID, *, limit: int, after: UUID | None, tag: str | None = None) -> list[Lease]:
         """Live leases of a project, the newest first, from the one after `after`. Raises DatabaseUnavailable."""
+        # a project is one tenant's
         query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.expires_at > self._database.clock)
         if after is not None:
             query = query.where(lease.c.id < after)
@@ -215,6 +223,7 @@ class LeaseStore:
 
     async def get(self, project_id: UUID, identity: UUID) -> Lease | None:
         """A live lease of a project; None where the project has none of this id. Raises DatabaseUnavailable."""
+        # a project is one tenant's
         query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
         async with self._database.reading() as session:
             row = (await session.execute(query.where(lease.c.expires_at > self._database.clock))).one_or_none()
@@ -222,6 +231,7 @@ class LeaseStore:
 
     async def extend(self, project_id: UUID, identity: UUID) -> Lease | None:
         """Begin the life of a live lease anew, as a read does. None where there is none. Raises DatabaseUnavailable."""
+        # a project is one tenant's
         query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
         async with self._database.transaction() as session:
             row = (await session.execute(self._database.locked(query))).one_or_none()
@@ -237,6 +247,7 @@ class LeaseStore:
     ) -> list[Lease]:
         """End live leases of a project now, at most so many: the one of this id, those with this label, or, without
         either, all. Returns them. Raises DatabaseUnavailable."""
+        # a project is one tenant's
         query = select(*_COLUMNS).where(lease.c.project_id == project_id)
         if identity is not None:
             query = query.where(lease.c.id == identity)
@@ -254,8 +265,8 @@ class LeaseStore:
 
 
 def _lease(row: Any) -> Lease:
-    values = tuple(row)
-    return Lease(*values[:-2], bool(values[-2]), values[-1])
+    *values, billed, blocks = row
+    return Lease(*values, billed=bool(billed), blocks=blocks)
 
 
 def _row(one: Lease) -> dict[str, Any]:
