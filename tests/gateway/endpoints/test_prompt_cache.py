@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from sqlalchemy import text
 
 from billing.prices import PriceCatalog
 from billing.usage import LEASE_CLASSES
@@ -205,6 +206,22 @@ async def test_no_cache_reads_nothing_and_writes(stack: Stack) -> None:
     assert [run.generate.read for run in stack.replica.runs.values()] == [True, False, False]
     answer = await post(stack, "max-age=600", **options)
     assert details(answer.json()["usage"]) == (conversation_end(stack), 0)
+
+
+async def test_a_lease_that_is_too_old_is_stale(stack: Stack) -> None:
+    options = {"prompt_cache_options": {"ttl": "30m"}}
+    await ask(stack, messages(), **options)
+    await stack.settled(1)
+    async with stack.database.transaction() as session:
+        await session.execute(text("UPDATE lease SET written_at = written_at - 100000000"))
+    aged = await post(stack, "max-age=99", **options)
+    assert status_of(aged.headers).startswith("turnpike; fwd=stale; stored; ttl=")
+    assert details(aged.json()["usage"]) == (0, conversation_end(stack))
+    await stack.settled(2)
+    async with stack.database.transaction() as session:
+        await session.execute(text("UPDATE lease SET expires_at = written_at"))
+    _, status = await ask(stack, messages(), **options)
+    assert status.startswith("turnpike; fwd=stale; stored; ttl=")
 
 
 @pytest.mark.parametrize("streamed", [False, True])
