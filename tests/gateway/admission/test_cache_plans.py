@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gateway.admission.cache_plans import cache_plan
-from gateway.conversation.prompt import Prompt
+from gateway.conversation.prompt import Prompt, make_prompt
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.openai import chat_request, completions_request
 from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest
 from gateway.served_models.served_model import ServedModel, load_served_model
 from prompt_cache.promise.directives import CachePlan
+from tests.fast import examples
 from tests.gateway.tiny_model import TEMPLATE, make_model_folder
 
 BREAKPOINT: dict[str, Any] = {"prompt_cache_breakpoint": {"mode": "explicit"}}
@@ -107,3 +110,36 @@ def test_an_unmarked_request_gets_the_same_plan_object_each_time(model: ServedMo
     plans = [planned(model, chat(("user", [(text, {})])))[1] for text in ("one", "two")]
     assert plans[0] is plans[1]
     assert plans[0].lookups == ()
+
+
+TURN = st.lists(st.sampled_from(["a", "Why?", "def f(x)", "東京"]), min_size=1, max_size=3)
+
+
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(TURN, min_size=2, max_size=16), st.booleans(), st.integers(1, 6))
+def test_a_conversation_that_grows_finds_what_it_wrote(
+    model: ServedModel, turns: list[list[str]], anthropic: bool, step: int
+) -> None:
+    """Whichever dialect it is written in, and whichever dialect reads it."""
+    roles = ("user", "assistant")
+    said = [
+        {"role": roles[at % 2], "content": [{"type": "text", "text": f"{LONG[:24]}{text}"} for text in turn]}
+        for at, turn in enumerate(turns)
+    ]
+    lengths = list(range(1, len(said) + 1, step))
+    written: tuple[list[int], list[int]] | None = None
+    for number, length in enumerate(lengths):
+        here = anthropic ^ bool(number % 2)
+        body: dict[str, Any] = {"model": "tiny", "messages": said[:length]}
+        if here:
+            parsed = messages_request.parse(json.dumps({**body, "max_tokens": 1, **CONTROL}).encode()).generation
+        else:
+            parsed = chat_request.parse(json.dumps({**body, "prompt_cache_options": {}}).encode()).generation
+        prompt = make_prompt(parsed.turns, model.template, model.tokenizer, 1 << 20)
+        plan = cache_plan(parsed, prompt, model)
+        if written is not None:
+            before, tokens = written
+            assert set(before) & set(plan.lookups)
+            assert prompt.tokens[: before[-1]] == tokens[: before[-1]]
+        written = points(plan), prompt.tokens
+        assert points(plan) == [prompt.spans[-1].end]
