@@ -21,6 +21,7 @@ from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.generation.generation_task import GenerationDependencies
+from gateway.generation.leased_blocks import LeasedBlocks
 from gateway.generation.running_tasks import RunningTasks
 from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
@@ -166,6 +167,7 @@ class Gateway:
             patience=services.options.timeouts.replay,
         )
         self.writes = SharedWrites()
+        self.leased_blocks = LeasedBlocks(self.leases, services.domains, self.threads)
         self.requests = RunningTasks(
             GenerationDependencies(
                 self.admission,
@@ -177,6 +179,7 @@ class Gateway:
                 self.metrics,
                 self.disk,
                 self.writes,
+                self.leased_blocks,
             )
         )
         self.orphaned_holds = OrphanedHolds(
@@ -252,6 +255,7 @@ class Gateway:
         await self.orphaned_holds.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()
+        await self.leased_blocks.stop()
         await self.leased_holds.close()
         await self.allowances.close()
         await self.lease_outcomes.close()

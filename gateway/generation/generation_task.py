@@ -22,6 +22,7 @@ from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.hold_slices import HoldSlices
+from gateway.generation.leased_blocks import LeasedBlocks
 from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
 from gateway.generation.shared_writes import SharedWrites
@@ -53,6 +54,7 @@ class GenerationDependencies(Struct, frozen=True):
     metrics: GatewayMetrics
     disk: DiskWatch
     writes: SharedWrites
+    blocks: LeasedBlocks
 
 
 class GenerationTask:
@@ -346,6 +348,8 @@ class GenerationTask:
         if sequence:
             deps.fleet.acknowledge(stream, sequence)
         deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
+        if event.usage.write:
+            deps.blocks.note(prepared, stream.model_digest)
         if outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at

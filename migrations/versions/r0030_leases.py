@@ -74,6 +74,17 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_lease_tag_project_id_tag"), "lease_tag", ["project_id", "tag"])
     op.create_table(
+        "lease_blocks",
+        *_columns(_ID, "lease_id"),
+        *_columns(sa.Text(), "scope"),
+        *_columns(sa.LargeBinary(), "keys"),
+        sa.PrimaryKeyConstraint("lease_id", name=op.f("pk_lease_blocks")),
+        sa.ForeignKeyConstraint(
+            ["lease_id"], ["lease.id"], name=op.f("fk_lease_blocks_lease_id_lease"), ondelete="CASCADE"
+        ),
+        **STRICT,
+    )
+    op.create_table(
         "lease_storage_hour",
         *_columns(_COUNT, "hour", "recorded_at"),
         sa.PrimaryKeyConstraint("hour", name=op.f("pk_lease_storage_hour")),
@@ -82,5 +93,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for table in ("lease_storage_hour", "lease_tag", "ended_lease", "lease"):
+    for table in ("lease_storage_hour", "lease_blocks", "lease_tag", "ended_lease", "lease"):
         op.drop_table(table)

@@ -18,7 +18,7 @@ from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseWish
-from prompt_cache.tables import ended_lease, lease, lease_tag
+from prompt_cache.tables import ended_lease, lease, lease_blocks, lease_tag
 from storage.database.base import id_of
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
@@ -44,6 +44,21 @@ class LeaseFate(msgspec.Struct, frozen=True):
     at: int
     tokens: int
     lease_class: str
+
+
+class LeaseBlocks(msgspec.Struct, frozen=True):
+    """Blocks that replicas have of a lease: their scope there, and the keys, `KEY_BYTES` each."""
+
+    lease_id: UUID
+    scope: str
+    keys: bytes
+
+
+class PurgedLeases(msgspec.Struct, frozen=True):
+    """Leases that were ended, and the blocks that replicas may have of them."""
+
+    leases: list[Lease]
+    blocks: list[LeaseBlocks]
 
 
 class LeaseStore:
@@ -162,6 +177,17 @@ class LeaseStore:
                 self._live_tokens.pop(one.project_id, None)
             return len(failed)
 
+    async def name_blocks(self, blocks: Sequence[LeaseBlocks]) -> None:
+        """Note under which keys replicas have blocks of leases; of those that are gone nothing. Raises
+        DatabaseUnavailable."""
+        # all tenants: a lease is one tenant's
+        async with self._database.transaction() as session:
+            wanted = one_of(self._database, lease.c.id, [one.lease_id for one in blocks])
+            there = set(await session.scalars(self._database.locked(select(lease.c.id).where(wanted))))
+            rows = [msgspec.structs.asdict(one) for one in blocks if one.keys and one.lease_id in there]
+            if rows:
+                await session.execute(self._database.insert(lease_blocks).on_conflict_do_nothing(), rows)
+
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
         """Requests, at most so many, of which leases of before this instant do not know whether they pay for them."""
         # all tenants: requests end whoever asked
@@ -244,7 +270,7 @@ class LeaseStore:
 
     async def purge(
         self, project_id: UUID, *, identity: UUID | None = None, tag: str | None = None, most: int = 1000
-    ) -> list[Lease]:
+    ) -> PurgedLeases:
         """End live leases of a project now, at most so many: the one of this id, those with this label, or, without
         either, all. Returns them. Raises DatabaseUnavailable."""
         # a project is one tenant's
@@ -257,16 +283,22 @@ class LeaseStore:
         query = query.where(lease.c.expires_at > self._database.clock).order_by(lease.c.prefix_key).limit(most)
         async with self._database.transaction() as session:
             gone = [_lease(row) for row in await session.execute(self._database.locked(query))]
+            blocks: list[LeaseBlocks] = []
             if gone:
+                of = lease_blocks.c
+                found = select(of.lease_id, of.scope, of["keys"]).where(
+                    one_of(self._database, of.lease_id, [one.id for one in gone])
+                )
+                blocks = [LeaseBlocks(*row) for row in await session.execute(found)]
                 now = (await session.execute(select(self._database.clock))).scalar_one()
                 await self._end(session, gone, "purged", now)
         self._live_tokens.pop(project_id, None)
-        return gone
+        return PurgedLeases(gone, blocks)
 
 
 def _lease(row: Any) -> Lease:
-    *values, billed, blocks = row
-    return Lease(*values, billed=bool(billed), blocks=blocks)
+    values: dict[str, Any] = dict(zip(Lease.__struct_fields__, row, strict=True))
+    return Lease(**values | {"billed": bool(values["billed"])})
 
 
 def _row(one: Lease) -> dict[str, Any]:

@@ -252,7 +252,7 @@ class History:
         live = await self._live()
         if live:
             path, identity = live[index % len(live)]
-            assert await self.doors.stores[0].purge(self.doors.project, identity=identity)
+            assert (await self.doors.stores[0].purge(self.doors.project, identity=identity)).leases
             del self.model.leases[path]
 
     async def _extend(self, index: int, _: int) -> None:

@@ -14,6 +14,7 @@ from billing.prices import PriceCatalog
 from billing.usage import LEASE_CLASSES
 from billing.verification.audit import audit_money
 from gateway.services import GatewayOptions
+from prompt_cache.kv.block_keys import chain, model_root
 from storage.database.database import Database
 from tests.gateway.stack import PRICES, Stack, quick_timeouts, running_stack, stock
 from turnpike.processes.lease_upkeep import LeaseUpkeep
@@ -159,6 +160,28 @@ async def test_a_project_lists_extends_and_purges_its_caches(caching: Stack) -> 
     await caching.post(body(TEXT))  # it was the first
     again = (await caching.settled(4))[-1]
     assert (again.read_5m, again.write_5m > 0) == (0, True)
+
+
+async def test_a_purged_caches_blocks_leave_the_replicas(caching: Stack) -> None:
+    mine = {"authorization": f"Bearer {caching.key}"}
+    await caching.post(body(TEXT, "Then the rest. " * 9))
+    await caching.settled(1)
+    rows: list[Any] = []
+    while len(rows) < 2:
+        rows = await caching.rows("SELECT tokens FROM lease JOIN lease_blocks ON lease_id = lease.id ORDER BY tokens")
+        await asyncio.sleep(0.01)
+    (run,) = caching.replica.runs.values()
+    ((until, scope),) = [(segment.until, segment.scope) for segment in run.generate.segments]
+    root = next(one.root for one in caching.replica.scopes if one.scope == scope)
+    keys = chain(model_root("d" * 64), [(until, root)], run.generate.tokens)
+    page = (await caching.http.get("/v1/caches", headers=mine)).json()["data"]
+    longer = next(one for one in page if one["tokens"] == rows[1].tokens)
+    await caching.http.delete(f"/v1/caches/{longer['id']}", headers=mine)
+    await caching.until(lambda: caching.replica.purges)
+    (purged,) = caching.replica.purges
+    own = keys[rows[0].tokens // 64 : rows[1].tokens // 64]
+    assert (purged.scope, list(purged.keys)) == (scope, own)
+    assert own
 
 
 async def test_another_projects_lease_is_never_read(caching: Stack) -> None:

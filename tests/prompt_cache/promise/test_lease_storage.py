@@ -163,5 +163,5 @@ async def test_over_the_limit_there_is_no_lease_and_that_is_told(database: Datab
     fate = (await store.fates(NOBODY, [b"y"]))[b"y"]
     assert (fate.cause, fate.at) == ("limit", START)
     assert [one.tokens for one in await store.page(NOBODY, limit=9, after=None, tag="x")] == [80]
-    assert len(await store.purge(NOBODY, tag="x")) == 1
+    assert len((await store.purge(NOBODY, tag="x")).leases) == 1
     assert await decided("y", 21) == (21, 0)
