@@ -56,7 +56,7 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
 def message_usage(
     usage: Usage, *, lane: Lane, cost_pico: int | None = None, currency: str = "", cached_until: int | None = None
 ) -> MessageUsage:
-    """The usage object of a message. `cost_pico`: what it cost, if that is known. `cached_until`: when the lease ends, in
+    """The usage object of a message. `cost_pico`: what it cost, if known. `cached_until`: when the lease ends, in
     microseconds since the Unix epoch."""
     reads = {name: tokens for name, tokens in usage.read.items() if name != AUTOMATIC and tokens}
     return MessageUsage(
