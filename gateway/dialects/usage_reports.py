@@ -11,6 +11,7 @@ from msgspec import Struct
 from billing.money import format_pico
 from billing.reports.cost_report import LIMITS, CostGroup, LineItem
 from billing.reports.usage_report import Group
+from storage.database.base import from_instant
 
 Width = Literal["1m", "1h", "1d"]
 
@@ -53,6 +54,11 @@ class Cost(Struct, frozen=True):
 
     currency: str
     amount: str
+
+
+def expiry_text(instant: int) -> str:
+    """An instant, in microseconds since the Unix epoch, in whole seconds of RFC 3339."""
+    return from_instant(instant).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def costs_by_currency(costs_pico: Mapping[str, int]) -> list[Cost]:

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from billing.money import format_pico
 from billing.usage import AUTOMATIC, LEASE_CLASSES, Usage
-from gateway.dialects.usage_reports import Cost
+from gateway.dialects.usage_reports import Cost, expiry_text
 from protocol.requests import Lane
 
 SERVICE_TIER_OF: dict[Lane, str] = {"interactive": "priority", "standard": "standard", "batch": "batch"}
@@ -31,8 +31,15 @@ class CacheLifetimes(Struct, frozen=True):
     ephemeral_24h_input_tokens: int | UnsetType = UNSET
 
 
+class OutputDetails(Struct, frozen=True):
+    """No model here thinks yet."""
+
+    thinking_tokens: int = 0
+
+
 class MessageUsage(Struct, frozen=True, kw_only=True):
-    """`input_tokens` is only what was neither read nor written. `cost` is ours, and stands where it is known."""
+    """`input_tokens` is only what was neither read nor written. `cost` and `cache_expires_at` (RFC 3339, when the lease
+    ends on the longest part of the prompt) are ours, and stand where they are known."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -40,12 +47,17 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_creation: CacheLifetimes
     cache_read: CacheLifetimes | UnsetType = UNSET
     output_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
     service_tier: str
     cost: Cost | UnsetType = UNSET
+    cache_expires_at: str | UnsetType = UNSET
 
 
-def message_usage(usage: Usage, *, lane: Lane, cost_pico: int | None = None, currency: str = "") -> MessageUsage:
-    """The usage object of a message. `cost_pico`: what it cost, if that is known."""
+def message_usage(
+    usage: Usage, *, lane: Lane, cost_pico: int | None = None, currency: str = "", cached_until: int | None = None
+) -> MessageUsage:
+    """The usage object of a message. `cost_pico`: what it cost, if known. `cached_until`: when the lease ends, in
+    microseconds since the Unix epoch."""
     reads = {name: tokens for name, tokens in usage.read.items() if name != AUTOMATIC and tokens}
     return MessageUsage(
         input_tokens=usage.uncached,
@@ -56,6 +68,7 @@ def message_usage(usage: Usage, *, lane: Lane, cost_pico: int | None = None, cur
         output_tokens=usage.output,
         service_tier=SERVICE_TIER_OF[lane],
         cost=UNSET if cost_pico is None else Cost(currency, format_pico(cost_pico)),
+        cache_expires_at=UNSET if cached_until is None else expiry_text(cached_until),
     )
 
 

@@ -179,7 +179,13 @@ class MessageWriter:
         return _event(MessageStart(self._message((), shown, None, None))) + _PING
 
     def _usage(self, end: Finished) -> MessageUsage:
-        return message_usage(end.usage, lane=self._identity.lane, cost_pico=end.cost_pico, currency=end.currency)
+        return message_usage(
+            end.usage,
+            lane=self._identity.lane,
+            cost_pico=end.cost_pico,
+            currency=end.currency,
+            cached_until=end.cached_until,
+        )
 
     def _stop(self, end: Finished) -> tuple[StopReason, str | None]:
         """Why the answer ended, and the stop sequence that ended it."""

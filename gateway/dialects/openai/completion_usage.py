@@ -14,8 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from billing.money import format_pico
 from billing.usage import AUTOMATIC, LEASE_CLASSES, Usage
-from gateway.dialects.usage_reports import Cost
-from storage.database.base import from_instant
+from gateway.dialects.usage_reports import Cost, expiry_text
 
 _FIELDS = {AUTOMATIC: "automatic_tokens"} | {name: f"ttl_{name}_tokens" for name in LEASE_CLASSES}
 
@@ -80,7 +79,7 @@ def completion_usage(usage: Usage, cost_pico: int, currency: str, cached_until: 
         prompt_tokens_details=_prompt_details(usage),
         completion_tokens_details=CompletionDetails(),
         cost=Cost(currency, format_pico(cost_pico)),
-        cache_expires_at=UNSET if cached_until is None else from_instant(cached_until).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        cache_expires_at=UNSET if cached_until is None else expiry_text(cached_until),
     )
 
 
