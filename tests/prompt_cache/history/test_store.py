@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy import func, select, update
 
 from prompt_cache.history import store
-from prompt_cache.history.diagnosis import CAUSES, Diagnosis, Evidence, Miss, diagnose
+from prompt_cache.history.diagnosis import CAUSES, Diagnosis, Earlier, Evidence, Miss, diagnose
 from prompt_cache.history.prefix_hashes import family, history_secret, nodes_of
 from prompt_cache.history.records import RequestRecord, pack
 from prompt_cache.history.resemblance import Noted
 from prompt_cache.history.store import KEEP_S, History, day_of
 from prompt_cache.tables import cache_prefix, cache_request
+from protocol.requests import Miss as EngineMiss
 from storage.database.base import new_id
 from storage.database.database import Database
 
@@ -164,12 +165,8 @@ def test_a_record_has_no_text() -> None:
 
 
 def test_corrupted_records_are_named() -> None:
-    from protocol.requests import Miss as EngineMiss
-
     before = noted(list(range(640)), 1).record
     new = noted(list(range(640)), 100, misses=(EngineMiss(128, 256, "corrupted"),)).record  # type: ignore[arg-type]
-    from prompt_cache.history.diagnosis import Earlier
-
     found = diagnose(new, Evidence((Earlier(before, 640),)))
     assert found == Diagnosis(640, 0, found.misses, (), before.id, 640)
     assert [(miss.start, miss.end, miss.cause) for miss in found.misses] == [
