@@ -203,6 +203,13 @@ class History(Resemblance):
                 await session.execute(delete(table).where(table.c.day < day_of(now - KEEP_DAYS_S * _SECOND)))
         return gone
 
+    async def forget(self, tenant_id: UUID, project_id: UUID) -> None:
+        """Delete all that is kept of a project but the sums of its days."""
+        async with self._database.transaction() as session:
+            for table in (cache_request, cache_prefix):
+                own = (table.c.tenant_id == tenant_id) & (table.c.project_id == project_id)
+                await session.execute(delete(table).where(own))
+
     async def size(self, tenant_id: UUID, project_id: UUID) -> tuple[int, int]:
         """How many bytes of hashes, and of records, are kept of a project."""
         own = (_PREFIX.tenant_id == tenant_id) & (_PREFIX.project_id == project_id)

@@ -159,6 +159,18 @@ async def test_what_is_old_is_forgotten(database: Database) -> None:
     assert await history.forget_old() == len(young.nodes)
 
 
+async def test_a_project_is_forgotten_alone(database: Database) -> None:
+    now = await database.now()
+    history = History(database)
+    mine, other = noted(list(range(640)), now), noted(list(range(640)), now, project_id=new_id())
+    await keep(history, mine)
+    await keep(history, other)
+    await history.forget(TENANT, PROJECT)
+    assert await history.get(TENANT, None, mine.record.id) is None
+    assert await history.size(TENANT, PROJECT) == (0, 0)
+    assert await history.get(TENANT, None, other.record.id) is not None
+
+
 def test_a_record_has_no_text() -> None:
     told = pack(noted(list(range(100)), 1).record)
     assert len(told) < 400
