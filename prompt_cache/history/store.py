@@ -157,6 +157,7 @@ class History(Resemblance):
         await self._add(session, cache_day, names, sums)
 
     async def _count(self, session: AsyncSession, used: Mapping[tuple[UUID, str], dict[str, Any]]) -> None:
+        """Count what was kept and left out; each row names its tenant."""
         await self._add(session, cache_history_day, ("project_id", "day"), used)
 
     async def _add(
