@@ -51,10 +51,10 @@ def create_app(services: GatewayServices) -> Litestar:
         if message["type"] == "http.response.start":
             context = request_context(scope)
             name = context.name.encode()  # OpenAI's clients read the first header, Anthropic's the second
-            message["headers"] = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
+            headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
             if context.principal is not None and speaks_anthropic(scope):
-                organization = str(context.principal.tenant_id).encode()
-                message["headers"].append((b"anthropic-organization-id", organization))
+                headers.append((b"anthropic-organization-id", str(context.principal.tenant_id).encode()))
+            message["headers"] = headers
             _record_response(gateway, scope, message["status"])
 
     return Litestar(

@@ -21,8 +21,10 @@ from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.generation.generation_task import GenerationDependencies
+from gateway.generation.leased_blocks import LeasedBlocks
 from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks
+from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
 from gateway.metering.lease_outcomes import LeaseOutcomes
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
@@ -165,6 +167,8 @@ class Gateway:
             refused=self.refused,
             patience=services.options.timeouts.replay,
         )
+        self.writes = SharedWrites()
+        self.leased_blocks = LeasedBlocks(self.leases, services.domains, self.threads)
         self.history = RequestHistory(services.database, services.domains, services.prices)
         self.requests = RunningTasks(
             GenerationDependencies(
@@ -176,6 +180,8 @@ class Gateway:
                 self.refused,
                 self.metrics,
                 self.disk,
+                self.writes,
+                self.leased_blocks,
                 self.history,
             )
         )
@@ -252,6 +258,7 @@ class Gateway:
         await self.orphaned_holds.stop()
         await self.recovery.stop()
         await self.services.fleet.stop()
+        await self.leased_blocks.stop()
         await self.leased_holds.close()
         await self.allowances.close()
         await self.lease_outcomes.close()

@@ -68,6 +68,16 @@ lease_tag = Table(
 )
 """The labels by which a project's leases can be purged."""
 
+lease_blocks = Table(
+    "lease_blocks",
+    Base.metadata,
+    Column("lease_id", Id, ForeignKey("lease.id", ondelete="CASCADE"), primary_key=True),
+    Column("scope", Text, nullable=False),
+    Column("keys", LargeBinary, nullable=False),
+    **STRICT,
+)
+"""Under which scope and keys (32 bytes each) replicas have the blocks of a lease that the lease before it has not."""
+
 lease_storage_hour = Table(
     "lease_storage_hour",
     Base.metadata,

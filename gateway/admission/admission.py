@@ -41,7 +41,7 @@ from gateway.conversation.prompt import Prompt, PromptTooLong, Span
 from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
 from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import CacheDirectives, GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack, unpack
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.cache_domains import CacheDomains
@@ -59,11 +59,15 @@ log = structlog.get_logger("gateway.admission")
 _CLAMPS = 3
 """How often a request without `max_tokens` is shortened, should other requests spend the money at the same time."""
 _SECOND = 1_000_000
+_MANY_PIECES = 1000
+"""The cache plan of a prompt with more texts and markers is made in a thread."""
 _THREAD_CHARACTERS, _PER_TEXT = 65_536, 64
 """Conversations of more characters are tokenized in a thread, so that they do not block the event loop. Each text
 counts as `_PER_TEXT` characters more, for the cost of calling the tokenizer."""
 _PER_TOOL_CHARACTER = 4
 """A character of a tool's definition, which is marked string by string, counts as so many."""
+_THREAD_TOKENS = 16_384
+"""The prefix keys of longer prompts are made in a thread too."""
 
 
 class Payer(Struct, frozen=True):
@@ -175,7 +179,7 @@ class Admission:
         prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
-        cache = cache_plan(generation, prompt, model)
+        cache = await self._plan(payer.tenant_id, model, generation, prompt)
         try:
             price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
         except PriceMissing as error:
@@ -306,7 +310,8 @@ class Admission:
         """The hold, and the request with what the cache promises it. Raises NotCached too."""
         assert prepared.keys is not None
         payer, generation = prepared.payer, prepared.generation
-        asked = lease_request(
+        ask = partial(
+            lease_request,
             LeasePayer(prepared.request_id, payer.tenant_id, payer.project_id, generation.lane),
             prepared.plan,
             prepared.keys,
@@ -314,8 +319,16 @@ class Admission:
             prepared.price,
             tags=generation.cache.tags,
         )
+        long = len(prepared.prompt.tokens) > _THREAD_TOKENS
+        asked = await self._threads.run(payer.tenant_id, ask) if long else ask()
         hold = await self._allowances.reserve_beside(payer.tenant_id, lambda: self._leased.reserve(request, asked))
         return replace(prepared, terms=unpack(hold.terms), leases=asked.decision), hold
+
+    async def _plan(self, tenant: UUID, model: ServedModel, generation: GenerationRequest, prompt: Prompt) -> CachePlan:
+        pieces = len(prompt.spans) + len(generation.cache.markers)
+        if pieces > _MANY_PIECES and generation.cache != CacheDirectives():
+            return await self._threads.run(tenant, partial(cache_plan, generation, prompt, model))
+        return cache_plan(generation, prompt, model)
 
     async def _prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
         if generation.prompt is not None:

@@ -21,7 +21,9 @@ from gateway.errors import InvalidField, NotFound
 from gateway.http.authentication import project_principal
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from prompt_cache.kv.block_keys import KEY_BYTES
 from prompt_cache.promise.lease_decisions import LIFE_S, Lease
+from prompt_cache.promise.lease_store import PurgedLeases
 
 _PREFIX = "cache_"
 _MOST_PURGED = 1000
@@ -82,6 +84,12 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         assert project is not None
         return project
 
+    def purge_blocks(gone: PurgedLeases) -> None:
+        models = {one.id: one.model for one in gone.leases}
+        for blocks in gone.blocks:
+            keys = tuple(blocks.keys[at : at + KEY_BYTES] for at in range(0, len(blocks.keys), KEY_BYTES))
+            gateway.services.fleet.purge(models[blocks.lease_id], blocks.scope, keys)
+
     @get("/v1/caches")
     async def list_caches(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The project's live leases, the newest first."""
@@ -119,7 +127,8 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """End a lease."""
         identity = _id(name)
         gone = await wait(leases.purge(project_of(request), identity=identity))
-        _known(gone[0] if gone else None, name)
+        _known(gone.leases[0] if gone.leases else None, name)
+        purge_blocks(gone)
         return json_response(PurgedCache(id=_name(identity)))
 
     @delete("/v1/caches", status_code=200)
@@ -131,7 +140,9 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         tag = _tag(parameters)
         parameters.reject_unknown()
         gone = await wait(leases.purge(project, tag=tag, most=_MOST_PURGED))
-        return json_response(PurgedCaches(tag=tag or "", deleted=len(gone), has_more=len(gone) == _MOST_PURGED))
+        purge_blocks(gone)
+        ended = len(gone.leases)
+        return json_response(PurgedCaches(tag=tag or "", deleted=ended, has_more=ended == _MOST_PURGED))
 
     return [list_caches, retrieve_cache, extend_cache, purge_cache, purge_caches]
 

@@ -18,7 +18,7 @@ from gateway.fleet.service_relay import ServiceRelay
 from gateway.served_models.registry import ModelRegistry
 from protocol.addresses import parse_address
 from protocol.frames import ToGateway
-from protocol.replicas import Fenced, Heartbeat, Hello, Scope
+from protocol.replicas import Fenced, Heartbeat, Hello, Purge, Scope
 from protocol.requests import ATTEMPT_VERSION, Ack, Began, Done, Generate, PromptLogprobs, Tokens
 
 log = structlog.get_logger("gateway.fleet")
@@ -157,6 +157,12 @@ class Fleet:
             link.introduce(scope)
         link.send(request)
         return stream
+
+    def purge(self, model: str, scope: str, keys: tuple[bytes, ...]) -> None:
+        """Ask every replica of the model that can be reached to drop these blocks."""
+        for link in self.links:
+            if link.up and link.hello is not None and link.hello.model.name == model:
+                link.send(Purge(scope, keys))
 
     def acknowledge(self, stream: ReplicaStream, sequence: int) -> None:
         """Tell the replica that the request's usage is durable, and remember it in case the message is lost."""

@@ -23,9 +23,11 @@ from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.hold_slices import HoldSlices
+from gateway.generation.leased_blocks import LeasedBlocks
 from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
 from gateway.generation.request_history import Explanation, RequestHistory
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
+from gateway.generation.shared_writes import SharedWrites
 from gateway.metering.billable_usage import NONSENSE, event_of, to_billing_counts, usage_of
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -53,6 +55,8 @@ class GenerationDependencies(Struct, frozen=True):
     refused: RefusedEntries
     metrics: GatewayMetrics
     disk: DiskWatch
+    writes: SharedWrites
+    blocks: LeasedBlocks
     history: RequestHistory | None = None
 
 
@@ -91,6 +95,7 @@ class GenerationTask:
             if self.state.phase != "ended":
                 self._abandon(failed(Interrupted("The gateway stopped."), "abandoned"))
             self._disarm()
+            self._end_writes(succeeded=self.state.outcome is not None and self.state.outcome.status == "ok")
             await self._stop_slices()
             self._slices = None
             if self._stream is not None:
@@ -107,6 +112,9 @@ class GenerationTask:
     async def _run(self) -> None:
         recorder = self._deps.recorder
         hold = await self._reserve()
+        if (leases := self.prepared.leases) is not None:
+            lane = self.prepared.generation.lane
+            await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
         if self.state.outcome is not None:
             await recorder.release(hold, "ended before it began")
             raise self.state.outcome.failure or Interrupted("The client left.")
@@ -286,6 +294,7 @@ class GenerationTask:
         metrics, name, now = self._deps.metrics, self.prepared.model.name, time.monotonic()
         if message.choice == 0:  # the first choice's times stand for all
             if message.start == 0:
+                self._end_writes(succeeded=True)
                 metrics.first_token(name, now - self._started)
             else:
                 metrics.between_tokens(name, now - self._last_token, len(message.tokens))
@@ -303,6 +312,10 @@ class GenerationTask:
         elif self.delivery.streamed and self._choices.shown < self._choices.tokens:
             self._delivered(self.delivery.delivered)
         self._end_unpaid()
+
+    def _end_writes(self, *, succeeded: bool) -> None:
+        if self.prepared.leases is not None:
+            self._deps.writes.end(self.prepared.request_id, succeeded=succeeded)
 
     async def _deliver_rest(self) -> None:
         """Hand out what is left, and wait until it reached the client or nobody reads any more."""
@@ -341,6 +354,8 @@ class GenerationTask:
         if sequence:
             deps.fleet.acknowledge(stream, sequence)
         deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
+        if event.usage.write:
+            deps.blocks.note(prepared, stream.model_digest)
         explanation = await self._remember(hold, event)
         if outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings

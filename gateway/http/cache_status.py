@@ -44,5 +44,5 @@ def _lease_parts(leases: LeaseDecision) -> list[str]:
         parts.append(f"ttl={max(0, round(leases.expires_at / _SECOND - time.time()))}")
     longest = leases.written[-1] if leases.written else leases.hit
     if longest is not None:
-        parts.append(f'key="{longest.id}"')
+        parts.append(f'key="cache_{longest.id.hex}"')
     return parts

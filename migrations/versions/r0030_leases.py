@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -15,11 +17,11 @@ _ID = sa.UUID().with_variant(sa.LargeBinary(16), "sqlite")
 _COUNT = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-def _columns(kind: sa.types.TypeEngine[object], *names: str) -> list[sa.Column[object]]:
+def _columns(kind: Any, *names: str) -> list[sa.Column[Any]]:
     return [sa.Column(name, kind, nullable=False) for name in names]
 
 
-def _prefix() -> list[sa.Column[object]]:
+def _prefix() -> list[sa.Column[Any]]:
     return [
         *_columns(_ID, "id", "tenant_id", "project_id"),
         *_columns(sa.LargeBinary(), "prefix_key"),
@@ -72,6 +74,17 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_lease_tag_project_id_tag"), "lease_tag", ["project_id", "tag"])
     op.create_table(
+        "lease_blocks",
+        *_columns(_ID, "lease_id"),
+        *_columns(sa.Text(), "scope"),
+        *_columns(sa.LargeBinary(), "keys"),
+        sa.PrimaryKeyConstraint("lease_id", name=op.f("pk_lease_blocks")),
+        sa.ForeignKeyConstraint(
+            ["lease_id"], ["lease.id"], name=op.f("fk_lease_blocks_lease_id_lease"), ondelete="CASCADE"
+        ),
+        **STRICT,
+    )
+    op.create_table(
         "lease_storage_hour",
         *_columns(_COUNT, "hour", "recorded_at"),
         sa.PrimaryKeyConstraint("hour", name=op.f("pk_lease_storage_hour")),
@@ -80,5 +93,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for table in ("lease_storage_hour", "lease_tag", "ended_lease", "lease"):
+    for table in ("lease_storage_hour", "lease_blocks", "lease_tag", "ended_lease", "lease"):
         op.drop_table(table)

@@ -176,17 +176,17 @@ def _counting(rules: RuleSet, marked: Sequence[Breakpoint], own: Breakpoint | No
             f"at most {rules.most_breakpoints} breakpoints are allowed",
             rules.most_breakpoints if len(marked) > rules.most_breakpoints else None,
         )
-    order: list[int | None] = sorted(range(len(marked)), key=lambda index: marked[index].tokens)
+    placed: list[tuple[int | None, Breakpoint]] = sorted(enumerate(marked), key=lambda placed: placed[1].tokens)
+    if own is not None:
+        placed.append((None, own))
     kept: dict[int, str] = {}
-    shortest: str | None = None
-    for index in [*order, None] if own is not None else order:
-        point = own if index is None else marked[index]
-        assert point is not None
-        if shortest is not None and lifetime(point.lease) > lifetime(shortest) and rules.shorter_first == "refuse":
+    before: str | None = None
+    for index, point in placed:
+        if before is not None and lifetime(point.lease) > lifetime(before) and rules.shorter_first == "refuse":
             raise DirectiveError(
-                f"a marker of class {point.lease} comes after one of class {shortest}; longer classes come first", index
+                f"a marker of class {point.lease} comes after one of class {before}; longer classes come first", index
             )
-        shortest = point.lease
+        before = point.lease
         if point.tokens >= max(1, read_min):
             kept[point.tokens] = max(kept.get(point.tokens, point.lease), point.lease, key=lifetime)
     counting: list[Breakpoint] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -76,6 +77,10 @@ def _covered(intervals: list[tuple[int, int]]) -> int:
     return total
 
 
+def _interval(row: Any) -> LeaseInterval:
+    return LeaseInterval(*row)
+
+
 class LeaseStorage:
     """Records past hours, one after another."""
 
@@ -108,7 +113,8 @@ class LeaseStorage:
         async with self._database.reading() as session:
             # all tenants: an hour is recorded for everyone
             firsts = [await session.scalar(select(func.min(t.c.created_at))) for t in (lease, ended_lease)]
-        return min([now, *(at for at in firsts if at is not None)]) // HOUR * HOUR
+        first: int = min([now, *(at for at in firsts if at is not None)])
+        return first // HOUR * HOUR
 
     async def _mark(self, hour: int, now: int) -> None:
         async with self._database.transaction() as session:
@@ -126,7 +132,7 @@ class LeaseStorage:
             current = await session.execute(
                 query.where(live.created_at < hour + HOUR, live.expires_at > hour, func.length(live.blocks) > 0)
             )
-            found = [LeaseInterval(*row) for row in current]
+            found = [_interval(row) for row in current]
             query = select(*(gone[name] for name in names), gone.ended_at, gone.blocks)
             ended = await session.execute(
                 query.where(
@@ -136,5 +142,5 @@ class LeaseStorage:
                     gone.cause.in_(_STORED),
                 )
             )
-            found += [LeaseInterval(*row) for row in ended]
+            found += [_interval(row) for row in ended]
         return found

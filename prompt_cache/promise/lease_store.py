@@ -18,7 +18,7 @@ from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseWish
-from prompt_cache.tables import ended_lease, lease, lease_tag
+from prompt_cache.tables import ended_lease, lease, lease_blocks, lease_tag
 from storage.database.base import id_of
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
@@ -46,6 +46,21 @@ class LeaseFate(msgspec.Struct, frozen=True):
     lease_class: str
 
 
+class LeaseBlocks(msgspec.Struct, frozen=True):
+    """Blocks that replicas have of a lease: their scope there, and the keys, `KEY_BYTES` each."""
+
+    lease_id: UUID
+    scope: str
+    keys: bytes
+
+
+class PurgedLeases(msgspec.Struct, frozen=True):
+    """Leases that were ended, and the blocks that replicas may have of them."""
+
+    leases: list[Lease]
+    blocks: list[LeaseBlocks]
+
+
 class LeaseStore:
     """The leases of all projects. `most_tokens`: how many tokens a project may have in live leases, 0 for any number;
     several gateways may exceed it by what they write in `counted_again_s` seconds."""
@@ -68,6 +83,7 @@ class LeaseStore:
 
     async def save(self, session: AsyncSession, decider: LeaseDecider) -> None:
         """Write what was decided."""
+        # all tenants: requests of several are decided together, each row names its own
         if decider.replaced:
             await self._end(session, decider.replaced, "expired")
         before = decider.found_ids
@@ -89,6 +105,7 @@ class LeaseStore:
             self._live_tokens[project] = (at, live + tokens)
 
     async def _locked(self, session: AsyncSession, keys: Collection[tuple[UUID, bytes]]) -> list[Lease]:
+        # all tenants: requests of several are decided together; a prefix key is a project's own
         if not keys:
             return []
         query = (
@@ -102,6 +119,7 @@ class LeaseStore:
         return [_lease(row) for row in await session.execute(self._database.locked(query))]
 
     async def _count_live(self, session: AsyncSession, projects: Collection[UUID], now: int) -> dict[UUID, int]:
+        # all tenants: requests of several are decided together
         clock = time.monotonic()
         stale = [
             project
@@ -123,6 +141,7 @@ class LeaseStore:
 
     async def _remember_refused(self, session: AsyncSession, refused: Sequence[Lease], now: int) -> None:
         """Keep why these did not begin, once for each prefix."""
+        # all tenants: each row names its own
         kept = self._database.insert(ended_lease)
         kept = kept.on_conflict_do_update(index_elements=["id"], set_={"ended_at": kept.excluded.ended_at})
         rows = {(id_ := _limit_id(one)): {**_ended_row(one, now, "limit"), "id": id_, "blocks": b""} for one in refused}
@@ -130,6 +149,7 @@ class LeaseStore:
 
     async def _end(self, session: AsyncSession, ended: Sequence[Lease], cause: EndCause, at: int | None = None) -> None:
         """Move these from the leases to those that ended, at `at` or when they expired."""
+        # all tenants: each row names its own
         rows = [_ended_row(one, one.expires_at if at is None else at, cause) for one in ended]
         await session.execute(insert(ended_lease), rows)
         await session.execute(delete(lease).where(one_of(self._database, lease.c.id, [one.id for one in ended])))
@@ -139,6 +159,7 @@ class LeaseStore:
     async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
         """Let the leases that these requests wrote be certain as far as their billed `prompts` reach, in tokens; end
         those beyond, which nobody pays for. Returns how many ended. Raises DatabaseUnavailable."""
+        # all tenants: requests end whoever asked
         async with self._database.transaction() as session:
             query = select(*_COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.billed == 0)
             rows = await session.execute(self._database.locked(query.order_by(lease.c.project_id, lease.c.prefix_key)))
@@ -155,6 +176,17 @@ class LeaseStore:
             for one in failed:
                 self._live_tokens.pop(one.project_id, None)
             return len(failed)
+
+    async def name_blocks(self, blocks: Sequence[LeaseBlocks]) -> None:
+        """Note under which keys replicas have blocks of leases; of those that are gone nothing. Raises
+        DatabaseUnavailable."""
+        # all tenants: a lease is one tenant's
+        async with self._database.transaction() as session:
+            wanted = one_of(self._database, lease.c.id, [one.lease_id for one in blocks])
+            there = set(await session.scalars(self._database.locked(select(lease.c.id).where(wanted))))
+            rows = [msgspec.structs.asdict(one) for one in blocks if one.keys and one.lease_id in there]
+            if rows:
+                await session.execute(self._database.insert(lease_blocks).on_conflict_do_nothing(), rows)
 
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
         """Requests, at most so many, of which leases of before this instant do not know whether they pay for them."""
@@ -189,6 +221,7 @@ class LeaseStore:
 
         A key that is absent was not written in that time. Raises DatabaseUnavailable.
         """
+        # a project is one tenant's
         ended = (ended_lease.c.project_id == project_id) & one_of(self._database, ended_lease.c.prefix_key, keys)
         wanted = (lease.c.project_id == project_id) & one_of(self._database, lease.c.prefix_key, keys)
         async with self._database.reading() as session:
@@ -203,6 +236,7 @@ class LeaseStore:
 
     async def page(self, project_id: UUID, *, limit: int, after: UUID | None, tag: str | None = None) -> list[Lease]:
         """Live leases of a project, the newest first, from the one after `after`. Raises DatabaseUnavailable."""
+        # a project is one tenant's
         query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.expires_at > self._database.clock)
         if after is not None:
             query = query.where(lease.c.id < after)
@@ -215,6 +249,7 @@ class LeaseStore:
 
     async def get(self, project_id: UUID, identity: UUID) -> Lease | None:
         """A live lease of a project; None where the project has none of this id. Raises DatabaseUnavailable."""
+        # a project is one tenant's
         query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
         async with self._database.reading() as session:
             row = (await session.execute(query.where(lease.c.expires_at > self._database.clock))).one_or_none()
@@ -222,6 +257,7 @@ class LeaseStore:
 
     async def extend(self, project_id: UUID, identity: UUID) -> Lease | None:
         """Begin the life of a live lease anew, as a read does. None where there is none. Raises DatabaseUnavailable."""
+        # a project is one tenant's
         query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
         async with self._database.transaction() as session:
             row = (await session.execute(self._database.locked(query))).one_or_none()
@@ -234,9 +270,10 @@ class LeaseStore:
 
     async def purge(
         self, project_id: UUID, *, identity: UUID | None = None, tag: str | None = None, most: int = 1000
-    ) -> list[Lease]:
+    ) -> PurgedLeases:
         """End live leases of a project now, at most so many: the one of this id, those with this label, or, without
         either, all. Returns them. Raises DatabaseUnavailable."""
+        # a project is one tenant's
         query = select(*_COLUMNS).where(lease.c.project_id == project_id)
         if identity is not None:
             query = query.where(lease.c.id == identity)
@@ -246,16 +283,22 @@ class LeaseStore:
         query = query.where(lease.c.expires_at > self._database.clock).order_by(lease.c.prefix_key).limit(most)
         async with self._database.transaction() as session:
             gone = [_lease(row) for row in await session.execute(self._database.locked(query))]
+            blocks: list[LeaseBlocks] = []
             if gone:
+                of = lease_blocks.c
+                found = select(of.lease_id, of.scope, of["keys"]).where(
+                    one_of(self._database, of.lease_id, [one.id for one in gone])
+                )
+                blocks = [LeaseBlocks(*row) for row in await session.execute(found)]
                 now = (await session.execute(select(self._database.clock))).scalar_one()
                 await self._end(session, gone, "purged", now)
         self._live_tokens.pop(project_id, None)
-        return gone
+        return PurgedLeases(gone, blocks)
 
 
 def _lease(row: Any) -> Lease:
-    values = tuple(row)
-    return Lease(*values[:-2], bool(values[-2]), values[-1])
+    *values, billed, blocks = row
+    return Lease(*values, billed=bool(billed), blocks=blocks)
 
 
 def _row(one: Lease) -> dict[str, Any]:

@@ -11,7 +11,19 @@ from msgspec import Struct, structs
 
 from engine.scheduling.fairness.fair_share import FairShare
 from protocol.frames import OLDEST_VERSION, VERSION, ToGateway, encode, link_proof, read_from_gateway
-from protocol.replicas import Capacity, Dial, Fence, Fenced, Heartbeat, Hello, Layout, RemoteService, Scope, ServedModel
+from protocol.replicas import (
+    Capacity,
+    Dial,
+    Fence,
+    Fenced,
+    Heartbeat,
+    Hello,
+    Layout,
+    Purge,
+    RemoteService,
+    Scope,
+    ServedModel,
+)
 from protocol.requests import ATTEMPT_VERSION, Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
 
 LINK_KEY = b"k" * 32
@@ -84,6 +96,7 @@ class FakeReplica:
         self.script = script or Script(tokens=[])
         self.runs: dict[str, Run] = {}
         self.scopes: list[Scope] = []
+        self.purges: list[Purge] = []
         self.journal: dict[str, Done] = {}
         self.done: list[Done] = []
         self.acked: list[Ack] = []
@@ -201,6 +214,8 @@ class FakeReplica:
                 match message:
                     case Scope():
                         self.scopes.append(message)
+                    case Purge():
+                        self.purges.append(message)
                     case Generate():
                         if before := self.runs.get(message.id):  # an attempt whose connection was lost
                             if self.version < ATTEMPT_VERSION and before.task is not None and not before.task.done():

@@ -8,8 +8,8 @@ import structlog
 
 from billing.prices import PriceCatalog
 from billing.rating.storage_hours import Stored, record_storage
+from billing.reservation.billed_prompts import billed_prompts
 from billing.reservation.hold_service import HoldService
-from billing.settlement.billed_prompts import billed_prompts
 from prompt_cache.promise.lease_storage import LeaseStorage, StoredHour
 from prompt_cache.promise.lease_store import LeaseStore
 from storage.database.database import Database

@@ -40,7 +40,7 @@ class Message(Struct, frozen=True):
     """One message. `system` may stand anywhere in the conversation."""
 
     role: Role
-    content: str | list[AnyBlock]  # type: ignore[valid-type]
+    content: str | list[AnyBlock]
 
 
 class _Placed(Struct, frozen=True):
@@ -138,7 +138,7 @@ class _Reader:
         """Read the blocks of one role."""
         for placed in blocks:
             refuse_unsupported(placed.block, placed.path)
-            if isinstance(placed.block, _NOT_IN[role]):
+            if type(placed.block) in _NOT_IN[role]:
                 kind = placed.block.__struct_config__.tag
                 raise InvalidField(placed.path, f"a block of the type {kind} cannot be in a message of the role {role}")
         if role == "assistant":

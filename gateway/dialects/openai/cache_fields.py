@@ -111,7 +111,7 @@ def parse_directives(
         partition=fields.prompt_cache_key or "",
         prewarm=bool(options.prewarm),
         compare_with=options.comparison_response_id,
-        tags=tuple(f"{key}:{metadata[key]}" for key in TAG_KEYS if metadata and metadata.get(key)),
+        tags=tuple(dict.fromkeys(metadata[key] for key in TAG_KEYS if metadata.get(key))) if metadata else (),
     )
 
 

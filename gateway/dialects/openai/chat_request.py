@@ -128,14 +128,16 @@ def parse(body: bytes) -> ChatCall:
         **parse_common(request),
         choices=request.n or 1,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        cache=parse_directives(request, _marked(request.messages, turns), request.metadata),
+        cache=parse_directives(request, _marked(request.messages, turns, body), request.metadata),
     )
     return ChatCall(generation if not generation.cache.prewarm else prewarming(generation), stream, include_usage)
 
 
-def _marked(messages: Sequence[Message], turns: Sequence[Turn]) -> list[Marked]:
+def _marked(messages: Sequence[Message], turns: Sequence[Turn], body: bytes) -> list[Marked]:
     """The parts and messages that are marked. A message is marked at its last part."""
-    marked = []
+    marked: list[Marked] = []
+    if b"cache" not in body and b"\\u" not in body:  # no marker's name stands there, nor may be written otherwise
+        return marked
     for index, (message, turn) in enumerate(zip(messages, turns, strict=True)):
         at = f"$.messages[{index}]"
         parts = message.content if isinstance(message, MarkablePart) else None

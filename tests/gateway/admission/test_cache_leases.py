@@ -18,8 +18,8 @@ from billing.accounts.balances import Balances
 from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceCatalog, PriceVersion
 from billing.reservation.accompanied_holds import AccompaniedHolds
+from billing.reservation.billed_prompts import billed_prompts
 from billing.reservation.hold_service import HoldService
-from billing.settlement.billed_prompts import billed_prompts
 from billing.settlement.settlement import settle
 from billing.usage import LEASE_CLASSES, Release
 from billing.verification.audit import audit_money
@@ -252,7 +252,7 @@ class History:
         live = await self._live()
         if live:
             path, identity = live[index % len(live)]
-            assert await self.doors.stores[0].purge(self.doors.project, identity=identity)
+            assert (await self.doors.stores[0].purge(self.doors.project, identity=identity)).leases
             del self.model.leases[path]
 
     async def _extend(self, index: int, _: int) -> None:

@@ -213,7 +213,7 @@ GOOD: list[dict[str, Any]] = [
             USER,
         ]
     },
-    {"messages": [{"role": "user", "name": "bob", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]},
+    {"messages": [{"role": "user", "name": "bob", "content": [{"type": "text", "text": "a", "annotation": {}}]}]},
 ]
 
 

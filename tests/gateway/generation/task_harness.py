@@ -18,8 +18,9 @@ from gateway.conversation.prompt import Prompt
 from gateway.errors import Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
-from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone
+from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone, Started
 from gateway.generation.generation_task import GenerationDependencies, GenerationTask
+from gateway.generation.shared_writes import SharedWrites
 from gateway.generation_request import GenerationRequest, Grammar
 from gateway.metering.billable_usage import MeteringTerms
 from gateway.served_models.served_model import ServedModel
@@ -95,6 +96,7 @@ class TaskHarness:
         dependencies: Any = GenerationDependencies(
             self._admission(), self._fleet(), self._domains(), self._recorder(), self._attempts(),  # type: ignore[arg-type]
             SimpleNamespace(keep=self._keep), _Silent(), SimpleNamespace(full=False),  # type: ignore[arg-type]
+            SharedWrites(), SimpleNamespace(note=lambda *_: None),  # type: ignore[arg-type]
         )  # fmt: skip
         self.task = GenerationTask(dependencies, self.prepared, streamed=streamed)
         self.running = asyncio.create_task(self.task.run())
@@ -160,7 +162,7 @@ class TaskHarness:
 
     @staticmethod
     def _domains() -> Any:
-        return SimpleNamespace(segments=lambda tenant, project, tokens: ((), ()))
+        return SimpleNamespace(segments=lambda tenant, project, tokens, partition: ((), ()))
 
     def _recorder(self) -> Any:
         async def release(hold: Hold, reason: str) -> None:
@@ -230,6 +232,8 @@ class TaskHarness:
             await self.settle()
             return False
         item = await self.task.delivery.next(0)
+        if isinstance(item, Started):
+            item = await self.task.delivery.next(0)
         if isinstance(item, DeliveryChunk):
             self.text += "".join(delta.text for delta in item.deltas)
             self._taken = item.tokens

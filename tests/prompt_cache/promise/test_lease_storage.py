@@ -1,0 +1,167 @@
+"""Token-seconds of leases: each token once at each instant, each hour once, on the invoice's line."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import literal
+
+from billing.prices import PriceCatalog
+from billing.rating.storage_hours import storage_lines
+from billing.reservation.hold_service import HoldService
+from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseWish, Mark
+from prompt_cache.promise.lease_storage import HOUR, LeaseInterval, LeaseStorage, StoredHour, stored_in_hour
+from prompt_cache.promise.lease_store import LeaseStore
+from storage.database.base import Count, new_id
+from storage.database.database import Database
+from turnpike.processes.lease_upkeep import LeaseUpkeep
+
+NOBODY = UUID(int=1)
+SECOND = 1_000_000
+START = 498_610 * HOUR  # in November 2026
+PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60", "storage": "3.60"}
+
+intervals = st.tuples(
+    st.text("ab", min_size=1, max_size=3), st.integers(-100, 3700), st.integers(1, 4000), st.sampled_from(["x", "y"])
+)
+
+
+def blocks(path: str) -> bytes:
+    """A block for each letter, named by all letters up to it."""
+    return b"".join(path[: at + 1].rjust(8).encode() for at in range(len(path)))
+
+
+@given(st.lists(intervals, max_size=8))
+def test_each_token_is_counted_once_at_each_instant(given_: list[tuple[str, int, int, str]]) -> None:
+    hour = 0
+    leases = [
+        LeaseInterval(NOBODY, NOBODY, model, start * SECOND, (start + life) * SECOND, blocks(path))
+        for path, start, life, model in given_
+    ]
+    seconds: dict[str, set[tuple[str, int]]] = {}
+    for path, start, life, model in given_:
+        for at in range(max(0, start), min(3600, start + life)):
+            seconds.setdefault(model, set()).update((path[: n + 1], at) for n in range(len(path)))
+    found = {one.model: one.token_seconds for one in stored_in_hour(hour, leases)}
+    assert found == {model: 64 * len(of_model) for model, of_model in seconds.items() if of_model}
+
+
+async def written(database: Database, now: int, path: str, lease_class: str = "1h", tenant: UUID = NOBODY) -> UUID:
+    """A request that marks this prefix, and reads what there is of it; its id."""
+    wish = LeaseWish(
+        request_id=new_id(),
+        tenant_id=tenant,
+        project_id=NOBODY,
+        model="m",
+        marks=(Mark(64 * len(path) + 5, path.encode(), lease_class),),
+        lookups=tuple(path[:end].encode() for end in range(1, len(path))),
+        blocks=blocks(path),
+    )
+    store = LeaseStore(database)
+    async with database.transaction() as session:
+        decider: LeaseDecider = await store.decider(session, now, [wish])
+        decider.take(wish, decider.decide(wish))
+        await store.save(session, decider)
+    await store.settle_writes({wish.request_id: 10**6})
+    return wish.request_id
+
+
+@pytest.mark.both_databases
+async def test_hours_are_recorded_once_and_reach_the_invoice(database: Database) -> None:
+    def at(seconds: int) -> int:
+        database.clock = literal(START + seconds * SECOND, Count())
+        return START + seconds * SECOND
+
+    tenant = new_id()
+    catalog = PriceCatalog(database)
+    at(-3600)
+    await catalog.set("m", "USD", PRICES)
+    upkeep = LeaseUpkeep(database, HoldService(database), catalog)
+    store = LeaseStore(database)
+    await written(database, at(600), "a", "5m", tenant)  # 600-900, refreshed by the next until 1100
+    await written(database, at(800), "ab", "1h", tenant)  # 800-4400: the block of "a" until then too
+    await written(database, at(4400), "a", "5m", tenant)  # begins anew when all of that ended
+    at(4500)
+    await store.purge(NOBODY)
+    (tag,) = [await store.fates(NOBODY, [b"a"])]
+    assert (tag[b"a"].cause, tag[b"a"].at) == ("purged", START + 4500 * SECOND)
+    at(3600 + 299)
+    while await upkeep.run():
+        pass
+    assert await storage_lines(database, catalog, tenant, "2026-11") == []
+    at(2 * 3600 + 300)
+    while await upkeep.run():
+        pass
+    (line,) = await storage_lines(database, catalog, tenant, "2026-11")
+    a, ab = (800 - 600) + (4400 - 800) + (4500 - 4400), 4400 - 800
+    assert line.units == 64 * (a + ab)
+    assert line.exact_pico == line.units * 3_600_000 // 3600
+    assert await upkeep.run() is False
+    assert await storage_lines(database, catalog, tenant, "2026-11") == [line]
+
+
+async def test_a_failed_hour_is_told_again(database: Database) -> None:
+    database.clock = literal(START + 7200 * SECOND, Count())
+    await written(database, START + 60 * SECOND, "a")
+    storage, told = LeaseStorage(database), []
+
+    async def fails(hours: list[StoredHour]) -> None:
+        told.append(hours)
+        if len(told) == 1:
+            raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError):
+        await storage.record_next(fails)  # type: ignore[arg-type]
+    assert await storage.record_next(fails)  # type: ignore[arg-type]
+    assert told[0] == told[1] == [StoredHour(NOBODY, NOBODY, "m", START, 64 * 3540)]
+
+
+@pytest.mark.both_databases
+async def test_what_became_of_a_lease_is_known_for_a_day(database: Database) -> None:
+    database.clock = literal(START, Count())
+    store = LeaseStore(database)
+    await written(database, START, "a", "5m")
+    failed = await written(database, START, "b")
+    assert (await store.fates(NOBODY, [b"a", b"c"])) == {b"a": (await store.fates(NOBODY, [b"a"]))[b"a"]}
+    assert (await store.fates(NOBODY, [b"a"]))[b"a"].cause == "live"
+    database.clock = literal(START + 301 * SECOND, Count())
+    assert (await store.fates(NOBODY, [b"a"]))[b"a"].cause == "expired"
+    assert await store.reclaim() == 1
+    fate = (await store.fates(NOBODY, [b"a"]))[b"a"]
+    assert (fate.cause, fate.at, fate.tokens, fate.lease_class) == ("expired", START + 300 * SECOND, 69, "5m")
+    assert await store.settle_writes({failed: 0}) == 0, "that it pays was certain already"
+    assert await store.fates(new_id(), [b"a"]) == {}
+    assert await store.forget(START + 300 * SECOND) == 0
+    assert await store.forget(START + 301 * SECOND) == 1
+    assert await store.fates(NOBODY, [b"a"]) == {}
+
+
+@pytest.mark.both_databases
+async def test_over_the_limit_there_is_no_lease_and_that_is_told(database: Database) -> None:
+    database.clock = literal(START, Count())
+    store = LeaseStore(database, 100)
+
+    async def decided(name: str, tokens: int) -> tuple[int, int]:
+        wish = LeaseWish(
+            request_id=new_id(), tenant_id=NOBODY, project_id=NOBODY, model="m",
+            marks=(Mark(tokens, name.encode(), "5m"),), tags=(name,),
+        )  # fmt: skip
+        async with database.transaction() as session:
+            decider = await store.decider(session, START, [wish])
+            decision = decider.decide(wish)
+            decider.take(wish, decision)
+            await store.save(session, decider)
+        return sum(one.tokens for one in decision.written), decision.limited
+
+    assert await decided("x", 80) == (80, 0)
+    assert await decided("y", 21) == (0, 21)
+    assert await decided("y", 21) == (0, 21)
+    assert await decided("z", 20) == (20, 0)
+    fate = (await store.fates(NOBODY, [b"y"]))[b"y"]
+    assert (fate.cause, fate.at) == ("limit", START)
+    assert [one.tokens for one in await store.page(NOBODY, limit=9, after=None, tag="x")] == [80]
+    assert len((await store.purge(NOBODY, tag="x")).leases) == 1
+    assert await decided("y", 21) == (21, 0)
