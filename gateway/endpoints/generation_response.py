@@ -101,10 +101,12 @@ def _headers(tasks: Sequence[GenerationTask], items: Sequence[Item | None]) -> d
     fewer than was possible; and what the cache did."""
     limits = [task.prepared.sampling.max_tokens for task in tasks if task.prepared.shortened]
     headers = {AFFORDABLE_TOKENS_HEADER: str(min(limits))} if limits else {}
-    for item in items:
-        if isinstance(item, Started | Finished):
-            headers[CACHE_STATUS] = cache_status(tasks[0].prepared, item.usage, item.counts)
-            break
+    prepared = tasks[0].prepared
+    known = next((item for item in items if isinstance(item, Started | Finished)), None)
+    if known is not None:
+        headers[CACHE_STATUS] = cache_status(prepared, known.usage, known.counts)
+    elif prepared.leases is not None:
+        headers[CACHE_STATUS] = cache_status(prepared)
     return headers
 
 

@@ -2,8 +2,9 @@
 
 `hit`: part of the prompt is billed as read; `detail` says how many tokens' KV were found in which tier, which are
 fewer than what is billed as read where a lease outlived its KV. `fwd`: nothing is read, because there was nothing
-(`uri-miss`) or the request asked for that (`bypass`). `stored`: a lease was written; `collapsed`: another request still
-computes what is read; `ttl`: seconds for which the longest lease lives; `key`: its id at /v1/caches.
+(`uri-miss`), the lease is over or too old (`stale`), or the request asked for that (`bypass`). `stored`: a lease was
+written; `collapsed`: another request still computes what is read; `ttl`: seconds for which the longest lease lives;
+`key`: its id at /v1/caches.
 """
 
 from __future__ import annotations
@@ -18,20 +19,28 @@ HEADER = "cache-status"
 _SECOND = 1_000_000
 
 
-def cache_status(prepared: PreparedRequest, usage: Usage, counts: Counts) -> str:
-    """The header's value for a request that is billed and was counted like this."""
-    leases, read = prepared.leases, any(usage.read.values())
+def cache_status(prepared: PreparedRequest, usage: Usage | None = None, counts: Counts | None = None) -> str:
+    """The header's value for a request that is billed and was counted like this; or, while that is not known, for what
+    its leases promise."""
+    leases = prepared.leases
+    read = any(usage.read.values()) if usage is not None else leases is not None and leases.hit is not None
     parts = ["turnpike"]
     if read:
         parts.append("hit")
     else:
-        parts.append("fwd=bypass" if prepared.plan.read == "none" else "fwd=uri-miss")
+        parts.append(f"fwd={_miss(prepared)}")
     if leases is not None:
         parts += _lease_parts(leases)
-    tiers = ("hbm", counts.read_hbm), ("dram", counts.read_dram), ("nvme", counts.read_nvme)
-    if read:
+    if read and counts is not None:
+        tiers = ("hbm", counts.read_hbm), ("dram", counts.read_dram), ("nvme", counts.read_nvme)
         parts.append(f'detail="{",".join(f"{tier}:{tokens}" for tier, tokens in tiers if tokens) or "hbm:0"}"')
     return "; ".join(parts)
+
+
+def _miss(prepared: PreparedRequest) -> str:
+    if prepared.plan.read == "none":
+        return "bypass"
+    return "stale" if prepared.leases is not None and prepared.leases.stale else "uri-miss"
 
 
 def _lease_parts(leases: LeaseDecision) -> list[str]:

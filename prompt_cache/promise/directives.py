@@ -169,24 +169,29 @@ def _own_breakpoint(
 
 
 def _counting(rules: RuleSet, marked: Sequence[Breakpoint], own: Breakpoint | None, read_min: int) -> list[Breakpoint]:
-    """The breakpoints that count, from the shortest prefix on. Raises DirectiveError for too many, or in bad order."""
+    """The breakpoints that count, from the shortest prefix on. Raises DirectiveError for too many, or in bad order.
+
+    An order is bad only if it is so for the client and in the prompt: templates may render the tools, which come first
+    in a request, after its system message.
+    """
     if rules.too_many == "refuse" and len(marked) + (own is not None) > rules.most_breakpoints:
         raise DirectiveError(
             f"there are {len(marked)} cache markers{' and automatic caching' if own else ''}; "
             f"at most {rules.most_breakpoints} breakpoints are allowed",
             rules.most_breakpoints if len(marked) > rules.most_breakpoints else None,
         )
-    placed: list[tuple[int | None, Breakpoint]] = sorted(enumerate(marked), key=lambda placed: placed[1].tokens)
-    if own is not None:
-        placed.append((None, own))
-    kept: dict[int, str] = {}
-    before: str | None = None
-    for index, point in placed:
-        if before is not None and lifetime(point.lease) > lifetime(before) and rules.shorter_first == "refuse":
+    points = [*marked, *(() if own is None else (own,))]
+    late = _longer_after_shorter(points)
+    if rules.shorter_first == "refuse" and late is not None:
+        in_prompt = sorted(points, key=lambda point: point.tokens)
+        if _longer_after_shorter(in_prompt) is not None:
             raise DirectiveError(
-                f"a marker of class {point.lease} comes after one of class {before}; longer classes come first", index
+                f"a marker of class {points[late].lease} comes after one of class {points[late - 1].lease}; "
+                "longer classes come first",
+                late if late < len(marked) else None,
             )
-        before = point.lease
+    kept: dict[int, str] = {}
+    for point in points:
         if point.tokens >= max(1, read_min):
             kept[point.tokens] = max(kept.get(point.tokens, point.lease), point.lease, key=lifetime)
     counting: list[Breakpoint] = []
@@ -195,6 +200,14 @@ def _counting(rules: RuleSet, marked: Sequence[Breakpoint], own: Breakpoint | No
         longest = max(longest or kept[tokens], kept[tokens], key=lifetime)
         counting.append(Breakpoint(tokens, longest))
     return counting[::-1]
+
+
+def _longer_after_shorter(points: Sequence[Breakpoint]) -> int | None:
+    """The first one that lives longer than the one before it."""
+    for index in range(1, len(points)):
+        if lifetime(points[index].lease) > lifetime(points[index - 1].lease):
+            return index
+    return None
 
 
 # ---------------------------------------------------------------- where earlier leases are found

@@ -117,15 +117,16 @@ class LeaseDecision(Struct, frozen=True, kw_only=True):
     """What a request is promised. `parts` go into its hold's terms, which bill it.
 
     `hit` is the lease that it reads, as it is after the read; `collapsed`: its writer's answer has not ended yet, so
-    that this read shares a write. `written` are the leases that begin with it. `limited`: tokens of its marks that got
-    no lease, since the project has as many as it may have. `kept`: the tokens that are promised from now on, each with
-    the instant until which.
+    that this read shares a write. `stale`: there was a lease, which is over or older than the request wants.
+    `written` are the leases that begin with it. `limited`: tokens of its marks that got no lease, since the project has
+    as many as it may have. `kept`: the tokens that are promised from now on, each with the instant until which.
     """
 
     request_id: UUID
     parts: tuple[LeasePart, ...] = ()
     hit: Lease | None = None
     collapsed: bool = False
+    stale: bool = False
     written: tuple[Lease, ...] = ()
     limited: int = 0
     kept: tuple[tuple[int, int], ...] = ()
@@ -193,6 +194,7 @@ class LeaseDecider:
             parts=tuple(parts),
             hit=hit,
             collapsed=hit is not None and not hit.billed,
+            stale=wish.read and hit is None and any(key in self._leases for key in wish.keys),
             written=tuple(written),
             limited=limited,
             kept=tuple(sorted((lease.tokens, lease.expires_at) for lease in changes)),

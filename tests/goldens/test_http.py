@@ -26,6 +26,7 @@ from gateway.errors import (
     ModelNotFound,
     NotAllowed,
     NotAuthenticated,
+    NotCached,
     NotFound,
     RateLimited,
     Shortage,
@@ -57,6 +58,7 @@ FAILURES: dict[str, GatewayError] = {
     "an unknown model": ModelNotFound("m", path="$.model"),
     "not allowed": NotAllowed("m"),
     "not authenticated": NotAuthenticated("m"),
+    "not cached": NotCached("m", cost="0.001", currency="USD", tokens=7),
     "not found": NotFound("m"),
     "over a limit": RateLimited("m", retry_after=2.5),
     "timed out": TimedOut("m"),
@@ -257,7 +259,7 @@ async def test_routes(stack: Stack) -> None:
     golden.check("routes", frozen)
 
 
-_CHANGING = {"date": "DATE", "x-request-id": "ID", "request-id": "ID"}
+_CHANGING = {"anthropic-organization-id": "ID", "date": "DATE", "x-request-id": "ID", "request-id": "ID"}
 
 
 def _headers(answer: httpx.Response) -> list[str]:
@@ -268,7 +270,7 @@ def _headers(answer: httpx.Response) -> list[str]:
 
 def _steady(text: str) -> str:
     """A body without what is another one each time: ids, the model's fingerprint, seconds."""
-    text = re.sub(r"\b(req|chatcmpl|cmpl)[-_][0-9A-Za-z]+", r"\1_ID", text)
+    text = re.sub(r"\b(req|chatcmpl|cmpl|msg)[-_][0-9A-Za-z]+", r"\1_ID", text)
     text = re.sub(r"\bfp_[0-9a-f]+", "fp_ID", text)
     return re.sub(r'"created":\d+', '"created":"TIME"', text)
 
@@ -286,19 +288,23 @@ ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/completions",
         {**TEXT, "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}},
     ),
+    "message": ("/v1/messages", {**CHAT, "max_tokens": 20}),
+    "message, streamed": ("/v1/messages", {**CHAT, "max_tokens": 20, "stream": True}),
 }
+_VERSION = {"anthropic-version": "2026-10-21"}
 
 
 async def test_answers(stack: Stack) -> None:
     stack.say("one two", burst=100)
     frozen = {}
     for name, (path, body) in ANSWERS.items():
-        answer = await stack.http.post(path, json=body, headers={"authorization": f"Bearer {stack.key}"})
+        headers = {"authorization": f"Bearer {stack.key}", **(_VERSION if path == "/v1/messages" else {})}
+        answer = await stack.http.post(path, json=body, headers=headers)
         assert answer.status_code == 200
         text = _steady(answer.text)
         told: Any = text.split("\n\n") if body.get("stream") else json.loads(text)
-        headers = [header for header in _headers(answer) if not header.startswith("content-length")]
-        frozen[name] = {"headers": headers, "body": told}
+        shown = [header for header in _headers(answer) if not header.startswith("content-length")]
+        frozen[name] = {"headers": shown, "body": told}
     await stack.settled(len(ANSWERS))
     golden.check("answers", frozen)
 

@@ -31,6 +31,12 @@ class CacheLifetimes(Struct, frozen=True):
     ephemeral_24h_input_tokens: int | UnsetType = UNSET
 
 
+class OutputDetails(Struct, frozen=True):
+    """No model here thinks yet."""
+
+    thinking_tokens: int = 0
+
+
 class MessageUsage(Struct, frozen=True, kw_only=True):
     """`input_tokens` is only what was neither read nor written. `cost` is ours, and stands where it is known."""
 
@@ -40,6 +46,7 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_creation: CacheLifetimes
     cache_read: CacheLifetimes | UnsetType = UNSET
     output_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
     service_tier: str
     cost: Cost | UnsetType = UNSET
 

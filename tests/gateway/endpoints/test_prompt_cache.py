@@ -9,11 +9,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from sqlalchemy import text
 
 from billing.prices import PriceCatalog
 from billing.usage import LEASE_CLASSES
+from gateway.services import GatewayOptions
 from storage.database.database import Database
-from tests.gateway.stack import PRICES, Stack, running_stack
+from tests.gateway.stack import PRICES, Stack, quick_timeouts, running_stack
 
 LEASED = {
     **PRICES,
@@ -47,7 +49,12 @@ async def ask(stack: Stack, said: Any, **fields: Any) -> tuple[dict[str, Any], s
         raw = await client.chat.completions.with_raw_response.create(model="tiny", messages=said, **fields)
     answer = raw.parse()
     assert answer.usage is not None
-    return answer.usage.model_dump(exclude_none=True), raw.headers["cache-status"]
+    return answer.usage.model_dump(exclude_none=True), status_of(raw.headers)
+
+
+def status_of(headers: Any) -> str:
+    """`Cache-Status`, whether the lease that is read was settled already or not."""
+    return str(headers.get("cache-status", "")).replace("; collapsed", "")
 
 
 def rules_end(stack: Stack) -> int:
@@ -181,7 +188,7 @@ async def post(stack: Stack, control: str, **fields: Any) -> httpx.Response:
 
 async def test_no_store_writes_nothing_and_keeps_kv_on_the_device(stack: Stack) -> None:
     answer = await post(stack, "no-store")
-    assert (answer.status_code, answer.headers["cache-status"]) == (200, "turnpike; fwd=uri-miss")
+    assert (answer.status_code, status_of(answer.headers)) == (200, "turnpike; fwd=uri-miss")
     (run,) = stack.replica.runs.values()
     assert (run.generate.read, run.generate.store) == (True, "hbm")
     refused = await post(stack, "No-Store", prompt_cache_options={"ttl": "30m"})
@@ -195,10 +202,26 @@ async def test_no_cache_reads_nothing_and_writes(stack: Stack) -> None:
     for control in ("no-cache", "max-age=0"):
         answer = await post(stack, control, **options)
         assert details(answer.json()["usage"]) == (0, conversation_end(stack)), control
-        assert answer.headers["cache-status"].startswith("turnpike; fwd=bypass")
+        assert status_of(answer.headers).startswith("turnpike; fwd=bypass")
     assert [run.generate.read for run in stack.replica.runs.values()] == [True, False, False]
     answer = await post(stack, "max-age=600", **options)
     assert details(answer.json()["usage"]) == (conversation_end(stack), 0)
+
+
+async def test_a_lease_that_is_too_old_is_stale(stack: Stack) -> None:
+    options = {"prompt_cache_options": {"ttl": "30m"}}
+    await ask(stack, messages(), **options)
+    await stack.settled(1)
+    async with stack.database.transaction() as session:
+        await session.execute(text("UPDATE lease SET written_at = written_at - 100000000"))
+    aged = await post(stack, "max-age=99", **options)
+    assert status_of(aged.headers).startswith("turnpike; fwd=stale; stored; ttl=")
+    assert details(aged.json()["usage"]) == (0, conversation_end(stack))
+    await stack.settled(2)
+    async with stack.database.transaction() as session:
+        await session.execute(text("UPDATE lease SET expires_at = written_at"))
+    _, status = await ask(stack, messages(), **options)
+    assert status.startswith("turnpike; fwd=stale; stored; ttl=")
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -241,7 +264,7 @@ async def test_a_stream_tells_the_cache_before_its_first_event(stack: Stack) -> 
                 stream_options={"include_usage": True},
                 prompt_cache_options=options,
             )
-            statuses.append(raw.headers["cache-status"])
+            statuses.append(status_of(raw.headers))
             usages += [chunk.usage async for chunk in raw.parse() if chunk.usage is not None]
     assert statuses[0].startswith("turnpike; fwd=uri-miss; stored; ttl=1")
     assert statuses[1].startswith("turnpike; hit; ttl=1")
@@ -249,6 +272,25 @@ async def test_a_stream_tells_the_cache_before_its_first_event(stack: Stack) -> 
         (0, conversation_end(stack)),
         (conversation_end(stack), 0),
     ]
+
+
+async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    database = await Database.open(stocked_sqlite_url)
+    await PriceCatalog(database).set("tiny", "USD", LEASED)
+    await database.close()
+    options = GatewayOptions(timeouts=quick_timeouts(), keep_alive=0.05)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        stack.say("ok", queued=0.3)
+        statuses = []
+        for fields in ({"prompt_cache_options": {}}, {"prompt_cache_options": {}}, {}):
+            answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True, **fields})
+            statuses.append(status_of(answer.headers))
+    assert statuses[0].startswith("turnpike; fwd=uri-miss; stored; ttl=1")
+    assert statuses[1].startswith("turnpike; hit; ttl=1")
+    assert "detail" not in statuses[1]
+    assert statuses[2] == ""
 
 
 async def test_what_contradicts_itself_is_refused(stack: Stack) -> None:

@@ -98,6 +98,8 @@ def test_who_asks_only_for_what_is_cached_writes_nothing_and_looks_where_a_lease
         ([Marker(1023), Marker(1024)], [(1024, "5m")]),
         ([Marker(2000, "1h"), Marker(3000)], [(2000, "1h"), (3000, "5m")]),
         ([Marker(3000), Marker(2000, "1h")], [(2000, "1h"), (3000, "5m")]),
+        # tools, which the template renders after the system message
+        ([Marker(3000, "1h"), Marker(2000)], [(2000, "1h"), (3000, "1h")]),
         ([Marker(n) for n in (2000, 3000, 4000, 5000)], [(n, "5m") for n in (2000, 3000, 4000, 5000)]),
     ],
 )
