@@ -168,7 +168,7 @@ class IsolationProbe:
                 answer = await self._client.request(method, f"/v1/caches/{name}", headers=_key(self._attacker))
                 leaks = answer.status_code not in _MISS
                 found.append(Oracle(f"{method} of another's cache", leaks, str(answer.status_code)))
-        purged = await self._client.delete("/v1/caches", params={"tag": f"user:{tag}"}, headers=_key(self._attacker))
+        purged = await self._client.delete("/v1/caches", params={"tag": tag}, headers=_key(self._attacker))
         deleted = purged.json().get("deleted", 0) if purged.status_code == _HIT else 0
         found.append(Oracle("purge by another's tag", deleted > 0, f"{deleted} purged"))
         return found
