@@ -369,15 +369,20 @@ class GenerationTask:
     async def _remember(self, hold: Hold, event: UsageEvent) -> Explanation | None:
         """Note the request for the history; and explain it at once, to a client who asked."""
         history = self._deps.history
-        misses = () if self._began is None else self._began.misses
-        observed = history and history.observed(self.prepared, hold, event, misses, self._began_s)
-        if not history or not observed:
+        if history is None:
             return None
         try:
+            misses = () if self._began is None else self._began.misses
+            observed = history.observed(self.prepared, hold, event, misses, self._began_s)
+            if observed is None:
+                return None
             asked = self.prepared.generation.cache.compare_with is not None
-            return await history.explain(observed) if asked else None
-        finally:
+            explanation = await history.explain(observed) if asked else None
             history.note(observed)
+        except Exception:
+            log.exception("a request is left out of the history", request_id=self._name)
+            return None
+        return explanation
 
     # ------------------------------------------------ what changes the request's course
 

@@ -210,7 +210,7 @@ class RequestHistory:
             async with asyncio.timeout(_EXPLAIN_S):
                 noted = await self._hashed(observed)
                 comparison = await self._comparison(noted, named)
-                finding = await self._find(observed, self._pending(observed))
+                finding = await self._find(observed, await self._pending(observed))
         except (TimeoutError, DatabaseUnavailable):
             return Explanation(Comparison("unavailable"))
         return Explanation(comparison, finding)
@@ -229,7 +229,7 @@ class RequestHistory:
                 if (one.prepared.request_id, one.prepared.payer.tenant_id) == (request_id, tenant_id)
                 and project_id in (None, one.prepared.payer.project_id)
             ]
-            return await self._find(own[0], self._pending(own[0])) if own else None
+            return await self._find(own[0], await self._pending(own[0])) if own else None
         assert noted.diagnosis is not None
         return await priced(self._prices, noted.record, noted.diagnosis)
 
@@ -242,13 +242,14 @@ class RequestHistory:
         for one in (*self._writing, *self._waiting):
             payer = one.prepared.payer
             if (one.prepared.request_id, payer.project_id) == (request_id, record.project_id):
-                return compare(record, one.noted.record, _common(noted, one.noted))
+                other = await self._hashed(one)
+                return compare(record, other.record, _common(noted, other))
         earlier = await self.history.get(record.tenant_id, record.project_id, request_id)
         if earlier is None:
             return Comparison("not_found", read=record.billed_read)
         return compare(record, earlier.record, await self.history.common_with(noted, earlier.record))
 
-    def _pending(self, observed: Observed) -> list[Noted]:
+    async def _pending(self, observed: Observed) -> list[Noted]:
         """What others may have left of this project that is not in the database yet."""
         project = observed.prepared.payer.project_id
         alike = [
@@ -256,7 +257,7 @@ class RequestHistory:
             for one in (*self._writing, *self._waiting)
             if one is not observed and one.prepared.payer.project_id == project
         ]
-        return [one.noted for one in alike[-_PENDING:]]
+        return [await self._hashed(one) for one in alike[-_PENDING:]]
 
     async def _find(self, observed: Observed, pending: Sequence[Noted]) -> Finding:
         noted = await self._hashed(observed)
@@ -281,11 +282,13 @@ class RequestHistory:
         while self._waiting:
             await asyncio.sleep(_GATHER_S)
             batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-            self._writing = sorted(batch, key=lambda one: one.noted.record.at)
+            self._writing = batch
             self._tokens -= sum(len(one.prepared.prompt.tokens) for one in batch)
             try:
+                for one in batch:
+                    await self._hashed(one)
                 written: list[Noted] = []
-                for one in self._writing:
+                for one in sorted(batch, key=lambda one: one.noted.record.at):
                     await self._find(one, written)
                     written.append(one.noted)
                 await self.history.write(written)

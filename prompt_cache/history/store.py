@@ -157,6 +157,7 @@ class History(Resemblance):
         await self._add(session, cache_day, names, sums)
 
     async def _count(self, session: AsyncSession, used: Mapping[tuple[UUID, str], dict[str, Any]]) -> None:
+        """Count what was kept and left out; each row names its tenant."""
         await self._add(session, cache_history_day, ("project_id", "day"), used)
 
     async def _add(
@@ -202,6 +203,13 @@ class History(Resemblance):
             for table in (cache_day, cache_history_day):
                 await session.execute(delete(table).where(table.c.day < day_of(now - KEEP_DAYS_S * _SECOND)))
         return gone
+
+    async def forget(self, tenant_id: UUID, project_id: UUID) -> None:
+        """Delete all that is kept of a project but the sums of its days."""
+        async with self._database.transaction() as session:
+            for table in (cache_request, cache_prefix):
+                own = (table.c.tenant_id == tenant_id) & (table.c.project_id == project_id)
+                await session.execute(delete(table).where(own))
 
     async def size(self, tenant_id: UUID, project_id: UUID) -> tuple[int, int]:
         """How many bytes of hashes, and of records, are kept of a project."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from hypothesis import given, settings
@@ -43,7 +44,7 @@ def test_nodes_are_a_chain_that_covers_the_prompt(prompt: list[int]) -> None:
     nodes = nodes_of(prompt, KIN)
     assert [node.end for node in nodes] == list(boundaries(len(prompt)))
     assert (nodes[0].start, nodes[0].parent, nodes[-1].end) == (0, KIN.key, len(prompt))
-    for before, after in zip(nodes, nodes[1:], strict=False):
+    for before, after in itertools.pairwise(nodes):
         assert (after.start, after.parent) == (before.end, before.key)
     assert len(flat(nodes)) == HASH_BYTES * len(prompt)
     assert flat(nodes)[:HASH_BYTES] == bytes(HASH_BYTES), "a hash of one token alone"

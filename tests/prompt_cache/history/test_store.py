@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy import func, select, update
 
 from prompt_cache.history import store
-from prompt_cache.history.diagnosis import CAUSES, Diagnosis, Evidence, Miss, diagnose
+from prompt_cache.history.diagnosis import CAUSES, Diagnosis, Earlier, Evidence, Miss, diagnose
 from prompt_cache.history.prefix_hashes import family, history_secret, nodes_of
 from prompt_cache.history.records import RequestRecord, pack
 from prompt_cache.history.resemblance import Noted
 from prompt_cache.history.store import KEEP_S, History, day_of
 from prompt_cache.tables import cache_prefix, cache_request
+from protocol.requests import Miss as EngineMiss
 from storage.database.base import new_id
 from storage.database.database import Database
 
@@ -158,18 +159,26 @@ async def test_what_is_old_is_forgotten(database: Database) -> None:
     assert await history.forget_old() == len(young.nodes)
 
 
+async def test_a_project_is_forgotten_alone(database: Database) -> None:
+    now = await database.now()
+    history = History(database)
+    mine, other = noted(list(range(640)), now), noted(list(range(640)), now, project_id=new_id())
+    await keep(history, mine)
+    await keep(history, other)
+    await history.forget(TENANT, PROJECT)
+    assert await history.get(TENANT, None, mine.record.id) is None
+    assert await history.size(TENANT, PROJECT) == (0, 0)
+    assert await history.get(TENANT, None, other.record.id) is not None
+
+
 def test_a_record_has_no_text() -> None:
     told = pack(noted(list(range(100)), 1).record)
     assert len(told) < 400
 
 
 def test_corrupted_records_are_named() -> None:
-    from protocol.requests import Miss as EngineMiss
-
     before = noted(list(range(640)), 1).record
     new = noted(list(range(640)), 100, misses=(EngineMiss(128, 256, "corrupted"),)).record  # type: ignore[arg-type]
-    from prompt_cache.history.diagnosis import Earlier
-
     found = diagnose(new, Evidence((Earlier(before, 640),)))
     assert found == Diagnosis(640, 0, found.misses, (), before.id, 640)
     assert [(miss.start, miss.end, miss.cause) for miss in found.misses] == [

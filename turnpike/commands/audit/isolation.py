@@ -29,7 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
     text = "try to tell one project's prompts from another; exits 1 if that succeeds, or if the control fails"
     action = parser.add_action("isolation", text, audit_isolation)
     action.add_argument("--tenant", required=True, metavar="NAME", help="who pays; gets two projects of their own")
-    action.add_argument("--model", required=True, metavar="NAME")
+    action.add_argument("--served-model", required=True, metavar="NAME", help="which one to ask")
     action.add_argument("--url", help="the gateway's; default: as in the settings")
     action.add_argument("--samples", type=int, default=_SAMPLES, metavar="N", help="of each kind; default: %(default)s")
     action.add_argument("--words", type=int, default=_WORDS, metavar="N", help="of a prompt; default: %(default)s")
@@ -52,7 +52,7 @@ async def audit_isolation(admin: AdminServices, arguments: argparse.Namespace) -
         _keys(admin, arguments.tenant) as keys,
         httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S) as client,
     ):
-        probe = IsolationProbe(client, arguments.model, *keys, prompt_words=arguments.words, seed=arguments.seed)
+        probe = IsolationProbe(client, arguments.served_model, *keys, prompt_words=arguments.words, seed=arguments.seed)
         try:
             report = await _report(probe, arguments.samples, steps)
         except httpx.HTTPError as error:

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from turnpike.command_line import CommandError
 from turnpike.commands.audit.ks_test import KsTest, smaller
 
 ALPHA = 1e-8
@@ -86,6 +87,8 @@ class IsolationProbe:
         self._words = prompt_words
         self._dice = random.Random(seed)  # noqa: S311  # prompts to measure with are no secret
         self.progress: Callable[[int], None] = lambda done: None
+        self.clock: Callable[[], float] = time.perf_counter
+        """In seconds."""
 
     async def time(
         self, name: str, samples: int, *, same_project: bool, between: Callable[[], Awaitable[None]] | None = None
@@ -123,7 +126,8 @@ class IsolationProbe:
         prompt, tag = self._prompt(), f"isolation-audit-{self._dice.randrange(10**9)}"
         marked = {"prompt_cache_options": {"mode": "implicit"}, "metadata": {"user": tag}}
         first = await self._post(self._victim, prompt, **marked)
-        first.raise_for_status()
+        if first.status_code != _HIT:
+            raise _refused(first)
         victims = first.json()["id"]
         own = await self._get(self._victim, "/v1/caches")
         names = [entry["id"] for entry in own.json().get("data", ())] if own.status_code == _HIT else []
@@ -164,7 +168,7 @@ class IsolationProbe:
                 answer = await self._client.request(method, f"/v1/caches/{name}", headers=_key(self._attacker))
                 leaks = answer.status_code not in _MISS
                 found.append(Oracle(f"{method} of another's cache", leaks, str(answer.status_code)))
-        purged = await self._client.delete("/v1/caches", params={"tag": f"user:{tag}"}, headers=_key(self._attacker))
+        purged = await self._client.delete("/v1/caches", params={"tag": tag}, headers=_key(self._attacker))
         deleted = purged.json().get("deleted", 0) if purged.status_code == _HIT else 0
         found.append(Oracle("purge by another's tag", deleted > 0, f"{deleted} purged"))
         return found
@@ -174,15 +178,15 @@ class IsolationProbe:
     async def _ask(self, key: str, prompt: str) -> tuple[float, int]:
         """Seconds to the first token, and how many cached tokens the usage tells of."""
         body = self._body(prompt) | {"stream": True, "stream_options": {"include_usage": True}}
-        began, first, cached = time.perf_counter(), 0.0, 0
+        began, first, cached = self.clock(), 0.0, 0
         async with self._client.stream("POST", _CHAT, json=body, headers=_key(key)) as answer:
             if answer.status_code != _HIT:
                 await answer.aread()
-                answer.raise_for_status()
+                raise _refused(answer)
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                first = first or time.perf_counter() - began
+                first = first or self.clock() - began
                 usage = msgspec.json.decode(line[6:]).get("usage")
                 if usage:
                     cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
@@ -208,6 +212,10 @@ class IsolationProbe:
         words = prompt.split(" ")
         kept = int(len(words) * SHARED)
         return " ".join(words[:kept]) + " " + self._prompt(len(words) - kept or 1)
+
+
+def _refused(answer: httpx.Response) -> CommandError:
+    return CommandError(f"the gateway answered {answer.status_code} to the audit: {answer.text[:300]}")
 
 
 def _key(key: str) -> dict[str, str]:
