@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity
 
 from benchmarks.gpu.random_weights import SHAPES, load_random, write_shape
 from benchmarks.gpu.workloads import workloads
-from engine.core.engine import Event
+from engine.core.output_processor import Event
 from engine.options import KvDtype, Quantize
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
@@ -34,7 +34,11 @@ from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 
 SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
 CONTEXT = 40_960
-PRECISIONS: dict[str, tuple[Quantize, KvDtype]] = {"bf16": ("none", "auto"), "fp8": ("fp8", "auto")}
+PRECISIONS: dict[str, tuple[Quantize, KvDtype]] = {
+    "bf16": ("none", "auto"),
+    "fp8": ("fp8", "fp8"),
+    "fp8-weights": ("fp8", "auto"),
+}
 """What weights are rounded to, and what KV is kept as."""
 
 

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.gpu.random_weights import SHAPES, load_random, write_shape
 from engine.core.engine import Engine
-from engine.options import Quantize
+from engine.options import KvDtype, Quantize
 from engine.scheduling.step_work import Work
 from engine.startup.assembly import assemble
 from engine.startup.options import ReplicaOptions
@@ -93,7 +93,7 @@ def random_requests(count: int) -> dict[str, Answered]:
     return requests
 
 
-def compare_runs(folder: Path, shape: str, quantize: Quantize, requests: int) -> Report:
+def compare_runs(folder: Path, shape: str, quantize: Quantize, requests: int, kv_dtype: KvDtype = "auto") -> Report:
     """Each request alone and computed from its begin; then together, from memory, in small chunks."""
     model = write_shape(folder / "model", shape)
     asked = random_requests(requests)
@@ -103,7 +103,7 @@ def compare_runs(folder: Path, shape: str, quantize: Quantize, requests: int) ->
         return Recorder(
             ReplicaOptions(
                 model, "unix:unused", folder / name, "gpu", b"", device="cuda", dtype="bfloat16", quantize=quantize,
-                swap_share=0.0, served=shape, **options,
+                swap_share=0.0, served=shape, kv_dtype=kv_dtype, **options,
             )
         )  # fmt: skip
 
@@ -130,11 +130,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-3.2-1b")
     parser.add_argument("--quantize", choices=("none", "fp8"), default="none")
+    parser.add_argument("--kv", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        report = compare_runs(Path(folder), args.shape, args.quantize, args.requests)
+        report = compare_runs(Path(folder), args.shape, args.quantize, args.requests, args.kv)
     print(json.dumps(asdict(report)))
     args.json.write_text(json.dumps(asdict(report), indent=1))
 

@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.stored_in_fp8 import halves, whole, widen
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 BLOCK: tl.constexpr = tl.constexpr(BLOCK_TOKENS)
@@ -77,6 +78,7 @@ def _sum_columns(x, ROWS: tl.constexpr):
 @triton.jit
 def _attend_blocks(
     q,
+    q_second,
     keys,
     values,
     table,
@@ -88,6 +90,7 @@ def _attend_blocks(
     top,
     weights,
     out,
+    out_second,
     BLOCK_STRIDE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -95,16 +98,25 @@ def _attend_blocks(
     SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Online softmax over the blocks that hold the keys `begin`..`end` (multiples of a block, but `end`)."""
+    """Online softmax over the blocks that hold the keys `begin`..`end` (multiples of a block, but `end`).
+
+    Where KV is stored in 8 bits, `q` and `out` are the first halves of heads, and the others the second ones. A score
+    is added up in the same order: the first half, then the second.
+    """
     column = tl.arange(0, BLOCK)
-    d = tl.arange(0, DIM_PADDED)
+    IN_FP8: tl.constexpr = keys.dtype.element_ty == tl.uint8
+    d = tl.arange(0, DIM_PADDED // 2 if IN_FP8 else DIM_PADDED)
     inside = (d < DIM)[None, :]
-    offsets = column[:, None] * DIM + d[None, :]
+    offsets = column[:, None] * (DIM // 2 if IN_FP8 else DIM) + d[None, :]
     for start in range(begin, end, BLOCK):
         key = start + column
         at = tl.load(table + start // BLOCK).to(tl.int64) * BLOCK_STRIDE
         # What lies behind the last key was never written: 0 · NaN would be NaN.
-        if MASKED:
+        if IN_FP8:
+            present = (key <= last_key) if MASKED else (column < BLOCK)
+            k, k_second = widen(keys + at, offsets, present[:, None], column, present, DIM)
+            v, v_second = widen(values + at, offsets, present[:, None], column, present, DIM)
+        elif MASKED:
             present = (key <= last_key)[:, None]
             k = tl.load(keys + at + offsets, mask=present & inside, other=0.0)
             v = tl.load(values + at + offsets, mask=present & inside, other=0.0)
@@ -115,6 +127,8 @@ def _attend_blocks(
             k = tl.load(keys + at + offsets)
             v = tl.load(values + at + offsets)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if IN_FP8:
+            score = tl.dot(q_second, tl.trans(k_second), score, input_precision="ieee")
         factor = scale
         if SOFT_CAP != 0.0:
             # cap · tanh(s / cap) by tanh(x) = 1 − 2 / (e^2x + 1)
@@ -134,8 +148,10 @@ def _attend_blocks(
         shrink = tl.math.exp2(top - new_top)
         weights = tl.fma(weights, tl.zeros_like(weights) + shrink[:, None], weight)
         out = tl.dot(weight.to(v.dtype), v, out * shrink[:, None], input_precision="ieee")
+        if IN_FP8:
+            out_second = tl.dot(weight.to(v.dtype), v_second, out_second * shrink[:, None], input_precision="ieee")
         top = new_top
-    return top, weights, out
+    return top, weights, out, out_second
 
 
 @triton.jit
@@ -165,35 +181,46 @@ def attend_split(
     The split has the keys `begin`..`end`; `WHOLE`: all rows see all of it. `scale` multiplies q·k and includes log2 e:
     scores are exponents of 2. Rows that see no key of the split come out as (HIDDEN, 0, 0), which folding leaves out.
     """
+    IN_FP8: tl.constexpr = keys.dtype.element_ty == tl.uint8
     top = tl.full((ROWS,), HIDDEN, tl.float32)
     weights = tl.zeros((ROWS, BLOCK), tl.float32)
-    out = tl.zeros((ROWS, DIM_PADDED), tl.float32)
-    if WHOLE:
-        top, weights, out = _attend_blocks(
-            q, keys, values, table, begin, end, last_position, positions, scale, top, weights, out,
-            BLOCK_STRIDE, DIM, DIM_PADDED, WINDOW, SOFT_CAP, False,
-        )  # fmt: skip
-        return top, _sum_columns(weights, ROWS), out
-    stop = tl.minimum(end, last_position + 1)
-    # Before here no row sees anything, and up to `whole` all rows see everything.
-    start = begin
-    whole = tl.maximum(begin, tl.minimum(stop, (first_position + 1) // BLOCK * BLOCK))
-    seen = positions >= begin
-    if WINDOW:
-        start = tl.maximum(begin, tl.maximum(first_position - WINDOW + 1, 0) // BLOCK * BLOCK)
-        whole = start
-        seen = seen & (positions - WINDOW + 1 < end)
+    if IN_FP8:
+        first, second = halves(q, ROWS, DIM)
+        out = tl.zeros((ROWS, DIM // 2), tl.float32)
+        out_second = out
     else:
-        top, weights, out = _attend_blocks(
-            q, keys, values, table, start, whole, last_position, positions, scale, top, weights, out,
-            BLOCK_STRIDE, DIM, DIM_PADDED, WINDOW, SOFT_CAP, False,
+        first, second = q, q
+        out = tl.zeros((ROWS, DIM_PADDED), tl.float32)
+        # Carried along, and nothing else.
+        out_second = top
+    stop = tl.minimum(end, last_position + 1)
+    # Before here no row sees anything, and up to `all_see` all rows see everything.
+    start = begin
+    all_see = tl.maximum(begin, tl.minimum(stop, (first_position + 1) // BLOCK * BLOCK))
+    if WHOLE:
+        all_see = end
+    elif WINDOW:
+        start = tl.maximum(begin, tl.maximum(first_position - WINDOW + 1, 0) // BLOCK * BLOCK)
+        all_see = start
+    if WHOLE or not WINDOW:
+        top, weights, out, out_second = _attend_blocks(
+            first, second, keys, values, table, start, all_see, last_position, positions, scale, top, weights, out,
+            out_second, BLOCK_STRIDE, DIM, DIM_PADDED, WINDOW, SOFT_CAP, False,
         )  # fmt: skip
-    top, weights, out = _attend_blocks(
-        q, keys, values, table, whole, stop, last_position, positions, scale, top, weights, out,
-        BLOCK_STRIDE, DIM, DIM_PADDED, WINDOW, SOFT_CAP, True,
-    )  # fmt: skip
+    if not WHOLE:
+        top, weights, out, out_second = _attend_blocks(
+            first, second, keys, values, table, all_see, stop, last_position, positions, scale, top, weights, out,
+            out_second, BLOCK_STRIDE, DIM, DIM_PADDED, WINDOW, SOFT_CAP, True,
+        )  # fmt: skip
+    if IN_FP8:
+        out = whole(out, out_second, ROWS, DIM)
     total = _sum_columns(weights, ROWS)
-    return tl.where(seen, top, HIDDEN), tl.where(seen, total, 0.0), tl.where(seen[:, None], out, 0.0)
+    if not WHOLE:
+        seen = positions >= begin
+        if WINDOW:
+            seen = seen & (positions - WINDOW + 1 < end)
+        top, total, out = tl.where(seen, top, HIDDEN), tl.where(seen, total, 0.0), tl.where(seen[:, None], out, 0.0)
+    return top, total, out
 
 
 @triton.jit

@@ -9,12 +9,15 @@ import torch
 
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
+_SCALE_BYTES = 4
+
 
 @dataclass(frozen=True)
 class PagedKv:
     """One layer's keys and values in a pool of blocks [blocks, layers, 2, KV heads, 64, head dim].
 
-    `data` is the whole pool. `layer` counts within it.
+    `data` is the whole pool. `layer` counts within it. As bytes it is stored in 8 bits, with four bytes more for each
+    vector (`stored_in_fp8`).
     """
 
     data: torch.Tensor
@@ -28,7 +31,12 @@ class PagedKv:
     @property
     def head_dim(self) -> int:
         """Elements of a key."""
-        return self.data.shape[5]
+        return self.data.shape[5] - (_SCALE_BYTES if self.in_fp8 else 0)
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether keys and values are stored in 8 bits."""
+        return self.data.dtype == torch.uint8
 
     @property
     def block_stride(self) -> int:

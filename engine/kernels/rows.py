@@ -11,6 +11,7 @@ import triton.language as tl
 
 from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
 from engine.kernels.paged_kv import PagedKv
+from engine.kernels.stored_in_fp8 import narrow
 
 _HEADS = 8
 """Heads of a row that one program turns."""
@@ -162,7 +163,7 @@ def rotate_and_append(
 
     `qkv` [rows, (heads + 2 KV heads) · head dim]. `cosines`, `sines` fp32 [context, turned / 2]: the first `turned`
     elements of a head are turned by halves (Su et al. 2021). `norms`: weights [head dim] of RMS norms over each query
-    and each key, applied first. Rows with position −1 are left alone.
+    and each key, applied first. Rows with position −1 are left alone. KV in 8 bits is rounded here.
     """
     rows, heads = query.shape[:2]
     total = heads + 2 * kv.kv_heads
@@ -252,4 +253,13 @@ def _rotate_and_append(
         other = tl.maximum(head - QUERY_HEADS, 0)
         place = block * BLOCK_STRIDE + layer_offset + (other // KV_HEADS) * PART_STRIDE
         place += (other % KV_HEADS) * HEAD_STRIDE + (position % 64) * DIM
-        tl.store(kv + place[:, None] + d[None, :], z.to(kv.dtype.element_ty), mask=held & ~is_query)
+        if kv.dtype.element_ty == tl.uint8:
+            values, scales = narrow(z.to(tl.float32), held & ~is_query)
+            pair = d % (DIM // 2) * 2 + d // (DIM // 2)
+            tl.store(kv + place[:, None] + pair[None, :], values, mask=held & ~is_query)
+            # From this vector to its scale.
+            place += 64 * DIM - position % 64 * (DIM - 4)
+            stored = (head >= QUERY_HEADS) & (head < QUERY_HEADS + 2 * KV_HEADS)
+            tl.store((kv + place).to(tl.pointer_type(tl.float32), bitcast=True), scales, mask=stored)
+        else:
+            tl.store(kv + place[:, None] + d[None, :], z.to(kv.dtype.element_ty), mask=held & ~is_query)

@@ -69,6 +69,8 @@ class DecodeSteps:
     def forget(self) -> None:
         """Let go of all graphs: something that they were captured with has changed."""
         self._captured.clear()
+        # What they shared ends with the last of them.
+        self._pool = None
 
     def run(self, slots: Ints, positions: Ints, order: Ints) -> None:
         """Compute a step: its tokens are in `tokens` and its logits in `logits`, from the first row on.

@@ -30,6 +30,9 @@ _LEAST_INPUTS, _LEAST_FP8_INPUTS = 16, 128
 _MOST_GROUPED = 64
 """Query heads of a KV head, at most: one tile of attention has them all."""
 
+_FP8, _FP8_HEADS = "float8_e4m3fn", (64, 128, 256)
+"""KV in 8 bits, and the sizes of heads that may be stored so."""
+
 Attend: TypeAlias = Callable[["FusedLayer", torch.Tensor, torch.Tensor], None]
 """Writes the attention of a layer's queries [rows, heads, head dim] to the second tensor of the same shape."""
 
@@ -67,8 +70,10 @@ def unsupported(decoder: Decoder) -> str | None:
     """Why a model cannot be computed by these kernels; None if it can."""
     if decoder.embedding_scale is not None or decoder.head.cap is not None:
         return "embeddings or logits are scaled"
+    computed = str(decoder.norm.weight.dtype).removeprefix("torch.")
     for group in decoder.groups:
-        if group.kind == "latent" or group.dtype != str(decoder.norm.weight.dtype).removeprefix("torch."):
+        in_fp8 = group.dtype == _FP8 and computed == "bfloat16" and group.head_dim in _FP8_HEADS
+        if group.kind == "latent" or not (group.dtype == computed or in_fp8):
             return f"KV is kept as {group.kind} {group.dtype}"
         if group.head_dim < _LEAST_INPUTS or decoder.config.heads // group.kv_heads > _MOST_GROUPED:
             return f"there are {decoder.config.heads} heads of {group.head_dim} for {group.kv_heads} of KV"

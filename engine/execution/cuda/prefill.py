@@ -11,8 +11,12 @@ import torch
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.uploads import Ints, upload
+from engine.kernels import prefill_attention as plain
+from engine.kernels.paged_kv import PagedKv
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
+from engine.kernels.stored_in_fp8 import widen_blocks
 from engine.kv_cache.memory import KvMemory
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,25 @@ class Chunk:
     table: Ints
 
 
+try:
+    from engine.kernels import prefill_hopper as hopper
+except ImportError:  # Gluon is an experimental part of Triton
+    hopper = None  # type: ignore[assignment]
+
+_HOPPER = 9
+_WIDENED_BYTES = 5 << 28
+"""Memory for a layer's keys and values in bf16, at most, where they are stored in 8 bits."""
+
+
+def _runs_on_hopper(model: FusedDecoder, group: int) -> bool:
+    """Whether the kernel for Hopper computes the layers of this group; the plain one, of the same bits, if not."""
+    if hopper is None or model.device.type != "cuda" or torch.cuda.get_device_capability(model.device)[0] != _HOPPER:
+        return False
+    dtype = model.embedding.dtype
+    layers = [layer for layer in model.layers if layer.group == group]
+    return all(hopper.fits(layer.kv, model.heads, dtype, layer.scores) for layer in layers)
+
+
 class Prefill:
     """Prefill passes; keys are cut at `bounds`, given on the host and on the device."""
 
@@ -33,6 +56,9 @@ class Prefill:
         self.model = model
         self._windows = [memory.group.window for memory in memories]
         self._heads_per_kv_head = [model.heads // memory.group.kv_heads for memory in memories]
+        self._on_hopper = [_runs_on_hopper(model, group) for group in range(len(memories))]
+        first = {layer.group: layer.kv for layer in reversed(model.layers)}
+        self._stored = [first[group] for group in range(len(memories))]
         self._bounds = np.array(bounds)
         self._bounds_there = bounds_there
 
@@ -57,23 +83,65 @@ class Prefill:
             (int(end - count), chunk.start, count, index)
             for index, (chunk, count, end) in enumerate(zip(chunks, counts, ends, strict=True))
         ]
+        on_hopper = list(self._on_hopper)
+        widened: list[Ints | None] = [None] * len(self._windows)
+        for group, stored in enumerate(self._stored):
+            if on_hopper[group] and stored.in_fp8:
+                widened[group] = self._renumber(group, blocks[group], chunks, counts)
+                on_hopper[group] = widened[group] is not None
         tiles = [
-            plan_prefill_tiles(spans, heads, self._bounds, window)  # type: ignore[arg-type]
-            for heads, window in zip(self._heads_per_kv_head, self._windows, strict=True)
+            plan_prefill_tiles(
+                spans, heads, self._bounds, window,  # type: ignore[arg-type]
+                tile_rows=hopper.TILE_ROWS if large else plain.TILE_ROWS,
+            )
+            for heads, window, large in zip(self._heads_per_kv_head, self._windows, on_hopper, strict=True)
+        ]  # fmt: skip
+        lists = [one for one in widened if one is not None]
+        attended = [
+            table if one is None else self._renumbered(table, one) for table, one in zip(blocks, widened, strict=True)
         ]
         there = upload(
             [tokens.astype(np.int32), positions.astype(np.int32), tables.astype(np.int32), *blocks,
-             *[one.table.numpy() for one in tiles]],
+             *[one.table.numpy() for one in tiles], *attended, *lists],
             self.model.device,
         )  # fmt: skip
         groups = len(self._windows)
-        block_tables = there[3 : 3 + groups]
-        planned = [PrefillTiles(table, one.tokens) for table, one in zip(there[3 + groups :], tiles, strict=True)]
+        block_tables, attended_there = there[3 : 3 + groups], there[3 + 2 * groups : 3 + 3 * groups]
+        planned = [
+            PrefillTiles(table, one.tokens)
+            for table, one in zip(there[3 + groups : 3 + 2 * groups], tiles, strict=True)
+        ]
+        more = iter(there[3 + 3 * groups :])
+        wide = [None if one is None else self._wide_memory(group, next(more)) for group, one in enumerate(widened)]
 
         def attend(layer: FusedLayer, query: torch.Tensor, mixed: torch.Tensor) -> None:
-            group = layer.group
-            prefill_attention(
-                query, layer.kv, block_tables[group], self._bounds_there, planned[group], layer.scores, mixed
-            )
+            group, kv = layer.group, layer.kv
+            memory = wide[group]
+            if memory is not None:
+                numbers, data = memory
+                widen_blocks(kv, numbers, data)
+                kv = PagedKv(data, 0)
+            compute = hopper.prefill_attention_hopper if on_hopper[group] else prefill_attention
+            compute(query, kv, attended_there[group], self._bounds_there, planned[group], layer.scores, mixed)
 
         return self.model(Rows(there[0], there[1], there[2], block_tables), attend)
+
+    def _renumber(self, group: int, table: Ints, chunks: Sequence[Chunk], counts: Sequence[int]) -> Ints | None:
+        """The blocks that the chunks attend to, each once; None if they are too many to be widened beforehand.
+
+        What of `table` they do not attend to becomes 0.
+        """
+        for row, chunk, count in zip(table, chunks, counts, strict=True):
+            row[-(-(chunk.start + count) // BLOCK_TOKENS) :] = 0
+        numbers: Ints = np.unique(table)
+        kv = self._stored[group]
+        size = 2 * kv.kv_heads * BLOCK_TOKENS * kv.head_dim * self.model.embedding.itemsize
+        return numbers if len(numbers) * size <= _WIDENED_BYTES else None
+
+    @staticmethod
+    def _renumbered(table: Ints, numbers: Ints) -> Ints:
+        return np.searchsorted(numbers, table).astype(np.int32)
+
+    def _wide_memory(self, group: int, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kv, like = self._stored[group], self.model.embedding
+        return numbers, like.new_empty(len(numbers), 1, 2, kv.kv_heads, BLOCK_TOKENS, kv.head_dim)

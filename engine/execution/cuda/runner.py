@@ -89,6 +89,20 @@ def spare_blocks(running: int) -> int:
     return max(1, running // 8)
 
 
+def copy_first_token(memory: KvMemory, source: int, target: int) -> None:
+    """Copy a block that has one token yet, its first."""
+    there, here = memory.data[target], memory.data[source]
+    there[..., 0, :].copy_(here[..., 0, :])
+    if memory.data.dtype == torch.uint8:
+        # The scales of all tokens follow their values; the first of them is another token's last bytes by this shape.
+        rows, width = there.shape[-2:]
+        first = rows * memory.group.head_dim
+        there, here = (block.view(*block.shape[:-2], rows * width) for block in (there, here))
+        there[..., first : first + width - memory.group.head_dim].copy_(
+            here[..., first : first + width - memory.group.head_dim]
+        )
+
+
 class CudaRunner(ModelRunner):
     """A runner of `model`, which `engine.execution.cuda.model.unsupported` has nothing against.
 
@@ -275,8 +289,7 @@ class CudaRunner(ModelRunner):
                 continue
             block = work.request.table[work.start // BLOCK_TOKENS]
             for memory, count, number in zip(self.memories, self.sizes.blocks, block, strict=True):
-                # It has one token yet, the block's first.
-                memory.data[number][..., 0, :].copy_(memory.data[count + spare][..., 0, :])
+                copy_first_token(memory, count + spare, number)
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.exactness import compare_runs
+from engine.options import KvDtype, Quantize
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("shape", ["llama-3.2-1b", "qwen3-tiny"])
-@pytest.mark.parametrize("quantize", ["none", "fp8"])
-def test_logits_have_the_same_bits(tmp_path: Path, shape: str, quantize: str) -> None:
-    report = compare_runs(tmp_path, shape, quantize, requests=24)
+@pytest.mark.parametrize(("quantize", "kv_dtype"), [("none", "auto"), ("fp8", "auto"), ("none", "fp8"), ("fp8", "fp8")])
+def test_logits_have_the_same_bits(tmp_path: Path, shape: str, quantize: Quantize, kv_dtype: KvDtype) -> None:
+    report = compare_runs(tmp_path, shape, quantize, 24, kv_dtype)
     assert report.different == {}
     assert report.compared > 4 * 500
