@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from engine.scheduling.step_costs import Rates
 from engine.scheduling.token_sequence import TokenSequence
@@ -238,14 +238,17 @@ class Request:
         self._placed_max_kv, self._placed_output, self._placed_tokens = self.max_kv, self.output, len(self.tokens)
         self.debt_repaid = False
 
-    def restored(self, nvme: bool) -> None:
-        """The next block's KV has come from a farther tier: from `nvme` by way of host memory, or from there."""
+    def restored(self, tier: Literal["hbm", "dram", "nvme"]) -> None:
+        """The next block's KV has come without being computed here: from disk, from host memory, or from another
+        request that computed it on the device meanwhile."""
         end = self._kv + BLOCK_TOKENS
         read = max(0, min(end, self.prompt) - max(self._kv, self.max_kv))
-        if nvme:
+        if tier == "nvme":
             self.read_nvme += read
-        else:
+        elif tier == "dram":
             self.read_dram += read
+        else:
+            self.read_hbm += read
         # What was not computed here earns nothing back.
         self._placed_max_kv += end - max(self._kv, self._placed_max_kv) if end > self._placed_max_kv else 0
         self._kv = end

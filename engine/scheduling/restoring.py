@@ -212,7 +212,7 @@ class Restorer:
             request.kv % BLOCK_TOKENS == 0 and (nvme := restore.came.pop(request.kv // BLOCK_TOKENS, None)) is not None
         ):
             before = request.read_tokens
-            request.restored(nvme)
+            request.restored("nvme" if nvme else "dram")
             self.read_tokens["nvme" if nvme else "dram"] += request.read_tokens - before
             moved = True
         front = request.blocks_for(request.kv)

@@ -376,10 +376,14 @@ class Scheduler:
         left = self._room()
         single_tokens: list[Work] = []
         chunks: list[Work] = []
+        begun: set[bytes] = set()
         while pending:
             request = self.queue.next_prefill(pending)
             if request is None:
                 break
+            if not self._leads(request, begun):
+                pending.remove(request)
+                continue
             total = len(request.tokens)
             end = min(total, request.kv + min(left, self.needs.chunk))
             if request.restore is not None:
@@ -398,6 +402,36 @@ class Scheduler:
             pending.remove(request)
             self.queue.prefilled(request, work.count)
         step.work = [*step.work, *single_tokens, *chunks]
+
+    def _leads(self, request: Request, begun: set[bytes]) -> bool:
+        """Whether a prompt's next block is this request's to compute: identical prompts that come together are computed
+        once. `begun`: keys of the blocks at which other prompts go on in this step; whoever waits for one of them takes
+        it over when it is published, or computes it if nobody does any more.
+        """
+        first = request.kv // BLOCK_TOKENS
+        if request.restore is not None or request.kv % BLOCK_TOKENS or self.pool.slides or request.store == "none":
+            return True
+        wanted = self._wanted(request)[first:]
+        found = self.pool.find(wanted)
+        if found:
+            self._take_over(request, first, found)
+        if len(found) == len(wanted):
+            return True
+        key = wanted[len(found)]
+        leads = key not in begun
+        begun.add(key)
+        return leads
+
+    def _take_over(self, request: Request, first: int, found: list[Block]) -> None:
+        """Use blocks that others have published instead of the request's own."""
+        self.pool.share(found)
+        own = request.table[first : first + len(found)]
+        request.table[first : first + len(found)] = found
+        self.pool.free(own)
+        for _ in found:
+            request.restored("hbm")
+        request.published += len(found)
+        self.queue.restored(request)
 
     def _allocate_window_blocks(self, request: Request, until: int, step: Step) -> None:
         """Allocate the next chunk's blocks in layer groups with a window, out of those promised at admission."""
