@@ -318,7 +318,7 @@ def test_decodes_go_on_beside_a_long_prefill(benches: Benches):
         (generate("x", [1], emitted=[999]), "emitted: token id 999 is outside"),
         (generate("x", [1] * 2048), "tokens: a prompt of 2048 tokens leaves no room in a context of 2048"),
         (generate("x", [1] * 2040, emitted=[1] * 20), "a prompt of 2060 tokens leaves no room"),
-        (generate("x", [1] * 2000, 49), r"sampling.max_tokens: 49 is not within 1..48"),
+        (generate("x", [1] * 2000, 49), r"sampling.max_tokens: 49 is not within 0..48"),
         (generate("x", [1], 0), r"sampling.max_tokens: 0 is not within 1..2047"),
         (generate("x", [1], -5), r"sampling.max_tokens: -5"),
         (generate("x", [1], temperature=-0.1), "sampling.temperature"),
