@@ -138,12 +138,14 @@ class RecordStore:
     def holds(self, scope: str, key: bytes, groups: Iterable[int]) -> bool:
         """Whether the records of this block in all these groups seem to be there. Memory only once the scan is through,
         a look at the disk for each block before that. Only `read` says whether they are good."""
-        return all(self._seems_there(self._name(scope, key, group)) for group in groups)
-
-    def _seems_there(self, name: bytes) -> bool:
-        if self._scan is None or self._contents.knows(name):
-            return self._contents.live(name)
-        return self._open and self._files.exists(name)
+        for group in groups:
+            name = self._state.name(scope, key, group)
+            if self._scan is None or self._contents.knows(name):
+                if not self._contents.live(name):
+                    return False
+            elif not (self._open and self._files.exists(name)):
+                return False
+        return True
 
     def read(
         self,

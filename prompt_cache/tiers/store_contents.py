@@ -70,9 +70,7 @@ class StoreContents:
 
     def live(self, name: bytes) -> bool:
         """Whether there is such a record that has not expired."""
-        now = self._clock()
-        with self._lock:
-            return not self.closed and self._index.live(name, now)
+        return not self.closed and self._index.live(name, self._clock())  # without the lock: asked for every block
 
     def remember(self, name: bytes, header: Header, reserve: int | None, valid: Callable[[], bool]) -> bool:
         """Add a record, if `valid` says that it was not purged meanwhile; whether it did. `reserve`: bytes that its

@@ -16,6 +16,7 @@ from protocol.replicas import (
     Dial,
     Fence,
     Fenced,
+    Forget,
     Heartbeat,
     Hello,
     Layout,
@@ -97,6 +98,7 @@ class FakeReplica:
         self.runs: dict[str, Run] = {}
         self.scopes: list[Scope] = []
         self.purges: list[Purge] = []
+        self.forgotten: list[str] = []
         self.journal: dict[str, Done] = {}
         self.done: list[Done] = []
         self.acked: list[Ack] = []
@@ -212,6 +214,8 @@ class FakeReplica:
             beats = asyncio.create_task(self._beat(writer))
             while (message := await read_from_gateway(reader)) is not None:
                 match message:
+                    case Forget():
+                        self.forgotten.append(message.scope)
                     case Scope():
                         self.scopes.append(message)
                     case Purge():

@@ -47,6 +47,7 @@ from tests.prompt_cache.tiers.stores import (
     payloads,
     record_paths,
 )
+from tests.small_disk import small_disk
 
 MINE, OTHER = access("mine"), access("other")
 SIZE = disk_bytes(record_bytes(SMALL))
@@ -565,3 +566,30 @@ def test_large_blocks_come_in_chunks(folder: Path) -> None:
         got = store.read(MINE, key(1), (1,))
         assert got is not None
         assert len(got[1]) == LARGE
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", lambda: (), megabytes=4) as disk:
+        if not disk.mounted:
+            pytest.skip("nobody may mount a disk here")
+        with opened(disk.folder / "cache") as store:
+            assert put(store, 0)
+            assert put(store, 1)
+            disk.fill()
+            assert not put(store, 2)
+            assert store.counters.get("refused_keep_free", 0) + store.counters.get("refused_disk_full", 0) == 1
+            assert get(store, 0)
+            (disk.folder / "filler").write_bytes(b"")
+            for number in range(2, 2000):
+                put(store, number)
+            assert store.counters["refused_keep_free"] > 0
+            disk.fill()
+            store.purge("mine", [key(0)])
+            assert not get(store, 0), "a purge holds although its tombstone may have found no room"
+            disk.empty()
+            store.maintain()
+            assert put(store, 3000)
+            assert get(store, 1)
+        with opened(disk.folder / "cache") as store:
+            assert not get(store, 0)
+            assert get(store, 3000)
