@@ -31,7 +31,7 @@ from engine.scheduling.step_work import Prefill
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
-from protocol.replicas import Scope
+from protocol.replicas import Scope, TierLimit
 from protocol.requests import Generate, Lane, Refusal
 
 _STOP_PAUSE_S = 0.002
@@ -203,7 +203,7 @@ class Engine:
     def _share(self, scope: Scope) -> None:
         """Set a scope's reserve and limit in the memories."""
         sizes = [memory.group.block_bytes for memory in self.runner.memories]
-        limits = {limit.tier: limit for limit in scope.limits}
+        limits: dict[str, TierLimit] = {limit.tier: limit for limit in scope.limits}
         for tier, pool in (("hbm", self.pool), ("dram", self.scheduler.dram.pool)):
             if pool is not None:
                 limit = limits.get(tier)
@@ -211,7 +211,8 @@ class Engine:
                 pool.set_share(scope.scope, reserve, most, sizes)
 
     def forget(self, scope: str) -> None:
-        """Make the blocks of a scope unfindable in every tier, and zero those in host memory (C5)."""
+        """Make the blocks of a scope unfindable in every tier, zero those in host memory, and drop its key (C5)."""
+        self._introduced.pop(scope, None)
         self.scheduler.forget(scope)
 
     def purge(self, keys: tuple[bytes, ...], scope: str = "") -> None:

@@ -31,7 +31,8 @@ from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.model_digest import model_digest, text_digest
 from prompt_cache.tiers.identity import StoreIdentity
-from prompt_cache.tiers.record_store import RecordStore, StoreUnusable
+from prompt_cache.tiers.record_store import RecordStore
+from prompt_cache.tiers.store_errors import StoreUnusable
 from protocol.replicas import Capacity, LayerGroup, Layout, ServedModel
 
 logger = structlog.get_logger("engine.startup.assembly")
