@@ -11,7 +11,19 @@ from msgspec import Struct, structs
 
 from engine.scheduling.fairness.fair_share import FairShare
 from protocol.frames import OLDEST_VERSION, VERSION, ToGateway, encode, link_proof, read_from_gateway
-from protocol.replicas import Capacity, Dial, Fence, Fenced, Heartbeat, Hello, Layout, RemoteService, Scope, ServedModel
+from protocol.replicas import (
+    Capacity,
+    Dial,
+    Fence,
+    Fenced,
+    Forget,
+    Heartbeat,
+    Hello,
+    Layout,
+    RemoteService,
+    Scope,
+    ServedModel,
+)
 from protocol.requests import ATTEMPT_VERSION, Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
 
 LINK_KEY = b"k" * 32
@@ -84,6 +96,7 @@ class FakeReplica:
         self.script = script or Script(tokens=[])
         self.runs: dict[str, Run] = {}
         self.scopes: list[Scope] = []
+        self.forgotten: list[str] = []
         self.journal: dict[str, Done] = {}
         self.done: list[Done] = []
         self.acked: list[Ack] = []
@@ -199,6 +212,8 @@ class FakeReplica:
             beats = asyncio.create_task(self._beat(writer))
             while (message := await read_from_gateway(reader)) is not None:
                 match message:
+                    case Forget():
+                        self.forgotten.append(message.scope)
                     case Scope():
                         self.scopes.append(message)
                     case Generate():

@@ -29,6 +29,8 @@ from turnpike.settings.data_folder import folder_identity
 from turnpike.settings.secrets import Secrets
 from turnpike.settings.settings import Settings
 
+_KEY_PATIENCE_S = 1.0
+"""A request waits no longer for its project's data key; without it, its KV stays on the device."""
 _GC_THRESHOLDS = 50_000, 20, 50
 """Far above Python's own, since most objects of a request are freed by their reference counts."""
 
@@ -50,7 +52,7 @@ async def open_gateway_services(
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
-    scope_keys = ScopeKeys(admin.database, secrets.master_key, patience=settings.database_timeout)
+    scope_keys = ScopeKeys(admin.database, secrets.master_key, patience=min(_KEY_PATIENCE_S, settings.database_timeout))
     keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
         await keeper.start()

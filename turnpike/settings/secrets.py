@@ -26,8 +26,8 @@ class SecretsError(ReportedError):
 class Secrets(msgspec.Struct, frozen=True):
     """The content of the secrets file; byte values are base64 there.
 
-    `peppers`: keys of the MACs of API keys, by version. `scope_secret`: key of the roots of cache domains. The data
-    keys of cache domains and the key of webhook secrets are derived from `master_key`. `receipt_key` signs receipts.
+    `peppers`: keys of the MACs of API keys, by version. `scope_secret`: key of the roots of cache domains. The keys
+    that wrap projects' data keys and webhook secrets are derived from `master_key`. `receipt_key` signs receipts.
     `link_key` proves a gateway to a replica.
     """
 

@@ -13,6 +13,7 @@ from protocol.addresses import parse_address
 from protocol.replicas import Forget, Scope
 from storage.database.base import new_id
 from storage.database.database import Database
+from tests.gateway.stack import Stack
 
 TENANT, PROJECT = new_id(), new_id()
 
@@ -86,6 +87,27 @@ async def test_a_changed_policy_reaches_gateways(database: Database) -> None:
     await ScopeKeys(database, b"m" * 32).set_policy(TENANT, PROJECT, retention=0, limits=())
     await relay.look()
     assert domains.project(TENANT, PROJECT).retention == 0.0
+
+
+async def test_a_project_is_forgotten_under_a_running_gateway(stack: Stack) -> None:
+    """Another process destroys its key: the replica hears of it, and the next request has another scope and key."""
+
+    async def ask() -> Scope:
+        async with stack.openai() as client:
+            await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
+        return stack.replica.scopes[-1]
+
+    first = await ask()
+    assert (len(first.data_key), first.retention) == (32, 3600.0)
+    assert await ask() == first
+    elsewhere = ScopeKeys(stack.database, b"m" * 32)
+    assert await elsewhere.destroy(stack.tenant.id, stack.project.id, "asked by its owner") == 1
+    await stack.until(lambda: stack.replica.forgotten == [first.scope])
+    second = await ask()
+    assert second.root == first.root
+    assert second.scope != first.scope
+    assert second.data_key != first.data_key
+    assert stack.replica.forgotten == [first.scope]
 
 
 def test_a_link_sends_a_scope_again_when_it_changed() -> None:
