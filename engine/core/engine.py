@@ -135,6 +135,8 @@ class Engine:
             rejected = Rejected(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
             self.outputs.reject(generate.id, generate.attempt, rejected)
             return
+        for segment in generate.segments:
+            self.pool.set_share(segment.scope, _share(scopes[segment.scope]))
         self._requests[parent.first.id] = parent
         self._timeouts.watch(parent.first)
         self.scheduler.add(parent.first)
@@ -332,3 +334,11 @@ class Engine:
     def longest_step_s(self) -> float:
         """How long the largest step takes, in seconds, by what steps took so far."""
         return self.costs.rates.step_time(self.limits.budget, self.limits.max_running) / 1e6
+
+
+def _share(scope: Scope) -> tuple[int, int] | None:
+    """What a scope may hold in device memory: bytes that are its own, and bytes at most."""
+    for limit in scope.limits:
+        if limit.tier == "hbm":
+            return limit.reserve, limit.limit
+    return None

@@ -111,7 +111,8 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
-    pool = GroupedPool(list(zip(blocks, windows, strict=True)))
+    block_bytes = [group.block_bytes for group in model.groups]
+    pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes)
     return AssembledEngine(
         Engine(
             runner,
