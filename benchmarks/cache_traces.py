@@ -52,7 +52,7 @@ def read_trace(path: Path) -> Trace:
         try:
             line = json.loads(text)
             lines.append((float(line.get("timestamp", 0)), int(line["input_length"]), tuple(line["hash_ids"])))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path.name}, line {number}: not a request: {error}") from None
     if not lines:
         raise ValueError(f"{path.name} has no requests")

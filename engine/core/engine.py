@@ -31,7 +31,7 @@ from engine.scheduling.step_work import Prefill
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
-from protocol.replicas import Scope
+from protocol.replicas import Scope, TierLimit
 from protocol.requests import Generate, Lane, Refusal
 
 _STOP_PAUSE_S = 0.002
@@ -135,6 +135,8 @@ class Engine:
             rejected = Rejected(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
             self.outputs.reject(generate.id, generate.attempt, rejected)
             return
+        for segment in generate.segments:
+            self.pool.set_share(segment.scope, _share(scopes[segment.scope]))
         self._requests[parent.first.id] = parent
         self._timeouts.watch(parent.first)
         self.scheduler.add(parent.first)
@@ -203,7 +205,7 @@ class Engine:
     def _share(self, scope: Scope) -> None:
         """Set a scope's reserve and limit in the memories."""
         sizes = [memory.group.block_bytes for memory in self.runner.memories]
-        limits = {limit.tier: limit for limit in scope.limits}
+        limits: dict[str, TierLimit] = {limit.tier: limit for limit in scope.limits}
         for tier, pool in (("hbm", self.pool), ("dram", self.scheduler.dram.pool)):
             if pool is not None:
                 limit = limits.get(tier)
@@ -211,7 +213,8 @@ class Engine:
                 pool.set_share(scope.scope, reserve, most, sizes)
 
     def forget(self, scope: str) -> None:
-        """Make the blocks of a scope unfindable in every tier, and zero those in host memory (C5)."""
+        """Make the blocks of a scope unfindable in every tier, zero those in host memory, and drop its key (C5)."""
+        self._introduced.pop(scope, None)
         self.scheduler.forget(scope)
 
     def purge(self, keys: tuple[bytes, ...], scope: str = "") -> None:
@@ -331,3 +334,11 @@ class Engine:
     def longest_step_s(self) -> float:
         """How long the largest step takes, in seconds, by what steps took so far."""
         return self.costs.rates.step_time(self.limits.budget, self.limits.max_running) / 1e6
+
+
+def _share(scope: Scope) -> tuple[int, int] | None:
+    """What a scope may hold in device memory: bytes that are its own, and bytes at most."""
+    for limit in scope.limits:
+        if limit.tier == "hbm":
+            return limit.reserve, limit.limit
+    return None

@@ -190,7 +190,8 @@ class DramTier:
             self.index.purge(keys)
 
     def forget(self, scope: str) -> None:
-        """Make the blocks of a scope unfindable, and zero them."""
+        """Make the blocks of a scope unfindable, and zero them. No more of it leaves the device."""
+        self.scopes.pop(scope, None)
         if self.index is not None:
             self.index.forget(scope)
 

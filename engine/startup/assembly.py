@@ -31,7 +31,8 @@ from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.model_digest import model_digest, text_digest
 from prompt_cache.tiers.identity import StoreIdentity
-from prompt_cache.tiers.record_store import RecordStore, StoreUnusable
+from prompt_cache.tiers.record_store import RecordStore
+from prompt_cache.tiers.store_errors import StoreUnusable
 from protocol.replicas import Capacity, LayerGroup, Layout, ServedModel
 
 logger = structlog.get_logger("engine.startup.assembly")
@@ -110,7 +111,8 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
-    pool = GroupedPool(list(zip(blocks, windows, strict=True)))
+    block_bytes = [group.block_bytes for group in model.groups]
+    pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes)
     return AssembledEngine(
         Engine(
             runner,

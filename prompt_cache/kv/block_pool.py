@@ -205,7 +205,7 @@ class BlockPool:
     def purge(self, keys: Iterable[bytes]) -> int:
         """Remove these keys from the index; returns how many were in it. Referenced blocks stay until freed."""
         purged = 0
-        for key in keys:
+        for key in reversed(list(keys)):  # ends of prefixes first
             block = self._index.get(key)
             if block is not None:
                 purged += 1

@@ -14,8 +14,11 @@ from typing import TypeAlias
 
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.block_pool import BlockPool, OutOfBlocks
+from prompt_cache.placement.hit_density import HitDensity
 
 ABSENT = -1
+MOST_SHARES = 10_000
+"""How many scopes may have a reserve or a limit; beyond, those set first lose theirs."""
 Block: TypeAlias = tuple[int, ...]
 """The block's number in each group's pool, or ABSENT."""
 
@@ -24,17 +27,33 @@ class GroupedPool:
     """A pool for each group.
 
     `groups`: (number of blocks, window in tokens or 0) of each. `on_free`: called with (group, block) when a block
-    becomes free, so that tests can poison its memory. Raises ValueError without groups.
+    becomes free, so that tests can poison its memory. `block_bytes`: of a block in each group, for shares.
+    `attention_tokens`: how deep in a prompt a token costs twice the first one's computation, None for the same cost
+    everywhere. Raises ValueError without groups.
     """
 
-    def __init__(self, groups: Sequence[tuple[int, int]], on_free: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        groups: Sequence[tuple[int, int]],
+        on_free: Callable[[int, int], None] | None = None,
+        *,
+        block_bytes: Sequence[int] = (),
+        attention_tokens: float | None = None,
+    ) -> None:
         if not groups:
             raise ValueError("a model without layer groups")
         self.pools = tuple(
-            BlockPool(total, None if on_free is None else self._telling(on_free, group))
+            BlockPool(
+                total,
+                None if on_free is None else self._telling(on_free, group),
+                HitDensity(total, BLOCK_TOKENS, attention_tokens),
+            )
             for group, (total, _) in enumerate(groups)
         )
         self.windows = tuple(window for _, window in groups)
+        self._block_bytes = tuple(block_bytes)
+        self._shares: dict[str, tuple[int, int]] = {}
+        """scope -> (reserve, limit) in bytes, those set last at the end"""
         self._slides = [(group, window) for group, window in enumerate(self.windows) if window]
         self.slides = bool(self._slides)
         """Whether any group has a window."""
@@ -229,17 +248,24 @@ class GroupedPool:
         for pool in self.pools:
             pool.expire(now)
 
-    def set_share(self, scope: str, reserve: int, limit: int | None, block_bytes: Sequence[int]) -> None:
-        """Bytes that others do not take from a scope, and bytes that it may hold at most, None for no limit.
+    def set_share(self, scope: str, share: tuple[int, int] | None) -> None:
+        """Bytes that others do not evict of a scope, and bytes that it may hold at most; None for neither.
 
-        `block_bytes`: bytes of a block in each group. Each group gets its part by the memory it has.
+        Each group gets its part by the memory that it has. Without `block_bytes` nothing happens.
         """
-        memory = [size * pool.total for size, pool in zip(block_bytes, self.pools, strict=True)]
-        for size, own, pool in zip(block_bytes, memory, self.pools, strict=True):
-            part = own / sum(memory)
-            pool.set_share(
-                scope, int(reserve * part / size), None if limit is None else max(1, int(limit * part / size))
-            )
+        if self._shares.get(scope) == share or not self._block_bytes:
+            return
+        if share is None:
+            del self._shares[scope]
+        else:
+            self._shares[scope] = share
+        memory = [size * pool.total for size, pool in zip(self._block_bytes, self.pools, strict=True)]
+        for size, own, pool in zip(self._block_bytes, memory, self.pools, strict=True):
+            part = own / sum(memory) / size
+            reserve, limit = (0, None) if share is None else (int(share[0] * part), int(share[1] * part))
+            pool.set_share(scope, reserve, limit)
+        if len(self._shares) > MOST_SHARES:
+            self.set_share(next(iter(self._shares)), None)
 
     def purge(self, keys: Iterable[bytes]) -> int:
         """Remove these keys from the index of every group; returns how many blocks were in it."""
@@ -248,7 +274,9 @@ class GroupedPool:
 
     def forget(self, scope: str) -> int:
         """Purge all blocks that were published in this scope; returns how many."""
-        return sum(pool.forget(scope) for pool in self.pools)
+        forgotten = sum(pool.forget(scope) for pool in self.pools)
+        self.set_share(scope, None)
+        return forgotten
 
     def check(self) -> None:
         """Raise AssertionError unless each group's pool is consistent (C4)."""

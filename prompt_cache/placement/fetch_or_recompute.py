@@ -232,13 +232,13 @@ class FetchOrRecompute:
 
         None if it is not at `most` tokens.
         """
+        tier, compute = self._tiers[place].calibrated, self._calibrated
+
+        def quicker(blocks: int) -> bool:
+            fetching = tier.fixed_s + blocks * block_bytes / tier.bytes_per_s
+            return fetching < compute.fixed_s + compute.seconds(0, blocks * block_tokens)
+
         low, high = 1, most // block_tokens
-        quicker = [
-            lambda blocks: (
-                self._tiers[place].calibrated.fixed_s + blocks * block_bytes / self._tiers[place].calibrated.bytes_per_s
-                < self._calibrated.fixed_s + self._calibrated.seconds(0, blocks * block_tokens)
-            )
-        ][0]
         if not quicker(high):
             return None
         while low < high:

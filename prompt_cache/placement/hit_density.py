@@ -120,6 +120,11 @@ class HitDensity(LeafFirst):
         self._extensions = [sum(length * entry_tokens >= bound for bound in _EXTENSIONS) for length in lengths]
         """new entries -> class of extension; more are in the last one."""
 
+    @property
+    def remembered(self) -> int:
+        """How many entries that were given up it remembers."""
+        return len(self._ghosts)
+
     # ------------------------------------------------------------ leases and shares
 
     def retain(self, entries: Sequence[int], until: float) -> None:

@@ -1,9 +1,10 @@
-"""`turnpike calibrate`: measure this machine's memory, disk, sealing and model, and say from where on a cache tier pays."""
+"""`turnpike calibrate`: measure memory, disk, sealing and models, and say when fetching cached KV pays."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from turnpike.command_line import CommandError, CommandParser
 from turnpike.settings.settings import Settings
 
 if TYPE_CHECKING:
+    from prompt_cache.placement.fetch_or_recompute import Place, TierRate
     from turnpike.processes.machine_rates import ModelRates
 
 
@@ -45,7 +47,7 @@ def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
     }
     if not arguments.no_model:
         # What is read from disk is also opened, by one core.
-        nvme = type(memory)(disk.tier.fixed_s, 1 / (1 / disk.tier.bytes_per_s + 1 / sealing))
+        nvme = machine_rates.TierRate(disk.tier.fixed_s, 1 / (1 / disk.tier.bytes_per_s + 1 / sealing))
         for model in settings.model_folders:
             rates = machine_rates.compute(model, arguments.device)
             figures["models"].append(_meaning(rates, {"dram": memory, "nvme": nvme}))
@@ -56,7 +58,7 @@ def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _meaning(rates: ModelRates, tiers: Any) -> dict[str, Any]:
+def _meaning(rates: ModelRates, tiers: Mapping[Place, TierRate]) -> dict[str, Any]:
     """What a model's KV costs to compute and to fetch."""
     from prompt_cache.placement.fetch_or_recompute import PLACES, FetchOrRecompute
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import tempfile
 import time
@@ -13,8 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, TierRate
+
+if TYPE_CHECKING:
+    from engine.core.engine import Engine
+    from engine.options import Device
 
 PIECE_BYTES = 1 << 20
 DEPTHS = (1, 8, 32)
@@ -26,6 +30,8 @@ _FREE_PARTS = 20
 _READ_S = 1.0
 _ROUNDS = 5
 _ALIGNMENT = 4096
+_SPREAD = 7919
+"""A prime: steps of it go all over a file or a vocabulary."""
 _PROMPTS = (256, 2048)
 """Lengths of the prompts by which a model is measured, where its context has room for them."""
 
@@ -89,19 +95,17 @@ def read_disk(folder: Path) -> DiskRates:
         return DiskRates({depth: _read_at_depth(descriptor, size, depth) for depth in DEPTHS}, direct)
 
 
-def compute(model: Path, device: str) -> ModelRates:
+def compute(model: Path, device: Device) -> ModelRates:
     """Prefill of two lengths, which tell what a token costs and what the tokens before it add."""
     from engine.startup.assembly import assemble
     from engine.startup.options import ReplicaOptions
 
     with tempfile.TemporaryDirectory() as data:
-        assembled = assemble(
-            ReplicaOptions(model, "unix:unused", Path(data), "calibrate", b"", device=device)  # type: ignore[arg-type]
-        )
+        assembled = assemble(ReplicaOptions(model, "unix:unused", Path(data), "calibrate", b"", device=device))
     lengths = [length for length in _PROMPTS if length < assembled.capacity.context_tokens]
     if not lengths:
         lengths = [assembled.capacity.context_tokens // 2]
-    took = {length: min(_prefill(assembled.engine, length, round) for round in range(3)) for length in lengths}
+    took = {length: min(_prefill(assembled.engine, length, number) for number in range(3)) for length in lengths}
     group_bytes = sum(group.block_bytes for group in assembled.layout.groups)
     return ModelRates(assembled.model.name, _compute_rate(took), assembled.layout.block_tokens, group_bytes)
 
@@ -115,19 +119,18 @@ def _compute_rate(took: dict[int, float]) -> ComputeRate:
     return ComputeRate(max(1e-9, took[long] / long - context_s * long / 2), context_s)
 
 
-def _prefill(engine: object, length: int, number: int) -> float:
+def _prefill(engine: Engine, length: int, number: int) -> float:
     from protocol.replicas import Scope
     from protocol.requests import Done, Generate, Sampling, Segment
 
-    draw = random.Random(number)
-    vocabulary = engine.runner.model.config.vocabulary  # type: ignore[attr-defined]
-    tokens = [draw.randrange(vocabulary) for _ in range(length)]
+    vocabulary = engine.runner.model.config.vocabulary
+    tokens = [(number + index * _SPREAD) % vocabulary for index in range(length)]
     request = Generate(
         f"{length}/{number}", 1, (Segment(length, "calibrate"),), tokens, Sampling(1), 1, read=False, store="none"
     )
     began = time.perf_counter()
-    engine.add(request, {"calibrate": Scope("calibrate", bytes(32), b"")})  # type: ignore[attr-defined]
-    while not any(isinstance(event, Done) for event in engine.step().events):  # type: ignore[attr-defined]
+    engine.add(request, {"calibrate": Scope("calibrate", bytes(32), b"")})
+    while not any(isinstance(event, Done) for event in engine.step().events):
         pass
     return time.perf_counter() - began
 
@@ -166,9 +169,10 @@ def _read_at_depth(descriptor: int, size: int, depth: int) -> float:
     until = time.perf_counter() + _READ_S
 
     def read(number: int) -> int:
-        draw, buffer, count = random.Random(number), mmap(-1, PIECE_BYTES), 0  # memory maps are aligned
+        buffer, place, count = mmap(-1, PIECE_BYTES), number, 0  # memory maps are aligned
         while time.perf_counter() < until:
-            count += os.preadv(descriptor, [buffer], draw.randrange(size // PIECE_BYTES) * PIECE_BYTES)
+            place = (place + _SPREAD) % (size // PIECE_BYTES)
+            count += os.preadv(descriptor, [buffer], place * PIECE_BYTES)
         return count
 
     began = time.perf_counter()

@@ -118,6 +118,7 @@ class Tiers(RuleBasedStateMachine):
     )
     def add(self, prefix: int, length: int, output: int, lane: str, scope: str, store: str, retain: float) -> None:
         self.number += 1
+        self.scheduler.dram.introduce(ScopeAccess(scope, scope.encode() * 32, 1000.0))
         self.alive[self.number] = request = Request(
             id=str(self.number),
             attempt=1,

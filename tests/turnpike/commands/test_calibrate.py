@@ -1,0 +1,44 @@
+"""`turnpike calibrate`, as an operator types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from turnpike import cli, logs
+from turnpike.processes import machine_rates
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNPIKE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # of this process, which is the tests'
+    monkeypatch.setattr(machine_rates, "_READ_S", 0.05)
+    monkeypatch.setattr(machine_rates, "_FILE_BYTES", 16 << 20)
+    monkeypatch.setattr(machine_rates, "_PROMPTS", (64, 192))
+
+
+def test_the_machine_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["calibrate", "--no-model", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["disk_bytes_per_s"].keys() == {"1", "8", "32"}
+    assert min(figures["disk_bytes_per_s"].values()) > 0
+    assert figures["memory_bytes_per_s"] > figures["disk_fixed_us"]
+    assert figures["models"] == []
+    assert list((tmp_path / "data").iterdir()) == [], "what it wrote is gone"
+
+
+@pytest.mark.slow
+def test_with_the_demo_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["calibrate", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "stdlib-qa" in out
+    assert "Fetching from nvme" in out
+
+
+def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(machine_rates, "_FREE_PARTS", 1 << 60)
+    assert cli.main(["calibrate", "--no-model"]) == 2
+    assert "too little room" in capsys.readouterr().err
