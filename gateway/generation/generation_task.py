@@ -12,6 +12,7 @@ import time
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from billing.holds.records import Hold
 from billing.usage import UsageEvent
@@ -116,7 +117,8 @@ class GenerationTask:
         hold = await self._reserve()
         if (leases := self.prepared.leases) is not None:
             lane = self.prepared.generation.lane
-            await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
+            shared = await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
+            self.prepared = replace(self.prepared, leases=replace(leases, collapsed=shared))
         if self.state.outcome is not None:
             await recorder.release(hold, "ended before it began")
             raise self.state.outcome.failure or Interrupted("The client left.")

@@ -42,18 +42,20 @@ class SharedWrites:
         """How many prefixes are being computed."""
         return len(self._writes)
 
-    async def join(self, decision: LeaseDecision, lane: Lane, *, unless: Callable[[], bool]) -> None:
+    async def join(self, decision: LeaseDecision, lane: Lane, *, unless: Callable[[], bool]) -> bool:
         """Wait for the request that writes what this one reads; then begin the writes of this one. Returns early once
-        `unless` holds. Each request that joined must `end`."""
+        `unless` holds. Each request that joined must `end`. True if there was a writer to wait for."""
         hit = decision.hit
         keys = [written.key for written in decision.written]
-        if hit is not None and decision.collapsed and await self._wait(hit.key, lane, unless):
+        shared = hit is not None and decision.collapsed and hit.key in self._writes
+        if hit is not None and shared and await self._wait(hit.key, lane, unless):
             keys.append(hit.key)
         write = _Write(lane)
         begun = [key for key in keys if key not in self._writes]
         if begun:
             self._writes |= dict.fromkeys(begun, write)
             self._of_request[decision.request_id] = write, begun
+        return shared
 
     def end(self, request_id: UUID, *, succeeded: bool) -> None:
         """The request has its first token, or ended without one."""

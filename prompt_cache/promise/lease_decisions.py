@@ -116,10 +116,11 @@ class LeaseWish(Struct, frozen=True, kw_only=True):
 class LeaseDecision(Struct, frozen=True, kw_only=True):
     """What a request is promised. `parts` go into its hold's terms, which bill it.
 
-    `hit` is the lease that it reads, as it is after the read; `collapsed`: its writer's answer has not ended yet, so
-    that this read shares a write. `stale`: there was a lease, which is over or older than the request wants.
-    `written` are the leases that begin with it. `limited`: tokens of its marks that got no lease, since the project has
-    as many as it may have. `kept`: the tokens that are promised from now on, each with the instant until which.
+    `hit` is the lease that it reads, as it is after the read. `collapsed`: it is not certain yet whether its writer
+    pays, so this read may share a write that runs; once the request runs, whether it did. `stale`: there was a lease,
+    which is over or older than the request wants. `written` are the leases that begin with it. `limited`: tokens of its
+    marks that got no lease, since the project has as many as it may have. `kept`: the tokens that are promised from now
+    on, each with the instant until which.
     """
 
     request_id: UUID

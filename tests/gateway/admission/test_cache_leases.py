@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceCatalog, PriceVersion
 from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.billed_prompts import billed_prompts
+from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
 from billing.usage import LEASE_CLASSES, Release
@@ -301,3 +303,49 @@ def test_every_bill_is_as_promised(empty_again: Callable[[], str], most: int) ->
         findings = runner.run(audit_money(doors.database))
         runner.run(doors.close())
     assert findings == []
+
+
+# ---------------------------------------------------------------- single promises
+
+
+@pytest.mark.parametrize(("seconds", "kind"), [(299.999999, "read"), (300, "write")])
+async def test_a_lease_lives_to_the_microsecond(database_url: str, seconds: float, kind: str) -> None:
+    doors = await Doors.open(database_url)
+    await doors.new_project()
+    asked = Asked("aa", marks=((2, "5m"),))
+    await doors.ask(asked)
+    doors.pass_time(seconds)
+    hold, _ = await doors.ask(asked, 1)
+    assert doors.bill(hold) == ((f"{kind}_5m", 2 * PIECE),)
+    await doors.close()
+
+
+async def test_mixed_classes_are_billed_in_three_parts(database_url: str) -> None:
+    """The highest hit, the last marker of the longer class after it, the last marker."""
+    doors = await Doors.open(database_url)
+    await doors.new_project()
+    await doors.ask(Asked("a", marks=((1, "1h"),)))
+    hold, wish = await doors.ask(Asked("aabab", marks=((1, "1h"), (2, "1h"), (3, "5m"), (4, "5m"))))
+    assert [(part.until, part.kind, part.lease) for part in unpack(hold.terms).leases] == [
+        (PIECE, "read", "1h"),
+        (2 * PIECE, "write", "1h"),
+        (4 * PIECE, "write", "5m"),
+    ]
+    assert wish.decision is not None
+    assert wish.decision.collapsed
+    assert [tokens for tokens, _ in wish.decision.kept] == [PIECE, 2 * PIECE, 3 * PIECE, 4 * PIECE]
+    await doors.close()
+
+
+async def test_who_cannot_pay_begins_no_lease(database_url: str) -> None:
+    """Of identical requests at once the first may be refused: then the next one writes."""
+    doors = await Doors.open(database_url)
+    await doors.new_project()
+    asked = Asked("a", marks=((1, "5m"),))
+    pairs = [doors.wish(asked, new_id()) for _ in range(3)]
+    pairs[0] = (msgspec.structs.replace(pairs[0][0], amount_pico=10**16), pairs[0][1])
+    answers = await asyncio.gather(*(doors.doors[0].reserve(*pair) for pair in pairs), return_exceptions=True)
+    assert isinstance(answers[0], InsufficientFunds)
+    holds = [answer for answer in answers if isinstance(answer, Hold)]
+    assert [doors.bill(hold) for hold in holds] == [(("write_5m", PIECE),), (("read_5m", PIECE),)]
+    await doors.close()
