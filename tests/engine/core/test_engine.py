@@ -61,6 +61,14 @@ def test_a_diverging_prompt_reads_up_to_where_it_diverges(bench: Bench):
     assert bench.counts("b").read_hbm == 192
 
 
+def test_a_prompt_that_is_computed_and_not_answered_is_read_by_the_next(bench: Bench):
+    warmed = bench.one(generate("a", LONG, 0))
+    assert warmed.done is not None
+    assert (warmed.done.reason, warmed.done.counts.output, warmed.tokens) == ("length", 0, [])
+    bench.one(generate("b", LONG, 2))
+    assert bench.counts("b").read_hbm == 256
+
+
 def test_at_least_one_token_is_computed(bench: Bench):
     bench.one(generate("a", LONG[:128], 2))
     bench.one(generate("b", LONG[:128], 2))
@@ -319,7 +327,6 @@ def test_decodes_go_on_beside_a_long_prefill(benches: Benches):
         (generate("x", [1] * 2048), "tokens: a prompt of 2048 tokens leaves no room in a context of 2048"),
         (generate("x", [1] * 2040, emitted=[1] * 20), "a prompt of 2060 tokens leaves no room"),
         (generate("x", [1] * 2000, 49), r"sampling.max_tokens: 49 is not within 0..48"),
-        (generate("x", [1], 0), r"sampling.max_tokens: 0 is not within 1..2047"),
         (generate("x", [1], -5), r"sampling.max_tokens: -5"),
         (generate("x", [1], temperature=-0.1), "sampling.temperature"),
         (generate("x", [1], temperature=float("nan")), "sampling.temperature"),
@@ -373,7 +380,7 @@ def test_a_request_that_memory_can_never_hold_is_rejected(benches: Benches):
     bench = benches(blocks=4)
     run = bench.one(generate("a", LONG[:250], 8))
     assert run.done is not None
-    assert run.done.error == "sampling.max_tokens: 8 is not within 1..6, the room left"
+    assert run.done.error == "sampling.max_tokens: 8 is not within 0..6, the room left"
     assert bench.one(generate("b", LONG[:250], 6)).tokens
 
 

@@ -308,3 +308,31 @@ async def test_models_in_both_shapes(stack: Stack) -> None:
     assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "tiny", "tiny")
     after = (await stack.http.get("/v1/models?after_id=tiny", headers=headers)).json()
     assert (after["data"], after["first_id"]) == ([], None)
+
+
+DEEP = b'{"model":"tiny","max_tokens":1,"messages":[{"role":"user","content":' + b"[" * 50_000
+HOSTILE = {
+    "a hundred thousand blocks": json.dumps(
+        {**ASK, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 100_000}]}
+    ).encode(),
+    "deep nesting": DEEP,
+    "deep arguments": b'{"model":"tiny","max_tokens":1,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"a",'
+    b'"input_schema":' + b'{"a":' * 3000 + b"1" + b"}" * 3000 + b"}]}",
+    "a number": b"1",
+    "nothing": b"",
+    "no text": b"\xff\xfe",
+    "too many marks": json.dumps(
+        {**ASK, "messages": [{"role": "user", "content": "".join(map(chr, (*range(0xF0000, 0xF0200),)))}] * 2}
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_hostile_bodies_are_refused(stack: Stack, case: str) -> None:
+    stack.say("yes")
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        answer = await raw(stack, HOSTILE[case], path)
+        assert answer.status_code == 400 or case == "too many marks", answer.text
+        if answer.is_error:
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["type"] == "invalid_request_error"
