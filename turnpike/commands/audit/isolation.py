@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -44,6 +45,7 @@ async def audit_isolation(admin: AdminServices, arguments: argparse.Namespace) -
     """`turnpike audit isolation`: 1 if a project can tell what another has sent, or the audit could not tell."""
     import httpx
 
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     from turnpike.commands.audit.isolation_probe import IsolationProbe
 
     url = arguments.url or f"http://{admin.settings.host}:{admin.settings.port}"
