@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class _Writer:
         self._known: dict[tuple[int, object], int] = {}
         self.prompts: list[tuple[float, int, tuple[int, ...]]] = []
 
-    def say(self, at: float, pieces: list[tuple[object, int]]) -> None:
+    def say(self, at: float, pieces: Sequence[tuple[object, int]]) -> None:
         """A request at this time, of (piece, its tokens)."""
         blocks: list[int] = []
         parent, filled, inside = 0, 0, []

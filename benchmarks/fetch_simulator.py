@@ -264,10 +264,11 @@ def compare(seed: int, clients: int, rounds: int) -> dict[str, float]:
     """The mean seconds of each rule on one random machine. The disk is throttled at a part of the better rule's run."""
     drawn = machine(random.Random(seed))
     results: dict[str, float] = {}
-    pure = [Simulation(drawn, rule, clients, rounds, seed, 1e9) for rule in ("fetch", "recompute")]
+    rules: tuple[Rule, ...] = ("fetch", "recompute", "plan")
+    pure = [Simulation(drawn, rule, clients, rounds, seed, 1e9) for rule in rules[:2]]
     horizon = min(simulation.run() * rounds for simulation in pure)
-    for rule in ("fetch", "recompute", "plan"):
-        results[rule] = Simulation(drawn, rule, clients, rounds, seed, horizon).run()  # type: ignore[arg-type]
+    for rule in rules:
+        results[rule] = Simulation(drawn, rule, clients, rounds, seed, horizon).run()
     results["ratio"] = results["plan"] / min(results["fetch"], results["recompute"])
     return results
 

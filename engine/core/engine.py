@@ -204,13 +204,11 @@ class Engine:
 
     def _share(self, scope: Scope) -> None:
         """Set a scope's reserve and limit in the memories."""
-        sizes = [memory.group.block_bytes for memory in self.runner.memories]
         limits: dict[str, TierLimit] = {limit.tier: limit for limit in scope.limits}
         for tier, pool in (("hbm", self.pool), ("dram", self.scheduler.dram.pool)):
             if pool is not None:
                 limit = limits.get(tier)
-                reserve, most = (0, None) if limit is None else (limit.reserve, limit.limit)
-                pool.set_share(scope.scope, reserve, most, sizes)
+                pool.set_share(scope.scope, None if limit is None else (limit.reserve, limit.limit))
 
     def forget(self, scope: str) -> None:
         """Make the blocks of a scope unfindable in every tier, zero those in host memory, and drop its key (C5)."""

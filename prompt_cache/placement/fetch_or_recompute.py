@@ -159,13 +159,13 @@ class FetchOrRecompute:
         tier.slowness = self._slowness(tier, now)
         # A slower sample counts more: one slow read says more of a throttled disk than one quick read of a good one.
         weight = _NEW if sample < 2 * tier.slowness else 0.5
-        tier.slowness *= (sample / tier.slowness) ** weight
+        tier.slowness *= math.pow(sample / tier.slowness, weight)
         tier.used_at = now
 
     def _slowness(self, tier: _Tier, now: float) -> float:
         """How slow a tier is, by what is known now."""
-        kept = 0.5 ** (max(0.0, now - tier.used_at) / _BELIEVE_AGAIN_S) if tier.used_at > -math.inf else 0.0
-        slowness = tier.slowness**kept
+        kept = math.pow(0.5, max(0.0, now - tier.used_at) / _BELIEVE_AGAIN_S) if tier.used_at > -math.inf else 0.0
+        slowness = math.pow(tier.slowness, kept)
         rate = tier.calibrated
         for began, size in tier.begun.values():
             # What is not there yet takes at least as long as it has taken.

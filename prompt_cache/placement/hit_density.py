@@ -89,7 +89,8 @@ class HitDensity(LeafFirst):
         self._hazard = ReuseHazard(total, _USES[-1] + 1, len(_EXTENSIONS) + 1)
         self._tick_entries = max(_LEAST_TICK, total // TICKS)
         self._now = 0
-        self._since_tick = 0
+        self._tick_at = self._tick_entries
+        """After how many inserts the next tick passes."""
         self._uses = bytearray(total)
         self._class = [0] * total
         self._tick = [0] * total
@@ -198,7 +199,7 @@ class HitDensity(LeafFirst):
         self._parent[entry] = parent
         if parent >= 0:
             self._parent_serial[entry] = self._serial[parent]
-            if not self._followers[parent] and self._resting[parent]:
+            if self._resting[parent] and not self._followers[parent]:
                 self._withdraw(parent)
             self._followers[parent] += 1
         self._key[entry] = key
@@ -218,8 +219,7 @@ class HitDensity(LeafFirst):
         share.held += 1
         if self._depth is not None:
             self._depth[entry] = self._depth[parent] + 1 if parent >= 0 else 0
-        self._since_tick += 1
-        if self._since_tick >= self._tick_entries:
+        if self._inserts >= self._tick_at:
             self._advance()
 
     def _touched(self, entries: Sequence[int]) -> None:
@@ -276,7 +276,7 @@ class HitDensity(LeafFirst):
 
     def _advance(self) -> None:
         """A tick passed: ages changed, and with them what is worth least."""
-        self._since_tick = 0
+        self._tick_at = self._inserts + self._tick_entries
         self._now += 1
         self._hazard.tick()
         if self._now % _WEIGH_EVERY == 0:

@@ -28,6 +28,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike calibrate`."""
+    from prompt_cache.placement.fetch_or_recompute import TierRate
     from turnpike.processes import machine_rates
 
     folder: Path = arguments.folder or settings.data
@@ -47,7 +48,7 @@ def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
     }
     if not arguments.no_model:
         # What is read from disk is also opened, by one core.
-        nvme = machine_rates.TierRate(disk.tier.fixed_s, 1 / (1 / disk.tier.bytes_per_s + 1 / sealing))
+        nvme = TierRate(disk.tier.fixed_s, 1 / (1 / disk.tier.bytes_per_s + 1 / sealing))
         for model in settings.model_folders:
             rates = machine_rates.compute(model, arguments.device)
             figures["models"].append(_meaning(rates, {"dram": memory, "nvme": nvme}))
