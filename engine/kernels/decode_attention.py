@@ -29,7 +29,7 @@ from engine.kernels.paged_kv import PagedKv, Scores
 
 _SMALL_ROWS, _LARGE_ROWS = 16, 64
 """Rows of a tile: for items of few requests, and for the others."""
-_SHAPES = (6, 4, 3), (2, 4, 3)
+_SHAPES = (8, 2, 2), (2, 4, 3)
 _SHAPES_FP8 = (4, 2, 3), (2, 4, 2)
 """Of both kinds of tiles: programs for each multiprocessor, warps of a program, blocks in shared memory at most; the
 quickest on an H200 (`benchmarks/gpu/NOTES.md`)."""
