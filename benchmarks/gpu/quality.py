@@ -1,4 +1,4 @@
-"""What do weights and KV of 8 bits cost? `python -m benchmarks.gpu.quality --json OUT`: bits per byte of the demo model.
+"""What weights and KV of 8 bits cost: `python -m benchmarks.gpu.quality --json OUT`, bits per byte of the demo model.
 
 Text: docstrings of Python's standard library, which is what the model was trained to explain. By the fused kernels.
 """
@@ -22,8 +22,28 @@ from protocol.replicas import Scope
 from protocol.requests import Done, Generate, PromptLogprobs, Sampling, Segment
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "stdlib-qa"
-MODULES = ("argparse", "asyncio", "collections", "csv", "decimal", "functools", "heapq", "itertools", "json", "logging",
-           "os", "pathlib", "random", "re", "shutil", "socket", "statistics", "string", "tempfile", "textwrap")  # fmt: skip
+MODULES = [
+    "argparse",
+    "asyncio",
+    "collections",
+    "csv",
+    "decimal",
+    "functools",
+    "heapq",
+    "itertools",
+    "json",
+    "logging",
+    "os",
+    "pathlib",
+    "random",
+    "re",
+    "shutil",
+    "socket",
+    "statistics",
+    "string",
+    "tempfile",
+    "textwrap",
+]
 WINDOW = 1_500
 SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
 
