@@ -306,7 +306,7 @@ def paths_of_a_workplace(root: Path) -> list[str]:
     ]
 
 
-def tests_beside_nothing(root: Path) -> list[str]:
+def unmirrored_test_folders(root: Path) -> list[str]:
     """Folders of tests/ROOM that mirror no folder of the room."""
     wrong = []
     for room in ROOMS:

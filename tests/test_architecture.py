@@ -64,7 +64,7 @@ PLANTED: dict[Rule, tuple[dict[str, str], str]] = {
         "billing/money.py:1",
     ),
     architecture.paths_of_a_workplace: ({"billing/money.py": 'PATH = "/home/me/data"\n'}, "billing/money.py:1"),
-    architecture.tests_beside_nothing: (
+    architecture.unmirrored_test_folders: (
         {"tests/billing/lost/__init__.py": "", "tests/billing/lost/test_it.py": ""},
         "tests/billing/lost mirrors no billing/lost/",
     ),

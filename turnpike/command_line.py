@@ -77,7 +77,7 @@ def _tenant_in_front(words: Sequence[str]) -> list[str]:
         if word == "--":
             others += [word, *remaining]
         elif word == _TENANT_FLAG:
-            tenants += [value for value in [next(remaining, None)] if value is not None]
+            tenants.append(next(remaining, _TENANT_FLAG))  # without a name it is left for the parser to refuse
         elif word.startswith(f"{_TENANT_FLAG}="):
             tenants.append(word.partition("=")[2])
         else:

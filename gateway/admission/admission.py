@@ -29,6 +29,7 @@ from gateway.admission.sampling_params import max_output_tokens, raise_context_e
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
 from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
+from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import GenerationRequest
 from gateway.metering.billable_usage import MeteringTerms, pack
@@ -78,6 +79,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     price: PriceVersion
     terms: MeteringTerms
+    conversation: bytes
+    """The key by which the replica is chosen that has its KV."""
     held_output: int
     """Output tokens of each choice that the hold covers: all of them, or the first slice."""
     shortened: bool = False
@@ -166,6 +169,9 @@ class Admission:
             sampling=sampling_params(generation, model, max_output),
             price=price,
             terms=MeteringTerms(generation.surface, cache.read_min, prompt_tokens),
+            conversation=conversation_key(
+                payer.project_id, generation.cache.partition, prompt.tokens, _beginning(generation, prompt)
+            ),
             held_output=self._first_slice(max_output, generation.min_tokens),
         )
 
@@ -295,6 +301,14 @@ class Admission:
         if not tokenized.tokens:
             raise InvalidRequest(f"{path} is empty.", path=path, code="invalid_value")
         return tokenized
+
+
+def _beginning(generation: GenerationRequest, prompt: Prompt) -> int:
+    """How many first tokens of the prompt stay as they are while the conversation grows: its first turns up to the
+    first that a user wrote."""
+    first = next((turn for turn in generation.turns if turn.role == "user" and turn.texts), None)
+    path = None if first is None else first.texts[-1].path
+    return next((span.end for span in prompt.spans if span.path == path), RAW_KEY_TOKENS)
 
 
 def database_unavailable() -> Unavailable:

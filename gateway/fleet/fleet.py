@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from gateway.errors import Unavailable
+from gateway.fleet.cache_affinity import CacheAffinity
 from gateway.fleet.replica_link import AwakeClock, FleetOptions, Refused, ReplicaLink
 from gateway.fleet.replica_stream import ReplicaStream
 from gateway.fleet.service_relay import ServiceRelay
@@ -64,6 +65,7 @@ class Fleet:
         """(request, attempt) -> sequence number in the replica's journal, the oldest first."""
         self._epochs: dict[str, int] = {}
         self._relay = ServiceRelay()
+        self._affinity = CacheAffinity()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -112,9 +114,21 @@ class Fleet:
             raise Unavailable(f"No replica of the model {model!r} is ready; try again shortly.", retry_after=2.0)
         return healthy
 
-    def choose(self, model: str, version: int = 1, *, after: ReplicaStream | None = None) -> ReplicaLink:
-        """The least loaded of the `candidates`. Raises Unavailable."""
-        return min(self.candidates(model, version, after=after), key=lambda link: link.load)
+    def choose(
+        self,
+        model: str,
+        version: int = 1,
+        *,
+        after: ReplicaStream | None = None,
+        conversation: bytes = b"",
+        tokens: int = 0,
+    ) -> ReplicaLink:
+        """One of the `candidates`: that which has the KV of this conversation, by its key and its prompt's tokens; the
+        least loaded one without a key. Raises Unavailable."""
+        candidates = self.candidates(model, version, after=after)
+        if not conversation:
+            return min(candidates, key=lambda link: link.load)
+        return self._affinity.choose(conversation, tokens, candidates)
 
     async def wait_for(
         self, model: str, patience: float, *, after: ReplicaStream, unless: Callable[[], bool]

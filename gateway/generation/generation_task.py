@@ -90,6 +90,7 @@ class GenerationTask:
             self._slices = None
             if self._stream is not None:
                 self._deps.fleet.end(self._stream)
+            self.delivery.fail(Interrupted("The request ended before its answer did."))  # if a reader waits still
             self.delivery.detach()
 
     def interrupt(self, failure: GatewayError) -> None:
@@ -173,7 +174,12 @@ class GenerationTask:
         paid = prepared.held_output if self._slices is None else self._slices.paid
         credit = min(window, paid) if in_slices else window
         message = prepared.message(hold, segments, attempt=self._attempt, credit=credit, deadline=self._deadline)
-        link = link or fleet.choose(prepared.model.name, message.version)
+        link = link or fleet.choose(
+            prepared.model.name,
+            message.version,
+            conversation=prepared.conversation,
+            tokens=len(prepared.prompt.tokens),
+        )
         stream = self._stream = fleet.generate(link, scopes, message)
         if in_slices:
             self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
@@ -349,7 +355,8 @@ class GenerationTask:
     def _await_journal(self) -> None:
         timeouts = self._deps.admission.timeouts
         self._tell_failure()
-        self._arm(timeouts.done if self._choices.stopped else timeouts.replay)
+        complete = self.state.outcome is not None and self.state.outcome.status == "ok"
+        self._arm(timeouts.done if complete else timeouts.replay)
 
     def _tell_failure(self) -> None:
         """Tell the client how the request failed, if it did, before its usage is known."""
@@ -357,6 +364,9 @@ class GenerationTask:
             self.delivery.fail(self.state.outcome.failure)
 
     def _fail(self, failure: GatewayError) -> None:
+        """End without the replica's word, which recovery hears instead; a replica that still works is stopped."""
+        if self._stream is not None and self.state.phase in ("running", "stopping"):
+            self._stream.abort("abandoned")
         self.state.move("failed", failed(failure))
         self.delivery.fail(failure)
 
@@ -382,7 +392,10 @@ class GenerationTask:
         for choice in self._stream.choices_at(self._slices.paid):
             if self._choices.end_of(choice) is None:
                 self._choices.end_unpaid(choice)
-                self._stream.abort("budget", choice if several else None)
+                if several:
+                    self._stream.abort("budget", choice)
+        if all(end is not None for end in self._choices.ends):
+            self._stop("money_ended", "budget", Outcome("ok", ""))
 
     async def _stop_slices(self) -> None:
         if self._slices is not None:

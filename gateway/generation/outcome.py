@@ -27,7 +27,7 @@ def outcome_of(done: Done | None, ends: Sequence[FinishReason] = ()) -> Outcome:
     """
     reason = "lost" if done is None else done.reason
     unpaid = "budget" in ends
-    if reason in ("stop", "length", "budget") or (unpaid and reason == "abort"):
+    if reason in ("stop", "length", "budget") or (unpaid and reason in ("abort", "lost")):
         return Outcome("ok", "budget" if unpaid else reason)
     return failed(_failure(reason, None if done is None else done.refusal), reason)
 
@@ -47,10 +47,10 @@ def finish_reasons(
     reasons = (done.reasons or (done.reason,)) if done is not None else ()
 
     def finish(choice: int, ended: ChoiceEnd) -> FinishReason:
-        reason = reasons[choice] if choice < len(reasons) else "stop"
+        reason = reasons[choice] if choice < len(reasons) else None
         if ended == "stop" or reason == "stop":
             return "stop"
-        unpaid = (shortened and reason == "length") or (ended == "budget" and reason == "abort")
+        unpaid = (shortened and reason == "length") or (ended == "budget" and reason in ("abort", None))
         return "budget" if unpaid or reason == "budget" else "length"
 
     return tuple(finish(choice, ended) for choice, ended in enumerate(choice_ends))

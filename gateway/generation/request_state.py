@@ -6,7 +6,7 @@
                         ▼  │  │ client_left     │   │
                retrying ───┘  │ interrupted     │   │
                │  (sent)      │ timed_out       │   │
-    no_replica │              ▼                 │   │
+    no_replica │              ▼ money_ended     │   │
                │          stopping ──answered───┘   │
                │              │ replica_lost        │
                └──────────▶ lost ─────answered──────┘
@@ -36,8 +36,8 @@ from gateway.errors import GatewayError
 
 Phase = Literal["reserving", "running", "stopping", "retrying", "lost", "delivering", "recording", "ended"]
 Event = Literal[
-    "sent", "stop_string", "client_left", "interrupted", "timed_out", "will_retry", "replica_lost", "no_replica",
-    "hold_unknown", "answered", "input_refused", "delivered", "recorded", "failed",
+    "sent", "stop_string", "money_ended", "client_left", "interrupted", "timed_out", "will_retry", "replica_lost",
+    "no_replica", "hold_unknown", "answered", "input_refused", "delivered", "recorded", "failed",
 ]  # fmt: skip
 
 _ACTIVE: Mapping[Phase, Phase] = {"running": "stopping", "stopping": "stopping"}
@@ -47,6 +47,7 @@ _BEFORE_END: tuple[Phase, ...] = ("reserving", "running", "stopping", "retrying"
 TRANSITIONS: Mapping[Event, Mapping[Phase, Phase]] = {
     "sent": {"reserving": "running", "retrying": "running"},
     "stop_string": {"running": "stopping"},
+    "money_ended": {"running": "stopping"},
     "client_left": {phase: _ACTIVE.get(phase, phase) for phase in _BEFORE_END if phase != "recording"},
     "interrupted": {**_ACTIVE, "reserving": "reserving", "retrying": "retrying"},
     "timed_out": {**_ACTIVE, "lost": "lost"},

@@ -20,7 +20,7 @@ Fault = Literal["none", "client", "ours_before", "ours_after"]
 after the first token reached the client; before it nothing is billed."""
 
 
-class MeteringTerms(Struct, frozen=True):
+class MeteringTerms(Struct, frozen=True, omit_defaults=True):
     """What was promised at admission, kept in the hold so that a journal's counts suffice to bill the request.
 
     `read_min`: KV found for fewer tokens is not counted as read. `prompt_tokens`: length of the whole rendered prompt.

@@ -96,27 +96,23 @@ def test_on_a_terminal_the_key_is_shown_and_not_written(tmp_path: Path) -> None:
 
 def test_a_fresh_database_server_needs_one_start(tmp_path: Path) -> None:
     with postgres_server() as postgres:
-        _serve_on(postgres.url, tmp_path)
-
-
-def _serve_on(postgres_url: str, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir(mode=0o755)
-    arguments = ("--data-dir", str(data), "--database-url", postgres_url)
-    port = free_port()
-    with process(tmp_path / "logs", "serve", "--port", str(port), *arguments) as running:
-        key = first_key(running)
-        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
-        assert client.completions.create(model="stdlib-qa", prompt="hi", max_tokens=2).usage
-        assert running.stop() == 0, running.errors
-        assert "chmod 700" in running.errors
-    files = [path for path in data.rglob("*") if path.is_file()]
-    assert {path.name for path in files} >= {"secrets.json", "journal", "api-key"}
-    assert {path.stat().st_mode & 0o077 for path in files} == {0}
-    (data / "secrets.json").unlink()
-    again = run("serve", "--port", str(free_port()), *arguments)
-    assert again.returncode == 2, "secrets that the keys in the database depend on are not made anew"
-    assert "secrets_file" in again.stderr
+        data = tmp_path / "data"
+        data.mkdir(mode=0o755)
+        arguments = ("--data-dir", str(data), "--database-url", postgres.url)
+        port = free_port()
+        with process(tmp_path / "logs", "serve", "--port", str(port), *arguments) as running:
+            key = first_key(running)
+            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
+            assert client.completions.create(model="stdlib-qa", prompt="hi", max_tokens=2).usage
+            assert running.stop() == 0, running.errors
+            assert "chmod 700" in running.errors
+        files = [path for path in data.rglob("*") if path.is_file()]
+        assert {path.name for path in files} >= {"secrets.json", "journal", "api-key"}
+        assert {path.stat().st_mode & 0o077 for path in files} == {0}
+        (data / "secrets.json").unlink()
+        again = run("serve", "--port", str(free_port()), *arguments)
+        assert again.returncode == 2, "secrets that the keys in the database depend on are not made anew"
+        assert "secrets_file" in again.stderr
 
 
 def test_a_reader_of_the_output_that_goes_away_ends_nothing(tmp_path: Path) -> None:

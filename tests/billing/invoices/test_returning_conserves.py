@@ -147,7 +147,7 @@ class _Story:
                 self.paid -= refused.refundable_pico
         assert self.paid >= 0
 
-    async def conserved(self, plan: Plan) -> None:
+    async def assert_conserved(self, plan: Plan) -> None:
         """What was put in is what is left, expired, billed and carried; what was given likewise, apart from it."""
         grants = await self.balances.grants(self.customer.id)
         accounts = defaultdict(int, await self.customer.accounts())
@@ -179,7 +179,7 @@ async def _run(url: str, plan: Plan) -> None:
         for period, month in zip(MONTHS, plan.months, strict=True):
             await story.month(period, month, pays=plan.pays)
         assert await audit_money(database) == []
-        await story.conserved(plan)
+        await story.assert_conserved(plan)
     finally:
         await database.close()
 

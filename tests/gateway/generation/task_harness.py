@@ -88,6 +88,7 @@ class TaskHarness:
             sampling=Sampling(MAX_TOKENS),
             price=_PRICE,
             terms=MeteringTerms("openai", 8, len(PROMPT)),
+            conversation=b"",
             held_output=SLICE if sliced else MAX_TOKENS,
         )
         dependencies: Any = GenerationDependencies(
@@ -130,7 +131,7 @@ class TaskHarness:
             self.stream, self.said_done, self.said_began, self.sent_tokens = stream, False, False, {}
             return stream
 
-        def choose(model: str, version: int = 1, *, after: Any = None) -> Any:
+        def choose(model: str, version: int = 1, *, after: Any = None, **conversation: Any) -> Any:
             if self.disk_full:
                 raise Unavailable("No replica of the model is ready.")
             return SimpleNamespace(replica="replica-0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from billing.usage import Status
 from gateway.errors import Interrupted
+from gateway.generation.choices import Choices
 from gateway.generation.request_state import (
     TRANSITIONS,
     Event,
@@ -27,6 +29,7 @@ from tests.gateway.generation.task_harness import MAX_TOKENS, PROMPT, SLICE, Tas
 GRAVITY: tuple[Status, ...] = ("ok", "cancelled", "failed")
 CARRIED: dict[Event, tuple[Status, ...]] = {
     "stop_string": ("ok",),
+    "money_ended": ("ok",),
     "client_left": ("cancelled",),
     "interrupted": ("failed",),
     "timed_out": ("failed",),
@@ -272,6 +275,16 @@ async def test_no_money_for_the_next_slice(model: ServedModel) -> None:
     assert harness.ends == [(OK, ("budget",))]
 
 
+@pytest.mark.parametrize("after", [["link lost", "time over"], ["time over"]], ids=["link lost", "silent replica"])
+async def test_an_answer_that_the_money_ended_is_whole_without_the_replica(
+    model: ServedModel, after: list[str]
+) -> None:
+    harness = TaskHarness(model, sliced=True)
+    await _run(harness, [*BEGUN, "tokens 0 " + "a b c " * MAX_TOKENS, "slice refused", "read", *after])
+    assert harness.records == [_used("ok", "budget", P, SLICE, sequence=0)]
+    assert harness.ends == [(OK, ("budget",))]
+
+
 async def test_choices_end_each_for_its_own_reason(model: ServedModel) -> None:
     harness = TaskHarness(model, choices=2)
     await _run(harness, [*BEGUN, "tokens 0 aEND", "tokens 1 abc", "read", "done length"])
@@ -290,6 +303,25 @@ async def test_a_cancelled_task_is_left_to_recovery(model: ServedModel) -> None:
     assert not harness.records
     assert harness.task.state.outcome is not None
     assert (harness.task.state.phase, harness.task.state.outcome.reason) == ("ended", "abandoned")
+    assert harness.aborts == [], "it says no more, as if it were killed"
+    while not harness.ends:
+        await harness.read(confirm=True)
+    assert harness.ends == [INTERRUPTED], "a reader that waits is told"
+
+
+async def test_a_fault_inside_the_gateway_stops_the_replica(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = TaskHarness(model)
+    await harness.settle()
+    for event in BEGUN:
+        await harness.happen(event)
+    monkeypatch.setattr(Choices, "take", Mock(side_effect=RuntimeError("a defect")))
+    await harness.happen(TEXT)
+    await harness.read(confirm=True)
+    assert harness.aborts == [("abandoned", None, 1)], "it works for nobody"
+    assert harness.ends == [INTERRUPTED]
+    await harness.running
 
 
 # ---------------------------------------------------------------- any events

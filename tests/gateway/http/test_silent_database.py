@@ -59,7 +59,7 @@ def stopped(server: PostgresServer) -> Iterator[None]:
             os.kill(process, signal.SIGCONT)
 
 
-async def refused(stack: Stack, key: str | None = None) -> httpx.Response:
+async def assert_refused(stack: Stack, key: str | None = None) -> httpx.Response:
     """What a request is answered while the database is silent; that it is answered at all is the point."""
     async with asyncio.timeout(30):
         answer = await stack.post(BODY, key)
@@ -77,7 +77,7 @@ async def answered(stack: Stack) -> None:
         await asyncio.sleep(0.1)
 
 
-async def whole(stack: Stack) -> None:
+async def assert_recovered(stack: Stack) -> None:
     """Requests are answered again, every hold has ended, and what ended was given back once."""
     await answered(stack)
     end = time.monotonic() + 30
@@ -96,17 +96,17 @@ async def test_a_postgresql_that_stands_still(on_postgres: Stack, own_postgres: 
     stack.say("ok")
     await answered(stack)
     with stopped(own_postgres):
-        answers = await asyncio.gather(*(refused(stack) for _ in range(20)))
+        answers = await asyncio.gather(*(assert_refused(stack) for _ in range(20)))
         assert len(answers) == 20
         before = len(stack.gateway.requests)
         await asyncio.sleep(2 * PATIENCE_S)
         for _ in range(20):
-            await refused(stack)
+            await assert_refused(stack)
         assert len(stack.gateway.requests) <= before + 20, "what would only wait piles up"
         ready = await stack.http.get("/readyz")
         assert ready.status_code == 503
         assert (await stack.http.get("/healthz")).status_code == 200
-    await whole(stack)
+    await assert_recovered(stack)
     assert not stack.replica.aborts, "nothing was sent that nobody waited for"
 
 
@@ -116,8 +116,8 @@ async def test_a_key_that_is_not_remembered(on_postgres: Stack, own_postgres: Po
     stack.say("ok")
     other = (await stack.tenancy.create_key(stack.tenant.id, stack.project.id)).key
     with stopped(own_postgres):
-        await refused(stack, other)
-    await whole(stack)
+        await assert_refused(stack, other)
+    await assert_recovered(stack)
 
 
 @pytest.mark.slow
@@ -127,12 +127,12 @@ async def test_a_connection_that_ends_before_the_answer(on_postgres: Stack, own_
     stack.say("ok")
     await answered(stack)
     with stopped(own_postgres):
-        await refused(stack)
+        await assert_refused(stack)
         direct: Any = stack.database._direct  # as a network would end them, of which no interface of ours knows
         for holder in direct._pool._holders:
             if holder._con is not None:
                 holder._con.terminate()
-    await whole(stack)
+    await assert_recovered(stack)
 
 
 async def test_a_sqlite_that_another_process_has_locked(
@@ -141,14 +141,14 @@ async def test_a_sqlite_that_another_process_has_locked(
     options: dict[str, Any] = {"options": OPTIONS, "key_ttl": REMEMBERED_S}
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, **options) as stack:
         stack.say("ok")
-        await whole(stack)
+        await assert_recovered(stack)
         other = sqlite3.connect(stocked_sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        await refused(stack)
-        await refused(stack)
+        await assert_refused(stack)
+        await assert_refused(stack)
         other.execute("ROLLBACK")
         other.close()
-        await whole(stack)
+        await assert_recovered(stack)
         assert len([state for state in await stack.holds() if state == "released"]) >= 1
 
 
@@ -223,7 +223,7 @@ async def test_who_manages_is_not_kept_waiting(on_postgres: Stack, own_postgres:
         wrong = [(each[:2], answer.status_code) for each, answer in zip(asked, answers, strict=True)]
         assert [status for _, status in wrong] == [503] * len(asked), wrong
         assert (await stack.http.get("/healthz")).status_code == 200
-    await whole(stack)
+    await assert_recovered(stack)
     assert (await call("GET", REPORTS[0])).status_code == 200
 
 
@@ -248,7 +248,7 @@ async def test_a_slice_that_is_not_heard_of_ends_the_answer(
                 text = (await answer).text
         assert '"limited_by":"budget"' in text
         stack.say("ok")
-        await whole(stack)
+        await assert_recovered(stack)
 
 
 async def test_one_slow_question_keeps_no_other_from_being_asked() -> None:

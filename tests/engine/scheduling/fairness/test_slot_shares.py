@@ -41,7 +41,7 @@ def flooded(*requests: Request, steps: int = 40, **options: int) -> Replica:
     return replica
 
 
-def wait_for(replica: Replica, wanted: Request, most: float) -> None:
+def assert_first_token_within(replica: Replica, wanted: Request, most: float) -> None:
     """Step until the request has its first token, which takes a few steps beyond `most` seconds of simulated time."""
     before = replica.now / 1e6
     replica.add(wanted)
@@ -55,7 +55,7 @@ def wait_for(replica: Replica, wanted: Request, most: float) -> None:
 @pytest.mark.parametrize("count", [SLOTS, SLOTS + 6, 4 * SLOTS])
 def test_a_short_request_does_not_wait_until_another_tenants_streams_end(lane: Lane, count: int):
     replica = flooded(*streams(count, lane=lane))
-    wait_for(replica, request(9_000, 64, 4, flow="b", lane=lane), CLAIM_AFTER_S[lane] + LOOK_EVERY_S)
+    assert_first_token_within(replica, request(9_000, 64, 4, flow="b", lane=lane), CLAIM_AFTER_S[lane] + LOOK_EVERY_S)
     assert replica.scheduler.preemptions == 1
 
 
@@ -65,7 +65,7 @@ def test_nor_for_streams_whose_clients_do_not_read():
     for each in list(replica.scheduler.running):
         each.credit = 1 << 30
         replica.scheduler.credited(each)
-    wait_for(replica, request(9_000, 64, 4, flow="b"), CLAIM_AFTER_S["standard"] + LOOK_EVERY_S)
+    assert_first_token_within(replica, request(9_000, 64, 4, flow="b"), CLAIM_AFTER_S["standard"] + LOOK_EVERY_S)
 
 
 def test_who_holds_the_memory_gives_way_though_slots_are_free():
@@ -74,13 +74,13 @@ def test_who_holds_the_memory_gives_way_though_slots_are_free():
     for _ in range(10):
         replica.step()
     assert len(replica.scheduler.running) == 3
-    wait_for(replica, request(9_000, 640, 4, flow="b"), CLAIM_AFTER_S["standard"] + LOOK_EVERY_S)
+    assert_first_token_within(replica, request(9_000, 640, 4, flow="b"), CLAIM_AFTER_S["standard"] + LOOK_EVERY_S)
 
 
 def test_a_sub_flow_does_not_wait_until_another_ones_streams_end():
     replica = flooded(*streams(4 * SLOTS, sub_flow="script"))
     product = request(9_000, 64, 4, flow="a", sub_flow="product")
-    wait_for(replica, product, CLAIM_AFTER_S["standard"] + LOOK_EVERY_S)
+    assert_first_token_within(replica, product, CLAIM_AFTER_S["standard"] + LOOK_EVERY_S)
 
 
 def test_more_tenants_than_slots_take_turns():
