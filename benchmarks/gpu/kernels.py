@@ -297,15 +297,14 @@ def time_attention(report: Report) -> None:
         out = torch.empty_like(query)
         scores = Scores(scale)
         row: Report = {}
-        tried = [(1, (4, 2)), (16, (4, 2))] if prefix else [(1, (4, 2))]
-        for limit, programs in tried:
-            attention = DecodeAttention(requests, HEADS, PagedKv(data, 0), bounds, programs=programs)
+        for limit in (1, 16) if prefix else (1,):
+            attention = DecodeAttention(requests, HEADS, PagedKv(data, 0), bounds)
             row[f"plan_us, limit {limit}"] = round(
                 graph_us(lambda _, a=attention, n=limit: a.plan(batch, limit=n), 4), 1
             )
             attention.plan(batch, limit=limit)
             took = graph_us(lambda i, a=attention: a(query, PagedKv(data, i % copies), batch, scores, out), 8)
-            row[f"us, limit {limit}, programs {programs}"] = round(took, 1)
+            row[f"us, limit {limit}"] = round(took, 1)
         merge = graph_us(lambda _, a=attention: a.merge(query, batch, scores, out), 8)
         row["merge_us"] = round(merge, 1)
         unique = groups * prefix + requests * own

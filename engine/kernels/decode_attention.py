@@ -16,6 +16,7 @@ ChunkAttention (Ye et al. 2024), FastTree (Pan et al. 2025).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,10 @@ from engine.kernels.paged_kv import PagedKv, Scores
 
 _SMALL_ROWS, _LARGE_ROWS = 16, 64
 """Rows of a tile: for items of few requests, and for the others."""
+_SHAPES = (8, 2, 2), (2, 4, 3)
+_SHAPES_FP8 = (4, 2, 3), (2, 4, 2)
+"""Of both kinds of tiles: programs for each multiprocessor, warps of a program, blocks in shared memory at most; the
+quickest on an H200 (`benchmarks/gpu/NOTES.md`)."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,18 @@ class DecodeAttention:
     """The work list and the partial results of decode steps, for at most `rows` requests of one layer group.
 
     `bounds` int32 [splits + 1] on the device, as `split_bounds` gives them for the longest context. All layers of the
-    group and all steps use the same memory: rows · splits · heads · (head dim + 2) · 4 bytes. `programs` for each
-    multiprocessor: of tiles for few requests, and of the others.
+    group and all steps use the same memory: rows · splits · heads · (head dim + 2) · 4 bytes. `shapes`: see
+    `_SHAPES`.
     """
 
     def __init__(
-        self, rows: int, heads: int, kv: PagedKv, bounds: torch.Tensor, *, programs: tuple[int, int] = (6, 2)
+        self,
+        rows: int,
+        heads: int,
+        kv: PagedKv,
+        bounds: torch.Tensor,
+        *,
+        shapes: Sequence[tuple[int, int, int]] | None = None,
     ) -> None:
         device = bounds.device
         self.heads, self.splits, self.bounds = heads, len(bounds) - 1, bounds
@@ -62,7 +73,9 @@ class DecodeAttention:
         self._rows_padded = triton.next_power_of_2(max(2, rows))
         self.limit = _LARGE_ROWS // triton.next_power_of_2(self.heads_per_kv_head)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-        self._programs = [count * processors for count in programs]
+        shapes = shapes or (_SHAPES_FP8 if kv.in_fp8 else _SHAPES)
+        stages = 3 if kv.in_fp8 else pipeline_stages(triton.next_power_of_2(kv.head_dim), kv.data.dtype)
+        self._shapes = [(count * processors, warps, min(most, stages)) for count, warps, most in shapes]
         self._items = torch.zeros(2, rows * self.splits, 4, dtype=torch.int32, device=device)
         self._counts = torch.zeros(2, dtype=torch.int32, device=device)
         self._tops = torch.empty(rows, self.splits, heads, dtype=torch.float32, device=device)
@@ -103,7 +116,8 @@ class DecodeAttention:
             if size and min(self.limit, len(query)) * self.heads_per_kv_head <= _SMALL_ROWS:
                 break
             tile = max(rows, triton.next_power_of_2(self.heads_per_kv_head))
-            _partial[(self._programs[size],)](
+            programs, warps, stages = self._shapes[size]
+            _partial[(programs,)](
                 query,
                 kv.data,
                 batch.positions,
@@ -132,8 +146,8 @@ class DecodeAttention:
                 DIM_PADDED=dim,
                 WINDOW=scores.window,
                 SOFT_CAP=scores.soft_cap or 0.0,
-                num_warps=4,
-                num_stages=pipeline_stages(dim, query.dtype),
+                num_warps=warps,
+                num_stages=stages,
                 **LAUNCH,
             )
         self.merge(query, batch, scores, output)
