@@ -135,6 +135,12 @@ class Scope(Message, frozen=True, tag="Scope"):
     retention: float = 0.0
 
 
+def owner_of(scope: str) -> str:
+    """The scope whose data key, limits and fate this one shares: what stands before the first `/` of its name. A client's
+    partitions of a project have roots of their own, and nothing else."""
+    return scope.partition("/")[0]
+
+
 class Forget(Message, frozen=True, tag="Forget"):
     """Forget a scope: free its blocks, overwrite its DRAM with zeros, destroy its data key (crypto-erase)."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -31,7 +31,7 @@ from engine.scheduling.step_work import Prefill
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
-from protocol.replicas import Scope, TierLimit
+from protocol.replicas import Scope, TierLimit, owner_of
 from protocol.requests import Generate, Lane, Refusal
 
 _STOP_PAUSE_S = 0.002
@@ -135,8 +135,6 @@ class Engine:
             rejected = Rejected(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
             self.outputs.reject(generate.id, generate.attempt, rejected)
             return
-        for segment in generate.segments:
-            self.pool.set_share(segment.scope, _share(scopes[segment.scope]))
         self._requests[parent.first.id] = parent
         self._timeouts.watch(parent.first)
         self.scheduler.add(parent.first)
@@ -191,24 +189,24 @@ class Engine:
     def _introduce(self, generate: Generate, scopes: Mapping[str, Scope]) -> None:
         """Tell the tiers whose blocks are to come, and how much of each tier is theirs."""
         for segment in generate.segments:
-            scope = scopes[segment.scope]
-            if scope is self._introduced.get(scope.scope):
+            scope, owner = scopes[segment.scope], owner_of(segment.scope)
+            if scope is self._introduced.get(owner):
                 continue
             if len(self._introduced) >= MOST_SCOPES:
                 self._introduced.clear()
-            before = self._introduced.get(scope.scope)
-            self._introduced[scope.scope] = scope
-            self.scheduler.dram.introduce(ScopeAccess.of(scope))
+            before = self._introduced.get(owner)
+            self._introduced[owner] = scope
+            self.scheduler.dram.introduce(replace(ScopeAccess.of(scope), scope=owner))
             if scope.limits or (before is not None and before.limits):
-                self._share(scope)
+                self._share(owner, scope)
 
-    def _share(self, scope: Scope) -> None:
+    def _share(self, owner: str, scope: Scope) -> None:
         """Set a scope's reserve and limit in the memories."""
         limits: dict[str, TierLimit] = {limit.tier: limit for limit in scope.limits}
         for tier, pool in (("hbm", self.pool), ("dram", self.scheduler.dram.pool)):
             if pool is not None:
                 limit = limits.get(tier)
-                pool.set_share(scope.scope, None if limit is None else (limit.reserve, limit.limit))
+                pool.set_share(owner, None if limit is None else (limit.reserve, limit.limit))
 
     def forget(self, scope: str) -> None:
         """Make the blocks of a scope unfindable in every tier, zero those in host memory, and drop its key (C5)."""
@@ -217,7 +215,7 @@ class Engine:
 
     def purge(self, keys: tuple[bytes, ...], scope: str = "") -> None:
         """Make the blocks with these keys unfindable in every tier."""
-        self.scheduler.purge(scope, keys)
+        self.scheduler.purge(owner_of(scope), keys)
 
     def call_when_restored(self, wake: Callable[[], None]) -> None:
         """`wake` is called, in any thread, when `step` can go on with something that came from disk, or went there."""
@@ -332,11 +330,3 @@ class Engine:
     def longest_step_s(self) -> float:
         """How long the largest step takes, in seconds, by what steps took so far."""
         return self.costs.rates.step_time(self.limits.budget, self.limits.max_running) / 1e6
-
-
-def _share(scope: Scope) -> tuple[int, int] | None:
-    """What a scope may hold in device memory: bytes that are its own, and bytes at most."""
-    for limit in scope.limits:
-        if limit.tier == "hbm":
-            return limit.reserve, limit.limit
-    return None

@@ -17,7 +17,7 @@ from engine.sampling.validation import InvalidSampling, check_sampling
 from engine.scheduling.request import Request
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import block_key
-from protocol.replicas import Scope
+from protocol.replicas import Scope, owner_of
 from protocol.requests import MOST_CHOICES, Generate, Refusal
 
 Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
@@ -155,7 +155,7 @@ class InputProcessor:
             if segment.until <= start:
                 raise Rejected(f"segments: until {segment.until} does not grow")
             start = segment.until
-            segments.append((segment.until, scope.root, segment.scope))
+            segments.append((segment.until, scope.root, owner_of(segment.scope)))
         if start != len(generate.tokens):
             raise Rejected(f"segments: they end at {start}, the prompt at {len(generate.tokens)}")
         return tuple(segments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -104,8 +103,8 @@ class CacheDomains:
             if len(self._partitions) >= _REMEMBERED:
                 self._partitions.clear()
             root = scope_root(whole.root, ("partition", partition))
-            key = whole.data_key and hmac.new(whole.data_key, b"turnpike/partition-key/v1" + root, "sha256").digest()
-            scope = Scope(f"{whole.scope}/{scope_name(root)}", root, key, whole.limits, whole.retention)
+            name = f"{whole.scope}/{scope_name(root)}"  # replicas count it with the whole (`owner_of`)
+            scope = Scope(name, root, whole.data_key, whole.limits, whole.retention)
             made = self._partitions[whole.scope, partition] = (whole, scope)
         return made[1]
 
