@@ -36,7 +36,10 @@ _CROWDED, _CROWD = 2.0, 8
 class Loaded(Protocol):
     """What is asked of a replica."""
 
-    replica: str
+    @property
+    def replica(self) -> str:
+        """Its name."""
+        ...
 
     @property
     def load(self) -> int:

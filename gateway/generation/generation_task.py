@@ -84,7 +84,7 @@ class GenerationTask:
             self._fail(Interrupted("The gateway failed while it ran the request."))
         finally:
             if self.state.phase != "ended":
-                self._abandon(failed(Interrupted("The gateway stopped."), "abandoned"))
+                self.state.move("failed", failed(Interrupted("The gateway stopped."), "abandoned"))
             self._disarm()
             await self._stop_slices()
             self._slices = None
@@ -366,14 +366,11 @@ class GenerationTask:
             self.delivery.fail(self.state.outcome.failure)
 
     def _fail(self, failure: GatewayError) -> None:
-        self._abandon(failed(failure))
-        self.delivery.fail(failure)
-
-    def _abandon(self, outcome: Outcome) -> None:
         """End without the replica's word, which recovery hears instead; a replica that still works is stopped."""
         if self._stream is not None and self.state.phase in ("running", "stopping"):
             self._stream.abort("abandoned")
-        self.state.move("failed", outcome)
+        self.state.move("failed", failed(failure))
+        self.delivery.fail(failure)
 
     # ------------------------------------------------ credit, money and time
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from billing.usage import Status
 from gateway.errors import Interrupted
+from gateway.generation.choices import Choices
 from gateway.generation.request_state import (
     TRANSITIONS,
     Event,
@@ -301,10 +303,25 @@ async def test_a_cancelled_task_is_left_to_recovery(model: ServedModel) -> None:
     assert not harness.records
     assert harness.task.state.outcome is not None
     assert (harness.task.state.phase, harness.task.state.outcome.reason) == ("ended", "abandoned")
-    assert harness.aborts == [("abandoned", None, 1)], "the replica stops working for nobody"
+    assert harness.aborts == [], "it says no more, as if it were killed"
     while not harness.ends:
         await harness.read(confirm=True)
     assert harness.ends == [INTERRUPTED], "a reader that waits is told"
+
+
+async def test_a_fault_inside_the_gateway_stops_the_replica(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = TaskHarness(model)
+    await harness.settle()
+    for event in BEGUN:
+        await harness.happen(event)
+    monkeypatch.setattr(Choices, "take", Mock(side_effect=RuntimeError("a defect")))
+    await harness.happen(TEXT)
+    await harness.read(confirm=True)
+    assert harness.aborts == [("abandoned", None, 1)], "it works for nobody"
+    assert harness.ends == [INTERRUPTED]
+    await harness.running
 
 
 # ---------------------------------------------------------------- any events

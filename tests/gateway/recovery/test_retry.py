@@ -15,6 +15,7 @@ from billing.replica_journals.comparison import JournalReport
 from billing.settlement.lost_attempt_events import attempt_id
 from billing.verification import audit
 from billing.verification.reconciliation import reconcile
+from gateway.fleet import cache_affinity
 from gateway.services import GatewayOptions
 from protocol.requests import ATTEMPT_VERSION
 from tests.fast import only_fast
@@ -25,11 +26,17 @@ from tests.gateway.stack import Stack, quick_timeouts, running_stack
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.fixture(autouse=True)
+def first_replica_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New conversations go to the replica whose name comes first."""
+    monkeypatch.setattr(cache_affinity, "_rendezvous", lambda key, replica: bytes(255 - b for b in replica.encode()))
+
+
 @asynccontextmanager
 async def two(
     url: str, folder: Path, model: Path, replicas: int = 2, *, alone: bool = False, **timeouts: float
 ) -> AsyncIterator[Stack]:
-    """A gateway with replicas of which the first, when it is idle, gets the next request. `alone`: no other gateway has
+    """A gateway with replicas of which the first gets a new conversation. `alone`: no other gateway has
     requests there."""
     options = GatewayOptions(timeouts=quick_timeouts(**{"replay": 20.0, **timeouts}))
     async with running_stack(url, folder, model, options=options, replicas=replicas) as stack:
