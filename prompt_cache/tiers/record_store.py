@@ -33,6 +33,8 @@ from storage.disk_space import is_disk_full
 logger = structlog.get_logger("prompt_cache.tiers")
 
 _RECLAIMED_FILES, _FORGOTTEN_RECORDS = 200, 500
+_GIVEN_UP = 16
+"""Records of one's own that go when the disk turns out to be full."""
 
 
 class RecordStore:
@@ -237,8 +239,11 @@ class RecordStore:
             self._discard(victims, "evictions")
             header = self._writer.write(access, key, group, name, payload, place=place)
         except OSError as error:
-            self._contents.count("refused_disk_full" if is_disk_full(error) else "refused_io_error")
+            full = is_disk_full(error)
+            self._contents.count("refused_disk_full" if full else "refused_io_error")
             logger.warning("a cache record cannot be written", folder=str(self.folder), cause=str(error))
+            if full:  # others need room at once: sooner than the next look at the disk
+                self._evict(_GIVEN_UP * disk_bytes(record_bytes(len(payload))))
             return False
         finally:
             self._contents.release(name)
