@@ -1,1 +1,1 @@
-"""Anthropic's wire formats: reports and errors; the Messages API is not there yet."""
+"""Anthropic's wire formats: the Messages API, models, reports and errors."""
