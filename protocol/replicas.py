@@ -136,8 +136,10 @@ class Scope(Message, frozen=True, tag="Scope"):
 
 
 def owner_of(scope: str) -> str:
-    """The scope whose data key, limits and fate this one shares: what stands before the first `/` of its name. A client's
-    partitions of a project have roots of their own, and nothing else."""
+    """The scope whose data key, limits and fate this one shares: what stands before the first `/` of its name.
+
+    A client's partitions of a project have roots of their own, and nothing else.
+    """
     return scope.partition("/")[0]
 
 

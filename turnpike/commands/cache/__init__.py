@@ -1,11 +1,12 @@
-"""`turnpike cache`: what the prompt cache holds, and why it missed."""
+"""`turnpike cache`: what the prompt cache holds, whether it is whole, how to get rid of it, and why it missed."""
 
 from __future__ import annotations
 
 from turnpike.command_line import CommandParser
-from turnpike.commands.cache import explain
+from turnpike.commands.cache import explain, records
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike cache …`."""
+    records.add_arguments(parser)
     explain.add_arguments(parser)

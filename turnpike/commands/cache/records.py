@@ -1,4 +1,4 @@
-"""`turnpike cache`: what a replica keeps on disk, whether it is whole, and how to get rid of it."""
+"""`turnpike cache stats|fsck|scrub|purge|forget|policy`: the records that replicas keep on disk, and their keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HARMLESS = frozenset({"expired", "purged", "unpublished", "other_identity", "no
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declare `turnpike cache …`."""
+    """Declare the actions on records."""
     stats = parser.add_action(
         "stats", "what lies on disk, by model and project; beside a running replica too", show_stats
     )
