@@ -31,7 +31,7 @@ from engine.scheduling.step_work import Prefill
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
-from protocol.replicas import Scope, TierLimit
+from protocol.replicas import Scope
 from protocol.requests import Generate, Lane, Refusal
 
 _STOP_PAUSE_S = 0.002
@@ -135,8 +135,6 @@ class Engine:
             rejected = Rejected(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
             self.outputs.reject(generate.id, generate.attempt, rejected)
             return
-        for segment in generate.segments:
-            self.pool.set_share(segment.scope, _share(scopes[segment.scope]))
         self._requests[parent.first.id] = parent
         self._timeouts.watch(parent.first)
         self.scheduler.add(parent.first)
@@ -203,14 +201,11 @@ class Engine:
                 self._share(scope)
 
     def _share(self, scope: Scope) -> None:
-        """Set a scope's reserve and limit in the memories."""
-        sizes = [memory.group.block_bytes for memory in self.runner.memories]
-        limits: dict[str, TierLimit] = {limit.tier: limit for limit in scope.limits}
-        for tier, pool in (("hbm", self.pool), ("dram", self.scheduler.dram.pool)):
-            if pool is not None:
-                limit = limits.get(tier)
-                reserve, most = (0, None) if limit is None else (limit.reserve, limit.limit)
-                pool.set_share(scope.scope, reserve, most, sizes)
+        """Set what a scope may hold in the memories: bytes that are its own, and bytes at most."""
+        shares = {limit.tier: (limit.reserve, limit.limit) for limit in scope.limits}
+        self.pool.set_share(scope.scope, shares.get("hbm"))
+        if (dram := self.scheduler.dram.pool) is not None:
+            dram.set_share(scope.scope, shares.get("dram"))
 
     def forget(self, scope: str) -> None:
         """Make the blocks of a scope unfindable in every tier, zero those in host memory, and drop its key (C5)."""
@@ -334,11 +329,3 @@ class Engine:
     def longest_step_s(self) -> float:
         """How long the largest step takes, in seconds, by what steps took so far."""
         return self.costs.rates.step_time(self.limits.budget, self.limits.max_running) / 1e6
-
-
-def _share(scope: Scope) -> tuple[int, int] | None:
-    """What a scope may hold in device memory: bytes that are its own, and bytes at most."""
-    for limit in scope.limits:
-        if limit.tier == "hbm":
-            return limit.reserve, limit.limit
-    return None
