@@ -31,7 +31,7 @@ from engine.scheduling.step_work import Prefill
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
-from protocol.replicas import Scope, TierLimit, owner_of
+from protocol.replicas import Scope, owner_of
 from protocol.requests import Generate, Lane, Refusal
 
 _STOP_PAUSE_S = 0.002
@@ -201,12 +201,11 @@ class Engine:
                 self._share(owner, scope)
 
     def _share(self, owner: str, scope: Scope) -> None:
-        """Set a scope's reserve and limit in the memories."""
-        limits: dict[str, TierLimit] = {limit.tier: limit for limit in scope.limits}
-        for tier, pool in (("hbm", self.pool), ("dram", self.scheduler.dram.pool)):
-            if pool is not None:
-                limit = limits.get(tier)
-                pool.set_share(owner, None if limit is None else (limit.reserve, limit.limit))
+        """Set what a scope may hold in the memories: bytes that are its own, and bytes at most."""
+        shares = {limit.tier: (limit.reserve, limit.limit) for limit in scope.limits}
+        self.pool.set_share(owner, shares.get("hbm"))
+        if (dram := self.scheduler.dram.pool) is not None:
+            dram.set_share(owner, shares.get("dram"))
 
     def forget(self, scope: str) -> None:
         """Make the blocks of a scope unfindable in every tier, zero those in host memory, and drop its key (C5)."""

@@ -135,7 +135,9 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
 def _host_pool(windows: Sequence[int], blocks: Sequence[int], memories: Sequence[KvMemory]) -> GroupedPool:
     """The pool of the host memory. Its blocks are cleared when they are freed (C5)."""
     return GroupedPool(
-        list(zip(blocks, windows, strict=True)), on_free=lambda group, block: memories[group].zero([block])
+        list(zip(blocks, windows, strict=True)),
+        on_free=lambda group, block: memories[group].zero([block]),
+        block_bytes=[memory.group.block_bytes for memory in memories],
     )
 
 

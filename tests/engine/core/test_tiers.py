@@ -14,7 +14,7 @@ import torch
 from engine.core.metrics import engine_metrics, memory_load
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
-from protocol.replicas import TierLoad
+from protocol.replicas import TierLimit, TierLoad
 from protocol.requests import Retain
 from tests.engine.conftest import SCOPES, VOCABULARY, Bench, Run, generate, make_bench
 from tests.engine.memory_store import MemoryStore
@@ -235,6 +235,24 @@ def test_dram_is_kept_no_longer_than_its_retention(tiny_model: Path):
     bench.now = due
     bench.step()
     assert _dram(bench).cached == 0
+
+
+def test_a_scope_holds_no_more_of_a_memory_than_its_limit(tiny_model: Path):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16)
+    for pool in (bench.engine.pool, bench.engine.scheduler.dram.pool):
+        assert pool is not None
+        pool._block_bytes = [memory.group.block_bytes for memory in bench.engine.runner.memories]
+    size = bench.engine.runner.memories[0].group.block_bytes
+    limits = (TierLimit("hbm", 0, 2 * size), TierLimit("dram", 0, size))
+    scopes = {name: msgspec.structs.replace(scope, limits=limits) for name, scope in SCOPES.items()}
+    bench.runs["limited"] = Run()
+    bench.engine.add(generate("limited", prompt(), OUTPUT), scopes)
+    bench.finish()
+    check(bench.runs["limited"], cold(tiny_model))
+    bench.step()
+    assert memory_load(bench.engine)[0].cached <= 2
+    assert _dram(bench).cached <= 1
+    check(bench.one(generate("again", prompt(), OUTPUT)), cold(tiny_model))
 
 
 # ------------------------------------------------------------ nothing waits for ever
