@@ -37,7 +37,7 @@ def add_arguments(parser: CommandParser) -> None:
     scrub = parser.add_action("scrub", "as fsck, and decrypt every record to see that it is whole", scrub_records)
     purge = parser.add_action("purge", "delete records for good; the replica has to be stopped", purge_records)
     for action in (stats, fsck, scrub, purge):
-        action.add_argument("--folder", metavar="DIR", help="the replica's folder of records; default: DATA_DIR/kv")
+        action.add_argument("--folder", metavar="DIR", help="the replica's folder of records; default: that of --disk-folder")
         action.add_format("json")
     for action in (fsck, scrub):
         action.add_argument("--repair", action="store_true", help="delete what is found")
@@ -160,7 +160,7 @@ def _report(inspection: Inspection, found: list[Finding], arguments: argparse.Na
 
 
 def _folder(settings: Settings, arguments: argparse.Namespace) -> Path:
-    return Path(arguments.folder) if arguments.folder else settings.data / "kv"
+    return Path(arguments.folder) if arguments.folder else settings.kv_folder
 
 
 # ---------------------------------------------------------------- keys
