@@ -19,6 +19,7 @@ from engine.execution.sizes import Sizes
 from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
 from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers.linear import best_tiling
+from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
@@ -112,7 +113,8 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
     block_bytes = [group.block_bytes for group in model.groups]
-    pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes)
+    depth = doubling_depth(config)
+    pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes, attention_tokens=depth)
     return AssembledEngine(
         Engine(
             runner,
@@ -120,7 +122,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
             limits,
             digest,
             costs=costs,
-            dram=_host_pool(windows, kept, dram) if dram else None,
+            dram=_host_pool(windows, kept, dram, depth) if dram else None,
             disk=_disk_tier(options, digest, model.groups, runner) if dram and not pool.slides else None,
             quarantine=Quarantine(options.data / "quarantine"),
         ),
@@ -132,12 +134,24 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
     )
 
 
-def _host_pool(windows: Sequence[int], blocks: Sequence[int], memories: Sequence[KvMemory]) -> GroupedPool:
+def doubling_depth(config: ModelConfig) -> float:
+    """At how many tokens of context attention costs as much for a token as the layers' linear operations: what lies
+    deeper is dearer to compute again. Of a mixture of experts one expert counts.
+    """
+    attended = config.heads * config.head_dim
+    linear = config.hidden * (2 * attended + 2 * config.kv_heads * config.head_dim + 3 * config.intermediate)
+    return linear / (2 * attended)
+
+
+def _host_pool(
+    windows: Sequence[int], blocks: Sequence[int], memories: Sequence[KvMemory], depth: float
+) -> GroupedPool:
     """The pool of the host memory. Its blocks are cleared when they are freed (C5)."""
     return GroupedPool(
         list(zip(blocks, windows, strict=True)),
         on_free=lambda group, block: memories[group].zero([block]),
         block_bytes=[memory.group.block_bytes for memory in memories],
+        attention_tokens=depth,
     )
 
 
