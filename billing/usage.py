@@ -38,7 +38,10 @@ A meter of another kind also needs a field of Usage, and its sum in `merge_finis
 `billing/prices/`; a look at `billing/settlement/event_validation.py` and `billing/invoices/savings.py`, which take all
 but `output` for parts of the prompt; its words in `billing/rating/usage_lines.py`, in
 `billing/invoices/rendering/presentation.py` and in `turnpike/commands/prices/cells.py`; its count in
-`gateway/metering/billable_usage.py`; its place in the dialects' `usage.py`. `billing/prices/litellm.py` names the
+`gateway/metering/billable_usage.py`, and among the engine's if it counts it (`protocol.requests.Counts`); its most at
+admission in `_cost_bound` of `gateway/admission/admission.py`; a look at `billing/reservation/billed_prompts.py` and
+`gateway/metering/miss_prices.py`, which take it for a part of the prompt; its place in the dialects' `usage.py`,
+`completion_usage.py` and `message_usage.py`. `billing/prices/litellm.py` names the
 meters that LiteLLM has prices of.
 """
 

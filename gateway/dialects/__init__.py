@@ -6,8 +6,12 @@ A vendor's folder has these modules, and so will a new one's:
 - `…_response.py`, one for each endpoint: a writer of the whole response and of its events
   (`gateway.endpoints.generation_response.ResponseWriter`);
 - `errors.py`: `envelope` and `plain`, the vendor's error bodies;
-- `usage.py`: what the vendor calls our usage, in responses and in reports.
+- `completion_usage.py`, `message_usage.py`: what the vendor calls our usage in responses, and back; `usage.py`: in
+  reports.
 
-What two endpoints of a vendor share is in `common_request.py` and `common_response.py`. Vendors do not import each
+What two endpoints of a vendor share is in `common_request.py` and `common_response.py`: a third of another shape, such
+as OpenAI's Responses, changes them, `structured_outputs.py`, `unsupported_fields.py` and the ids that
+`turnpike/commands/tenants.py` takes; JSON paths of its own that stand before all messages also belong into `_is_head`
+of `prompt_cache/history/diagnosis.py`. Vendors do not import each
 other: what they share is in the modules beside their folders. A dialect's route is a module of `gateway.endpoints`.
 """

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
 
 _AMOUNTS = ("amount_pico", "balance_pico", "invoiced_pico", "carry_pico")
-_RESPONSE_ID = re.compile(r"^[a-z]+-([0-9a-f]{32})$")
-"""A request's id in its response, such as chatcmpl-…"""
+_RESPONSE_ID = re.compile(r"^[a-z]+[-_]([0-9a-f]{32})$")
+"""A request's id in its response, such as chatcmpl-… or msg_…"""
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -37,7 +37,9 @@ def add_arguments(parser: CommandParser) -> None:
     scrub = parser.add_action("scrub", "as fsck, and decrypt every record to see that it is whole", scrub_records)
     purge = parser.add_action("purge", "delete records for good; the replica has to be stopped", purge_records)
     for action in (stats, fsck, scrub, purge):
-        action.add_argument("--folder", metavar="DIR", help="the replica's folder of records; default: that of --disk-folder")
+        action.add_argument(
+            "--folder", metavar="DIR", help="the replica's folder of records; default: that of --disk-folder"
+        )
         action.add_format("json")
     for action in (fsck, scrub):
         action.add_argument("--repair", action="store_true", help="delete what is found")
