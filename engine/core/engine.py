@@ -98,7 +98,6 @@ class Engine:
             dram=dram,
             disk=disk,
             block_bytes=sum(memory.group.block_bytes for memory in runner.memories),
-            finish_copies=runner.finish_copies,
         )
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)
@@ -232,6 +231,7 @@ class Engine:
             while not saver.idle and time.monotonic() < end:
                 step = self.scheduler.save_only(self._clock())
                 self.executor.prepare(step)
+                self.executor.finish_copies()
                 if not step.out:
                     time.sleep(_STOP_PAUSE_S)
             if not saver.idle:
@@ -267,6 +267,7 @@ class Engine:
             if len(step.work) == 1 and isinstance(work := step.work[0], Prefill):
                 self.scheduler.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
             self.outputs.commit(step.work, outcomes)
+        self.executor.finish_copies()
         return self.outputs.take_result()
 
     # ------------------------------------------------------------ deadlines

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import structlog
 
 from engine.execution.model_runner import ModelRunner, WorkOutcome
+from engine.execution.stopwatch import Stopwatch
 from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_work import Step, Work
-from prompt_cache.kv.grouped_pool import Block
 
-T = TypeVar("T")
 logger = structlog.get_logger("engine.execution.executor")
 
 
@@ -25,6 +23,8 @@ class StepExecutor:
         self.costs = costs
         self.working: Sequence[Work] = ()
         """The work that is computed now; another thread may read it."""
+        self._copying_out: tuple[int, Stopwatch] | None = None
+        """Blocks that the step copies out, and what times it."""
 
     def prepare(self, step: Step) -> list[int]:
         """Copy blocks out, clear fresh blocks, copy blocks back: in this order, since they may be the same blocks.
@@ -32,9 +32,26 @@ class StepExecutor:
         Returns which blocks of `step.back` came back damaged, by index.
         """
         if step.out:
-            self._timed(self.runner.copy_out, step.out)
+            with Stopwatch(self.runner.device) as watch:
+                self.runner.copy_out(step.out)
+            self._copying_out = len(step.out), watch
         self.runner.clear(step.fresh)
-        return self._timed(self.runner.copy_back, step.back) if step.back else []
+        if not step.back:
+            return []
+        with Stopwatch(self.runner.device) as watch:
+            bad = self.runner.copy_back(step.back)
+        self.costs.observe_copies(len(step.back), watch.microseconds())
+        return bad
+
+    def finish_copies(self) -> None:
+        """Wait until what `prepare` copied out is in host memory. A GPU may be behind: the step's tokens may be older.
+
+        From then on others may read those blocks, fill them or clear them.
+        """
+        if self._copying_out is not None:
+            blocks, watch = self._copying_out
+            self._copying_out = None
+            self.costs.observe_copies(blocks, watch.microseconds())
 
     def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
         """The outcomes of these works. The outcome of a work that fails has its error; the others are computed all the
@@ -72,9 +89,3 @@ class StepExecutor:
             except Exception as error:
                 outcomes.append(WorkOutcome(error=error))
         return outcomes
-
-    def _timed(self, copy: Callable[[Sequence[tuple[Block, Block]]], T], pairs: Sequence[tuple[Block, Block]]) -> T:
-        began = time.perf_counter()
-        copied = copy(pairs)
-        self.costs.observe_copies(len(pairs), (time.perf_counter() - began) * 1e6)
-        return copied

@@ -12,6 +12,7 @@ import torch
 
 from engine.execution.attention_plan_cache import AttentionPlanCache, columns
 from engine.execution.cpu_threads import Threads
+from engine.execution.stopwatch import Stopwatch
 from engine.kv_cache.checksums import BlockChecksums
 from engine.kv_cache.memory import KvMemory
 from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
@@ -25,6 +26,7 @@ from protocol.requests import TokenLogprob
 
 _SCORED_ROWS = 64
 """Rows of logits that are in memory at a time for the log probabilities of a prompt."""
+_TIMED_COPIES = 8
 
 
 class NotFinite(Exception):
@@ -86,7 +88,10 @@ class ModelRunner:
                 memory.zero([block[group] for block in blocks if block[group] != ABSENT])
 
     def copy_out(self, pairs: Sequence[tuple[Block, Block]]) -> None:
-        """Copy blocks, given as pairs (block of the device memory, block of the host memory), with their checksums."""
+        """Copy blocks, given as pairs (block of the device memory, block of the host memory), with their checksums.
+
+        On a GPU this only queues.
+        """
         with torch.inference_mode():
             for group, numbers in self._by_group(pairs):
                 self.dram[group].copy(self.memories[group], numbers)
@@ -109,22 +114,15 @@ class ModelRunner:
                 bad.update(index for index, differs in zip(places, differ, strict=True) if differs)
         return sorted(bad)
 
-    def finish_copies(self) -> None:
-        """Wait until the host memory has what was copied out: another thread is about to read it there."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-
     def time_copy(self) -> float:
-        """µs that copying a block takes once warm. Uses the first block, which it clears."""
+        """µs that copying a block takes once warm, among others. Uses the first block, which it clears."""
         block = (0,) * len(self.memories)
         self.clear([block])
         for _ in range(2):
-            began = time.perf_counter()
-            self.copy_out([(block, block)])
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            took = time.perf_counter() - began
-        return took * 1e6
+            with Stopwatch(self.device) as watch:
+                self.copy_out([(block, block)] * _TIMED_COPIES)
+                self.copy_back([(block, block)] * _TIMED_COPIES)
+        return watch.microseconds() / (2 * _TIMED_COPIES)
 
     def _by_group(self, pairs: Sequence[tuple[Block, Block]]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
         """For each layer group that has any of these pairs, the blocks' numbers in it."""

@@ -10,7 +10,11 @@ is part of the model digest and so of every block key: KV of another format is n
 
 from __future__ import annotations
 
+import math
+import mmap
+import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -97,13 +101,25 @@ class KvMemory:
         stored, dim = (torch.uint8, row_bytes(FP8, group.head_dim)) if self._scaled else (like.dtype, group.head_dim)
         # Not cleared here: a block is when it is allocated, and memory that was never used then costs nothing.
         shape = (blocks, layers, per_layer, heads, BLOCK_TOKENS, dim)
-        self.data = torch.empty(shape, dtype=stored, device=like.device, pin_memory=pinned)
+        self.data = self._locked(shape, stored) if pinned else torch.empty(shape, dtype=stored, device=like.device)
         by_row, by_head = self.data.view(-1, dim), self.data.view(-1, BLOCK_TOKENS * dim)
         # Views that begin at a layer's part of the first block: the same index then serves every layer.
         self.rows = [by_row[layer * per_layer * heads * BLOCK_TOKENS :] for layer in range(layers)]
         self.heads = [by_head[layer * per_layer * heads :] for layer in range(layers)]
         self._scratch: dict[str, torch.Tensor] = {}
         self._views: dict[tuple[int, ...], Tensors] = {}
+
+    def _locked(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Page-locked host memory: of this size, where torch's own takes the next power of two."""
+        size = math.prod(shape) * dtype.itemsize
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        data = torch.frombuffer(pages, dtype=dtype).view(shape)
+        driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(driver.cudaHostRegister(data.data_ptr(), size, 0))
+        weakref.finalize(self, driver.cudaHostUnregister, data.data_ptr()).atexit = False
+        return data
 
     def scratch(self, name: str, elements: int, like: torch.Tensor | None = None) -> torch.Tensor:
         """A flat tensor of this many elements whose content means nothing, the same memory each time.

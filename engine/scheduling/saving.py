@@ -114,8 +114,8 @@ class Saver:
         """Whether nothing is left to be saved."""
         return not (self.wishes or self._copied or self._saving)
 
-    def begin(self, finish_copies: Callable[[], None]) -> None:
-        """The last step is done: what it copied out is written. `finish_copies` makes sure that it is there."""
+    def begin(self) -> None:
+        """The last step is done, and so are its copies: what it copied out is written."""
         for transfer in self.disk.saved():
             del self._saving[transfer.key]
             self.dram.free(transfer.block)
@@ -123,7 +123,6 @@ class Saver:
                 self.dropped += 1
             self._remember([transfer.key])
         if self._copied:
-            finish_copies()
             for transfer in self._copied:
                 if transfer.cancelled:
                     self.dram.free(transfer.block)

@@ -48,8 +48,8 @@ class Scheduler:
 
     `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `disk`: the tier beyond,
     which needs `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two tokens by lane.
-    `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `finish_copies` waits until what
-    steps copied out is in host memory. Raises ValueError for a budget that is too small.
+    `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. Raises ValueError for a budget that
+    is too small.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class Scheduler:
         disk: Disk | None = None,
         chooser: FetchOrRecompute | None = None,
         block_bytes: int = BLOCK_BYTES,
-        finish_copies: Callable[[], None] = lambda: None,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
             raise ValueError(
@@ -97,7 +96,6 @@ class Scheduler:
         """arrival -> decoding request whose next token needs a block."""
         self._paused: dict[int, Request] = {}
         """arrival -> decoding request that is out of credit."""
-        self._finish_copies = finish_copies
         self._now = 0.0
         self._leases_looked_at = 0.0
         self.waits = False
@@ -172,7 +170,7 @@ class Scheduler:
         if self.dram.pool is not None:
             self.dram.begin(step, now)
             if self.saver is not None:
-                self.saver.begin(self._finish_copies)
+                self.saver.begin()
         if now >= self._leases_looked_at + _LEASES_EVERY_S:
             self._leases_looked_at = now
             self.pool.expire(now)
@@ -333,7 +331,7 @@ class Scheduler:
         step = Step()
         self.dram.begin(step, now)
         if self.saver is not None:
-            self.saver.begin(self._finish_copies)
+            self.saver.begin()
             self.saver.advance(self.costs.rates, alone=True)
         self.dram.end()
         return step

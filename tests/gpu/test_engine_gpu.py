@@ -23,7 +23,7 @@ from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 pytestmark = pytest.mark.gpu
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "stdlib-qa"
-SCOPES = {"project": Scope("project", b"root" * 8, b"key")}
+SCOPES = {"project": Scope("project", b"root" * 8, b"key".ljust(32), retention=3600.0)}
 PROMPTS = [
     [4091, 4093, *((17 * i * (n + 1) + 3) % 4000 for i in range(length)), 4095, 4094]
     for n, length in enumerate((5, 70, 400, 1500))

@@ -10,9 +10,10 @@ import torch
 from engine.core.engine import Engine, EngineLimits
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.runner import CudaRunner
+from engine.execution.disk_tier import DiskTier, Store
 from engine.execution.sizes import Sizes
 from engine.kernels.attention_splits import split_bounds
-from engine.kv_cache.memory import KvMemory
+from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers import matmul_kernels
 from engine.layers.linear import Tiling
 from engine.models.registry import load_model, read_config
@@ -32,8 +33,19 @@ def small_model(folder: Path) -> Path:
     )
 
 
-def fused_bench(folder: Path, blocks: int = 24, budget: int = 256, running: int = 4, context: int = 256) -> Bench:
-    """A bench in fp32 whose memory is NaN at first, and where blocks are poisoned when they are free."""
+def fused_bench(
+    folder: Path,
+    blocks: int = 24,
+    budget: int = 256,
+    running: int = 4,
+    context: int = 256,
+    swap: int = 0,
+    store: Store | None = None,
+) -> Bench:
+    """A bench in fp32 whose memory is NaN at first, and where blocks are poisoned when they are free.
+
+    `swap`: blocks of host memory; `store`: the disk tier's, which needs them.
+    """
     like = torch.zeros((), device=DEVICE)
     plain = matmul_kernels.NATIVE.plain
     tiling = Tiling(1, kernels=replace(matmul_kernels.NATIVE, onednn=plain, transposed=plain))
@@ -43,7 +55,15 @@ def fused_bench(folder: Path, blocks: int = 24, budget: int = 256, running: int 
     for memory in memories:
         memory.data.fill_(torch.nan)
     sizes = Sizes(running, budget, context, [blocks] * len(memories))
-    runner = CudaRunner(model, memories, like.device, tiling, (), sizes=sizes, bounds=split_bounds(context, STEPS))
+    kept = host_memories(model.groups, [swap] * len(model.groups), like) if swap else []
+    runner = CudaRunner(model, memories, like.device, tiling, kept, sizes=sizes, bounds=split_bounds(context, STEPS))
     pool = GroupedPool([(blocks, group.window) for group in model.groups], on_free=poisoning(runner))
     limits = EngineLimits(context, max_running=running, budget=budget)
-    return Bench(Engine(runner, pool, limits, "digest", clock=lambda: 0.0))
+    dram = None
+    if swap:
+        dram = GroupedPool(
+            [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
+        )
+    disk = None if store is None else DiskTier(store, kept, runner.checksums)
+    bench = Bench(Engine(runner, pool, limits, "digest", clock=lambda: bench.now, dram=dram, disk=disk))
+    return bench

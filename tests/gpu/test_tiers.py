@@ -1,0 +1,135 @@
+"""KV in host memory and on disk beside a GPU: what comes back has the bits that left, whatever computes the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.kv_cache.memory import KvLayout, host_memories
+from engine.scheduling.step_work import Step
+from tests.engine.conftest import Bench, Run, generate, make_bench
+from tests.engine.core.test_tiers import BLOCKS, LENGTH, OUTPUT, flood, prompt, save
+from tests.engine.memory_store import MemoryStore
+from tests.gpu.execution.fused_bench import fused_bench, small_model
+from tests.gpu.execution.test_fused_runner import assert_near, assert_same
+
+pytestmark = pytest.mark.gpu
+
+Make = partial[Bench]
+Check = Callable[[Run, Run], None]
+
+
+@pytest.fixture(params=["stock", "fused"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Makes engines, whose steps are computed by stock operations or by the fused kernels."""
+    model = small_model(tmp_path / "model")
+    if request.param == "stock":
+        return partial(make_bench, model, running=4, device="cuda")
+    return partial(fused_bench, model, context=512)
+
+
+@pytest.fixture
+def check(make: Make) -> Check:
+    """Compares two runs: bit by bit, but for stock operations, whose products depend on the number of rows on a GPU."""
+    return assert_same if make.func is fused_bench else assert_near
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    store = MemoryStore()
+    yield store
+    store.gate.set()
+
+
+@pytest.mark.parametrize("budget", [68, 200, 512])
+def test_what_left_the_device_comes_back_from_dram(make: Make, check: Check, budget: int) -> None:
+    cold = make(blocks=24, budget=512).one(generate("cold", prompt(), OUTPUT))
+    bench = make(blocks=8, budget=budget, swap=16)
+    check(bench.one(generate("first", prompt(), OUTPUT)), cold)
+    flood(bench)
+    check(bench.one(generate("warm", prompt(), OUTPUT)), cold)
+    assert (bench.counts("warm").read_dram, bench.counts("warm").read_hbm) == (BLOCKS * 64, 0)
+    check(bench.one(generate("again", prompt(), OUTPUT)), cold)
+    assert bench.counts("again").read_hbm == BLOCKS * 64
+
+
+def test_what_is_on_disk_survives_a_restart(make: Make, check: Check, store: MemoryStore) -> None:
+    cold = make(blocks=24).one(generate("cold", prompt(), OUTPUT))
+    save(make(blocks=24, swap=16, store=store), store)
+    after = make(blocks=24, swap=16, store=store)
+    check(after.one(generate("warm", prompt(), OUTPUT)), cold)
+    assert after.counts("warm").read_nvme > 0
+    assert after.counts("warm").prompt == LENGTH
+
+
+def test_a_block_that_changed_in_dram_is_a_miss(make: Make, check: Check) -> None:
+    cold = make(blocks=24).one(generate("cold", prompt(), OUTPUT))
+    bench = make(blocks=8, swap=16)
+    bench.one(generate("first", prompt(), OUTPUT))
+    flood(bench)
+    [memory] = bench.engine.runner.dram
+    memory.data.view(torch.int32)[:, 0, 0, 0, 5, 3] ^= 1 << 9
+    check(bench.one(generate("warm", prompt(), OUTPUT)), cold)
+    assert bench.engine.scheduler.dram.damaged == BLOCKS
+    assert bench.counts("warm").read_dram == 0
+
+
+def test_blocks_leave_and_come_back_while_others_decode(make: Make, check: Check) -> None:
+    """Steps are queued ahead then: copies come between what is computed for this step and for the next."""
+    alone = [make(blocks=24).one(generate(f"{n}", prompt(70, n), 90)) for n in range(2)]
+    cold = make(blocks=24).one(generate("cold", prompt(), OUTPUT))
+    bench = make(blocks=14, swap=40)
+    others = [bench.add(generate(f"{n}", prompt(70, n), 90, read=False)) for n in range(2)]
+    for turn in range(6):
+        run = bench.add(generate(f"turn {turn}", prompt(seed=5 * (turn % 2)), OUTPUT))
+        while run.done is None:
+            bench.step()
+        if turn % 2 == 0:
+            check(run, cold)
+    bench.finish()
+    for run, expected in zip(others, alone, strict=True):
+        check(run, expected)
+    assert sum(bench.counts(f"turn {turn}").read_dram for turn in range(6)) > 0
+    assert bench.engine.scheduler.dram.damaged == 0
+
+
+def test_when_a_step_has_returned_its_copies_are_in_host_memory(make: Make) -> None:
+    """Also those of a step whose tokens had been computed before: from then on others fill and clear those blocks."""
+    bench = make(blocks=8, swap=16)
+    bench.one(generate("first", prompt(), 1))
+    bench.engine.runner.on_logits = None  # to look at them is to wait for all
+    prepare, copies = bench.engine.executor.prepare, 0
+
+    def slow(step: Step) -> list[int]:
+        torch.cuda._sleep(1 << 24)
+        bad = prepare(step)
+        queued.record()
+        return bad
+
+    bench.engine.executor.prepare = slow  # type: ignore[method-assign]
+    bench.add(generate("flood", prompt(400, 9), 60, store="hbm"))
+    while bench.engine.busy:
+        queued = torch.cuda.Event()
+        entered = bench.engine.scheduler.dram.entered
+        bench.step()
+        if bench.engine.scheduler.dram.entered > entered:
+            copies += 1
+            assert queued.query()
+    assert copies
+
+
+def test_host_memory_is_page_locked_and_no_larger_than_asked() -> None:
+    layout = KvLayout(torch.float16)
+    layout.place(0, 2, 64)
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    for _ in range(3):  # what is given back can be had again
+        [memory] = host_memories(layout.groups(), [33], torch.zeros((), dtype=torch.float16, device="cuda"))
+        assert memory.data.is_pinned()
+        assert memory.data.is_contiguous()
+        memory.data.fill_(1)
+        del memory
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == before
