@@ -233,6 +233,7 @@ def test_rows_come_in_few_counts(family: str, family_folders: Families, monkeypa
     for length in (1, 3, 21, 77, 90):
         bench.add(generate(str(length), [length + at % 50 for at in range(length)], 5))
     bench.finish()
-    assert len(met) > 3
     # A token may be sent to several experts, but no expert has more rows than there are tokens.
-    assert met <= set(bench.engine.runner.tiling.counts(150))
+    counts = set(bench.engine.runner.tiling.counts(150))
+    assert met <= counts
+    assert len(met) >= min(4, len(counts)), "several were tried, unless this machine has fewer"
