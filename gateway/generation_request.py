@@ -71,6 +71,11 @@ class CacheMarker(Struct, frozen=True):
     lease: str | None = None
 
 
+def tag_of(text: str) -> str:
+    """A client's label as databases can keep it: PostgreSQL's texts have no NUL."""
+    return text.replace("\0", "\ufffd")
+
+
 class CacheDirectives(Struct, frozen=True, kw_only=True):
     """What the client says about the prompt cache, in the words of no vendor. `prompt_cache.promise.directives` makes a
     plan of it.

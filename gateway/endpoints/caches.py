@@ -18,6 +18,7 @@ from msgspec import Struct
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
+from gateway.generation_request import tag_of
 from gateway.http.authentication import project_principal
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -151,7 +152,7 @@ def _tag(parameters: Parameters) -> str | None:
     tag = parameters.text("tag")
     if tag is not None and not 0 < len(tag) <= _LONGEST_TAG:
         raise InvalidField("tag", f"it must have from 1 to {_LONGEST_TAG} characters")
-    return tag
+    return None if tag is None else tag_of(tag)
 
 
 def _name(identity: UUID) -> str:

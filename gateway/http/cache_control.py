@@ -24,11 +24,14 @@ HEADER = "Cache-Control"
 _NUMBERS = re.compile(r"[0-9]{1,10}")
 _MOST_SECONDS = 2**31
 """A larger number is taken for this one, as the standard says."""
+_LONGEST = 4096
+"""Characters of the header."""
+# Possessive quantifiers: what was taken is never given back, so that no header takes more than one pass.
 _DIRECTIVE = re.compile(
-    r"""[ \t]*(?:
-        (?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+)
-        (?:[ \t]*=[ \t]*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<token>[^,"]*)))?
-    )?[ \t]*(?:,|$)""",
+    r"""[ \t]*+(?:
+        (?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]++)
+        (?:[ \t]*+=[ \t]*+(?:"(?P<quoted>(?:[^"\\]|\\.)*+)"|(?P<token>[^,"]*+)))?
+    )?[ \t]*+(?:,|$)""",
     re.VERBOSE,
 )
 
@@ -46,7 +49,10 @@ def parse_cache_control(values: Iterable[str]) -> CacheControl | None:
     """What the header's lines say; None if nothing that matters here. Raises InvalidRequest naming the header."""
     said = dict.fromkeys(("no-store", "no-cache", "only-if-cached"), False)
     max_age: int | None = None
-    for name, argument in _directives(", ".join(values)):
+    header = ", ".join(values)
+    if len(header) > _LONGEST:
+        raise InvalidField(HEADER, f"it has {len(header)} characters, more than {_LONGEST}")
+    for name, argument in _directives(header):
         if name in said:
             said[name] = True
         elif name == "max-age":

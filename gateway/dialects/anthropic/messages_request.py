@@ -21,7 +21,7 @@ from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice,
 from gateway.dialects.json_paths import ABSENT, decode
 from gateway.dialects.large_bodies import check_large_messages
 from gateway.errors import InvalidField, InvalidRequest
-from gateway.generation_request import CacheDirectives, GenerationRequest, Grammar
+from gateway.generation_request import CacheDirectives, GenerationRequest, Grammar, tag_of
 from protocol.requests import Lane
 
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -163,7 +163,7 @@ def parse(body: bytes, version: str = _NEWEST) -> MessagesCall:
             automatic_lease=None if control is None else control.ttl,
             automatic_path="$.cache_control",
             prewarm=request.max_tokens == 0,
-            tags=(user,) if user else (),
+            tags=(tag_of(user),) if user else (),
             compare_with=None if request.diagnostics is None else request.diagnostics.previous_message_id or "",
         ),
         **prompt,

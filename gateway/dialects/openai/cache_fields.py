@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from gateway.dialects.openai.unsupported_fields import UnsupportedFields
 from gateway.errors import InvalidField
-from gateway.generation_request import CacheDirectives, CacheMarker
+from gateway.generation_request import CacheDirectives, CacheMarker, tag_of
 
 CacheKey: TypeAlias = Annotated[str, Meta(max_length=64)]
 ResponseId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -111,7 +111,7 @@ def parse_directives(
         partition=fields.prompt_cache_key or "",
         prewarm=bool(options.prewarm),
         compare_with=options.comparison_response_id,
-        tags=tuple(dict.fromkeys(metadata[key] for key in TAG_KEYS if metadata.get(key))) if metadata else (),
+        tags=tuple(dict.fromkeys(tag_of(metadata[key]) for key in TAG_KEYS if metadata.get(key))) if metadata else (),
     )
 
 

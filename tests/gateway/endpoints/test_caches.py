@@ -162,6 +162,15 @@ async def test_a_project_lists_extends_and_purges_its_caches(caching: Stack) -> 
     assert (again.read_5m, again.write_5m > 0) == (0, True)
 
 
+async def test_a_tag_may_hold_what_databases_cannot(caching: Stack) -> None:
+    mine = {"authorization": f"Bearer {caching.key}"}
+    answer = await caching.post(body(TEXT, metadata={"user": "a\0b"}))
+    assert answer.status_code == 200
+    await caching.settled(1)
+    page = (await caching.http.get("/v1/caches?tag=a%00b", headers=mine)).json()
+    assert len(page["data"]) == 1
+
+
 async def test_a_purged_caches_blocks_leave_the_replicas(caching: Stack) -> None:
     mine = {"authorization": f"Bearer {caching.key}"}
     await caching.post(body(TEXT, "Then the rest. " * 9))
