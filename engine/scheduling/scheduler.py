@@ -10,9 +10,8 @@ A request that has blocks is `prefilling` until its prompt is computed, and `dec
   can need another block.
 - Tiers: published blocks (`prefix_blocks`) that leave the device go to host memory and from there to disk. A prompt
   that goes on there is restored from the tail while its front is computed (`farther_tiers`).
-- Preemption: without a free block, the policy's victim gives its blocks back. Its KV is copied to host memory or
-  recomputed, whichever is cheaper (`dram_tier`). A request that has not produced a token since it got its blocks is
-  not preempted, so two requests cannot preempt each other for ever.
+- Preemption: without a free block, the policy's victim gives its blocks back (`preemption`). Its KV is copied to host
+  memory or recomputed, whichever is cheaper (`dram_tier`).
 
 The work of a step is proportional to what changed: decoding requests stay in one batch (`decode_batch`), and the queue
 is looked at again only after a request came, ended or gave blocks back.
@@ -28,6 +27,7 @@ from engine.scheduling.decoding import Decoding
 from engine.scheduling.disk import Disk
 from engine.scheduling.farther_tiers import FartherTiers
 from engine.scheduling.policy import Capacity, FirstComeFirstServed, Policy
+from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefilling import Prefilling
 from engine.scheduling.prefix_blocks import PrefixBlocks
 from engine.scheduling.request import Request
@@ -99,9 +99,19 @@ class Scheduler:
         self.decoding = Decoding(self.batch, self.queue, self.blocks, self.prefilling)
         self.parked: dict[int, Request] = {}
         """arrival -> request without blocks and out of credit. It is queued when credit comes."""
-        self.preemptions = 0
         self._running: dict[int, Request] = {}
         """arrival -> request with blocks: it is either prefilling or decoding."""
+        self.preemption = Preemption(
+            self.capacity,
+            self.queue,
+            self.needs,
+            self.blocks,
+            self.prefilling,
+            running=self._running,
+            paused=self.decoding.paused,
+            preempt=self._preempt,
+        )
+        self.preemptions = 0
         self._leases_looked_at = 0.0
         self.waits = False
         """Whether the last step had nothing to do but to wait for blocks that are being restored."""
@@ -179,7 +189,7 @@ class Scheduler:
                 self.dram.pool.expire(now)
         next_may_differ = self.queue.begin_step(now)
         if self.decoding.starved:
-            self.decoding.grow(step, self._make_way)
+            self.decoding.grow(step, self.preemption.free_block)
         if len(self.queue) and (next_may_differ or self._may_admit()):
             self._admit(step)
         elif len(self.queue) and self.queue.claims_due:
@@ -283,7 +293,7 @@ class Scheduler:
             if full:
                 self._prefetch(request)
                 break
-            if not self._make_room(request, step):
+            if not self.preemption.make_room(request, step):
                 self._prefetch(request)
                 self._admit_claimants(step)
                 break
@@ -295,7 +305,7 @@ class Scheduler:
     def _admit_claimants(self, step: Step) -> None:
         """Admit requests for which the policy preempts others of their lane (shares of slots and memory, G6)."""
         room = self._room()
-        while self.queue.claims_due and (request := self._claim(room, step)) is not None:
+        while self.queue.claims_due and (request := self.preemption.claim(room, step)) is not None:
             self._take(request, step)
 
     def _prefetch(self, request: Request) -> None:
@@ -315,53 +325,6 @@ class Scheduler:
         if self._changed or self.decoding.more_victims or self.prefilling.requests:
             return True
         return any(pool.available > before for pool, before in zip(self.pool.pools, self._spare, strict=True))
-
-    def _make_room(self, request: Request, step: Step) -> bool:
-        """Whether the request fits, after preempting requests that are out of credit or outranked."""
-        while not self._fits(request):
-            # A request without credit cannot decode, so its slot and memory go to those that can.
-            victim = self.queue.victim(self.decoding.paused.values())
-            if victim is None:
-                outranked = [
-                    other
-                    for other in self._running.values()
-                    if self.queue.outranks(request, other) and other.has_recovered
-                ]
-                if not outranked or not self._would_fit(request, outranked):
-                    return False
-                victim = self.queue.victim(outranked)
-                assert victim is not None
-            self._preempt(victim, step)
-        return True
-
-    def _claim(self, room: int, step: Step) -> Request | None:
-        """Preempt for the first claim that can be met; returns its request, None if no claim can."""
-        for request, victims in self.queue.claims(self.capacity):
-            if self.prefilling.tokens_before(request) >= room:
-                continue
-            chosen: list[Request] = []
-            for victim in victims:
-                chosen.append(victim)
-                if self._would_fit(request, chosen):
-                    self.queue.displaced(request, chosen)
-                    for preempted in chosen:
-                        self._preempt(preempted, step)
-                    # Blocks shared with others were counted as freed: if they were not, a later claim tries again.
-                    return request if self._fits(request) else None
-        return None
-
-    def _fits(self, request: Request) -> bool:
-        if len(self._running) >= self.max_running:
-            return False
-        spare = self.prefilling.spare()
-        return self.needs.fit(request, spare) or self.needs.fit(request, spare, self.blocks.matched(request))
-
-    def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
-        """Whether there would be a slot and enough blocks for the request if the requests `without` were preempted."""
-        if len(self._running) - len(without) >= self.max_running:
-            return False
-        spare, freed = self.prefilling.spare(without), self.needs.freed(without)
-        return self.needs.fit(request, [left + more for left, more in zip(spare, freed, strict=True)])
 
     def _place(self, request: Request, step: Step) -> None:
         """Give an admitted request a slot and its blocks: cached ones, swapped ones, new ones."""
@@ -390,17 +353,6 @@ class Scheduler:
         self.prefilling.begin(request)
 
     # ------------------------------------------------------------ giving way
-
-    def _make_way(self, request: Request, step: Step) -> bool:
-        """Preempt until a block is free for the request. False if none can be freed or the request was preempted."""
-        while min(self.prefilling.spare()) < 1:
-            victim = self.queue.victim(other for other in self._running.values() if other.fresh_output > 0)
-            if victim is None or (victim is request and self.queue.victim(self._running.values()) is not request):
-                return False  # the proper victim has made no progress yet: wait a step for it
-            self._preempt(victim, step)
-            if victim is request:
-                return False
-        return True
 
     def _preempt(self, request: Request, step: Step) -> None:
         """Take a request's blocks and queue it again. Its KV is kept in the swap space or recomputed later."""
