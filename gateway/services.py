@@ -21,7 +21,7 @@ from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.forgotten_scopes import ForgottenScopes
-from gateway.generation.generation_task import GenerationDependencies
+from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.leased_blocks import LeasedBlocks
 from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks

@@ -11,54 +11,29 @@ import asyncio
 import time
 
 import structlog
-from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.holds.records import Hold
-from billing.usage import UsageEvent
-from gateway.admission.admission import Admission, PreparedRequest, database_unavailable
+from gateway.admission.admission import PreparedRequest, database_unavailable
 from gateway.errors import GatewayError, Interrupted, TimedOut, Unaffordable, Unavailable
-from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
+from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.hold_slices import HoldSlices
-from gateway.generation.leased_blocks import LeasedBlocks
-from gateway.generation.outcome import finish_reasons, finished_request, invalid_grammar, observed_counts, outcome_of
-from gateway.generation.request_history import Explanation, RequestHistory
+from gateway.generation.outcome import finish_reasons, invalid_grammar, left_undone, outcome_of, replica_lost_error
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
-from gateway.generation.shared_writes import SharedWrites
-from gateway.metering.billable_usage import NONSENSE, event_of, to_billing_counts, usage_of
-from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
-from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.recovery.lost_attempts import LostAttempts
+from gateway.generation.usage_recording import EndedRequest, UsageRecording
+from gateway.metering.billable_usage import NONSENSE, to_billing_counts, usage_of
 from gateway.request_context import public_name
-from prompt_cache.promise.cache_domains import CacheDomains
 from protocol.requests import Began, Done, PromptLogprobs, Tokens
-from storage.disk_space import DiskWatch
 
 log = structlog.get_logger("gateway.generation.generation_task")
 
 _MOST_ATTEMPTS = 2
 _DEADLINE_GRACE = 2.0
 """Seconds that the replica has to end an overdue request by itself, before it is asked to."""
-
-
-class GenerationDependencies(Struct, frozen=True):
-    """What a task works with."""
-
-    admission: Admission
-    fleet: Fleet
-    domains: CacheDomains
-    recorder: UsageRecorder
-    attempts: LostAttempts
-    refused: RefusedEntries
-    metrics: GatewayMetrics
-    disk: DiskWatch
-    writes: SharedWrites
-    blocks: LeasedBlocks
-    history: RequestHistory | None = None
 
 
 class GenerationTask:
@@ -193,10 +168,7 @@ class GenerationTask:
         credit = min(window, paid) if in_slices else window
         message = prepared.message(hold, segments, attempt=self._attempt, credit=credit, deadline=self._deadline)
         link = link or fleet.choose(
-            prepared.model.name,
-            message.version,
-            conversation=prepared.conversation,
-            tokens=len(prepared.prompt.tokens),
+            prepared.model.name, message.version, conversation=prepared.conversation, tokens=tokens
         )
         stream = self._stream = fleet.generate(link, scopes, message)
         if in_slices:
@@ -223,10 +195,8 @@ class GenerationTask:
         """Decide to retry if the replica was lost, stopped or refused, and nothing of the request was delivered."""
         if self._attempt >= _MOST_ATTEMPTS or self.state.phase != "running":
             return False
-        lost = done is None and stream.link is None
-        stopped = done is not None and done.reason == "abort" and not any(self._choices.ends)
-        refused = done is not None and done.reason == "rejected" and done.refusal is None and done.invalid is None
-        return (lost or stopped or refused) and self.delivery.start_over() and self.state.move("will_retry")
+        undone = left_undone(done, self._choices.ends, linked=stream.link is not None)
+        return undone and self.delivery.start_over() and self.state.move("will_retry")
 
     async def _replica_for_retry(self, lost: ReplicaStream, done: Done | None) -> ReplicaLink | None:
         """Wait for another replica, or for the same one started again; for that one alone if it probably died of this
@@ -243,7 +213,7 @@ class GenerationTask:
         if link is not None:
             return link
         if not refused:
-            self.state.move("no_replica", failed(_replica_lost_error()))
+            self.state.move("no_replica", failed(replica_lost_error()))
         if done is None:
             self._await_journal()
         return None
@@ -332,59 +302,20 @@ class GenerationTask:
     async def _record(
         self, hold: Hold, stream: ReplicaStream, done: Done | None, outcome: Outcome, ends: tuple[FinishReason, ...]
     ) -> None:
-        """Usage, spool, acknowledgement, last chunk: in this order."""
+        """Usage and its acknowledgement, what is remembered, and then the last chunk."""
         deps, prepared = self._deps, self.prepared
-        if done is not None and done.reason != "rejected":
-            counts = done.counts
-        else:
-            counts = observed_counts(self._began.counts if self._began else None, stream.received)
-            if not counts.prompt and not counts.output:
-                await deps.recorder.release(hold, outcome.reason)
-                return
-        sequence = done.sequence if done else 0
         delivered = self._choices.tokens if outcome.status == "ok" else self.delivery.delivered
-        record = finished_request(outcome, stream, delivered=delivered, sequence=sequence)
-        try:
-            event = event_of(hold, prepared.terms, prepared.price, counts, record)
-        except NONSENSE as error:
-            if done is None or not sequence:
-                raise
-            await deps.refused.keep(done, stream.replica, error)
-            await deps.recorder.release(hold, "what the replica counted makes no sense")
-            deps.fleet.acknowledge(stream, sequence)
-            raise Interrupted("What the answer took cannot be told.") from error
+        ended = EndedRequest(prepared, hold, stream, outcome, self._began, self._began_s, done, delivered)
+        recording = UsageRecording(deps)
         unrecorded = Interrupted("The answer's usage could not be recorded.")
-        await deps.recorder.use(hold, event, failing=lambda: self.delivery.fail(unrecorded))
-        if sequence:
-            deps.fleet.acknowledge(stream, sequence)
-        deps.metrics.finished(prepared.model.name, outcome.status, event.usage)
-        if event.usage.write:
-            deps.blocks.note(prepared, stream.model_digest)
-        explanation = await self._remember(hold, event)
-        if outcome.status == "ok":
+        event = await recording.record(ended, failing=lambda: self.delivery.fail(unrecorded))
+        explanation = None if event is None else await recording.remember(ended, event)
+        if event is not None and outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at
             self.delivery.finish(
                 Finished(ends, event.counts, event.usage, event.cost_pico, currency, stops, until, explanation)
             )
-
-    async def _remember(self, hold: Hold, event: UsageEvent) -> Explanation | None:
-        """Note the request for the history; and explain it at once, to a client who asked."""
-        history = self._deps.history
-        if history is None:
-            return None
-        try:
-            misses = () if self._began is None else self._began.misses
-            observed = history.observed(self.prepared, hold, event, misses, self._began_s)
-            if observed is None:
-                return None
-            asked = self.prepared.generation.cache.compare_with is not None
-            explanation = await history.explain(observed) if asked else None
-            history.note(observed)
-        except Exception:
-            log.exception("a request is left out of the history", request_id=self._name)
-            return None
-        return explanation
 
     # ------------------------------------------------ what changes the request's course
 
@@ -407,7 +338,7 @@ class GenerationTask:
     def _replica_lost(self) -> None:
         """The replica is gone: tell the client now, and wait for its journal's word on what was done."""
         began = Interrupted("The model's replica was lost while it ran the request.")
-        self.state.move("replica_lost", failed(began if self.delivery.handed_out else _replica_lost_error()))
+        self.state.move("replica_lost", failed(began if self.delivery.handed_out else replica_lost_error()))
         self._await_journal()
 
     def _await_journal(self) -> None:
@@ -446,11 +377,10 @@ class GenerationTask:
         """End the choices that have come to the end of the money."""
         if self._slices is None or not self._slices.final or self._stream is None or self.state.phase != "running":
             return
-        several = self.prepared.generation.choices > 1
         for choice in self._stream.choices_at(self._slices.paid):
             if self._choices.end_of(choice) is None:
                 self._choices.end_unpaid(choice)
-                if several:
+                if self.prepared.generation.choices > 1:
                     self._stream.abort("budget", choice)
         if all(end is not None for end in self._choices.ends):
             self._stop("money_ended", "budget", Outcome("ok", ""))
@@ -468,7 +398,3 @@ class GenerationTask:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _replica_lost_error() -> Unavailable:
-    return Unavailable("The model's replica was lost; try again shortly.", retry_after=2.0)

@@ -56,6 +56,19 @@ def finish_reasons(
     return tuple(finish(choice, ended) for choice, ended in enumerate(choice_ends))
 
 
+def left_undone(done: Done | None, choice_ends: Sequence[ChoiceEnd], *, linked: bool) -> bool:
+    """Whether another replica might do what this one did not: it was lost (not `linked`), stopped or refused."""
+    if done is None:
+        return not linked
+    stopped = done.reason == "abort" and not any(choice_ends)
+    return stopped or (done.reason == "rejected" and done.refusal is None and done.invalid is None)
+
+
+def replica_lost_error() -> Unavailable:
+    """The error for a request whose replica was lost before anything of the answer was handed out."""
+    return Unavailable("The model's replica was lost; try again shortly.", retry_after=2.0)
+
+
 def _failure(reason: str, refusal: Refusal | None) -> GatewayError:
     if refusal is not None:
         return _refused(refusal)

@@ -8,7 +8,8 @@ import structlog
 
 from gateway.admission.admission import PreparedRequest
 from gateway.errors import Unavailable
-from gateway.generation.generation_task import GenerationDependencies, GenerationTask
+from gateway.generation.dependencies import GenerationDependencies
+from gateway.generation.generation_task import GenerationTask
 
 log = structlog.get_logger("gateway.generation.running_tasks")
 

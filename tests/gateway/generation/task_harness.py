@@ -19,7 +19,8 @@ from gateway.errors import Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
 from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone, Started
-from gateway.generation.generation_task import GenerationDependencies, GenerationTask
+from gateway.generation.dependencies import GenerationDependencies
+from gateway.generation.generation_task import GenerationTask
 from gateway.generation.shared_writes import SharedWrites
 from gateway.generation_request import GenerationRequest, Grammar
 from gateway.metering.billable_usage import MeteringTerms

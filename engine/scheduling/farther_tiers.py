@@ -1,0 +1,142 @@
+"""The tiers beyond the device, host memory and the disk behind it, as far as a step and a purge concern them together.
+
+Each does its own part: `dram_tier` holds blocks and kept KV, `saving` lets blocks go on to disk, `restoring` brings
+blocks back into the requests that wait for them. Without host memory all of this does nothing; without a disk, or in
+layer groups with windows, nothing is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from engine.scheduling.disk import Disk
+from engine.scheduling.dram_tier import DramTier
+from engine.scheduling.request import Request
+from engine.scheduling.restoring import Restorer
+from engine.scheduling.saving import Saver
+from engine.scheduling.step_costs import Rates
+from engine.scheduling.step_work import Step
+from prompt_cache.kv.grouped_pool import Block, GroupedPool
+from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute
+
+
+class FartherTiers:
+    """A replica's `dram`, `restores` and, where there is a disk, `saver`.
+
+    `device`, `dram`: the pools of blocks, None for no host memory; `disk`: the tier beyond, which needs `dram`.
+    `joined`: called with a request when restored blocks have joined its KV.
+    """
+
+    def __init__(
+        self,
+        device: GroupedPool,
+        dram: GroupedPool | None,
+        disk: Disk | None,
+        *,
+        joined: Callable[[Request], None],
+        chooser: FetchOrRecompute,
+        block_bytes: int,
+    ) -> None:
+        self.dram = DramTier(dram, device)
+        self.disk = None if self.dram.index is None else disk
+        self.restores = Restorer(self.dram, self.disk, joined, chooser, block_bytes)
+        self.saver = None if self.disk is None else Saver(self.dram, self.disk)
+        self.now = 0.0
+        """When the last step began, in seconds since the Unix epoch."""
+
+    # ------------------------------------------------------------ a step
+
+    def begin(self, step: Step, now: float) -> None:
+        """A step begins, so the last one is done: what it copied out may be written to disk."""
+        self.now = now
+        if self.dram.pool is not None:
+            self.dram.begin(step, now)
+        if self.saver is not None:
+            self.saver.begin()
+
+    @property
+    def coming(self) -> bool:
+        """Whether blocks are on their way to host memory or to the device."""
+        return bool(self.restores.active or self.restores.fetches)
+
+    def bring(self, step: Step, most: int, sharers: int) -> None:
+        """Let blocks come to the requests that wait for them, at most `most` of them with the step's copies.
+
+        `sharers`: other requests whose prompts are being computed.
+        """
+        self.restores.sharers = sharers
+        self.restores.advance(step, self.now, most)
+        if self.saver is not None and self.restores.came:
+            self.saver.on_disk(self.restores.came)
+
+    def end(self, step: Step, rates: Rates) -> None:
+        """The step has its work: let blocks that are to be saved leave with it."""
+        if self.saver is not None and self.saver.wishes:
+            self.saver.advance(rates, alone=not step.work)
+        self.dram.end()
+
+    def save_only(self, now: float, rates: Rates) -> Step:
+        """A step that only copies out what is to be saved."""
+        step = Step()
+        self.begin(step, now)
+        if self.saver is not None:
+            self.saver.advance(rates, alone=True)
+        self.dram.end()
+        return step
+
+    @property
+    def saves(self) -> bool:
+        """Whether a step without work would save something."""
+        return self.saver is not None and self.saver.pending
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a step is due though nothing happens: blocks that did not come, or may stay no longer."""
+        return min((at for at in (self.restores.next_deadline, self.dram.next_expiry) if at is not None), default=None)
+
+    # ------------------------------------------------------------ a request's blocks
+
+    def placed(self, request: Request, keys: Sequence[bytes], found: int) -> None:
+        """A request got blocks, the first `found` of them from the device: restore what of the others lies here.
+
+        `keys`: of the blocks that it may read.
+        """
+        if found:
+            self.dram.reads(request, keys[:found])
+        if request.blocks_for(request.kv) < len(keys):
+            self.restores.begin(request, keys, self.now)
+        if self.saver is not None and not request.began:
+            self.saver.used(request, found if request.restore is None else request.restore.end)
+
+    def retained(self, request: Request, until: int) -> None:
+        """A request that retains blocks publishes those up to `until`."""
+        if self.saver is not None:
+            self.saver.published(request, request.published, until, self.now)
+
+    # ------------------------------------------------------------ blocks that must go
+
+    def purge(self, scope: str, keys: set[bytes]) -> None:
+        """Make blocks unfindable, those that are on their way too."""
+        self.dram.purge(keys)
+        self._cancel(lambda key, _: key in keys)
+        if self.disk is not None:
+            self.disk.purge(scope, tuple(keys))
+
+    def forget(self, scope: str) -> None:
+        """Make all blocks of a scope unfindable, and zero those in host memory."""
+        self.dram.forget(scope)
+        self._cancel(lambda _, of: of == scope)
+        if self.disk is not None:
+            self.disk.forget(scope)
+
+    def _cancel(self, purged: Callable[[bytes, str], bool]) -> None:
+        self.restores.cancel(purged)
+        if self.saver is not None:
+            self.saver.cancel(purged)
+
+    def check(self, waiting: list[Request], running: Collection[Request]) -> None:
+        """Raise AssertionError unless blocks in host memory add up, and restores are those of running requests."""
+        transfers: list[Block] = self.restores.blocks() + ([] if self.saver is None else self.saver.blocks())
+        self.dram.check(waiting, transfers)
+        restoring = {request.arrival for request in running if request.restore is not None}
+        assert restoring == set(self.restores.active), "a restore of nobody, or unknown"

@@ -1,0 +1,98 @@
+"""Makes durable usage of a request that has ended, and remembers it for the history of its project.
+
+Usage, spool, acknowledgement: in this order, so that a replica forgets an attempt only when the gateway cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+from msgspec import Struct
+
+from billing.holds.records import Hold
+from billing.usage import UsageEvent
+from gateway.admission.admission import PreparedRequest
+from gateway.errors import Interrupted
+from gateway.fleet.replica_stream import ReplicaStream
+from gateway.generation.dependencies import GenerationDependencies
+from gateway.generation.outcome import finished_request, observed_counts
+from gateway.generation.request_history import Explanation
+from gateway.generation.request_state import Outcome
+from gateway.metering.billable_usage import NONSENSE, event_of
+from gateway.request_context import public_name
+from protocol.requests import Began, Done
+
+log = structlog.get_logger("gateway.generation.usage_recording")
+
+
+class EndedRequest(Struct, frozen=True):
+    """A request whose last attempt is over. `done`: the replica's last word, None if it never said any."""
+
+    prepared: PreparedRequest
+    hold: Hold
+    stream: ReplicaStream
+    outcome: Outcome
+    began: Began | None
+    began_s: float | None
+    """Seconds from the request's start until the replica began."""
+    done: Done | None
+    delivered: int
+    """Output tokens that reached the client."""
+
+
+class UsageRecording:
+    """Records ended requests: with the recorder, or as refused entries where the counts make no sense."""
+
+    def __init__(self, deps: GenerationDependencies) -> None:
+        self._deps = deps
+
+    async def record(self, ended: EndedRequest, failing: Callable[[], None]) -> UsageEvent | None:
+        """Record the request's usage; None if there was none, and its hold is released.
+
+        `failing`: called when it cannot be recorded yet. Raises Interrupted where the counts make no sense.
+        """
+        prepared, hold, stream, done = ended.prepared, ended.hold, ended.stream, ended.done
+        if done is not None and done.reason != "rejected":
+            counts = done.counts
+        else:
+            counts = observed_counts(ended.began.counts if ended.began else None, stream.received)
+            if not counts.prompt and not counts.output:
+                await self._deps.recorder.release(hold, ended.outcome.reason)
+                return None
+        sequence = done.sequence if done else 0
+        record = finished_request(ended.outcome, stream, delivered=ended.delivered, sequence=sequence)
+        try:
+            event = event_of(hold, prepared.terms, prepared.price, counts, record)
+        except NONSENSE as error:
+            if done is None or not sequence:
+                raise
+            await self._deps.refused.keep(done, stream.replica, error)
+            await self._deps.recorder.release(hold, "what the replica counted makes no sense")
+            self._deps.fleet.acknowledge(stream, sequence)
+            raise Interrupted("What the answer took cannot be told.") from error
+        await self._deps.recorder.use(hold, event, failing=failing)
+        if sequence:
+            self._deps.fleet.acknowledge(stream, sequence)
+        self._deps.metrics.finished(prepared.model.name, ended.outcome.status, event.usage)
+        if event.usage.write:
+            self._deps.blocks.note(prepared, stream.model_digest)
+        return event
+
+    async def remember(self, ended: EndedRequest, event: UsageEvent) -> Explanation | None:
+        """Note the request for the history; and explain it at once, to a client who asked."""
+        history, prepared = self._deps.history, ended.prepared
+        if history is None:
+            return None
+        try:
+            misses = () if ended.began is None else ended.began.misses
+            observed = history.observed(prepared, ended.hold, event, misses, ended.began_s)
+            if observed is None:
+                return None
+            asked = prepared.generation.cache.compare_with is not None
+            explanation = await history.explain(observed) if asked else None
+            history.note(observed)
+        except Exception:
+            log.exception("a request is left out of the history", request_id=public_name(prepared.request_id))
+            return None
+        return explanation
