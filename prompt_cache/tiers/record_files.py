@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
+import stat
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import count
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from prompt_cache.tiers.store_errors import StoreLocked, StoreUnusable
-from prompt_cache.tiers.store_state import NAME_BYTES
+from prompt_cache.tiers.store_state import NAME_BYTES, write_durably
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 _LOCK, _NEW, _IDENTITY = "lock", "new", "identity.json"
@@ -29,6 +31,10 @@ if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
+class NotAFile(OSError):
+    """What lies in a file's place is a link, a folder, a pipe, a socket or a device."""
+
+
 class FolderLock:
     """The exclusive lock of a store's folder, held by an open file: it ends with the process, however that ends."""
 
@@ -36,7 +42,7 @@ class FolderLock:
         """Makes the folder if there is none. Raises StoreLocked, StoreUnusable."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise StoreUnusable(f"the cache folder {folder} cannot be used: {error.strerror}") from error
         try:
@@ -64,16 +70,16 @@ class RecordFiles:
         self._lock = threading.Lock()
 
     def prepare(self, description: bytes) -> int:
-        """Make the folders, and delete what was never published; returns how many files that were."""
-        self.records.mkdir(mode=0o700, exist_ok=True)
+        """Make the folders, in the place of links too, and delete what was never published; returns how many files that
+        were."""
         new = self.records / _NEW
-        new.mkdir(mode=0o700, exist_ok=True)
-        (self.records / _IDENTITY).write_bytes(description)
+        for folder in (self.records, new, *(self.records / f"{number:02x}" for number in range(256))):
+            _make_folder(folder)
+        write_durably(self.records / _IDENTITY, description)
         unpublished = list(new.iterdir())
         for path in unpublished:
-            path.unlink()
-        for number in range(256):
-            (self.records / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(IsADirectoryError):
+                path.unlink()
         return len(unpublished)
 
     def path(self, name: bytes) -> Path:
@@ -84,18 +90,18 @@ class RecordFiles:
     def exists(self, name: bytes) -> bool:
         """Whether there is a file of this name."""
         text = name.hex()
-        return os.path.exists(f"{self.records}/{text[:2]}/{text[2:]}")
+        try:
+            return stat.S_ISREG(os.lstat(f"{self.records}/{text[:2]}/{text[2:]}").st_mode)
+        except OSError:
+            return False
 
     # ------------------------------------------------------------ reading
 
     @contextlib.contextmanager
     def opened(self, name: bytes) -> Iterator[tuple[int, int]]:
-        """The descriptor and the length of a record's file."""
-        file = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            yield file, os.fstat(file).st_size
-        finally:
-            os.close(file)
+        """The descriptor and the length of a record's file. Raises NotAFile."""
+        with _opened(self.path(name)) as opened:
+            yield opened
 
     def read(self, file: int, into: memoryview, offset: int) -> int:
         """Fill memory from this place of a file; returns how many bytes came, fewer only where the file ends."""
@@ -136,9 +142,14 @@ class RecordFiles:
         os.fdatasync(file)
 
     def publish(self, new: Path, name: bytes) -> None:
-        """Give a written file its name. The name is on the disk after the next `sync_folders`."""
+        """Give a written file its name. The name is on the disk after the next `sync_folders`. Raises NotAFile, and
+        deletes what was written, where a folder has the name."""
         path = self.path(name)
-        new.rename(path)
+        try:
+            new.rename(path)
+        except IsADirectoryError as error:
+            new.unlink()
+            raise NotAFile(*error.args) from error
         with self._lock:
             self._unsynced.add(path.parent)
 
@@ -154,10 +165,15 @@ class RecordFiles:
                 os.close(descriptor)
 
     def delete(self, name: bytes) -> bool:
-        """Delete a record; whether there was one."""
+        """Delete a record; whether there was one. A folder in its place goes if it is empty."""
+        path = self.path(name)
         try:
-            self.path(name).unlink()
+            path.unlink()
         except FileNotFoundError:
+            return False
+        except IsADirectoryError:
+            with contextlib.suppress(OSError):
+                path.rmdir()
             return False
         return True
 
@@ -167,23 +183,59 @@ class RecordFiles:
         """The names of all records, folder by folder, and the paths of files that are no records."""
         for number in range(256):
             folder = self.records / f"{number:02x}"
+            if os.path.lexists(folder) and not _is_folder(folder):
+                yield folder
+                continue
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
                 for entry in entries:
                     yield _name(f"{number:02x}{entry.name}") or Path(entry.path)
 
     def unpublished(self) -> list[Path]:
         """What was being written when its process died, or is now."""
+        new = self.records / _NEW
         with contextlib.suppress(OSError):
-            return list((self.records / _NEW).iterdir())
+            return [new] if new.is_symlink() else list(new.iterdir())
         return []
 
     def description(self) -> bytes:
         """What is written of the identity. Raises OSError."""
-        return (self.records / _IDENTITY).read_bytes()
+        with _opened(self.records / _IDENTITY) as (file, length):
+            return os.pread(file, length, 0)
 
     def others(self) -> list[Path]:
         """The folders of other identities, those first that were not used for the longest time."""
         return [path for path in identities(self.folder) if path != self.records]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, int]]:
+    """The descriptor and the length of a file; nothing that lies in its place is followed or waited for. Raises
+    NotAFile."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
+            raise NotAFile(*error.args) from error
+        raise
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAFile(errno.EINVAL, "not a regular file")
+        yield file, status.st_size
+    finally:
+        os.close(file)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder and no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder, in the place of a link or a file."""
+    if not _is_folder(path):
+        path.unlink(missing_ok=True)
+        path.mkdir(mode=0o700)
 
 
 def _write_back(file: int) -> None:
@@ -194,8 +246,8 @@ def _write_back(file: int) -> None:
 
 
 def identities(folder: Path) -> list[Path]:
-    """The folders of all identities, those first that were not used for the longest time. Raises OSError."""
-    return sorted((path for path in folder.iterdir() if path.is_dir()), key=_last_opened)
+    """The folders of all identities, no links, those first that were not used for the longest time. Raises OSError."""
+    return sorted((path for path in folder.iterdir() if _is_folder(path)), key=_last_opened)
 
 
 def _name(text: str) -> bytes | None:
@@ -208,7 +260,7 @@ def _name(text: str) -> bytes | None:
 def _last_opened(identity: Path) -> float:
     """When a store last opened this identity: it writes the description each time."""
     try:
-        return (identity / _IDENTITY).stat().st_mtime
+        return (identity / _IDENTITY).lstat().st_mtime
     except OSError:
         return 0.0
 

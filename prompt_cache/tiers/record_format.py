@@ -23,11 +23,11 @@ DISK_BLOCK = 4096
 
 MissCause: TypeAlias = Literal[
     "absent", "lost", "truncated", "damaged", "version", "other_identity", "misplaced", "expired", "purged", "unsealed",
-    "late", "io_error",
+    "late", "io_error", "not_a_file",
 ]  # fmt: skip
 """Why a record was not read. `lost`: it was there, and its file is gone. `damaged`: the header's checksum does not fit.
 `misplaced`: a whole header of another scope, block, layer group or shard. `unsealed`: the payload or the header are not
-what was sealed. `late`: the deadline passed."""
+what was sealed. `late`: the deadline passed. `not_a_file`: a link, a folder, a pipe lies in its place."""
 
 _LAYOUT = struct.Struct(f">8sHHI32s32s32sHHHB{MOST_SCOPE_BYTES}s{KEY_BYTES}sIIQQQQQ{SALT_BYTES}sQ")
 _CHECKSUM = struct.Struct(">I")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
-from prompt_cache.tiers.record_files import RecordFiles
+from prompt_cache.tiers.record_files import NotAFile, RecordFiles
 from prompt_cache.tiers.record_format import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -61,6 +61,8 @@ class RecordReader:
                     offset += len(sealed)
         except FileNotFoundError as error:
             raise BadRecord("absent") from error
+        except NotAFile as error:
+            raise BadRecord("not_a_file") from error
         except OSError as error:
             logger.warning("a cache record cannot be read", folder=str(self._files.folder), cause=str(error))
             raise BadRecord("io_error") from error
@@ -75,6 +77,8 @@ class RecordReader:
                 _, header = self._header(file)
         except FileNotFoundError as error:
             raise BadRecord("absent") from error
+        except NotAFile as error:
+            raise BadRecord("not_a_file") from error
         except OSError as error:
             raise BadRecord("io_error") from error
         self._check_identity(header)

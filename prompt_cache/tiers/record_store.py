@@ -19,7 +19,7 @@ from prompt_cache.tiers.disk_room import DiskRoom
 from prompt_cache.tiers.eviction import EvictionPolicy, SecondUse
 from prompt_cache.tiers.folder_scan import FolderScan, reclaim
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
-from prompt_cache.tiers.record_files import Bytes, FolderLock, RecordFiles
+from prompt_cache.tiers.record_files import Bytes, FolderLock, NotAFile, RecordFiles
 from prompt_cache.tiers.record_format import MOST_SCOPE_BYTES, BadRecord, Header, disk_bytes, record_bytes
 from prompt_cache.tiers.record_reader import RecordReader
 from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S, Place, RecordWriter
@@ -239,9 +239,10 @@ class RecordStore:
             self._discard(victims, "evictions")
             header = self._writer.write(access, key, group, name, payload, place=place)
         except OSError as error:
-            full = is_disk_full(error)
-            self._contents.count("refused_disk_full" if full else "refused_io_error")
-            logger.warning("a cache record cannot be written", folder=str(self.folder), cause=str(error))
+            full, obstructed = is_disk_full(error), isinstance(error, NotAFile)
+            self._contents.count(f"refused_{'disk_full' if full else 'not_a_file' if obstructed else 'io_error'}")
+            if not obstructed:  # a folder that has the record's name is there at each write
+                logger.warning("a cache record cannot be written", folder=str(self.folder), cause=str(error))
             if full:  # others need room at once: sooner than the next look at the disk
                 self._evict(_GIVEN_UP * disk_bytes(record_bytes(len(payload))))
             return False

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from prompt_cache.tiers.inspection import Inspection, look
 from prompt_cache.tiers.record_format import CHUNK_BYTES, HEADER_BYTES, record_bytes, unpack
 from prompt_cache.tiers.record_store import RecordStore
 from prompt_cache.tiers.store_state import state_folder
@@ -272,6 +274,101 @@ def test_damage_that_a_scan_finds(disk: Disk) -> None:
                 assert store.counters[cause] == 2
                 assert store.counters["swept_foreign"] == 1
                 assert not record_paths(folder)
+
+
+def _make_link(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "identity.json")
+
+
+def _make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, _make_link, _make_socket])
+def test_what_is_no_file_in_a_records_place(make: Callable[[Path], None]) -> None:
+    """A read is a miss, `Inspection` says so, and the scan deletes it; nothing waits for a pipe's writer."""
+    with memory_folder() as folder:
+        with opened(folder) as store:
+            assert store.write(MINE, key(1), payloads("mine", 1), position=0)
+            for path in record_paths(folder):
+                path.unlink()
+                make(path)
+            assert store.read(MINE, key(1), (0,)) is None
+            assert store.counters["miss_not_a_file"] == 1
+        assert [one.unreadable for one in look(folder)] == [1]
+        with Inspection(folder) as inspection:
+            assert [finding.cause for finding in inspection.check()] == ["not_a_file"]
+            assert not inspection.purge(None, dry_run=True)
+        with opened(folder, scan=False) as store:
+            assert not store.holds("mine", key(1), (1,))
+            while not store.scan():
+                pass
+            assert store.counters["swept_not_a_file"] == 1
+            assert store.write(MINE, key(1), payloads("mine", 1), position=0)
+            assert store.read(MINE, key(1), (0, 1)) == payloads("mine", 1)
+
+
+def test_a_folder_with_files_in_a_records_place_is_left(capfd: pytest.CaptureFixture[str]) -> None:
+    with memory_folder() as folder:
+        with opened(folder) as store:
+            assert store.write(MINE, key(1), {0: payload("mine", 1, 0)}, position=0)
+        (path,) = record_paths(folder)
+        path.unlink()
+        path.mkdir()
+        (path / "notes.txt").write_text("not ours")
+        capfd.readouterr()
+        with opened(folder) as store:
+            for number in range(1, 3):
+                assert not store.write(MINE, key(1), {0: payload("mine", 1, 0)}, position=0)
+                assert store.counters["refused_not_a_file"] == number
+            assert store.read(MINE, key(1), (0,)) is None
+            store.purge("mine", [key(1)])
+            assert "io_errors" not in store.counters
+            assert not list((folder / IDENTITY.name / "new").iterdir())
+        assert capfd.readouterr() == ("", ""), "it warns of it each time"
+        assert (path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("place", ["0" * 32, "OWN", "OWN/new", "OWN/ff", "OWN/identity.json", "OWN/new/0"])
+def test_links_lead_nowhere(tmp_path: Path, place: str) -> None:
+    """Whatever of the folder is a link: what it leads to is neither read, written nor deleted."""
+    outside = tmp_path / "outside"
+    (outside / "ff").mkdir(parents=True)
+    theirs = [outside / name for name in ("file", "ff/file", "identity.json", "ff/" + 28 * "f")]
+    for path in theirs:
+        path.write_text("theirs")
+    with memory_folder() as folder:
+        with opened(folder):
+            pass
+        link = folder / place.replace("OWN", IDENTITY.name)
+        if link.is_dir():
+            shutil.rmtree(link)
+        link.unlink(missing_ok=True)
+        link.symlink_to(outside / "file" if link.name in ("identity.json", "0") else outside)
+        look(folder)
+        with Inspection(folder) as inspection:
+            assert {finding.file for finding in inspection.check()} <= {str(link)}
+            inspection.purge(None)
+        with opened(folder) as store:
+            store.maintain()
+            assert store.write(MINE, key(1), payloads("mine", 1), position=0)
+            assert store.read(MINE, key(1), (0, 1)) == payloads("mine", 1)
+            assert place == "0" * 32 or not link.is_symlink()
+        assert [path.read_text() for path in theirs] == ["theirs"] * len(theirs)
+        assert sorted(path for path in outside.rglob("*") if path.is_file()) == sorted(theirs)
+
+
+def test_a_pipe_as_the_identitys_description() -> None:
+    with memory_folder() as folder:
+        with opened(folder):
+            pass
+        description = folder / IDENTITY.name / "identity.json"
+        description.unlink()
+        os.mkfifo(description)
+        assert [one.numerics for one in look(folder)] == ["?"]
+        with opened(folder):
+            assert description.read_bytes() == IDENTITY.description
 
 
 def test_sizes_cover_one_and_two_chunks() -> None:

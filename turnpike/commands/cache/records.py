@@ -145,20 +145,28 @@ async def purge_records(admin: AdminServices, arguments: argparse.Namespace) -> 
 def _report(inspection: Inspection, found: list[Finding], arguments: argparse.Namespace) -> int:
     """Print what was found, and delete it if that was asked for."""
     causes = Counter(finding.cause for finding in found)
-    if arguments.repair:
-        for finding in found:
-            Path(finding.file).unlink(missing_ok=True)
+    left = [finding for finding in found if not (arguments.repair and _deleted(finding.file))]
     if arguments.format == "json":
         shown = [msgspec.to_builtins(finding) for finding in found[:_MOST_SHOWN]]
         told = {"checked": inspection.checked, "tombstones": inspection.tombstones, "causes": causes, "found": shown}
         print(msgspec.json.encode(told).decode())
     else:
         print_table(("cause", "files"), sorted(causes.items()))
-        repaired = ", all deleted" if arguments.repair and found else ""
+        deleted = f"{len(found) - len(left)} deleted, {len(left)} cannot be deleted" if left else "all deleted"
+        repaired = f", {deleted}" if arguments.repair and found else ""
         print(
             f"{inspection.checked} files, {len(found)} of no use{repaired}; {inspection.tombstones} purges remembered"
         )
-    return 1 if set(causes) - _HARMLESS and not arguments.repair else 0
+    return 1 if {finding.cause for finding in left} - _HARMLESS else 0
+
+
+def _deleted(file: str) -> bool:
+    """Delete a file; whether it is gone. A folder is not deleted: nobody knows whose it is."""
+    try:
+        Path(file).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def _folder(settings: Settings, arguments: argparse.Namespace) -> Path:

@@ -109,6 +109,19 @@ def test_fsck_and_scrub_find_damage_and_repair_it(replica: Replica) -> None:
     assert replica.run("cache scrub")[0] == 0
 
 
+def test_a_repair_goes_on_after_what_cannot_be_deleted(replica: Replica) -> None:
+    paths = sorted(record_paths(replica.folder))
+    for path in paths[:2]:
+        path.unlink()
+    paths[0].mkdir()
+    paths[1].symlink_to(paths[2])
+    paths[-1].write_bytes(b"")
+    status, out = replica.run("cache fsck --repair")
+    assert (status, "2 deleted, 1 cannot be deleted" in out) == (1, True), out
+    status, out = replica.run("cache fsck --format json")
+    assert (status, json.loads(out)["causes"]) == (1, {"not_a_file": 1})
+
+
 def test_a_purge_of_a_project(replica: Replica) -> None:
     status, out = replica.run("cache purge --of acme default --dry-run")
     assert (status, "would purge 6 records" in out) == (0, True), out
