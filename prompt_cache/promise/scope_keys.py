@@ -129,18 +129,35 @@ class ScopeKeys:
         self.drop(project_id)
         return int(row.generation)
 
+    async def policy(self, tenant_id: UUID, project_id: UUID) -> tuple[int | None, tuple[TierLimit, ...]]:
+        """What `set_policy` set last, also where no key lives; makes none. Raises DatabaseUnavailable."""
+        of = cache_scope_key.c
+        mine = (of.project_id == project_id, of.tenant_id == tenant_id)
+        query = select(of.retention_s, of.limits).where(*mine).order_by(of.generation.desc()).limit(1)
+        async with self._database.reading() as session:
+            row = (await session.execute(query)).one_or_none()
+        return (None, ()) if row is None else (row.retention_s, _limits(row.limits))
+
     async def set_policy(
-        self, tenant_id: UUID, project_id: UUID, *, retention: int | None, limits: Sequence[TierLimit]
+        self,
+        tenant_id: UUID,
+        project_id: UUID,
+        *,
+        retention: int | msgspec.UnsetType | None = msgspec.UNSET,
+        limits: Sequence[TierLimit] | msgspec.UnsetType = msgspec.UNSET,
     ) -> None:
-        """Set how long the project's KV may leave the device (seconds, 0: never, None: the setting's), and its reserve
-        and limit by tier. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        """Set how long the project's KV may leave the device (seconds, 0: never, None: the setting's), or its reserve
+        and limit by tier, or both; what is not given stays. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
         key = await self.load(tenant_id, project_id)
         of = cache_scope_key.c
-        text = msgspec.json.encode(tuple(limits)).decode() if limits else None
         async with self._database.transaction() as session:
             now = (await session.execute(select(self._database.clock))).scalar_one()
             mine = (of.project_id == project_id, of.tenant_id == tenant_id, of.generation == key.generation)
-            values = {"retention_s": retention, "limits": text, "changed_at": now}
+            values: dict[str, Any] = {"changed_at": now}
+            if retention is not msgspec.UNSET:
+                values["retention_s"] = retention
+            if limits is not msgspec.UNSET:
+                values["limits"] = msgspec.json.encode(tuple(limits)).decode() if limits else None
             await session.execute(update(cache_scope_key).where(*mine).values(values))
         self.drop(project_id)
 
@@ -208,8 +225,8 @@ class ScopeKeys:
 
     def _key(self, row: Row[Any]) -> ProjectKey:
         """The key in a row. Raises ScopeKeyUnreadable."""
-        limits = msgspec.json.decode(row.limits, type=tuple[TierLimit, ...]) if row.limits else ()
-        return ProjectKey(row.generation, self._unwrap(row), row.changed_at, row.retention_s, limits)
+        unwrapped = self._unwrap(row)
+        return ProjectKey(row.generation, unwrapped, row.changed_at, row.retention_s, _limits(row.limits))
 
     async def _make(self, tenant_id: UUID, project_id: UUID) -> None:
         """Make the key of the project's next generation, unless another gateway does at the same time. How long and how
@@ -257,6 +274,10 @@ class ScopeKeys:
                 f"the cache's data key of project {row.project_id} cannot be read: is this the master key that it was "
                 "made with? `turnpike cache forget` makes a new one"
             ) from error
+
+
+def _limits(text: str | None) -> tuple[TierLimit, ...]:
+    return msgspec.json.decode(text, type=tuple[TierLimit, ...]) if text else ()
 
 
 def _bound_to(project_id: UUID, generation: int) -> bytes:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +21,11 @@ from prompt_cache.tiers.record_reader import RecordReader
 from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S
 from prompt_cache.tiers.sealing import Sealer
 from prompt_cache.tiers.store_errors import StoreUnusable
-from prompt_cache.tiers.store_state import StoreState, state_folder
+from prompt_cache.tiers.store_state import StoreState, has_state, state_folder
 from prompt_cache.tiers.tombstones import Tombstones
 
 _US = 1_000_000
+_IDENTITY_NAME = re.compile("[0-9a-f]{32}")
 
 
 class Held(msgspec.Struct):
@@ -55,6 +57,7 @@ class IdentityContents(msgspec.Struct):
 def look(folder: Path) -> list[IdentityContents]:
     """What a store's folder holds, by identity and scope, as the headers say. Raises StoreUnusable."""
     found = []
+    _check_store(folder)
     try:
         for path in identities(folder):
             files = RecordFiles(folder, path.name)
@@ -87,12 +90,14 @@ class Inspection:
     """A store's folder, held alone. Use as a context. Raises StoreLocked, StoreUnusable."""
 
     def __init__(self, folder: Path, state: Path | None = None) -> None:
-        if not folder.is_dir():
-            raise StoreUnusable(f"there is no cache folder {folder}")
+        _check_store(folder)
+        state = state or state_folder(folder)
+        if not has_state(state):  # a new one would name records otherwise: all would seem to be misplaced
+            raise StoreUnusable(f"the cache folder {folder} cannot be checked without its state, {state}")
         self.folder = folder
         self._lock = FolderLock(folder)
         try:
-            self._state = StoreState(state or state_folder(folder))
+            self._state = StoreState(state)
             now = int(time.time() * _US)
             self._tombstones = Tombstones(self._state.folder, now, self._state.sequence())
         except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -179,6 +184,18 @@ class Inspection:
         except BadRecord as bad:
             return bad.cause
         return None
+
+
+def _check_store(folder: Path) -> None:
+    """Raises StoreUnusable unless a replica made this folder: whoever inspects must not make a store of another."""
+    try:
+        found = any(_IDENTITY_NAME.fullmatch(path.name) for path in identities(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreUnusable(f"there is no cache folder {folder}") from None
+    except OSError as error:
+        raise StoreUnusable(f"the cache folder {folder} cannot be read: {error.strerror}") from error
+    if not found:
+        raise StoreUnusable(f"{folder} is no cache folder: no replica has kept records in it")
 
 
 def _header(files: RecordFiles, name: bytes | Path) -> tuple[Header, int]:

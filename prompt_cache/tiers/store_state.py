@@ -75,6 +75,11 @@ def state_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.state")
 
 
+def has_state(folder: Path) -> bool:
+    """Whether a store has its state in this folder."""
+    return (folder / _FILE).is_file()
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file so that after a crash it is the old or the new one. Raises OSError."""
     new = path.with_name(path.name + ".new")

@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from prompt_cache.placement.fetch_or_recompute import Place, TierRate
     from turnpike.processes.machine_rates import ModelRates
 
+_LENGTHS = (512, 2048, 8192, 32_768)
+"""Of the prompts that are told of, as far as a model's context goes."""
+
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike calibrate`."""
     parser.runs(calibrate)
-    parser.add_argument("--folder", type=Path, help="a folder on the disk to measure; default: the data folder")
+    parser.add_argument(
+        "--folder", type=Path, help="a folder that exists, on the disk to measure; default: the data folder"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: %(default)s")
     parser.add_argument("--no-model", action="store_true", help="measure memory, disk and sealing alone")
     parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
@@ -32,7 +37,10 @@ def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
     from turnpike.processes import machine_rates
 
     folder: Path = arguments.folder or settings.data
-    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.folder is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not folder.is_dir():
+        raise CommandError(f"--folder: there is no folder {folder}")
     try:
         disk = machine_rates.read_disk(folder)
     except OSError as error:
@@ -64,7 +72,7 @@ def _meaning(rates: ModelRates, tiers: Mapping[Place, TierRate]) -> dict[str, An
     from prompt_cache.placement.fetch_or_recompute import PLACES, FetchOrRecompute
 
     chooser = FetchOrRecompute(tiers, rates.compute)
-    lengths = (512, 2048, 8192, 32_768)
+    lengths = sorted({min(length, rates.context_tokens) for length in _LENGTHS})
     return {
         "model": rates.name,
         "block_tokens": rates.block_tokens,
@@ -73,7 +81,8 @@ def _meaning(rates: ModelRates, tiers: Mapping[Place, TierRate]) -> dict[str, An
             str(length): round(length / rates.compute.seconds(0, length), 1) for length in lengths
         },
         "pays_from_tokens": {
-            place: chooser.pays_from(place, rates.block_tokens, rates.block_bytes) for place in PLACES
+            place: chooser.pays_from(place, rates.block_tokens, rates.block_bytes, rates.context_tokens)
+            for place in PLACES
         },
         "needed_bytes_per_s": {
             str(length): round(length / rates.block_tokens * rates.block_bytes / rates.compute.seconds(0, length))

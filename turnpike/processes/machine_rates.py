@@ -53,12 +53,13 @@ class DiskRates:
 
 @dataclass(frozen=True)
 class ModelRates:
-    """A model's prefill, and the bytes of its KV for a block of tokens."""
+    """A model's prefill, the bytes of its KV for a block of tokens, and its context."""
 
     name: str
     compute: ComputeRate
     block_tokens: int
     block_bytes: int
+    context_tokens: int
 
 
 def copy_memory() -> TierRate:
@@ -107,7 +108,8 @@ def compute(model: Path, device: Device) -> ModelRates:
         lengths = [assembled.capacity.context_tokens // 2]
     took = {length: min(_prefill(assembled.engine, length, number) for number in range(3)) for length in lengths}
     group_bytes = sum(group.block_bytes for group in assembled.layout.groups)
-    return ModelRates(assembled.model.name, _compute_rate(took), assembled.layout.block_tokens, group_bytes)
+    context, block_tokens = assembled.capacity.context_tokens, assembled.layout.block_tokens
+    return ModelRates(assembled.model.name, _compute_rate(took), block_tokens, group_bytes, context)
 
 
 def _compute_rate(took: dict[int, float]) -> ComputeRate:

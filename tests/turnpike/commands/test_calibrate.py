@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prompt_cache.placement.fetch_or_recompute import ComputeRate
 from turnpike import cli, logs
 from turnpike.processes import machine_rates
 
@@ -28,6 +29,22 @@ def test_the_machine_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert figures["memory_bytes_per_s"] > figures["disk_fixed_us"]
     assert figures["models"] == []
     assert list((tmp_path / "data").iterdir()) == [], "what it wrote is gone"
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["calibrate", "--no-model", "--folder", str(tmp_path / "nope")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert not (tmp_path / "nope").exists()
+
+
+def test_prompts_stop_at_the_context(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def compute(model: Path, device: str) -> machine_rates.ModelRates:
+        return machine_rates.ModelRates("short", ComputeRate(1e-9), 16, 4096, context_tokens=4000)
+
+    monkeypatch.setattr(machine_rates, "compute", compute)
+    assert cli.main(["calibrate", "--json"]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert list(model["prefill_tokens_per_s"]) == list(model["needed_bytes_per_s"]) == ["512", "2048", "4000"]
 
 
 @pytest.mark.slow

@@ -56,11 +56,12 @@ async def _explain_request(admin: AdminServices, tenant: UUID, arguments: argpar
 async def _explain_day(admin: AdminServices, tenant: UUID, arguments: argparse.Namespace) -> None:
     from gateway.dialects.cache_explanation import cache_days
     from prompt_cache.history.store import History, day_of
+    from turnpike.commands.invoices.records import parse_day
 
+    day = parse_day(arguments.day, "--day").isoformat() if arguments.day else day_of(await admin.database.now())
     projects = {project.name: project.id for project in await admin.tenancy.list_projects(tenant)}
     if arguments.project not in projects:
         raise CommandError(f"{arguments.tenant} has no project {arguments.project}")
-    day = arguments.day or day_of(await admin.database.now())
     days = cache_days(await History(admin.database).days(tenant, projects[arguments.project], day, day))
     if arguments.format == "json":
         print(msgspec.json.encode(days).decode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 1000
 _TIERS = ("hbm", "dram", "nvme")
+_DEFAULT, _NONE = "default", "none"
 _HARMLESS = frozenset({"expired", "purged", "unpublished", "other_identity", "no_key", "version"})
 """Causes that are no damage: a replica deletes such files by itself."""
 
@@ -49,15 +51,21 @@ def add_arguments(parser: CommandParser) -> None:
     purge.add_dry_run()
     text = "destroy a project's data key: nothing that it sealed can ever be read again, on any disk or copy of one"
     forget = parser.add_action("forget", text, forget_project)
-    policy = parser.add_action("policy", "how long and how much of a project's KV may leave the device", set_policy)
+    text = "show how long and how much of a project's KV may leave the device, or set what the flags say"
+    policy = parser.add_action("policy", text, set_policy)
     for action in (forget, policy):
         action.add_argument("tenant", metavar="TENANT")
         action.add_argument("project", metavar="PROJECT")
     forget.add_argument("--reason", required=True, help="why; kept for ever")
     forget.add_dry_run()
-    policy.add_argument("--retention", metavar="SECONDS", help="0: never; default: that of --cache-retention")
-    text = "such as nvme=1000000:5000000: bytes that others cannot take, and the most; may be repeated"
+    text = f"at most 7 days; 0: never; {_DEFAULT}: that of --cache-retention again"
+    policy.add_argument("--retention", metavar="SECONDS", help=text)
+    text = (
+        "such as nvme=1000000:5000000: bytes that others cannot take, and the most; may be repeated; "
+        f"nvme={_NONE} takes the tier's limit back"
+    )
     policy.add_argument("--limit", action="append", default=[], metavar="TIER=RESERVE:LIMIT", help=text)
+    policy.add_dry_run()
 
 
 # ---------------------------------------------------------------- records
@@ -98,9 +106,7 @@ async def show_stats(admin: AdminServices, arguments: argparse.Namespace) -> Non
 @admin_command
 async def check_files(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike cache fsck`: 1 if damage was found that is not repaired."""
-    from prompt_cache.tiers.inspection import Inspection
-
-    with Inspection(_folder(admin.settings, arguments)) as inspection:
+    with _inspection(admin, arguments) as inspection:
         return _report(inspection, list(inspection.check()), arguments)
 
 
@@ -108,7 +114,6 @@ async def check_files(admin: AdminServices, arguments: argparse.Namespace) -> in
 async def scrub_records(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike cache scrub`: 1 if damage was found that is not repaired."""
     from prompt_cache.tiers.identity import ScopeAccess
-    from prompt_cache.tiers.inspection import Inspection
 
     keys, domains = _keys_and_domains(admin)
     accesses: dict[str, ScopeAccess] = {}
@@ -117,15 +122,13 @@ async def scrub_records(admin: AdminServices, arguments: argparse.Namespace) -> 
             root = domains.root(one.tenant_id, one.project_id)
             name = domains.name(one.tenant_id, one.project_id, one.generation)
             accesses[name] = ScopeAccess(name, one.key.derive(root), float("inf"))
-    with Inspection(_folder(admin.settings, arguments)) as inspection:
+    with _inspection(admin, arguments) as inspection:
         return _report(inspection, list(inspection.check(accesses.get)), arguments)
 
 
 @admin_command
 async def purge_records(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike cache purge`."""
-    from prompt_cache.tiers.inspection import Inspection
-
     if sum(map(bool, (arguments.of, arguments.all, arguments.expired))) != 1:
         raise CommandError("say what to purge: --of TENANT PROJECT, --all or --expired")
     scopes = None
@@ -134,7 +137,7 @@ async def purge_records(admin: AdminServices, arguments: argparse.Namespace) -> 
         tenant_id, project_id = await _project(admin, *arguments.of)
         listed = [one for one in await _listed(admin) if one.project_id == project_id]
         scopes = [domains.name(tenant_id, project_id, one.generation) for one in listed]
-    with Inspection(_folder(admin.settings, arguments)) as inspection:
+    with _inspection(admin, arguments) as inspection:
         told = inspection.purge(scopes, expired_only=arguments.expired, dry_run=arguments.dry_run)
     if arguments.format == "json":
         print(msgspec.json.encode({"records": told["records"], "bytes": told["bytes"]}).decode())
@@ -169,8 +172,18 @@ def _deleted(file: str) -> bool:
     return True
 
 
+def _inspection(admin: AdminServices, arguments: argparse.Namespace) -> Inspection:
+    from prompt_cache.tiers.inspection import Inspection
+    from prompt_cache.tiers.store_errors import StoreLocked
+
+    try:
+        return Inspection(_folder(admin.settings, arguments))
+    except StoreLocked as error:
+        raise StoreLocked(f"{error}: stop it first; `turnpike cache stats` works beside it") from error
+
+
 def _folder(settings: Settings, arguments: argparse.Namespace) -> Path:
-    return Path(arguments.folder) if arguments.folder else settings.kv_folder
+    return Path(os.path.abspath(arguments.folder)) if arguments.folder else settings.kv_folder
 
 
 # ---------------------------------------------------------------- keys
@@ -195,30 +208,53 @@ async def forget_project(admin: AdminServices, arguments: argparse.Namespace) ->
 
 @admin_command
 async def set_policy(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike cache policy TENANT PROJECT`."""
+    """`turnpike cache policy TENANT PROJECT`: show the policy, or change the parts that flags name."""
     tenant_id, project_id = await _project(admin, arguments.tenant, arguments.project)
     keys, _ = _keys_and_domains(admin)
-    retention = None
+    retention, limits = await keys.policy(tenant_id, project_id)
     if arguments.retention is not None:
-        if not arguments.retention.isdecimal():
-            raise CommandError(f"--retention: {arguments.retention!r} is not a number of seconds")
-        retention = int(arguments.retention)
-    limits = [_limit(text) for text in arguments.limit]
-    await keys.set_policy(tenant_id, project_id, retention=retention, limits=limits)
+        retention = _retention(arguments.retention)
+    by_tier = {limit.tier: limit for limit in limits} | dict(map(_limit, arguments.limit))
+    limits = tuple(limit for limit in by_tier.values() if limit is not None)
+    changes = arguments.retention is not None or bool(arguments.limit)
+    if changes and not arguments.dry_run:
+        changed_retention = msgspec.UNSET if arguments.retention is None else retention
+        changed_limits = limits if arguments.limit else msgspec.UNSET
+        await keys.set_policy(tenant_id, project_id, retention=changed_retention, limits=changed_limits)
     how_long = "as --cache-retention says" if retention is None else f"for {retention} s" if retention else "never"
+    told = ", ".join(f"{limit.tier}={limit.reserve}:{limit.limit}" for limit in limits) or "none of its own"
     print(
-        f"KV of {arguments.tenant}/{arguments.project} may leave the device {how_long}; limits of {len(limits)} tiers"
+        f"{'would set: ' if changes and arguments.dry_run else ''}"
+        f"KV of {arguments.tenant}/{arguments.project} may leave the device {how_long}; limits: {told}"
     )
 
 
-def _limit(text: str) -> TierLimit:
+def _retention(text: str) -> int | None:
+    from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S
+
+    if text == _DEFAULT:
+        return None
+    if not text.isdecimal():
+        raise CommandError(f"--retention: {text!r} is neither a number of seconds nor {_DEFAULT!r}")
+    if len(text) > 18 or int(text) > LONGEST_RETENTION_S:
+        raise CommandError(
+            f"--retention: {text} s are more than the {LONGEST_RETENTION_S:.0f} s that a record may live"
+        )
+    return int(text)
+
+
+def _limit(text: str) -> tuple[str, TierLimit | None]:
+    """A tier and its limit, None to take it back."""
     from protocol.replicas import TierLimit
 
     tier, _, numbers = text.partition("=")
+    if tier in _TIERS and numbers == _NONE:
+        return tier, None
     reserve, _, most = numbers.partition(":")
     if tier not in _TIERS or not reserve.isdecimal() or not most.isdecimal() or int(reserve) > int(most):
-        raise CommandError(f"--limit: {text!r} is not TIER=RESERVE:LIMIT with a tier of {', '.join(_TIERS)}")
-    return TierLimit(tier, int(reserve), int(most))  # type: ignore[arg-type]
+        forms = f"TIER=RESERVE:LIMIT or TIER={_NONE}"
+        raise CommandError(f"--limit: {text!r} is not {forms} with a tier of {', '.join(_TIERS)}")
+    return tier, TierLimit(tier, int(reserve), int(most))  # type: ignore[arg-type]
 
 
 async def _project(admin: AdminServices, tenant: str, project: str) -> tuple[UUID, UUID]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
@@ -160,7 +161,51 @@ def test_a_policy(replica: Replica) -> None:
     assert (access.retention, access.reserve, access.limit) == (0.0, 10, 20)
     for wrong in ("--limit nvme=20:10", "--limit tape=1:2", "--retention -1", "--retention soon"):
         assert replica.run(f"cache policy acme default {wrong}")[0] == 2, wrong
+    status, out = replica.run("cache policy acme default --retention 604801")
+    assert (status, "604800 s that a record may live" in out) == (2, True), out
     assert replica.run("cache policy acme nothing --retention 1")[0] == 2
+
+
+def test_a_policy_is_shown_and_changed_in_parts(replica: Replica) -> None:
+    def policy(flags: str = "") -> str:
+        status, out = replica.run(f"cache policy acme default {flags}")
+        assert status == 0, out
+        return out.strip().removeprefix("KV of acme/default may leave the device ")
+
+    assert policy() == "as --cache-retention says; limits: none of its own"
+    assert policy("--retention 0") == "never; limits: none of its own"
+    assert policy() == "never; limits: none of its own", "to look changes nothing"
+    assert policy("--limit nvme=10:20 --limit dram=1:2") == "never; limits: nvme=10:20, dram=1:2"
+    assert policy("--retention 604800") == "for 604800 s; limits: nvme=10:20, dram=1:2"
+    assert policy("--retention 0 --limit nvme=none --dry-run").startswith("would set: ")
+    assert policy() == "for 604800 s; limits: nvme=10:20, dram=1:2"
+    assert policy("--limit nvme=none") == "for 604800 s; limits: dram=1:2"
+    assert policy("--retention default") == "as --cache-retention says; limits: dram=1:2"
+    policy("--retention 0")
+    assert replica.run("cache forget acme default --reason test")[0] == 0
+    assert policy() == "never; limits: dram=1:2", "the next key has it too"
+
+
+def test_a_folder_that_is_no_store_is_left_as_it_is(replica: Replica, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "photos").mkdir(parents=True)
+    before = sorted(tmp_path.iterdir()), sorted(other.rglob("*"))
+    for action in ("stats", "fsck", "scrub", "purge --all"):
+        status, out = replica.run(f"cache {action} --folder {other}")
+        assert (status, "is no cache folder" in out) == (2, True), out
+        assert replica.run(f"cache {action} --folder /")[0] == 2
+    assert (sorted(tmp_path.iterdir()), sorted(other.rglob("*"))) == before
+    shutil.copytree(replica.folder, tmp_path / "copy")
+    status, out = replica.run(f"cache fsck --repair --folder {tmp_path / 'copy'}")
+    assert (status, "without its state" in out) == (2, True), out
+    assert replica.run(f"cache stats --folder {tmp_path / 'copy'}")[0] == 0
+
+
+def test_explaining_a_day(replica: Replica) -> None:
+    explain = "cache explain --tenant acme --project default --day"
+    status, out = replica.run(f"{explain} 23.11")
+    assert (status, "--day: '23.11' is not a day such as" in out) == (2, True), out
+    assert "on 2026-11-23" in replica.run(f"{explain} 2026-11-23")[1]
 
 
 def test_a_folder_in_use_or_none(replica: Replica, tmp_path: Path) -> None:
@@ -168,5 +213,6 @@ def test_a_folder_in_use_or_none(replica: Replica, tmp_path: Path) -> None:
         assert replica.run("cache stats")[0] == 0
         status, out = replica.run("cache fsck")
         assert (status, "in use by a replica" in out) == (75, True)
+        assert "stop it first; `turnpike cache stats` works beside it" in out
     assert replica.run(f"cache fsck --folder {tmp_path / 'nowhere'}")[0] == 2
     assert replica.run(f"cache stats --folder {tmp_path / 'nowhere'}")[0] == 2
