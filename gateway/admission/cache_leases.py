@@ -20,7 +20,7 @@ from billing.usage import LEASE_CLASSES, Usage
 from gateway.errors import NotCached
 from gateway.metering.billable_usage import MeteringTerms, pack
 from prompt_cache.promise.directives import CachePlan
-from prompt_cache.promise.lease_decisions import BLOCK_NAME, LeaseDecider, LeaseDecision, LeaseWish, Mark
+from prompt_cache.promise.lease_decisions import BLOCK_NAME, LIFE_S, LeaseDecider, LeaseDecision, LeaseWish, Mark
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.promise.lease_terms import split_prompt
 from prompt_cache.promise.prefix_keys import PromptKeys
@@ -80,8 +80,11 @@ def priced_classes(price: PriceVersion, lane: str) -> frozenset[str]:
 
 
 def classes_of(plan: CachePlan, price: PriceVersion, lane: str) -> set[str]:
-    """The classes that a request of this plan may write."""
-    return {point.lease for point in plan.breakpoints} & priced_classes(price, lane)
+    """The classes that a request of this plan may write: those of its markers, and shorter ones, which live leases that
+    it writes again keep."""
+    offered = priced_classes(price, lane)
+    longest = max((LIFE_S[point.lease] for point in plan.breakpoints if point.lease in offered), default=0)
+    return {name for name in offered if LIFE_S[name] <= longest}
 
 
 def lease_request(

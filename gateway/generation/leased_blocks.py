@@ -42,7 +42,8 @@ class LeasedBlocks:
 
     async def _note(self, prepared: PreparedRequest, model_digest: str) -> None:
         payer = prepared.payer
-        segments, scopes = self._domains.segments(payer.tenant_id, payer.project_id, len(prepared.prompt.tokens))
+        count, partition = len(prepared.prompt.tokens), prepared.generation.cache.partition
+        segments, scopes = self._domains.segments(payer.tenant_id, payer.project_id, count, partition)
         roots = {scope.scope: scope.root for scope in scopes}
         assert prepared.leases is not None
         written = prepared.leases.written

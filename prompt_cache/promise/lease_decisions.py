@@ -9,7 +9,8 @@ want beyond is written:
   last one.
 
 A read begins the life of the hit anew, and that of the shorter leases in it, at no charge; it does not change a class.
-A mark inside what is read begins a lease of the hit's class there, at no charge, since its tokens were paid for.
+A mark inside what is read begins no lease: how long its tokens were paid for is not known. A live lease that is written
+again keeps its class, and a write of a longer class is billed as one of its own: whether it is paid for is known later.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class LeaseDecider:
         hits = self._readable(wish) if wish.read else []
         hit = max(hits, key=lambda lease: lease.tokens, default=None)
         start = 0 if hit is None else hit.tokens
-        marks = [mark for mark in wish.marks if mark.tokens > start] if wish.may_write else []
+        marks = self._wanted(wish, start) if wish.may_write else []
         fitting, limited = self._fitting(wish.project_id, marks, start)
         parts: list[LeasePart] = []
         changes: list[Lease] = []
@@ -185,8 +186,6 @@ class LeaseDecider:
             parts.append(LeasePart(start, "read", hit.lease_class))
             changes += [self._read(lease, counts=lease is hit) for lease in hits if lease.tokens <= start]
             hit = next(lease for lease in changes if lease.tokens == start)
-            if wish.may_write:
-                changes += self._inside(wish, hit)
         parts += _writes(fitting)
         written = [self._written(wish, mark, new) for mark, new in _with_new_tokens(fitting, start)]
         changes += written
@@ -226,6 +225,20 @@ class LeaseDecider:
             if lease.is_live(self.now) and lease.written_at >= least and lease.lease_class in wish.readable
         ]
 
+    def _wanted(self, wish: LeaseWish, start: int) -> list[Mark]:
+        """The marks beyond the hit, of the classes that they get: on a live lease no longer one than its own."""
+        marks = []
+        for mark in wish.marks:
+            before = self._leases.get((wish.project_id, mark.key))
+            if mark.tokens <= start:
+                continue
+            live = before is not None and before.is_live(self.now)
+            if before is None or not live or LIFE_S[mark.lease_class] <= LIFE_S[before.lease_class]:
+                marks.append(mark)
+            elif before.lease_class in wish.readable:
+                marks.append(replace(mark, lease_class=before.lease_class))
+        return marks
+
     def _fitting(self, project: UUID, marks: Sequence[Mark], start: int) -> tuple[list[Mark], int]:
         """The first marks that fit into the project's limit, and how many tokens the others would have had."""
         if not marks or not self._most_tokens:
@@ -245,23 +258,14 @@ class LeaseDecider:
         read = lease.refreshed(self.now)
         return replace(read, reads=read.reads + 1, read_at=self.now) if counts else read
 
-    def _inside(self, wish: LeaseWish, hit: Lease) -> list[Lease]:
-        """The leases that begin at marks inside what is read."""
-        marks = [mark for mark in wish.marks if mark.tokens < hit.tokens]
-        missing = [mark for mark in marks if not self._live(wish.project_id, mark.key)]
-        return [
-            replace(self._new(wish, mark, 0, hit.expires_at, hit.lease_class), writer=hit.writer, billed=hit.billed)
-            for mark in missing
-        ]
-
     def _written(self, wish: LeaseWish, mark: Mark, new_tokens: int) -> Lease:
-        """The lease after this write. One that lives already, and was not to be read, is never cut short."""
+        """The lease after this write. One that lives already, and was not to be read, keeps its class and is never cut
+        short."""
         expires_at = self.now + LIFE_S[mark.lease_class] * _SECOND
         before = self._leases.get((wish.project_id, mark.key))
         if before is None or not before.is_live(self.now):
             return self._new(wish, mark, new_tokens, expires_at, mark.lease_class)
-        longer = max(before.lease_class, mark.lease_class, key=LIFE_S.__getitem__)
-        return replace(before, lease_class=longer, written_at=self.now, expires_at=max(before.expires_at, expires_at))
+        return replace(before, written_at=self.now, expires_at=max(before.expires_at, expires_at))
 
     def _new(self, wish: LeaseWish, mark: Mark, new_tokens: int, expires_at: int, lease_class: str) -> Lease:
         return Lease(

@@ -71,6 +71,9 @@ class LeaseModel:
         for lease in hits.values():
             lease.expires = max(lease.expires, now + LIVES[lease.lease_class] * SECOND)
         wanted = sorted(mark for mark in asked.marks if mark[0] > start)
+        for at, (pieces, lease_class) in enumerate(wanted):
+            if (kept := self.live(asked.path[:pieces], now)) is not None:
+                wanted[at] = pieces, min(kept.lease_class, lease_class, key=LIVES.__getitem__)
         room = self.most - sum(lease.new for lease in self.leases.values() if now < lease.expires)
         granted: list[tuple[int, str]] = []
         for pieces, lease_class in wanted:
@@ -81,18 +84,10 @@ class LeaseModel:
         for piece in range(start, granted[-1][0] if granted else start):
             longest = max((c for pieces, c in granted if pieces > piece), key=LIVES.__getitem__)
             meters += [f"write_{longest}"] * self.piece
-        for pieces, _ in asked.marks:
-            path = asked.path[:pieces]
-            if hit and pieces < start and self.live(path, now) is None:
-                of = hits[hit]
-                self.leases[path] = Promise(
-                    pieces * self.piece, 0, of.lease_class, now, of.expires, of.writer, of.billed
-                )
         before = start
         for pieces, lease_class in granted:
             path, expires = asked.path[:pieces], now + LIVES[lease_class] * SECOND
             if (kept := self.live(path, now)) is not None:
-                kept.lease_class = max(kept.lease_class, lease_class, key=LIVES.__getitem__)
                 kept.written, kept.expires = now, max(kept.expires, expires)
             else:
                 new = (pieces - before) * self.piece

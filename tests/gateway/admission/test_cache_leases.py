@@ -349,3 +349,32 @@ async def test_who_cannot_pay_begins_no_lease(database_url: str) -> None:
     holds = [answer for answer in answers if isinstance(answer, Hold)]
     assert [doors.bill(hold) for hold in holds] == [(("write_5m", PIECE),), (("read_5m", PIECE),)]
     await doors.close()
+
+
+@pytest.mark.parametrize("read", [{"read": False}, {"max_age": 0}])
+async def test_a_live_lease_that_is_written_again_keeps_its_class(database_url: str, read: dict[str, Any]) -> None:
+    """Else a write that is never billed would make a long lease of a short one."""
+    doors = await Doors.open(database_url)
+    await doors.new_project()
+    await doors.ask(Asked("aa", marks=((2, "5m"),)))
+    doors.pass_time(1)
+    hold, _ = await doors.ask(Asked("aa", marks=((2, "24h"),), **read))
+    assert doors.bill(hold) == (("write_5m", 2 * PIECE),)
+    await doors.stores[0].settle_writes({hold.request_id: 0})
+    (kept,) = await doors.stores[0].page(doors.project, limit=10, after=None)
+    assert (kept.lease_class, kept.expires_at) == ("5m", doors.now + 300 * SECOND)
+    await doors.close()
+
+
+async def test_a_marker_inside_what_is_read_begins_no_lease(database_url: str) -> None:
+    """Else a few tokens that are written for long, and a purge, would make a long lease of all that is before them."""
+    doors = await Doors.open(database_url)
+    await doors.new_project()
+    _, short = await doors.ask(Asked("aa", marks=((2, "5m"),)))
+    await doors.ask(Asked("aab", marks=((2, "5m"), (3, "24h"))))
+    assert short.decision is not None
+    await doors.stores[0].purge(doors.project, identity=short.decision.written[0].id)
+    await doors.ask(Asked("aab", marks=((2, "24h"), (3, "24h"))))
+    page = await doors.stores[0].page(doors.project, limit=10, after=None)
+    assert [one.tokens for one in page] == [3 * PIECE]
+    await doors.close()

@@ -171,9 +171,10 @@ async def test_a_tag_may_hold_what_databases_cannot(caching: Stack) -> None:
     assert len(page["data"]) == 1
 
 
-async def test_a_purged_caches_blocks_leave_the_replicas(caching: Stack) -> None:
+@pytest.mark.parametrize("partition", [{}, {"prompt_cache_key": "mine"}])
+async def test_a_purged_caches_blocks_leave_the_replicas(caching: Stack, partition: dict[str, str]) -> None:
     mine = {"authorization": f"Bearer {caching.key}"}
-    await caching.post(body(TEXT, "Then the rest. " * 9))
+    await caching.post(body(TEXT, "Then the rest. " * 9, **partition))
     await caching.settled(1)
     rows: list[Any] = []
     while len(rows) < 2:
