@@ -72,11 +72,18 @@ def needs_leases(plan: CachePlan) -> bool:
     return bool(plan.breakpoints or plan.lookups or plan.only_if_cached)
 
 
+def readable_classes(price: PriceVersion, lane: str) -> frozenset[str]:
+    """The classes whose live leases are read: those whose reads have a price."""
+    tiers = price.tiers(lane)
+    meters = tiers[0][1] if tiers else {}
+    return frozenset(name for name in LEASE_CLASSES if f"read_{name}" in meters)
+
+
 def priced_classes(price: PriceVersion, lane: str) -> frozenset[str]:
     """The classes of leases that are offered: both their writes and their reads have a price."""
     tiers = price.tiers(lane)
     meters = tiers[0][1] if tiers else {}
-    return frozenset(name for name in LEASE_CLASSES if f"read_{name}" in meters and f"write_{name}" in meters)
+    return frozenset(name for name in readable_classes(price, lane) if f"write_{name}" in meters)
 
 
 def classes_of(plan: CachePlan, price: PriceVersion, lane: str) -> set[str]:
@@ -115,7 +122,8 @@ def lease_request(
         lookups=tuple(keys.at(tokens) for tokens in plan.lookups if tokens not in marked),
         read=plan.read != "none",
         may_write=plan.store == "all",
-        readable=offered,
+        readable=readable_classes(price, payer.lane),
+        writable=offered,
         max_age=plan.max_age,
         tags=tuple(tags),
         blocks=blocks,

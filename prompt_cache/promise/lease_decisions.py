@@ -87,7 +87,8 @@ class LeaseWish(Struct, frozen=True, kw_only=True):
     """What a request asks of the cache.
 
     `marks` are in the order of their positions. `lookups` are the other prefix keys under which a lease may be found.
-    `readable`: the classes whose reads have a price. `may_write`: whether leases may begin. `max_age`: leases that were
+    `readable`: the classes whose reads have a price; `writable`: those whose writes have one too, None for the same
+    ones. `may_write`: whether leases may begin. `max_age`: leases that were
     written more than so many seconds ago are not read. `blocks`: 8 bytes of the key of each whole block of the prompt,
     where storage has a price.
     """
@@ -101,6 +102,7 @@ class LeaseWish(Struct, frozen=True, kw_only=True):
     read: bool = True
     may_write: bool = True
     readable: frozenset[str] = frozenset(LIFE_S)
+    writable: frozenset[str] | None = None
     max_age: int | None = None
     tags: tuple[str, ...] = ()
     blocks: bytes = b""
@@ -235,7 +237,7 @@ class LeaseDecider:
             live = before is not None and before.is_live(self.now)
             if before is None or not live or LIFE_S[mark.lease_class] <= LIFE_S[before.lease_class]:
                 marks.append(mark)
-            elif before.lease_class in wish.readable:
+            elif before.lease_class in (wish.readable if wish.writable is None else wish.writable):
                 marks.append(replace(mark, lease_class=before.lease_class))
         return marks
 
