@@ -46,7 +46,7 @@ MICRO |= {
     "write_24h": 1_600_000,
 }
 PRICE = PriceVersion(1, "m", "USD", {(meter, "*", 0): micro for meter, micro in MICRO.items()})
-DOMAINS = CacheDomains(b"s" * 32, b"m" * 32)
+DOMAINS = CacheDomains(b"s" * 32)
 
 
 class Cached:
