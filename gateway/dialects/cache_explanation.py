@@ -16,7 +16,7 @@ from prompt_cache.history.diagnosis import Cause, Miss
 
 ADVICE: dict[Cause, str] = {
     "no_read": "The request asked not to read the cache, or only what is younger.",
-    "no_store": "A request that is not to be stored leaves nothing for others.",
+    "no_store": "With no-store KV stays in the device's memory: no lease is written, and nothing outlives it there.",
     "below_minimum": "What is shorter than the model's least cacheable length is not cached.",
     "model_changed": "Another model has a cache of its own: keep one model for a conversation.",
     "template_changed": "The model's chat template or tokenizer changed, so that its prompts are others.",
@@ -45,15 +45,17 @@ class LongerLeaseObject(Struct, frozen=True):
 
 
 class MissObject(Struct, frozen=True, kw_only=True):
-    """The tokens [start, end) of the prompt. `path` is the JSON path of the first in the request, `against` the earlier
-    request that it was compared with, `at` when what `cause` says happened, `ttl` the class that they could have been
-    read under. `cost` is what they cost beyond a read, as a decimal."""
+    """The tokens [start, end) of the prompt. `path` is the JSON path of the first in the request; of `diverged`, of the
+    token `differs_at`, where the prompt parts from the earlier one. `against`: the earlier request that it was compared
+    with. `at`: when what `cause` says happened. `ttl`: the class that they could have been read under. `cost`: what
+    they cost beyond a read, as a decimal."""
 
     cause: Cause
     start: int
     end: int
     tokens: int
     path: str
+    differs_at: int | None
     against: str | None
     at: str | None
     ttl: str | None
@@ -112,6 +114,7 @@ def _miss(miss: Miss, price: MissPrice | None) -> MissObject:
         end=miss.end,
         tokens=miss.tokens,
         path=miss.path,
+        differs_at=miss.differs_at,
         against=None if miss.against is None else public_name(miss.against),
         at=None if miss.at is None else format_instant(miss.at),
         ttl=miss.lease or None,

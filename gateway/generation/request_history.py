@@ -32,8 +32,18 @@ from prompt_cache.history.prefix_hashes import (
     label,
     nodes_of,
     piece_keys,
+    tail_key,
 )
-from prompt_cache.history.records import MOST_PATH, MOST_PIECES, MOST_SPANS, Entry, PieceNote, RequestRecord, SpanNote
+from prompt_cache.history.records import (
+    MOST_PATH,
+    MOST_PIECES,
+    MOST_SPANS,
+    MOST_TAILS,
+    Entry,
+    PieceNote,
+    RequestRecord,
+    SpanNote,
+)
 from prompt_cache.history.resemblance import Noted
 from prompt_cache.history.store import History
 from prompt_cache.promise.cache_domains import CacheDomains
@@ -144,6 +154,7 @@ class Observed:
             misses=self._misses,
             price_version=event.price_version,
             cost_pico=event.cost_pico,
+            tails=_tails(generation, secret, spans),
         )
         return Noted(record, nodes)
 
@@ -330,6 +341,12 @@ def _pieces(generation: GenerationRequest, secret: bytes, spans: Sequence[SpanNo
         end = max(end, ends.get(path[:MOST_PATH], end))
         notes.append(PieceNote(key if end >= LEAST_PIECE else b"", end, path[:MOST_PATH]))
     return tuple(notes) if spans else ()
+
+
+def _tails(generation: GenerationRequest, secret: bytes, spans: Sequence[SpanNote]) -> tuple[bytes, ...]:
+    long = {span.path for span in spans if span.end - span.start >= LEAST_PIECE}
+    named = [text for _, text, path in _texts(generation) if path[:MOST_PATH] in long]
+    return tuple(tail_key(secret, text) for text in named[:MOST_TAILS])
 
 
 def _texts(generation: GenerationRequest) -> Iterator[tuple[str, str, str]]:

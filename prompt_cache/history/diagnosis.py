@@ -18,7 +18,8 @@ its own, of which the first that applies counts:
    are found in whole blocks, `block_rest`
 5. in what none had: `diverged`, as far as the earlier request was cached; beyond, or if it was continued, `cold`
 
-What is shared with a request that diverged so early that it is below the minimum, is `diverged` too.
+What is shared with a request that diverged so early that it is below the minimum, is `diverged` too. Only from a
+relative can a prompt diverge (`is_relative`): what every prompt of a template begins with makes none.
 
 What was billed as read although its KV was lost is no miss of the client's: it is in `recomputed`.
 """
@@ -32,6 +33,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from prompt_cache.history.prefix_hashes import LEAST_PIECE
 from prompt_cache.history.records import Entry, RequestRecord, SpanNote
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
@@ -63,7 +65,8 @@ _SECOND = 1_000_000
 class Miss(Struct, frozen=True, array_like=True):
     """The tokens [start, end) missed because of `cause`.
 
-    `path`: the JSON path in this request of its first token. `against`: the earlier request that it is compared with.
+    `path`: the JSON path in this request of its first token; of `diverged`, of the token `differs_at`, from which on
+    the prompt is another, and which may lie behind `start`. `against`: the earlier request that it is compared with.
     `at`: when what `cause` says happened, in microseconds since the Unix epoch. `lease`: the class under which they
     could have been read, `automatic` without a lease, empty if not at all.
     """
@@ -75,6 +78,7 @@ class Miss(Struct, frozen=True, array_like=True):
     against: UUID | None = None
     at: int | None = None
     lease: str = ""
+    differs_at: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -142,15 +146,23 @@ def unpack(data: bytes) -> Diagnosis:
 def diagnose(new: RequestRecord, evidence: Evidence) -> Diagnosis:
     """Say of each token of the prompt why it was not read."""
     read = min(new.billed_read, new.tokens)
+    relatives = tuple(earlier for earlier in evidence.same if is_relative(new, earlier))
+    if relatives:
+        evidence = msgspec.structs.replace(evidence, same=relatives)
     nearest = evidence.same[0] if evidence.same else None
     shared = nearest.common if nearest else 0
     other = evidence.other if evidence.other and evidence.other.common > shared else None
     known = other.common if other else shared
+    relative = other or (nearest if relatives else None)
     misses: list[Miss] = []
     if known > read:
         refused = _refused_by_itself(new, known)
-        if refused == "below_minimum" and _would_do(new, other or nearest):
+        if refused == "below_minimum" and _would_do(new, relative):
             known = read  # what diverged early would have been long enough
+        elif refused == "no_read":
+            misses += _not_wanted(new, evidence, read, max(read, shared))
+            if other is not None:
+                misses.append(Miss(max(read, shared), known, refused, against=other.record.id))
         elif refused is not None:
             misses.append(Miss(read, known, refused, against=(other or nearest or _nobody()).record.id))
         else:
@@ -159,7 +171,7 @@ def diagnose(new: RequestRecord, evidence: Evidence) -> Diagnosis:
             if other is not None:
                 misses.append(_changed(new, other, max(read, shared)))
     if new.tokens > max(known, read):
-        misses += _unknown(new, other or nearest, max(known, read))
+        misses += _unknown(new, relative, max(known, read))
     return Diagnosis(
         tokens=new.tokens,
         read=read,
@@ -168,6 +180,20 @@ def diagnose(new: RequestRecord, evidence: Evidence) -> Diagnosis:
         nearest=nearest.record.id if nearest else None,
         common=shared,
     )
+
+
+def is_relative(new: RequestRecord, earlier: Earlier) -> bool:
+    """Whether an earlier request of the same family has more in common than what the template begins with.
+
+    Either goes on where the other ends, or they begin with as many tokens of the client's as make a piece, or one of
+    their first texts ends alike.
+    """
+    record = earlier.record
+    if earlier.common >= min(new.tokens, record.tokens) or not frozenset(new.tails).isdisjoint(record.tails):
+        return True
+    if not new.spans:
+        return earlier.common >= LEAST_PIECE
+    return sum(max(0, min(span.end, earlier.common) - span.start) for span in new.spans) >= LEAST_PIECE
 
 
 def path_at(record: RequestRecord, token: int, against: Earlier | None = None) -> str:
@@ -233,6 +259,35 @@ def _would_do(new: RequestRecord, nearest: Earlier | None) -> bool:
     return min(nearest.record.extent, new.tokens) >= new.read_min
 
 
+def _not_wanted(new: RequestRecord, evidence: Evidence, start: int, end: int) -> Iterator[Miss]:
+    """[start, end), of which this request wanted nothing read: under the class that would have been."""
+    against = evidence.same[0].record if evidence.same else None
+    for position, promises in _promises(evidence, start, end):
+        alive = [one for one in promises if _is_alive(new, evidence, *one)]
+        if alive:
+            entry, earlier = max(alive, key=lambda one: (one[0].expires_at, -one[0].tokens))
+            yield Miss(start, position, "no_read", against=earlier.record.id, lease=entry.lease)
+            start = position
+    if against is None or start >= end:
+        return
+    there = against.visible_at is not None and against.visible_at <= new.at
+    if new.automatic and there and against.store != "none" and against.replica == new.replica:
+        whole = max(start, min(end, new.tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+        if whole > start:
+            yield Miss(start, whole, "no_read", against=against.id, lease=AUTOMATIC)
+        start = whole
+    if end > start:
+        yield Miss(start, end, "no_read", against=against.id)
+
+
+def _is_alive(new: RequestRecord, evidence: Evidence, entry: Entry, earlier: Earlier) -> bool:
+    """Whether this promise could have been read."""
+    record = earlier.record
+    visible = record.visible_at is not None and record.visible_at <= new.at
+    ended = any(told.tokens == entry.tokens and record.at <= told.at <= new.at for told in evidence.ended)
+    return visible and record.store == "all" and not entry.refused and not ended and entry.expires_at > new.at
+
+
 def _changed(new: RequestRecord, other: Earlier, start: int) -> Miss:
     record = other.record
     if record.model != new.model:
@@ -254,11 +309,16 @@ def _unknown(new: RequestRecord, nearest: Earlier | None, start: int) -> Iterato
     parted = nearest.common < record.tokens and start <= nearest.common
     extent = min(new.tokens, record.extent) if parted else start
     if extent > start:
-        lease = _class_beyond(record, nearest.common)
-        path = path_at(new, max(start, nearest.common), nearest)
-        yield Miss(start, extent, "diverged", path, record.id, record.at, lease)
+        yield _diverged(new, nearest, start, extent)
     if new.tokens > max(start, extent):
         yield Miss(max(start, extent), new.tokens, "cold", against=record.id)
+
+
+def _diverged(new: RequestRecord, earlier: Earlier, start: int, end: int) -> Miss:
+    """[start, end), which missed since the two part where what they have in common ends."""
+    record, at = earlier.record, earlier.common
+    lease = _class_beyond(record, at)
+    return Miss(start, end, "diverged", path_at(new, at, earlier), record.id, record.at, lease, differs_at=at)
 
 
 def _class_beyond(record: RequestRecord, token: int) -> str:
@@ -312,7 +372,7 @@ def _promised(
     elif record.visible_at is None or record.visible_at > new.at:
         yield miss("not_yet_visible", record.visible_at)
     elif not looked and not new.automatic and (inside := _text_around(new, entry.tokens)):
-        yield Miss(start, end, "diverged", inside, record.id, record.at, entry.lease)
+        yield Miss(start, end, "diverged", inside, record.id, record.at, entry.lease, entry.tokens)
     elif ended is not None:
         yield miss(ended.cause, ended.at)
     elif entry.expires_at <= new.at:
@@ -341,11 +401,8 @@ def _unpromised(new: RequestRecord, earlier: Earlier, start: int, end: int, leas
 
     automatic = new.automatic
     if not automatic and not lease:
-        parted = record.extent > earlier.common
-        if parted:
-            path = path_at(new, earlier.common, earlier)
-            promised = _class_beyond(record, earlier.common)
-            yield Miss(start, end, "diverged", path, record.id, record.at, promised)
+        if record.extent > earlier.common and is_relative(new, earlier):
+            yield _diverged(new, earlier, start, end)
         else:
             yield miss("unmarked" if record.store == "all" else "no_store", start, end)
         return
@@ -358,14 +415,21 @@ def _unpromised(new: RequestRecord, earlier: Earlier, start: int, end: int, leas
     whole = (min(earlier.common, new.tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
     there = max(start, min(end, new.found))
     if there > start:
-        yield miss("unmarked", start, there)
+        parted = not lease and is_relative(new, earlier) and _is_marked_beyond(new, earlier)
+        yield _diverged(new, earlier, start, there) if parted else miss("unmarked", start, there)
     lost = max(there, min(end, whole))
     if lost > there:
         yield from _lost(new, record, there, lost, lease or AUTOMATIC)
-    if end > lost and end == earlier.common and earlier.common < min(record.tokens, new.tokens) and not lease:
-        yield Miss(lost, end, "diverged", path_at(new, end, earlier), record.id, record.at, AUTOMATIC)
-    elif end > lost:
-        yield miss("block_rest", lost, end)
+    parted = end == earlier.common < min(record.tokens, new.tokens) and not lease
+    if end > lost:
+        differs = parted and is_relative(new, earlier)
+        yield _diverged(new, earlier, lost, end) if differs else miss("block_rest", lost, end)
+
+
+def _is_marked_beyond(new: RequestRecord, earlier: Earlier) -> bool:
+    """Whether both have a marker behind what they have in common: a read up to there failed by what differs before."""
+    ends = [entry.tokens for entry in earlier.record.entries if not entry.refused]
+    return max(ends, default=0) > earlier.common < max((tokens for tokens, _ in new.breakpoints), default=0)
 
 
 def _lost(new: RequestRecord, record: RequestRecord, start: int, end: int, lease: str) -> Iterator[Miss]:
@@ -408,7 +472,7 @@ def _merged(misses: Sequence[Miss]) -> Iterator[Miss]:
 
 
 def _said(miss: Miss) -> tuple[object, ...]:
-    return miss.cause, miss.path, miss.against, miss.at, miss.lease
+    return miss.cause, miss.path, miss.against, miss.at, miss.lease, miss.differs_at
 
 
 def _with_path(new: RequestRecord, miss: Miss) -> Miss:

@@ -24,6 +24,8 @@ HASH_BYTES = 4
 NODE_KEY_BYTES = 12
 PIECE_KEY_BYTES = 8
 LEAST_PIECE = 16
+_TAIL = 64
+"""Characters."""
 _BOUNDARIES = (64, 128, 256, 512)
 _STRIDE = 512
 _WORDS = 4
@@ -114,6 +116,11 @@ def piece_keys(secret: bytes, pieces: Iterable[tuple[str, str]]) -> list[bytes]:
         parent = _keyed(secret, b"piece", (parent, kind.encode(), text.encode("utf-8", "surrogatepass")))
         keys.append(parent[:PIECE_KEY_BYTES])
     return keys
+
+
+def tail_key(secret: bytes, text: str) -> bytes:
+    """The key of how a text ends, of as many characters as make a piece at least: the same whatever is before."""
+    return _keyed(secret, b"tail", (text[-_TAIL:].encode("utf-8", "surrogatepass"),))[:PIECE_KEY_BYTES]
 
 
 def label(secret: bytes, kind: str, text: str) -> bytes:

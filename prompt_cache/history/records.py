@@ -14,6 +14,8 @@ from protocol.requests import StorePolicy
 
 MOST_SPANS = 2000
 MOST_PIECES = 256
+MOST_TAILS = 4
+"""Texts of which a record has how they end."""
 MOST_PATH = 200
 """Characters of a JSON path that are kept."""
 
@@ -58,6 +60,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, array_like=True):
     read. `lookups`: the prefixes of which an earlier lease was looked for; None if that is not known. `max_age`: older
     leases were not wanted, in seconds. `entries`: the leases written or renewed. `parts`: how leases bill the prompt.
     `billed_read`: tokens billed as read. `found`: tokens whose KV was in memory. `misses`: what the replica said.
+    `tails`: the keys of how its first texts end, each for itself; a text that begins otherwise has the same.
     """
 
     id: UUID
@@ -92,6 +95,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, array_like=True):
     misses: tuple[EngineMiss, ...]
     price_version: int
     cost_pico: int
+    tails: tuple[bytes, ...] = ()
 
     @property
     def extent(self) -> int:

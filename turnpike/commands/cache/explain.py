@@ -80,11 +80,21 @@ def _print_request(shown: CacheExplanation) -> None:
         print(f"nearest earlier request: {shown.nearest}, which begins with the same {shown.common_tokens} tokens")
     if shown.misses:
         print()
-        header = ("tokens", "from", "to", "cause", "path", "against", "when", "cost")
+        header = ("tokens", "from", "to", "cause", "path", "differs at", "against", "when", "cost")
         print_table(
             header,
             [
-                (m.tokens, m.start, m.end, m.cause, m.path, m.against or "", m.at or "", m.cost or "")
+                (
+                    m.tokens,
+                    m.start,
+                    m.end,
+                    m.cause,
+                    m.path,
+                    "" if m.differs_at is None else m.differs_at,
+                    m.against or "",
+                    m.at or "",
+                    m.cost or "",
+                )
                 for m in shown.misses
             ],
         )
