@@ -53,8 +53,9 @@ lease = Table(
     **STRICT,
 )
 """One row for a prefix of a project that is promised without a break since `created_at`, or was until it expired.
-`new_tokens` are those beyond the lease before it in its chain. `writer` is the request that wrote it, `billed` 1 once
-it is certain that this one pays. `blocks` has 8 bytes of the key of each whole block, where storage has a price."""
+`new_tokens` are those beyond the lease before it in its chain, and those of that one once it ended. `writer` is the
+request that wrote it, `billed` 1 once it is certain that this one pays. `blocks` has 8 bytes of the key of each whole
+block, where storage has a price."""
 
 ended_lease = Table(
     "ended_lease",

@@ -40,8 +40,8 @@ LeaseKey: TypeAlias = tuple[UUID, bytes]
 class Lease(Struct, frozen=True):
     """A promise, live or expired. Instants are microseconds of the database's clock since the Unix epoch.
 
-    `new_tokens` are those beyond the lease before it in its chain. `billed`: whether it is certain that the `writer`
-    pays for it. `blocks`: see `prompt_cache.tables`.
+    `new_tokens` are those beyond the lease before it in its chain that has not ended. `billed`: whether it is certain
+    that the `writer` pays for it. `blocks`: see `prompt_cache.tables`.
     """
 
     id: UUID

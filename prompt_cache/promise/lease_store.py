@@ -32,6 +32,7 @@ _CHANGING = ("lease_class", "written_at", "expires_at", "read_at", "reads")
 _CHANGE = (
     update(lease).where(lease.c.id == bindparam("lease")).values({name: bindparam(f"new_{name}") for name in _CHANGING})
 )
+_GROWTH = update(lease).where(lease.c.id == bindparam("lease")).values(new_tokens=bindparam("new_new_tokens"))
 _COUNTED_AGAIN_S = 1.0
 """How long a project's number of tokens in live leases is remembered: others' writes are seen after that."""
 _MOST_REMEMBERED = 10_000
@@ -153,6 +154,34 @@ class LeaseStore:
         rows = [_ended_row(one, one.expires_at if at is None else at, cause) for one in ended]
         await session.execute(insert(ended_lease), rows)
         await session.execute(delete(lease).where(one_of(self._database, lease.c.id, [one.id for one in ended])))
+        await self._hand_on(session, ended)
+
+    async def _hand_on(self, session: AsyncSession, ended: Sequence[Lease]) -> None:
+        """Count the tokens of leases that ended with those that begin where they stopped: these promise them still.
+
+        A row does not know which lease was before it, only where that one stopped. So one of another prompt that
+        stopped there too may count more than its own, but never more than all its tokens.
+        """
+        # all tenants: leases of several may end together
+        counted: dict[tuple[UUID, str, int], int] = {}
+        for one in ended:
+            end = one.project_id, one.model, one.tokens
+            counted[end] = max(counted.get(end, 0), one.new_tokens)
+        base = lease.c.tokens - lease.c.new_tokens
+        query = select(lease.c.id, lease.c.project_id, lease.c.model, lease.c.tokens, lease.c.new_tokens).where(
+            one_of(self._database, lease.c.project_id, {one.project_id for one in ended}),
+            one_of(self._database, base, {one.tokens for one in ended}),
+        )
+        grown: list[dict[str, Any]] = []
+        # what others have locked is skipped: to wait for it while having locks out of order could be for ever
+        for id_, project, model, tokens, new in await session.execute(self._database.locked(query, skip=True)):
+            start = tokens - new
+            while start and (more := counted.get((project, model, start), 0)):
+                start -= more
+            if start < tokens - new:
+                grown.append({"lease": id_, "new_new_tokens": tokens - start})
+        if grown:
+            await session.execute(_GROWTH, grown)
 
     # ------------------------------------------------ after the requests
 

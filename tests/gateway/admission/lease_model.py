@@ -90,6 +90,7 @@ class LeaseModel:
             if (kept := self.live(path, now)) is not None:
                 kept.written, kept.expires = now, max(kept.expires, expires)
             else:
+                self.end([path])
                 new = (pieces - before) * self.piece
                 self.leases[path] = Promise(pieces * self.piece, new, lease_class, now, expires, writer)
             before = pieces
@@ -97,8 +98,20 @@ class LeaseModel:
 
     def ended(self, writer: UUID, prompt: int) -> None:
         """A request was billed for so many tokens of its prompt."""
-        for path, lease in list(self.leases.items()):
-            if lease.writer == writer and not lease.billed:
-                lease.billed = lease.tokens <= prompt
-                if not lease.billed:
-                    del self.leases[path]
+        unsure = [(path, lease) for path, lease in self.leases.items() if lease.writer == writer and not lease.billed]
+        for _, lease in unsure:
+            lease.billed = lease.tokens <= prompt
+        self.end([path for path, lease in unsure if not lease.billed])
+
+    def reclaim(self, now: int) -> None:
+        """What has expired ends."""
+        self.end([path for path, lease in self.leases.items() if now >= lease.expires])
+
+    def end(self, paths: list[str]) -> None:
+        """These are no more, the longest first: what begins where one of them stopped counts its tokens too."""
+        gone = sorted((self.leases.pop(path) for path in paths if path in self.leases), key=lambda one: -one.tokens)
+        new = {one.tokens: max(other.new for other in gone if other.tokens == one.tokens) for one in gone}
+        for tokens, more in new.items():
+            for lease in self.leases.values():
+                if lease.tokens - lease.new == tokens:
+                    lease.new += more

@@ -255,7 +255,7 @@ class History:
         if live:
             path, identity = live[index % len(live)]
             assert (await self.doors.stores[0].purge(self.doors.project, identity=identity)).leases
-            del self.model.leases[path]
+            self.model.end([path])
 
     async def _extend(self, index: int, _: int) -> None:
         live = await self._live()
@@ -268,7 +268,8 @@ class History:
             assert extended.expires_at == kept.expires
 
     async def _reclaim(self, _what: int, _how: int) -> None:
-        await self.doors.stores[0].reclaim()
+        await self.doors.stores[0].reclaim(now=self.doors.now)
+        self.model.reclaim(self.doors.now)
 
     async def _live(self) -> list[tuple[str, UUID]]:
         """The live leases, by their text."""
@@ -377,4 +378,27 @@ async def test_a_marker_inside_what_is_read_begins_no_lease(database_url: str) -
     await doors.ask(Asked("aab", marks=((2, "24h"), (3, "24h"))))
     page = await doors.stores[0].page(doors.project, limit=10, after=None)
     assert [one.tokens for one in page] == [3 * PIECE]
+    await doors.close()
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize("how", ["purge", "expire"])
+async def test_a_lease_that_outlives_the_one_before_it_counts_its_tokens(database_url: str, how: str) -> None:
+    """Else a few tokens beyond a prompt would promise all of it outside the limit."""
+    doors = await Doors.open(database_url, 5 * PIECE)
+    await doors.new_project()
+    first, _ = await doors.ask(Asked("aaa", marks=((3, "5m"),)))
+    _, beyond = await doors.ask(Asked("aaaa", marks=((3, "5m"), (4, "1h"))))
+    assert doors.bill(first) == (("write_5m", 3 * PIECE),)
+    assert beyond.decision is not None
+    if how == "purge":
+        assert beyond.decision.hit is not None
+        await doors.stores[0].purge(doors.project, identity=beyond.decision.hit.id)
+    else:
+        doors.pass_time(301)
+        await doors.stores[0].reclaim(now=doors.now)
+    (kept,) = await doors.stores[0].page(doors.project, limit=10, after=None)
+    assert (kept.tokens, kept.new_tokens) == (4 * PIECE, 4 * PIECE)
+    other, _ = await doors.ask(Asked("bbb", marks=((3, "5m"),)))
+    assert doors.bill(other) == (("uncached", 3 * PIECE),)
     await doors.close()
