@@ -32,6 +32,7 @@ from gateway.admission.cache_leases import (
     classes_of,
     lease_request,
     priced_classes,
+    readable_classes,
 )
 from gateway.errors import NotCached
 from gateway.metering.billable_usage import FinishedRequest, MeteringTerms, event_of, pack, unpack
@@ -402,3 +403,10 @@ async def test_a_lease_that_outlives_the_one_before_it_counts_its_tokens(databas
     other, _ = await doors.ask(Asked("bbb", marks=((3, "5m"),)))
     assert doors.bill(other) == (("uncached", 3 * PIECE),)
     await doors.close()
+
+
+def test_a_live_lease_is_read_while_its_reads_have_a_price() -> None:
+    rows = dict.fromkeys(("uncached", "read_automatic", "read_1h", "read_5m", "write_5m", "output"), 1)
+    price = PriceVersion(1, "tiny", "USD", {(meter, "*", 0): each for meter, each in rows.items()})
+    assert readable_classes(price, "standard") == {"5m", "1h"}
+    assert priced_classes(price, "standard") == {"5m"}
