@@ -172,7 +172,7 @@ class Gateway:
             patience=services.options.timeouts.replay,
         )
         self.writes = SharedWrites()
-        self.leased_blocks = LeasedBlocks(self.leases, services.domains, self.threads)
+        self.leased_blocks = LeasedBlocks(self.leases, services.domains, self.threads, services.fleet.purge)
         self.history = RequestHistory(services.database, services.domains, services.prices)
         self.requests = RunningTasks(
             GenerationDependencies(

@@ -2,12 +2,14 @@
 
 Replicas name blocks by another chain of keys than leases (`prompt_cache.promise.prefix_keys`), and a lease has no
 tokens from which to make them later. They are made in a thread, after the request has ended, for the blocks between the
-lease before and the lease's own end. Nobody waits for it; what a gateway that dies did not note stays in the replicas
+lease before and the lease's own end. A lease that was purged while its
+writer ran is purged then. Nobody waits for it; what a gateway that dies did not note stays in the replicas
 until it is evicted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -15,7 +17,7 @@ import structlog
 from gateway.admission.admission import PreparedRequest
 from gateway.admission.fair_threads import FairThreads
 from gateway.recovery.background_tasks import BackgroundTasks
-from prompt_cache.kv.block_keys import BLOCK_TOKENS, chain, model_root
+from prompt_cache.kv.block_keys import BLOCK_TOKENS, KEY_BYTES, chain, model_root
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.lease_store import LeaseBlocks, LeaseStore
 
@@ -25,10 +27,17 @@ log = structlog.get_logger("gateway.generation.leased_blocks")
 class LeasedBlocks:
     """Notes the blocks of one gateway worker's writes."""
 
-    def __init__(self, store: LeaseStore, domains: CacheDomains, threads: FairThreads) -> None:
+    def __init__(
+        self,
+        store: LeaseStore,
+        domains: CacheDomains,
+        threads: FairThreads,
+        purge: Callable[[str, str, tuple[bytes, ...]], None],
+    ) -> None:
         self._store = store
         self._domains = domains
         self._threads = threads
+        self._purge = purge
         self._tasks = BackgroundTasks()
 
     def note(self, prepared: PreparedRequest, model_digest: str) -> None:
@@ -58,6 +67,13 @@ class LeasedBlocks:
                 scope = next(segment.scope for segment in segments if segment.until >= one.tokens)
                 blocks.append(LeaseBlocks(one.id, scope, b"".join(keys[start:end])))
                 start = end
-            await self._store.name_blocks(blocks)
+            purged = await self._store.name_blocks(blocks)
+            for one in blocks:
+                if one.lease_id in purged and one.keys:
+                    self._purge(
+                        prepared.model.name,
+                        one.scope,
+                        tuple(one.keys[at : at + KEY_BYTES] for at in range(0, len(one.keys), KEY_BYTES)),
+                    )
         except Exception:
             log.exception("the blocks of leases could not be noted", request_id=str(prepared.request_id))

@@ -206,9 +206,9 @@ class LeaseStore:
                 self._live_tokens.pop(one.project_id, None)
             return len(failed)
 
-    async def name_blocks(self, blocks: Sequence[LeaseBlocks]) -> None:
-        """Note under which keys replicas have blocks of leases; of those that are gone nothing. Raises
-        DatabaseUnavailable."""
+    async def name_blocks(self, blocks: Sequence[LeaseBlocks]) -> set[UUID]:
+        """Note under which keys replicas have blocks of leases; of those that are gone nothing. Returns which were
+        purged already. Raises DatabaseUnavailable."""
         # all tenants: a lease is one tenant's
         async with self._database.transaction() as session:
             wanted = one_of(self._database, lease.c.id, [one.lease_id for one in blocks])
@@ -216,6 +216,10 @@ class LeaseStore:
             rows = [msgspec.structs.asdict(one) for one in blocks if one.keys and one.lease_id in there]
             if rows:
                 await session.execute(self._database.insert(lease_blocks).on_conflict_do_nothing(), rows)
+            gone = one_of(
+                self._database, ended_lease.c.id, [one.lease_id for one in blocks if one.lease_id not in there]
+            )
+            return set(await session.scalars(select(ended_lease.c.id).where(gone, ended_lease.c.cause == "purged")))
 
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
         """Requests, at most so many, of which leases of before this instant do not know whether they pay for them."""

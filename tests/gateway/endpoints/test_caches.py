@@ -194,6 +194,20 @@ async def test_a_purged_caches_blocks_leave_the_replicas(caching: Stack, partiti
     assert own
 
 
+async def test_a_cache_that_is_purged_while_it_is_written_leaves_the_replicas(caching: Stack) -> None:
+    mine = {"authorization": f"Bearer {caching.key}"}
+    caching.say("An answer.", prefill=0.5)
+    asking = asyncio.create_task(caching.post(body(TEXT)))
+    await caching.until(lambda: caching.replica.runs)
+    (one,) = (await caching.http.get("/v1/caches", headers=mine)).json()["data"]
+    assert (await caching.http.delete(f"/v1/caches/{one['id']}", headers=mine)).status_code == 200
+    assert caching.replica.purges == []
+    await asking
+    await caching.until(lambda: caching.replica.purges)
+    (purged,) = caching.replica.purges
+    assert len(purged.keys) == one["tokens"] // 64 > 0
+
+
 async def test_another_projects_lease_is_never_read(caching: Stack) -> None:
     await caching.post(body(TEXT))
     other = await caching.tenancy.create_project(caching.tenant.id, "other")
