@@ -68,12 +68,12 @@ class LeasedBlocks:
                 blocks.append(LeaseBlocks(one.id, scope, b"".join(keys[start:end])))
                 start = end
             purged = await self._store.name_blocks(blocks)
-            for one in blocks:
-                if one.lease_id in purged and one.keys:
+            for owned in blocks:
+                if owned.lease_id in purged and owned.keys:
                     self._purge(
                         prepared.model.name,
-                        one.scope,
-                        tuple(one.keys[at : at + KEY_BYTES] for at in range(0, len(one.keys), KEY_BYTES)),
+                        owned.scope,
+                        tuple(owned.keys[at : at + KEY_BYTES] for at in range(0, len(owned.keys), KEY_BYTES)),
                     )
         except Exception:
             log.exception("the blocks of leases could not be noted", request_id=str(prepared.request_id))
