@@ -72,16 +72,25 @@ def needs_leases(plan: CachePlan) -> bool:
     return bool(plan.breakpoints or plan.lookups or plan.only_if_cached)
 
 
-def priced_classes(price: PriceVersion, lane: str) -> frozenset[str]:
-    """The classes of leases that are offered: both their writes and their reads have a price."""
+def readable_classes(price: PriceVersion, lane: str) -> frozenset[str]:
+    """The classes of leases that may be read: their reads have a price. A lease outlives the price of its write."""
+    return _priced(price, lane, "read")
+
+
+def offered_classes(price: PriceVersion, lane: str) -> frozenset[str]:
+    """The classes of leases that may begin: both their writes and their reads have a price."""
+    return _priced(price, lane, "read") & _priced(price, lane, "write")
+
+
+def _priced(price: PriceVersion, lane: str, kind: str) -> frozenset[str]:
     tiers = price.tiers(lane)
     meters = tiers[0][1] if tiers else {}
-    return frozenset(name for name in LEASE_CLASSES if f"read_{name}" in meters and f"write_{name}" in meters)
+    return frozenset(name for name in LEASE_CLASSES if f"{kind}_{name}" in meters)
 
 
 def classes_of(plan: CachePlan, price: PriceVersion, lane: str) -> set[str]:
     """The classes that a request of this plan may write."""
-    return {point.lease for point in plan.breakpoints} & priced_classes(price, lane)
+    return {point.lease for point in plan.breakpoints} & offered_classes(price, lane)
 
 
 def lease_request(
@@ -95,7 +104,7 @@ def lease_request(
 ) -> LeaseRequest:
     """What a request of this plan wishes. Markers of classes that have no price are left out: they are billed as if
     they were not there."""
-    offered = priced_classes(price, payer.lane)
+    offered = offered_classes(price, payer.lane)
     marks = tuple(
         Mark(point.tokens, keys.at(point.tokens), point.lease) for point in plan.breakpoints if point.lease in offered
     )
@@ -112,7 +121,7 @@ def lease_request(
         lookups=tuple(keys.at(tokens) for tokens in plan.lookups if tokens not in marked),
         read=plan.read != "none",
         may_write=plan.store == "all",
-        readable=offered,
+        readable=readable_classes(price, payer.lane),
         max_age=plan.max_age,
         tags=tuple(tags),
         blocks=blocks,

@@ -31,7 +31,7 @@ from gateway.admission.cache_leases import (
     LeaseRequest,
     classes_of,
     lease_request,
-    priced_classes,
+    readable_classes,
 )
 from gateway.errors import NotCached
 from gateway.metering.billable_usage import FinishedRequest, MeteringTerms, event_of, pack, unpack
@@ -116,7 +116,7 @@ class Doors:
         payer = LeasePayer(request, self.tenant, self.project, "standard")
         made = lease_request(payer, plan, self.keys(asked.path), terms, self.price, tags=tags)
         classes = classes_of(plan, self.price, "standard")
-        bound = self.price.bound(tokens, 1, classes, reads=priced_classes(self.price, "standard"), lane="standard")
+        bound = self.price.bound(tokens, 1, classes, reads=readable_classes(self.price, "standard"), lane="standard")
         return HoldRequest(
             request, self.tenant, self.project, self.tenant, "tiny", "standard", self.price.id, bound, 600, "g",
             pack(terms),
@@ -317,6 +317,26 @@ async def test_a_lease_lives_to_the_microsecond(database_url: str, seconds: floa
     doors.pass_time(seconds)
     hold, _ = await doors.ask(asked, 1)
     assert doors.bill(hold) == ((f"{kind}_5m", 2 * PIECE),)
+    await doors.close()
+
+
+@pytest.mark.parametrize(
+    ("gone", "bill"), [({"write_1h"}, (("read_1h", 2 * PIECE),)), ({"write_1h", "read_1h"}, (("uncached", 2 * PIECE),))]
+)
+async def test_a_lease_outlives_the_price_of_its_write(database_url: str, gone: set[str], bill: Any) -> None:
+    """It is read as long as its read has a price; without that it is as if it were not there."""
+    doors = await Doors.open(database_url)
+    await doors.new_project()
+    asked = Asked("aa", marks=((2, "1h"),), lookups=(2,))
+    written, _ = await doors.ask(asked)
+    assert doors.bill(written) == (("write_1h", 2 * PIECE),)
+    doors.price = await doors.prices.set(
+        "tiny", "USD", {name: cost for name, cost in PRICES.items() if name not in gone}
+    )
+    hold, _ = await doors.ask(asked)
+    billed, event = doors.bill_of(hold, 2 * PIECE)
+    assert (doors.bill(hold), billed) == (bill, bill)
+    assert event.cost_pico <= hold.amount_pico
     await doors.close()
 
 
