@@ -30,7 +30,7 @@ from gateway.admission.cache_leases import (
     classes_of,
     lease_request,
     needs_leases,
-    priced_classes,
+    readable_classes,
 )
 from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
@@ -395,7 +395,7 @@ def _cost_bound(prepared: PreparedRequest, max_output: int) -> int:
     plan, price, lane, output = prepared.plan, prepared.price, generation.lane, max_output * generation.choices
     if not needs_leases(plan):
         return price.bound(prompt_tokens, output, lane=lane)
-    reads = priced_classes(price, lane)
+    reads = readable_classes(price, lane)
     return price.bound(prompt_tokens, output, classes_of(plan, price, lane), reads=reads, lane=lane)
 
 

@@ -67,7 +67,7 @@ def project_principal(scope: Scope) -> Principal:
     """The principal of a project's key. Raises NotAllowed for an admin key."""
     principal = request_context(scope).authenticated_principal
     if principal.admin or principal.project_id is None:
-        raise NotAllowed("An admin key cannot be used for inference; use a project's key.")
+        raise NotAllowed("An admin key cannot be used here: this needs the key of a project.")
     return principal
 
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from billing.money import format_pico
 from billing.reports.cost_report import CostGroup, CostLine, CostPage, LineItem
@@ -46,7 +46,8 @@ _NO_USERS = "usage is not recorded by user"
 
 
 class UsageResult(Struct, frozen=True, kw_only=True):
-    """The usage of one group. `cost` is ours: exact, an entry for each currency."""
+    """The usage of one group. `cost` is ours: exact, an entry for each currency. So are the writes of classes that
+    OpenAI does not have, which are left out where there are none: with them the writes add up."""
 
     object: str = "organization.usage.completions.result"
     input_tokens: int
@@ -55,6 +56,9 @@ class UsageResult(Struct, frozen=True, kw_only=True):
     input_cache_write_tokens: int
     input_cache_write_30m_tokens: int
     input_cache_write_12h_tokens: int
+    input_cache_write_5m_tokens: int | UnsetType = UNSET
+    input_cache_write_1h_tokens: int | UnsetType = UNSET
+    input_cache_write_24h_tokens: int | UnsetType = UNSET
     input_text_tokens: int
     input_cached_text_tokens: int
     output_tokens: int
@@ -122,6 +126,9 @@ def _usage(result: Result) -> UsageResult:
         input_cache_write_tokens=written,
         input_cache_write_30m_tokens=usage.write.get("30m", 0),
         input_cache_write_12h_tokens=usage.write.get("12h", 0),
+        input_cache_write_5m_tokens=usage.write.get("5m") or UNSET,
+        input_cache_write_1h_tokens=usage.write.get("1h") or UNSET,
+        input_cache_write_24h_tokens=usage.write.get("24h") or UNSET,
         input_text_tokens=usage.uncached,
         input_cached_text_tokens=cached,
         output_tokens=usage.output,

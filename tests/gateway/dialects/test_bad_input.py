@@ -353,6 +353,9 @@ async def test_an_admin_key_does_not_infer(stack: Stack) -> None:
         with pytest.raises(openai.PermissionDeniedError):
             await client.chat.completions.create(**OK)
     assert not stack.replica.runs
+    caches = await stack.http.get("/v1/caches", headers={"x-api-key": stack.admin_key})
+    assert caches.status_code == 403
+    assert "needs the key of a project" in caches.json()["error"]["message"], "what it is not used for is not inference"
 
 
 async def test_an_unknown_model_and_unknown_routes(stack: Stack) -> None:

@@ -149,6 +149,18 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], path: str) -> None:
     assert len(caught.value.message) < 400
 
 
+@pytest.mark.parametrize(
+    ("fields", "choices"),
+    [
+        ({"prompt_cache_options": {"ttl": "2h"}}, "'12h', '30m'"),
+        (content(part(cache_control={"type": "ephemeral", "ttl": "2h"})), "'1h', '5m'"),
+    ],
+)
+def test_a_wrong_class_is_answered_with_the_right_ones(fields: dict[str, Any], choices: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"'2h'; it may be {choices}"):
+        said(**fields)
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()

@@ -248,6 +248,18 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], path: str) -> None:
     assert path in refused.value.message
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache_control": {"type": "ephemeral", "ttl": "2h"}},
+        {"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "2h"}}]},
+    ],
+)
+def test_a_wrong_class_is_answered_with_the_right_ones(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="'2h'; it may be '1h', '5m'"):
+        parse(**fields)
+
+
 def many(item: Any, times: int) -> Callable[[], bytes]:
     return lambda: json.dumps({**OK, **item(times)}).encode()
 

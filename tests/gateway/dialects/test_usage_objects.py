@@ -8,9 +8,11 @@ import openai.types
 from hypothesis import given
 from hypothesis import strategies as st
 
+from billing.reports.usage_report import Result, UsageBucket, UsagePage
 from billing.usage import AUTOMATIC, LEASE_CLASSES, Usage
 from gateway.dialects.anthropic import message_usage as anthropic_usage
 from gateway.dialects.openai import completion_usage as openai_usage
+from gateway.dialects.openai.usage import usage_page
 
 TOKENS = st.integers(1, 2**31 - 1)
 
@@ -42,6 +44,15 @@ def test_openai_shows_parts_of_the_prompt(usage: Usage) -> None:
     assert read.total_tokens == usage.prompt + usage.output
     by_lifetime = (details.model_extra or {}).get("cache_write_tokens_details", {})
     assert sum(by_lifetime.values()) == details.cache_write_tokens
+
+
+@given(USAGES)
+def test_the_writes_of_openais_report_add_up(usage: Usage) -> None:
+    page = UsagePage([UsageBucket(0, 1, [Result({}, 1, usage, {})])], None)
+    (shown,) = msgspec.json.decode(usage_page(page))["data"][0]["results"]
+    parts = {name: shown.get(f"input_cache_write_{name}_tokens", 0) for name in LEASE_CLASSES}
+    assert {name: tokens for name, tokens in parts.items() if tokens} == usage.write
+    assert shown["input_cache_write_tokens"] == sum(parts.values())
 
 
 @given(USAGES)

@@ -60,6 +60,7 @@ async def test_the_examples_run(
     await PriceCatalog(database).set("tiny", "USD", LEASED)
     await database.close()
     (tmp_path / "manual.txt").write_text("Remove any common leading whitespace from every line in text.")
+    (tmp_path / "handbook.txt").write_text("Wrap a single paragraph of text, and return a list of its lines. " * 2)
     monkeypatch.chdir(tmp_path)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
         stack.say("ok")
@@ -69,11 +70,14 @@ async def test_the_examples_run(
         }  # fmt: skip
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        openais, anthropics = [await asyncio.to_thread(run, code) for code in examples("python")]
+        openai_code, anthropic_code = examples("python")
+        openais, anthropics = [await asyncio.to_thread(run, code) for code in (openai_code, anthropic_code)]
         assert openais["first"].cache_write_tokens == openais["second"].cached_tokens > 0
         first, second = anthropics["first"], anthropics["second"]
-        assert first.cache_read_input_tokens == openais["second"].cached_tokens, "it is one cache"
-        assert second.cache_read_input_tokens > 0
+        assert first.cache_read_input_tokens == 0, "its text is its own"
+        assert first.cache_creation_input_tokens == second.cache_read_input_tokens > 0
+        again = await asyncio.to_thread(run, anthropic_code.replace("handbook.txt", "manual.txt"))
+        assert again["first"].cache_read_input_tokens == openais["second"].cached_tokens, "it is one cache"
         if shutil.which("curl"):
             (script,) = examples("sh")
             shell = await asyncio.create_subprocess_exec(
