@@ -350,9 +350,9 @@ def test_links_lead_nowhere(tmp_path: Path, place: str) -> None:
         link.symlink_to(outside / "file" if link.name in ("identity.json", "0") else outside)
         with contextlib.suppress(StoreUnusable):  # a folder with nothing but a link is no store
             look(folder)
-        with Inspection(folder) as inspection:
-            assert {finding.file for finding in inspection.check()} <= {str(link)}
-            inspection.purge(None)
+            with Inspection(folder) as inspection:
+                assert {finding.file for finding in inspection.check()} <= {str(link)}
+                inspection.purge(None)
         with opened(folder) as store:
             store.maintain()
             assert store.write(MINE, key(1), payloads("mine", 1), position=0)
