@@ -10,6 +10,7 @@ import pytest
 
 from engine.execution.model_runner import WorkOutcome
 from engine.scheduling.step_work import Work
+from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from protocol.requests import LANES, Counts, Generate, Lane
 from tests.engine.conftest import VOCABULARY, Bench, generate
 from tests.engine.memory_store import MemoryStore
@@ -128,6 +129,9 @@ class Fuzz:
 def test_random_interventions_leak_nothing_and_counts_are_exact(benches: Benches, swap: int, disk: bool):
     store = MemoryStore() if disk else None
     bench = benches(blocks=40, running=8, budget=200, swap=swap, store=store, max_waiting=30)
+    # As if computing were far slower than reading, whatever else this machine does.
+    rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
+    bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(1.0))
     fuzz = Fuzz(bench, seed=swap)
     for _ in range(OPERATIONS):
         fuzz.intervene()
@@ -143,6 +147,6 @@ def test_random_interventions_leak_nothing_and_counts_are_exact(benches: Benches
     assert bench.engine.scheduler.preemptions > 100, "the fuzz was too gentle"
     read = bench.engine.scheduler.restores.read_tokens
     assert (read["dram"] > 0) == (swap > 0)
-    assert disk or read["nvme"] == 0, "on a busy machine computing may always win over reading"
+    assert (read["nvme"] > 0) == disk
     for reason in ("stop", "length", "abort", "deadline", "rejected"):
         assert fuzz.checked[reason] > 20, f"hardly anything ended by {reason}"
