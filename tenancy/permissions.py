@@ -142,9 +142,9 @@ SCOPE_GROUPS: Mapping[str, frozenset[Permission]] = {
         for group in sorted({one.split(".")[0] for one in PERMISSIONS if "." in one})
     },
 }
-"""Short names for several permissions, which a key's scopes may use: `read` is all that looks without changing anything,
-except at stored content; `keys` is `keys.read` and `keys.write`, and so for every other object. A key keeps the
-permissions that a group had when it was made."""
+"""Short names for several permissions, which a key's scopes may use: `read` is all that looks without changing
+anything, except at stored content; `keys` is `keys.read` and `keys.write`, and so for every other object. A key keeps
+the permissions that a group had when it was made."""
 
 
 class UnknownScope(ValueError):

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
-from msgspec import UNSET, Struct, UnsetType
 from advanced_alchemy.repository import SQLAlchemyAsyncRepository
+from msgspec import UNSET, Struct, UnsetType
 from sqlalchemy import Select, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -53,7 +53,7 @@ class KeyChange(Struct, frozen=True):
     """What to change of a key; what is UNSET stays. `expires_at` in microseconds since the Unix epoch."""
 
     name: str | UnsetType = UNSET
-    expires_at: int | None | UnsetType = UNSET
+    expires_at: int | UnsetType | None = UNSET
     role: Role | UnsetType = UNSET
     limits: KeyLimits | UnsetType = UNSET
 

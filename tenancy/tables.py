@@ -20,8 +20,9 @@ class Tenant(Base):
     id: Mapped[UUID] = mapped_column(Id, primary_key=True, default=new_id)
     name: Mapped[str] = mapped_column(Text, unique=True)
     created_at: Mapped[datetime] = mapped_column(Instant)
-    suspended_at: Mapped[datetime | None] = mapped_column(Instant)
+    suspended_at: Mapped[datetime | None] = mapped_column(Instant, index=True)
     suspended_for: Mapped[str | None] = mapped_column(Text)
+    suspended_running: Mapped[str | None] = mapped_column(Text)
 
 
 class Project(Base):
@@ -34,8 +35,9 @@ class Project(Base):
     tenant_id: Mapped[UUID] = mapped_column(Id, ForeignKey("tenant.id"))
     name: Mapped[str] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(Instant)
-    suspended_at: Mapped[datetime | None] = mapped_column(Instant)
+    suspended_at: Mapped[datetime | None] = mapped_column(Instant, index=True)
     suspended_for: Mapped[str | None] = mapped_column(Text)
+    suspended_running: Mapped[str | None] = mapped_column(Text)
 
 
 class ApiKey(Base):

@@ -39,7 +39,10 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
     "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
     "audit_log": ("actors", "record"),
-    "tenancy": ("permissions", "principals", "keys", "tables", "directory", "repositories", "authenticator"),
+    "tenancy": (
+        *("permissions", "key_limits", "principals", "delegation", "keys", "tables", "directory", "repositories"),
+        *("suspension", "authenticator"),
+    ),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
@@ -69,7 +72,7 @@ HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
-    "tenancy/directory.py",
+    *("tenancy/directory.py", "tenancy/suspension.py"),
     *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""

@@ -23,8 +23,8 @@ ADDED: dict[str, tuple[tuple[str, Any], ...]] = {
         ("previous_until", COUNT),
         ("previous_used_at", COUNT),
     ),
-    "tenant": (("suspended_at", COUNT), ("suspended_for", sa.Text())),
-    "project": (("suspended_at", COUNT), ("suspended_for", sa.Text())),
+    "tenant": (("suspended_at", COUNT), ("suspended_for", sa.Text()), ("suspended_running", sa.Text())),
+    "project": (("suspended_at", COUNT), ("suspended_for", sa.Text()), ("suspended_running", sa.Text())),
 }
 
 
@@ -32,6 +32,8 @@ def upgrade() -> None:
     for table, columns in ADDED.items():
         for name, kind in columns:
             op.add_column(table, sa.Column(name, kind, nullable=True))
+    for table in ("tenant", "project"):
+        op.create_index(f"ix_{table}_suspended_at", table, ["suspended_at"])
     op.add_column("api_key", sa.Column("limits", sa.Text(), nullable=False, server_default="{}"))
     op.create_table(
         "pending_change",
@@ -53,6 +55,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("pending_change")
+    for table in ("tenant", "project"):
+        op.drop_index(f"ix_{table}_suspended_at", table)
     for table, columns in ADDED.items():
         for name, _ in columns:
             op.drop_column(table, name)
