@@ -38,7 +38,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
     "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
-    "audit_log": ("actors", "record"),
+    "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "verification"),
     "tenancy": (
         *("permissions", "key_limits", "principals", "delegation", "keys", "tables", "directory", "repositories"),
         *("suspension", "authenticator"),
@@ -82,6 +82,7 @@ TENANT_TABLES = frozenset(
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
         *("lease", "ended_lease", "lease_tag"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
+        *("audit_entry", "audit_chain", "audit_anchor"),
     )
 )
 """Tables whose rows belong to a tenant."""

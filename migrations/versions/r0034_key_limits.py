@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "r0034"
-down_revision = "r0032"
+down_revision = "r0033"
 branch_labels = None
 depends_on = None
 
