@@ -12,7 +12,10 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
+from gateway.admin.keys import key_routes
+from gateway.admin.operator_keys import operator_key_routes
 from gateway.admin.prices import price_routes
+from gateway.admin.suspensions import suspension_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
 from gateway.endpoints.chat import chat_completions
@@ -68,6 +71,9 @@ def create_app(services: GatewayServices) -> Litestar:
             *export_routes(gateway),
             list_prices(gateway),
             *price_routes(gateway),
+            *key_routes(gateway),
+            *operator_key_routes(gateway),
+            *suspension_routes(gateway),
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),

@@ -244,20 +244,23 @@ class Tenancy:
         return key
 
     async def rotate_key(
-        self, public_id: str, tenant_id: UUID | None = None, *, overlap_s: int = 0, reason: str = ""
+        self, public_id: str, tenant_id: UUID | None = None, *, until: int, reason: str = ""
     ) -> tuple[IssuedKey, ApiKey]:
-        """Give a key a new secret; the present one is valid for `overlap_s` seconds more, any earlier one for none.
+        """Give a key a new secret; the present one is valid `until` then (microseconds since the Unix epoch), any
+        earlier one no more.
 
         Raises NoSuchRecord, InvalidKeyChange.
         """
-        if not 0 <= overlap_s <= LONGEST_OVERLAP_S:
-            raise InvalidKeyChange(f"overlap: {overlap_s} s is not between 0 and {LONGEST_OVERLAP_S} s")
+        now = _now()
+        longest = now + timedelta(seconds=LONGEST_OVERLAP_S)
+        if from_instant(until) > longest:
+            raise InvalidKeyChange(f"the old secret may live until {longest.isoformat()} at most")
         issued, secret = generate_key(public_id)
         async with self._changing(public_id, tenant_id) as (session, key):
             before = description(key)
-            key.rotated_at = _now()
+            key.rotated_at = now
             key.previous_mac, key.previous_pepper_version = key.mac, key.pepper_version
-            key.previous_until = key.rotated_at + timedelta(seconds=overlap_s)
+            key.previous_until = max(now, from_instant(until))
             key.previous_used_at = None
             key.mac = self._peppers.mac(self._peppers.current, secret)
             key.pepper_version = self._peppers.current

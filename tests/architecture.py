@@ -41,7 +41,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "verification"),
     "tenancy": (
         *("permissions", "key_limits", "principals", "delegation", "keys", "tables", "directory", "repositories"),
-        *("suspension", "authenticator"),
+        *("suspension", "operators", "authenticator"),
     ),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
