@@ -14,8 +14,9 @@ from sqlalchemy import Select, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from storage.bus import Bus, BusUnavailable
-from storage.database.base import from_instant
+from storage.database.base import from_instant, to_instant
 from storage.database.database import Database
 from storage.free_text import NAME, check_text
 from storage.reported_error import ReportedError
@@ -100,9 +101,12 @@ class Tenancy:
         """Create a tenant. Raises NameTaken, InvalidText."""
         check_text("name", name, NAME)
         async with self._creating("tenant", name) as session:
-            return await TenantRepository(session=session, wrap_exceptions=False).add(
+            made = await TenantRepository(session=session, wrap_exceptions=False).add(
                 Tenant(name=name, created_at=_now())
             )
+            await record_change(session, "tenant.created", target="tenant", target_id=str(made.id), tenant_id=made.id,
+                                after={"name": name})  # fmt: skip
+            return made
 
     async def tenant(self, name: str) -> Tenant:
         """The tenant of this name. Raises NoSuchRecord."""
@@ -125,7 +129,10 @@ class Tenancy:
         check_text("name", name, NAME)
         async with self._creating("project", name) as session:
             project = Project(tenant_id=tenant_id, name=name, created_at=_now())
-            return await ProjectRepository(session, tenant_id).add(project)
+            made = await ProjectRepository(session, tenant_id).add(project)
+            await record_change(session, "project.created", target="project", target_id=str(made.id),
+                                tenant_id=tenant_id, project_id=made.id, after={"name": name})  # fmt: skip
+            return made
 
     async def project(self, tenant_id: UUID, name: str) -> Project:
         """The tenant's project of this name. Raises NoSuchRecord."""
@@ -153,6 +160,7 @@ class Tenancy:
                 project = await ProjectRepository(session, tenant_id).get_one_or_none(id=project_id)
                 _found(project, "project", str(project_id))
             await KeyRepository(session, tenant_id).add(key)
+            await _record_key(session, "key.created", key, after=_said(key))
         return issued
 
     async def create_operator_key(self, name: str, *, expires_at: int | None = None) -> IssuedKey:
@@ -166,6 +174,7 @@ class Tenancy:
         key.kind = "operator"
         async with self._database.transaction() as session:
             await AllKeysRepository(session=session).add(key)
+            await _record_key(session, "key.created", key, after=_said(key))
         return issued
 
     def _new_key(self, name: str, expires_at: int | None) -> tuple[IssuedKey, ApiKey]:
@@ -206,7 +215,9 @@ class Tenancy:
                 else KeyRepository(session, tenant_id)
             )
             key = _found(await keys.get_one_or_none(public_id=public_id), "key", public_id)
-            key.revoked_at = key.revoked_at or _now()
+            if key.revoked_at is None:
+                key.revoked_at = _now()
+                await _record_key(session, "key.revoked", key, before=_said(key))
         try:
             await self._bus.publish(REVOKED, public_id.encode())
         except BusUnavailable:
@@ -223,6 +234,19 @@ class Tenancy:
             if "unique" in str(error.orig).lower():
                 raise NameTaken(f"there is already a {kind} named {name!r}") from error
             raise NoSuchRecord("there is no such tenant") from error
+
+
+async def _record_key(
+    session: AsyncSession, action: str, key: ApiKey, *, before: Any = None, after: Any = None
+) -> None:
+    """Record what became of a key; never its secret."""
+    owner = {"tenant_id": key.tenant_id, "project_id": key.project_id}
+    await record_change(session, action, target="key", target_id=key.public_id, **owner, before=before, after=after)
+
+
+def _said(key: ApiKey) -> dict[str, Any]:
+    expires_at = None if key.expires_at is None else to_instant(key.expires_at)
+    return {"kind": key.kind, "name": key.name, "expires_at": expires_at}
 
 
 Row = TypeVar("Row", Tenant, Project, ApiKey)
