@@ -51,7 +51,8 @@ async def _actor(admin: AdminServices) -> Actor:
     user = system_user()
     if admin.settings.operator_key_file:
         try:
-            key = Path(admin.settings.operator_key_file).read_text(encoding="utf-8").strip()
+            file = Path(admin.settings.operator_key_file)
+            key = file.read_text(encoding="utf-8").strip()  # noqa: ASYNC240  # nothing else runs yet
             operator = await admin.authenticator.authenticate_operator(key)
         except (OSError, UnicodeDecodeError, AuthenticationFailed):
             pass
