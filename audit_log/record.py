@@ -12,7 +12,6 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
-import structlog
 from msgspec import Struct, json, to_builtins
 from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -21,8 +20,6 @@ from audit_log.actors import Actor, current_actor
 from audit_log.leaf_forms import CURRENT, first_head, next_head
 from audit_log.tables import PLATFORM, audit_chain, audit_entry
 from storage.database.database import Database
-
-log = structlog.get_logger(__name__)
 
 MOST_TEXT = 4_096
 """Characters of a reason, a name or an id in an entry; the rest is cut off."""
@@ -110,9 +107,6 @@ async def _write(session: AsyncSession, pending: list[_Change]) -> None:
         chains.setdefault(change.tenant_id, []).append(change)
     for tenant_id in sorted(chains):
         await _continue(session, tenant_id, chains[tenant_id])
-        for change in chains[tenant_id]:
-            values = change.values
-            log.info("change", **{name: values[name] for name in ("action", "actor_name", "target", "target_id")})
 
 
 async def _continue(session: AsyncSession, tenant_id: UUID, changes: list[_Change]) -> None:

@@ -121,9 +121,12 @@ class Tenancy:
         """Create a tenant. Raises NameTaken, InvalidText."""
         check_text("name", name, NAME)
         async with self._creating("tenant", name) as session:
-            return await TenantRepository(session=session, wrap_exceptions=False).add(
+            made = await TenantRepository(session=session, wrap_exceptions=False).add(
                 Tenant(name=name, created_at=_now())
             )
+            await record_change(session, "tenant.created", target="tenant", target_id=str(made.id), tenant_id=made.id,
+                                after={"name": name})  # fmt: skip
+            return made
 
     async def tenant(self, name: str) -> Tenant:
         """The tenant of this name. Raises NoSuchRecord."""
@@ -146,7 +149,10 @@ class Tenancy:
         check_text("name", name, NAME)
         async with self._creating("project", name) as session:
             project = Project(tenant_id=tenant_id, name=name, created_at=_now())
-            return await ProjectRepository(session, tenant_id).add(project)
+            made = await ProjectRepository(session, tenant_id).add(project)
+            await record_change(session, "project.created", target="project", target_id=str(made.id),
+                                tenant_id=tenant_id, project_id=made.id, after={"name": name})  # fmt: skip
+            return made
 
     async def project(self, tenant_id: UUID, name: str) -> Project:
         """The tenant's project of this name. Raises NoSuchRecord."""
@@ -322,9 +328,6 @@ class Tenancy:
             if "unique" in str(error.orig).lower():
                 raise NameTaken(f"there is already a {kind} named {name!r}") from error
             raise NoSuchRecord("there is no such tenant") from error
-
-
-Row = TypeVar("Row", Tenant, Project, ApiKey)
 
 
 def _found(row: Row | None, kind: str, name: str) -> Row:

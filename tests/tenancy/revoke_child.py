@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from audit_log.actors import Actor, acting_as
+from audit_log.actors import Actor, become
 from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.keys import Peppers
@@ -13,9 +13,9 @@ from tenancy.repositories import Tenancy
 
 
 async def main(url: str, public_id: str) -> None:
+    become(Actor("command", "root@host", "root@host"))
     database = await Database.open(url)
-    with acting_as(Actor("command", "ops@host", "ops@host")):
-        await Tenancy(database, Peppers({1: b"x" * 16}, 1), LocalBus()).revoke(public_id)
+    await Tenancy(database, Peppers({1: b"x" * 16}, 1), LocalBus()).revoke(public_id)
     await database.close()
     print("revoked", flush=True)  # noqa: T201
 
