@@ -330,6 +330,9 @@ class Tenancy:
             raise NoSuchRecord("there is no such tenant") from error
 
 
+Row = TypeVar("Row", Tenant, Project, ApiKey)
+
+
 def _found(row: Row | None, kind: str, name: str) -> Row:
     if row is None:
         raise NoSuchRecord(f"there is no {kind} {name!r}")
