@@ -101,6 +101,14 @@ async def check_operators(admin: AdminServices, arguments: argparse.Namespace) -
     return names
 
 
+async def is_own_key(admin: AdminServices, name: str) -> bool:
+    """Whether the operator whose key is presented has this name. Raises CommandError."""
+    from tenancy.operators import same_person
+
+    key_file = admin.settings.operator_key_file
+    return bool(key_file) and same_person(await _operator(admin, Path(key_file)), name)
+
+
 async def _operator(admin: AdminServices, path: Path, flag: str = FLAG) -> str:
     """The operator whose key the file holds."""
     from tenancy.authenticator import AuthenticationFailed
