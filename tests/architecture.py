@@ -46,8 +46,17 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
-        *("retention", "platform_settings", "replica_journals", "transaction", "periods", "prices", "accounts"),
-        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "verification"),
+        *(
+            "retention",
+            "platform_settings",
+            "pending_changes",
+            "replica_journals",
+            "transaction",
+            "periods",
+            "prices",
+            "accounts",
+        ),
+        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "verification"),
     ),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
     "engine": (
