@@ -12,6 +12,7 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
+from gateway.admin.approvals import approval_routes
 from gateway.admin.keys import key_routes
 from gateway.admin.operator_keys import operator_key_routes
 from gateway.admin.prices import price_routes
@@ -74,6 +75,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *key_routes(gateway),
             *operator_key_routes(gateway),
             *suspension_routes(gateway),
+            *approval_routes(gateway),
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),
