@@ -51,8 +51,11 @@ def by(name: str, means: str = "operator_key") -> Iterator[None]:
 
 @pytest.fixture
 async def approvals(database: Database) -> Approvals:
-    await PlatformSettings(database).set(APPROVALS, "on", by="Ann and bob", via="test")
     return Approvals(database, PriceCatalog(database))
+
+
+async def _turn_on(database: Database) -> None:
+    await PlatformSettings(database).set(APPROVALS, "on", by="Ann and bob", via="test")
 
 
 async def _pending(work: object) -> PendingChange:
@@ -63,6 +66,7 @@ async def _pending(work: object) -> PendingChange:
 
 async def test_a_grant_waits_for_another_person_and_is_made_once(approvals: Approvals, database: Database) -> None:
     tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
     with by("Ann"):
         change = await _pending(balances.grant(tenant.id, 25 * DOLLAR, "USD", kind="promo", reason="goodwill"))
         with pytest.raises(OwnChange):
@@ -89,6 +93,7 @@ async def test_a_grant_waits_for_another_person_and_is_made_once(approvals: Appr
 
 async def test_small_grants_and_our_own_jobs_need_nobody(approvals: Approvals, database: Database) -> None:
     tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
     await PlatformSettings(database).set(GRANT_OVER, "100.00", by="Ann and bob", via="test")
     with by("Ann"):
         await balances.grant(tenant.id, 100 * DOLLAR, "USD")
@@ -107,6 +112,7 @@ async def test_small_grants_and_our_own_jobs_need_nobody(approvals: Approvals, d
 
 async def test_the_same_change_waits_once_and_can_be_withdrawn(approvals: Approvals, database: Database) -> None:
     tenant, balances, same = await Tenant.rich(database, 0), Balances(database), new_id()
+    await _turn_on(database)
     with by("Ann"):
         first, second = [
             await _pending(balances.grant(tenant.id, DOLLAR, "USD", grant_id=same)) for _ in range(2)
@@ -125,6 +131,7 @@ async def test_the_same_change_waits_once_and_can_be_withdrawn(approvals: Approv
 
 async def test_checks_run_anew_and_a_change_that_fails_still_waits(approvals: Approvals, database: Database) -> None:
     tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
     contracts = Contracts(database, PriceCatalog(database))
     set_clock(database, "2026-10-15")
     with by("Ann"):
@@ -148,6 +155,7 @@ async def test_checks_run_anew_and_a_change_that_fails_still_waits(approvals: Ap
 
 async def test_two_approvals_at_once_make_it_once(approvals: Approvals, database: Database) -> None:
     tenant = await Tenant.rich(database, 0)
+    await _turn_on(database)
     contracts = Contracts(database, PriceCatalog(database))
     period = "2999-01"
     with by("Ann"):
@@ -163,6 +171,7 @@ async def test_a_credit_note_waits(approvals: Approvals, database: Database) -> 
     customer = await Customer.make(database)
     await customer.use("2026-10-03", USAGE)
     october = await customer.invoice("2026-10")
+    await _turn_on(database)
     with by("Ann"):
         change = await _pending(credit(database, october, "A gesture", request="1", amounts={4: 1000}))
         twin = await _pending(credit(database, october, "Another", request="2"))
@@ -179,6 +188,7 @@ async def test_a_credit_note_waits(approvals: Approvals, database: Database) -> 
 
 async def test_settings_and_price_sheets_are_in_the_same_list(approvals: Approvals, database: Database) -> None:
     tenant = await Tenant.rich(database, 0)
+    await _turn_on(database)
     sheets = PriceSheets(database, via=BY_KEY)
     (before,) = await sheets.history()
     sheet = await sheets.draft(PriceProposal(before.model, before.rows), "Ann", "contract 7")
