@@ -13,7 +13,8 @@ from sqlalchemy import update
 
 from storage.bus import LocalBus, RedisBus
 from storage.database.database import Database, DatabaseUnavailable
-from tenancy.authenticator import AuthenticationFailed, Authenticator
+from tenancy.authenticator import AddressNotAllowed, AuthenticationFailed, Authenticator
+from tenancy.key_limits import key_limits
 from tenancy.keys import Peppers
 from tenancy.repositories import Tenancy
 from tenancy.tables import ApiKey
@@ -233,6 +234,56 @@ async def test_a_gap_on_the_bus_forgets_everything(
     authenticator._forget_all()
     with pytest.raises(AuthenticationFailed):
         await authenticator.authenticate(issued.key)
+
+
+async def test_while_the_bus_is_away_keys_are_not_trusted_for_long(
+    tenancy: Tenancy, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = LocalBus()
+    authenticator = Authenticator(database, PEPPERS, away, ttl=30)
+    tenant = await tenancy.create_tenant("acme")
+    issued = await tenancy.create_key(tenant.id, None)
+    await authenticator.authenticate(issued.key)
+    await tenancy.revoke(issued.public_id)
+    await authenticator.authenticate(issued.key)  # nobody has said so
+    monkeypatch.setattr(away, "connected", False)
+    monkeypatch.setattr("tenancy.authenticator.TTL_ALONE", 0.0)
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(issued.key)
+    await authenticator.close()
+
+
+async def test_a_rotated_key_has_two_secrets_until_then(
+    database: Database, bus: LocalBus, authenticator: Authenticator
+) -> None:
+    old, new = Tenancy(database, Peppers({1: b"p" * 32}, 1), bus), Tenancy(database, PEPPERS, bus)
+    tenant = await old.create_tenant("acme")
+    issued = await old.create_key(tenant.id, None)
+    until = time.time_ns() // 1000 + 1_000_000
+    rotated, _ = await new.rotate_key(issued.public_id, tenant.id, until=until)  # under another pepper
+    assert (await authenticator.authenticate(rotated.key)).old_secret is False
+    assert (await authenticator.authenticate(issued.key)).old_secret is True
+    while time.time_ns() // 1000 <= until:
+        await asyncio.sleep(0.02)
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(issued.key)
+    await authenticator.authenticate(rotated.key)
+    await new.revoke(issued.public_id)
+    await asyncio.sleep(0)
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(rotated.key)
+
+
+async def test_a_key_works_from_its_networks_alone(tenancy: Tenancy, authenticator: Authenticator) -> None:
+    tenant = await tenancy.create_tenant("acme")
+    limits = key_limits(networks=["192.0.2.0/24"])
+    issued = await tenancy.create_key(tenant.id, None, limits=limits)
+    await authenticator.authenticate(issued.key, "192.0.2.9")
+    for address in ("192.0.3.9", "", "::1"):
+        with pytest.raises(AddressNotAllowed):
+            await authenticator.authenticate(issued.key, address)
+    with pytest.raises(AuthenticationFailed):  # a wrong secret is not told about the address
+        await authenticator.authenticate(issued.key[:-1] + "x", "192.0.3.9")
 
 
 async def test_many_misses_of_one_key_ask_the_database_once(
