@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from storage.reported_error import ReportedError
-from tenancy.key_limits import NO_LIMITS, KeyLimits
+from tenancy.key_limits import NO_LIMITS, KeyLimits, Network
 from tenancy.permissions import PROJECT_KEY_PERMISSIONS, Permission, Role, permissions_of_role
 from tenancy.principals import Principal
 
@@ -71,7 +71,10 @@ def may_end(principal: Principal, grant: KeyGrant) -> bool:
 
 def _check_networks(own: tuple[str, ...], given: tuple[str, ...] | None) -> None:
     outer = [ipaddress.ip_network(one) for one in own]
-    for text in given or ("0.0.0.0/0",):
-        inner = ipaddress.ip_network(text)
-        if not any(inner.version == one.version and inner.subnet_of(one) for one in outer):  # type: ignore[arg-type]
-            raise GivesTooMuch("networks", f"your own key works from {', '.join(own)} alone")
+    inner = None if given is None else [ipaddress.ip_network(one) for one in given]
+    if inner is None or not all(any(_within(one, other) for other in outer) for one in inner):
+        raise GivesTooMuch("networks", f"your own key works from {', '.join(own)} alone")
+
+
+def _within(inner: Network, outer: Network) -> bool:
+    return inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]

@@ -136,7 +136,7 @@ async def test_checks_run_anew_and_a_change_that_fails_still_waits(approvals: Ap
     set_clock(database, "2026-10-15")
     with by("Ann"):
         terms = await _pending(contracts.put(tenant.id, OFF, "2026-10", "Ann"))
-        expires = 1_792_000_000_000_000  # in October 2026
+        expires = 1_793_000_000_000_000  # 26 October 2026
         grant = await _pending(balances.grant(tenant.id, DOLLAR, "USD", kind="promo", expires_at=expires))
     set_clock(database, "2026-11-01")
     with by("bob"):
@@ -191,7 +191,7 @@ async def test_settings_and_price_sheets_are_in_the_same_list(approvals: Approva
     await _turn_on(database)
     sheets = PriceSheets(database, via=BY_KEY)
     (before,) = await sheets.history()
-    sheet = await sheets.draft(PriceProposal(before.model, before.rows), "Ann", "contract 7")
+    sheet = await sheets.draft(PriceProposal(model=before.model, rows=before.rows), "Ann", "contract 7")
     with by("Ann"):
         setting = await _pending(
             propose(database, "platform_setting.set", SettingArguments(APPROVALS, "off"), "approvals: off")
