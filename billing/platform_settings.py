@@ -110,7 +110,7 @@ def _check_amount(name: str, value: str) -> None:
 async def value_of(session: AsyncSession, name: str) -> str:
     """What a setting is, in this transaction."""
     query = select(platform_setting.c.value).where(platform_setting.c.name == name)
-    found = await session.scalar(query.order_by(platform_setting.c.id.desc()).limit(1))
+    found: str | None = await session.scalar(query.order_by(platform_setting.c.id.desc()).limit(1))
     if found is not None:
         return found
     return AMOUNTS[name] if name in AMOUNTS else VALUES[name][0]
