@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tenancy.delegation import KeyGrant
     from tenancy.key_limits import KeyLimits
+    from tenancy.permissions import Role
     from tenancy.tables import ApiKey, Project
     from turnpike.admin_services import AdminServices
 
@@ -82,7 +83,7 @@ async def create_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
 
     _check_kind(arguments)
     limits, expires_at = _limits(arguments), _when(arguments.expires, "--expires")
-    role = arguments.role or "owner"
+    role: Role = arguments.role or "owner"
     if arguments.operator:
         if await approvals_are_on(admin):
             # Without a second operator's key, one person could become two by a key of another name.
