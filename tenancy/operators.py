@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from storage.database.base import to_instant
 from storage.reported_error import ReportedError
 from tenancy.delegation import KeyGrant
-from tenancy.key_limits import decode_limits
+from tenancy.repositories import grant_of
 from tenancy.tables import ApiKey
 
 
@@ -22,27 +23,23 @@ def same_person(name: str, other: str) -> bool:
 
 def deciding_operators(keys: Iterable[ApiKey]) -> frozenset[str]:
     """The names of those who can decide changes now, by keys that are neither revoked nor expired nor too narrow."""
-    now = datetime.now(UTC)
-    return frozenset(
-        key.name.strip().casefold()
-        for key in keys
-        if key.revoked_at is None
-        and (key.expires_at is None or key.expires_at > now)
-        and "approvals.decide" in _grant(key).permissions()
-    )
+    return frozenset(key.name.strip().casefold() for key in keys if key.revoked_at is None and decides(grant_of(key)))
+
+
+def decides(grant: KeyGrant) -> bool:
+    """Whether a key that gives this can decide changes now."""
+    now = to_instant(datetime.now(UTC))
+    ended = grant.expires_at is not None and grant.expires_at <= now
+    return not ended and "approvals.decide" in grant.permissions()
 
 
 def check_two_remain(keys: Iterable[ApiKey], public_id: str) -> None:
     """Raise TooFewOperators where fewer than two operators would remain to decide changes, or to turn approvals off,
-    without this key."""
+    without this key; a key whose holder decides nothing may always go."""
     every = list(keys)
     remaining = deciding_operators(key for key in every if key.public_id != public_id)
-    if len(remaining) < 2 and any(key.public_id == public_id for key in every):
+    if len(remaining) < 2 and remaining != deciding_operators(every):
         raise TooFewOperators(
             "approvals take two operators, and fewer would have a key: make another's key first "
             "(`turnpike keys create --operator --name WHO`), or turn approvals off"
         )
-
-
-def _grant(key: ApiKey) -> KeyGrant:
-    return KeyGrant("operator", role=key.role or "owner", limits=decode_limits(key.limits))  # type: ignore[arg-type]

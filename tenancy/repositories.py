@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 
 REVOKED = "turnpike.keys.revoked"
 """The bus topic of keys that were revoked or changed. The payload is the public id of the key."""
+MOST_KEYS = 10_000
+"""Of a tenant with its projects, without revoked ones."""
 LONGEST_OVERLAP_S = 90 * 86_400
 """How long a key's earlier secret may live beside the new one."""
 
@@ -177,7 +179,7 @@ class Tenancy:
         """Create a key of a project, or without a project an admin key of the tenant, with a role.
 
         `expires_at` is in microseconds since the Unix epoch. Raises NoSuchRecord if the project is not the tenant's,
-        InvalidText.
+        InvalidText, InvalidKeyChange if the tenant has MOST_KEYS.
         """
         check_text("name", name, NAME, empty=True)
         issued, key = self._new_key("admin" if project_id is None else "project", name, expires_at, role, limits)
@@ -186,6 +188,8 @@ class Tenancy:
             if project_id is not None:
                 project = await ProjectRepository(session, tenant_id).get_one_or_none(id=project_id)
                 _found(project, "project", str(project_id))
+            if await KeyRepository(session, tenant_id).count(ApiKey.revoked_at.is_(None)) >= MOST_KEYS:
+                raise InvalidKeyChange(f"the tenant has {MOST_KEYS} keys that are not revoked: revoke some first")
             await _record(session, "key.created", await KeyRepository(session, tenant_id).add(key))
         return issued
 

@@ -38,7 +38,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from tenancy.delegation import KeyGrant, check_delegation
-from tenancy.operators import TooFewOperators, check_two_remain, same_person
+from tenancy.operators import TooFewOperators, check_two_remain, decides, same_person
 from tenancy.repositories import grant_of
 from tenancy.tables import ApiKey
 
@@ -67,6 +67,13 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
     async def check_own_while_approvals_are_on(request: Request[Any, Any, Any], name: str, what: str) -> None:
         if not same_person(principal_of(request).name, name) and await approvals_are_on():
             raise _second_operator(what)
+
+    async def check_enough_remain(key: str) -> None:
+        if await approvals_are_on():
+            try:
+                check_two_remain(await wait(tenancy.list_operator_keys()), key)
+            except TooFewOperators as error:
+                raise NotAllowed(f"{error}.", code="second_operator_required") from error
 
     @get(_PATH, opt=demands("platform.read") | describes(KeyList, query=page()))
     async def list_operator_keys(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -120,7 +127,10 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         await check_own_while_approvals_are_on(request, found.name, "Changing another operator's key")
         with key_errors():
             change = change_of(body, found)
-            check_delegation(principal_of(request), changed_grant(found, change))
+            after = changed_grant(found, change)
+            check_delegation(principal_of(request), after)
+            if not decides(after):
+                await check_enough_remain(found.public_id)
             return json_response(key_object(await wait(tenancy.change_key(key, change, reason=body.reason))))
 
     @post(
@@ -147,11 +157,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
     async def revoke_operator_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Revoke an operator's key for good, everywhere within a second."""
         found, reason = await operator_key(key), reason_of(request)
-        if await approvals_are_on():
-            try:
-                check_two_remain(await wait(tenancy.list_operator_keys()), found.public_id)
-            except TooFewOperators as error:
-                raise NotAllowed(f"{error}.", code="second_operator_required") from error
+        await check_enough_remain(found.public_id)
         with key_errors():
             await wait(tenancy.revoke(key, reason=reason))
             return json_response(key_object(await wait(tenancy.key(key))))

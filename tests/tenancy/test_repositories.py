@@ -9,7 +9,7 @@ from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import InvalidText
 from tenancy.keys import Peppers
-from tenancy.repositories import NameTaken, NoSuchRecord, Tenancy
+from tenancy.repositories import InvalidKeyChange, NameTaken, NoSuchRecord, Tenancy
 
 pytestmark = pytest.mark.both_databases
 
@@ -75,3 +75,15 @@ async def test_a_revocation_holds_though_the_bus_is_down(database: Database) -> 
     await tenancy.revoke(key.public_id)
     (listed,) = await tenancy.list_keys(tenant.id)
     assert listed.revoked_at == first
+
+
+async def test_a_tenant_has_a_bounded_number_of_keys(tenancy: Tenancy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenancy.repositories.MOST_KEYS", 2)
+    acme, zoo = await tenancy.create_tenant("acme"), await tenancy.create_tenant("zoo")
+    first = await tenancy.create_key(acme.id, None)
+    await tenancy.create_key(acme.id, None)
+    with pytest.raises(InvalidKeyChange):
+        await tenancy.create_key(acme.id, None)
+    await tenancy.create_key(zoo.id, None)
+    await tenancy.revoke(first.public_id)
+    await tenancy.create_key(acme.id, None)

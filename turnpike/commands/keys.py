@@ -141,6 +141,7 @@ async def _project(admin: AdminServices, tenant_id: UUID, arguments: argparse.Na
 @admin_command
 async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike keys change KEY`."""
+    from tenancy.operators import check_two_remain, decides
     from tenancy.repositories import KeyChange, grant_of
 
     found = await admin.tenancy.key(_public_id(arguments.key))
@@ -155,8 +156,16 @@ async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
         limits=limits if given else msgspec.UNSET,
         expires_at=msgspec.UNSET if arguments.expires is None else _when(arguments.expires, "--expires"),
     )
+    after = msgspec.structs.replace(
+        grant_of(found),
+        limits=limits,
+        role=arguments.role or grant_of(found).role,
+        expires_at=grant_of(found).expires_at if change.expires_at is msgspec.UNSET else change.expires_at,
+    )
+    if found.kind == "operator" and not decides(after) and await approvals_are_on(admin):
+        check_two_remain(await admin.tenancy.list_operator_keys(), found.public_id)
     if arguments.dry_run:
-        return _print_grant(msgspec.structs.replace(grant_of(found), limits=limits))
+        return _print_grant(after)
     await admin.tenancy.change_key(found.public_id, change, reason=arguments.reason)
     print(f"changed {found.public_id}")
     return None
