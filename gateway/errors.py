@@ -6,6 +6,8 @@ limit, and never hold prompts, secrets or internals.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 
@@ -65,8 +67,12 @@ class AddressRefused(NotAllowed):
 class SuspendedError(NotAllowed):
     """The tenant or project of the key is suspended. The code is `tenant_suspended` or `project_suspended`."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"This {what} is suspended; ask whoever runs this service.", code=f"{what}_suspended")
+    def __init__(self, what: Literal["tenant", "project"]) -> None:
+        message = f"This {what} is suspended; ask whoever runs this service."
+        if what == "tenant":
+            super().__init__(message, code="tenant_suspended")
+        else:
+            super().__init__(message, code="project_suspended")
 
 
 class ModelNotFound(GatewayError):
