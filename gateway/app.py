@@ -12,6 +12,7 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
+from gateway.admin.audit import audit_route
 from gateway.admin.prices import price_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
@@ -68,6 +69,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *export_routes(gateway),
             list_prices(gateway),
             *price_routes(gateway),
+            audit_route(gateway),
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),

@@ -19,6 +19,8 @@ from tenancy.authenticator import AuthenticationFailed, Authenticator
 from tenancy.permissions import PLATFORM_ONLY
 from tenancy.principals import Principal, PrincipalKind
 
+OPERATOR = "operator"
+"""Through what somebody acts who has a role for the whole platform: tenants do not learn more of them than the name."""
 _HOW: dict[PrincipalKind, str] = {
     "project_key": "the key of a project: `turnpike keys create --tenant NAME --project NAME`",
     "admin_key": "an admin key of the tenant: `turnpike keys create --tenant NAME --admin`",
@@ -61,6 +63,7 @@ class Authentication(ASGIMiddleware):
                 _MEANS[principal.kind],
                 principal.public_id,
                 principal.name or principal.public_id,
+                through=OPERATOR if any(one.tenant_id is None for one in principal.memberships) else "",
                 address=client[0] if client else "",
                 request_id=context.name,
             )
