@@ -240,8 +240,8 @@ async def _record_key(
     session: AsyncSession, action: str, key: ApiKey, *, before: Any = None, after: Any = None
 ) -> None:
     """Record what became of a key; never its secret."""
-    owner = {"tenant_id": key.tenant_id, "project_id": key.project_id}
-    await record_change(session, action, target="key", target_id=key.public_id, **owner, before=before, after=after)
+    await record_change(session, action, target="key", target_id=key.public_id, tenant_id=key.tenant_id,
+                        project_id=key.project_id, before=before, after=after)  # fmt: skip
 
 
 def _said(key: ApiKey) -> dict[str, Any]:

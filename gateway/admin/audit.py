@@ -85,9 +85,7 @@ _QUERY = (
     query("action", str, "Only this action, or all of one kind.", example="invoice.*"),
     query("target", str, "Only changes of this kind of object.", example="budget"),
     query("target_id", str, "Only changes of the object with this id.", example="0199d2a0"),
-    query(
-        "tenant", str, "Only of this tenant: its name or id; `platform=true` for what is no tenant's.", example="demo"
-    ),
+    query("tenant", str, "Only of this tenant: its name or id.", example="demo"),
     query("platform", Literal["true", "false"], "Only what belongs to no tenant."),
     query("project", str, "Only of the project with this id.", example="project_0199d2a07b1c7e0c8f0e6a5b4c3d2e1f"),
     query("from", str, "Only from this instant on.", example="2026-11-01T00:00:00Z"),
