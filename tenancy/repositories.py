@@ -178,6 +178,7 @@ class Tenancy:
         return issued
 
     def _new_key(self, name: str, expires_at: int | None) -> tuple[IssuedKey, ApiKey]:
+        # no entry: who adds the key records it
         issued, secret = generate_key()
         return issued, ApiKey(
             public_id=issued.public_id,
