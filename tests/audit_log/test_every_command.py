@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from storage.database.database import Database
 from tests.billing.prices.test_litellm import FILE
+from tests.prompt_cache.tiers.stores import opened
 from tests.turnpike.commands.test_invoices import BUYER, SELLER, Terminal, _use
 from turnpike.admin_services import system_user
 from turnpike.cli import build_parser
@@ -56,7 +56,7 @@ SCRIPT = (
     ("prices approve {sheet} --by bob", {"price_sheet.approved"}),
     (f"prices draft qwen {_PRICES} --by ann", {"price_sheet.drafted"}),
     ("prices withdraw {sheet}", {"price_sheet.withdrawn"}),
-    ("prices import {litellm} --force tried", {"price_sheet.drafted"}),
+    ("prices import {litellm} --model-map gpt=big --force tried", {"price_sheet.drafted", "price_sheet.set"}),
     ("prices book own --tenant client", {"price_book.created"}),
     ("terms set client {terms}", {"terms.set"}),
     ("webhooks add https://example.com/hook --tenant client --topics *", {"webhook_endpoint.added"}),
@@ -154,10 +154,12 @@ def test_every_change_by_a_command_leaves_an_entry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = _Desk(tmp_path, capsys, monkeypatch)
-    terms, folder = tmp_path / "terms.json", tmp_path / "kv"
-    terms.write_text(json.dumps({"minimum": "10.00"}))
-    folder.mkdir()
-    desk.facts = {"litellm": str(FILE), "terms": str(terms), "folder": str(folder)}
+    terms, folder = tmp_path / "terms.toml", tmp_path / "kv"
+    (tmp_path / "litellm.json").write_text(FILE)
+    terms.write_text('[minimum]\namount = "10.00"\n')
+    with opened(folder):
+        pass  # as a replica leaves it that has kept nothing
+    desk.facts = {"litellm": str(tmp_path / "litellm.json"), "terms": str(terms), "folder": str(folder)}
     for line, actions in SCRIPT:
         left = desk.type_in(line)
         assert {action for action, *_ in left} == actions, f"{line}: {left}"
