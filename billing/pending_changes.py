@@ -142,7 +142,8 @@ def check_proven(actor: Actor) -> None:
 def via_of(actor: Actor) -> str:
     """How it is known who acts, for people to read."""
     how = {"operator_key": f"operator key {actor.id}", "session": f"session of {actor.id}"}
-    return ", ".join(part for part in (how.get(actor.means, actor.means), actor.through) if part)
+    user = actor.through if "@" in actor.through else ""  # USER@HOST of a command
+    return ", ".join(part for part in (how.get(actor.means, actor.means), user) if part)
 
 
 async def find_changes(
@@ -195,6 +196,7 @@ async def decide(
 
 async def write_result(session: AsyncSession, identity: UUID, result: str) -> None:
     """Note what an approved change made."""
+    # no entry: its approval is recorded, and so is what it makes
     await session.execute(update(pending_change).where(pending_change.c.id == identity).values(result=result))
 
 

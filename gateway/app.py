@@ -13,6 +13,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
 from gateway.admin.approvals import approval_routes
+from gateway.admin.audit import audit_route
 from gateway.admin.keys import key_routes
 from gateway.admin.operator_keys import operator_key_routes
 from gateway.admin.prices import price_routes
@@ -72,6 +73,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *export_routes(gateway),
             list_prices(gateway),
             *price_routes(gateway),
+            audit_route(gateway),
             *key_routes(gateway),
             *operator_key_routes(gateway),
             *suspension_routes(gateway),

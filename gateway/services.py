@@ -124,6 +124,7 @@ class ManagementBreakers:
         self.caches = CircuitBreaker(seconds, witness)
         self.prices = CircuitBreaker(seconds, witness)
         self.tenancy = CircuitBreaker(seconds, witness)
+        self.audit = CircuitBreaker(seconds, witness)
         self.money = CircuitBreaker(seconds, witness)
         self.requests = CircuitBreaker(seconds, witness)
         self.invoices = CircuitBreaker(seconds, witness)

@@ -212,6 +212,7 @@ class Tenancy:
         self, kind: KeyKind, name: str, expires_at: int | None, role: Role, limits: KeyLimits
     ) -> tuple[IssuedKey, ApiKey]:
         issued, secret = generate_key()
+        # no entry: whoever adds it records it
         return issued, ApiKey(
             public_id=issued.public_id,
             kind=kind,

@@ -38,7 +38,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
     "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
-    "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "verification"),
+    "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "csv_rows", "verification"),
     "tenancy": (
         *("permissions", "key_limits", "principals", "delegation", "keys", "tables", "directory", "repositories"),
         *("suspension", "operators", "authenticator"),
@@ -95,6 +95,32 @@ TENANT_TABLES = frozenset(
     )
 )
 """Tables whose rows belong to a tenant."""
+
+AUDITED_TABLES = frozenset(
+    (
+        *("tenant", "project", "api_key", "budget", "platform_setting", "contract_terms"),
+        *("price_book", "price_sheet", "price_interval", "price_change", "billing_period", "journal_loss"),
+        *("billing_profile", "legal_entity", "invoice", "invoice_payment", "export_job", "webhook_endpoint"),
+        *("cache_scope_key", "gateway_epoch", "pending_change"),
+    )
+)
+"""Tables that say something of money, access, sharing or prices that people decide: whoever writes one records it."""
+UNAUDITED_TABLES = frozenset(
+    (
+        *("audit_entry", "audit_chain", "audit_anchor"),
+        # written with every request, or by rules that are recorded where they are set
+        *("usage_fact", "usage_traits", "usage_batch", "usage_chain", "rollup_hour", "refused_settlement", "outbox"),
+        *("hold_batch", "ended_hold", "budget_charge", "budget_window", "storage_event", "lease_storage_hour"),
+        *("lease", "ended_lease", "lease_tag", "lease_blocks"),
+        *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
+        *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
+        # written by money transactions, beside what is recorded
+        *("balance", "grant", "grant_balance", "ledger_txn", "ledger_entry", "seal", "number_series", "invoice_line"),
+        # what a price sheet consists of and leads to
+        *("price", "price_row", "price_version", "price_resolution"),
+    )
+)
+"""All other tables."""
 
 
 @cache
@@ -287,6 +313,45 @@ def _tenant_tables_imported(path: Path) -> set[str]:
         for alias in node.names
         if alias.name in TENANT_TABLES
     }
+
+
+def changes_without_an_entry(root: Path) -> list[str]:
+    """Functions that write an audited table and do not record it (`audit_log.record`), nor say why not in a comment
+    that begins `# no entry:`."""
+    wrong = []
+    for path in modules(root):
+        where = path.relative_to(root).as_posix()
+        if where.startswith(("migrations/", "audit_log/")):
+            continue
+        models = _audited_names(path)
+        lines = path.read_text().splitlines() if models else []
+        for function in _outermost_functions(path) if models else ():
+            source = "\n".join(lines[function.lineno - 1 : function.end_lineno])
+            if _writes(function, models) and not re.search(r"\b_?record_\w+\(|\b_record\(|# no entry:", source):
+                wrong.append(f"{where}:{function.lineno} {function.name}")
+    return wrong
+
+
+def _audited_names(path: Path) -> set[str]:
+    """The names of audited tables, and of their classes, that a module imports."""
+    return {
+        alias.asname or alias.name
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and ".tables" in f".{node.module}"
+        for alias in node.names
+        if re.sub(r"(?<!^)(?=[A-Z])", "_", alias.name).lower() in AUDITED_TABLES
+    }
+
+
+def _writes(function: ast.AST, tables: set[str]) -> bool:
+    """Whether there is an INSERT, UPDATE or DELETE of one of the tables, or a new object of one of the classes."""
+    for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        made = name in tables and name[:1].isupper()
+        changed = name in ("insert", "update", "delete") and call.args and getattr(call.args[0], "id", "") in tables
+        if made or changed:
+            return True
+    return False
 
 
 def _outermost_functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

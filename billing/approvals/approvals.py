@@ -124,7 +124,9 @@ def _of_sheet(sheet: PriceSheet) -> PendingChange:
 
 def _via_of_sheets(actor: Actor) -> str:
     """How price sheets record who acted: their own words for a key that was presented."""
-    return f"{BY_KEY}, {actor.through}" if actor.through else BY_KEY if actor.means == "operator_key" else via_of(actor)
+    if actor.means != "operator_key":
+        return via_of(actor)
+    return f"{BY_KEY}, {actor.through}" if "@" in actor.through else BY_KEY
 
 
 def _identity(reference: str) -> UUID:

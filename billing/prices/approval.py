@@ -119,6 +119,7 @@ class PriceSheets:
 
     async def withdraw(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> PriceSheet:
         """Withdraw a draft or a scheduled sheet, and return it. Raises UnknownSheet, NotADraft."""
+        # no entry: `_log` records it
         _check_texts(by, reason)
         async with self._database.transaction(write=not dry_run) as session:
             await _lock_prices(session, self._database)
@@ -156,6 +157,7 @@ class PriceSheets:
     async def _insert(
         self, session: AsyncSession, proposal: PriceProposal, by: str, reason: str, force: str | None
     ) -> tuple[int, PriceBook, int]:
+        # no entry: `_log` records it
         if not by.strip():
             raise PriceRefused("a change of prices needs the name of the person who makes it")
         _check_texts(by, reason)
@@ -231,6 +233,7 @@ class PriceSheets:
     async def _schedule(
         self, session: AsyncSession, sheet: int, book: PriceBook, proposal: PriceProposal, now: int
     ) -> None:
+        # no entry: `_log` records it
         intervals = await intervals_of(session, book.id, proposal.model)
         starts = _starts(proposal, intervals, now)
         check_no_overlap(intervals, starts, proposal.effective_until)

@@ -1,0 +1,205 @@
+"""Every command either reads or leaves an entry: a new one has to be put into one of the lists here."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.database.database import Database
+from tests.billing.prices.test_litellm import FILE
+from tests.prompt_cache.tiers.stores import opened
+from tests.turnpike.commands.test_invoices import BUYER, SELLER, Terminal, _use
+from turnpike.admin_services import system_user
+from turnpike.cli import build_parser
+from turnpike.command_context import EXIT_PENDING
+
+READS = frozenset(
+    (
+        *("audit money", "audit counts", "audit isolation", "audit log", "reconcile", "usage", "export", "models"),
+        *("budgets list", "cache stats", "cache fsck", "cache scrub", "cache explain", "journals list", "keys list"),
+        *("invoices list", "invoices show", "invoices pdf", "invoices seller show", "invoices buyer show"),
+        *("periods list", "platform show", "prices show", "prices diff", "prices history", "prices list"),
+        *("prices books", "settings", "tenants list", "tenants statement", "terms list", "webhooks list"),
+        *("webhooks deliveries", "approvals list", "approvals show"),
+    )
+)
+"""Commands that change nothing in the database of money, access, sharing or prices."""
+WITHOUT_ENTRY = {
+    **dict.fromkeys(("serve", "gateway", "worker", "engine", "calibrate"), "a process; what it changes is recorded"),
+    **dict.fromkeys(("secrets create", "secrets rotate-pepper"), "a file; works without a database"),
+    "migrate": "the schema, and no row of it",
+    **dict.fromkeys(("webhooks test", "webhooks resend"), "a message to where messages go anyway"),
+}
+"""Commands that leave no entry, and why."""
+_PRICES = "--uncached 0.40 --read 0.04 --output 1.60"
+_MONTH = "--period 2026-10"
+SCRIPT = (
+    ("tenants create client", {"tenant.created", "project.created"}),
+    ("keys create --tenant client --project default", {"key.created"}),
+    ("keys create --tenant client --admin --name reports", {"key.created"}),
+    ("keys create --operator --name ann", {"key.created"}),
+    ("keys create --operator --name bob", {"key.created"}),
+    ("keys change {key} --scopes read", {"key.changed"}),
+    ("keys rotate {key}", {"key.rotated"}),
+    ("keys revoke {key}", {"key.revoked"}),
+    ("tenants suspend client --reason asked", {"tenant.suspended"}),
+    ("tenants suspend client --project default", {"project.suspended"}),
+    ("tenants resume client --project default", {"project.resumed"}),
+    ("tenants resume client", {"tenant.resumed"}),
+    ("tenants credit client 20", {"grant.created"}),
+    ("tenants grant client 5", {"grant.created"}),
+    ("tenants refund client 1", {"refund.created"}),
+    ("tenants credit-line client 7", {"credit_line.set"}),
+    ("tenants adjust client {event} output=-10 --reason late", {"usage.adjusted"}),
+    ("budgets set client 30", {"budget.set"}),
+    ("budgets remove client {budget}", {"budget.removed"}),
+    (f"prices set qwen {_PRICES}", {"price_sheet.drafted", "price_sheet.set"}),
+    (f"prices draft qwen {_PRICES} --by ann", {"price_sheet.drafted"}),
+    ("prices approve {sheet} --by bob", {"price_sheet.approved"}),
+    (f"prices draft qwen {_PRICES} --by ann", {"price_sheet.drafted"}),
+    ("prices withdraw {sheet}", {"price_sheet.withdrawn"}),
+    ("prices import {litellm} --model-map gpt=big --force tried", {"price_sheet.drafted", "price_sheet.set"}),
+    ("prices book own --tenant client", {"price_book.created"}),
+    ("terms set client {terms}", {"terms.set"}),
+    ("webhooks add https://example.com/hook --tenant client --topics *", {"webhook_endpoint.added"}),
+    ("webhooks rotate {endpoint} --tenant client", {"webhook_endpoint.rotated"}),
+    ("webhooks enable {endpoint} --tenant client", {"webhook_endpoint.enabled"}),
+    ("webhooks remove {endpoint} --tenant client", {"webhook_endpoint.removed"}),
+    ("cache policy client default --retention 60", {"cache_policy.set"}),
+    ("cache purge --all --folder {folder}", {"cache_records.purged"}),
+    ("cache forget client default --reason asked", {"cache.forgotten"}),
+    ("invoices seller set acme {seller}", {"seller.set"}),
+    ("invoices buyer set client {buyer}", {"billing_profile.set"}),
+    (f"invoices draft --tenant client {_MONTH}", {"invoice.drafted"}),
+    (f"invoices finalize --tenant client {_MONTH}", {"invoice.finalized"}),
+    ("invoices void {invoice}", {"invoice.voided"}),
+    (f"invoices draft --tenant client {_MONTH}", {"invoice.drafted"}),
+    (f"invoices finalize --tenant client {_MONTH}", {"invoice.finalized"}),
+    ("invoices uncollectible {invoice}", {"invoice.marked_uncollectible"}),
+    ("invoices pay {invoice} --reference r1", {"invoice.payment_recorded"}),
+    ("invoices credit-note {invoice} --reason wrong", {"credit_note.issued"}),
+    ("periods close 2026-09", {"period.closed"}),
+    ("periods declare-dead lost-1 --reason gone", {"journal.gateway_declared_dead"}),
+    ("journals declare-lost r9 --reason burnt", {"journal.declared_lost"}),
+    ("platform set approvals on --operator-key-file {ann}", {"platform_setting.set"}),
+    ("terms set client {terms} --operator-key-file {ann}", {"change.proposed"}),
+    ("approvals approve {change} --operator-key-file {bob}", {"change.approved", "terms.set"}),
+    ("tenants credit client 3 --operator-key-file {ann}", {"change.proposed"}),
+    ("approvals withdraw {change} --operator-key-file {ann}", {"change.withdrawn"}),
+)
+"""Commands in an order in which each can work, and what each records. Names in braces stand for `_facts`."""
+
+
+def _commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator[str]:
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield " ".join(path)
+    for group in groups:
+        for name, child in group.choices.items():
+            yield from _commands(child, (*path, name))
+
+
+def test_every_command_is_known() -> None:
+    walked = {name for line, _ in SCRIPT for name in ALL if line.startswith(f"{name} ")}
+    assert set(ALL) == walked | READS | WITHOUT_ENTRY.keys()
+    assert not walked & (READS | WITHOUT_ENTRY.keys())
+
+
+ALL = tuple(_commands(build_parser()))
+
+
+class _Desk(Terminal):
+    """A terminal, and what is in its database."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder, capsys, monkeypatch)
+        self.folder = folder
+        self.facts: dict[str, str] = {}
+
+    def query(self, sql: str) -> list[tuple[object, ...]]:
+        connection = sqlite3.connect(self.folder / "turnpike.db")
+        try:
+            with connection:
+                return connection.execute(sql).fetchall()
+        finally:
+            connection.close()
+
+    def type_in(self, line: str, status: int = 0) -> list[tuple[object, ...]]:
+        """Run a command, which ends with this status; the entries that it left."""
+        words = [self._word(word) for word in line.split()]
+        known = len(self.query("SELECT 1 FROM audit_entry"))
+        out = self.run(*(part for word in words for part in word), status=status)
+        if line.startswith("keys create --operator"):
+            name = line.rsplit(maxsplit=1)[-1]
+            (self.folder / name).write_text(out)
+            self.facts[name] = str(self.folder / name)
+        if line.startswith("keys create --tenant client --admin"):
+            self.facts["key"] = out.strip()
+        columns = "action, actor_means, actor_id, actor_name"
+        return self.query(f"SELECT {columns} FROM audit_entry ORDER BY rowid")[known:]  # columns
+
+    def _word(self, word: str) -> list[str]:
+        if not word.startswith("{"):
+            return [word]
+        name = word.strip("{}")
+        found = {
+            "event": "SELECT lower(hex(id)) FROM usage_event",
+            "budget": "SELECT lower(hex(budget_id)) FROM budget",
+            "change": "SELECT 'change_' || lower(hex(id)) FROM pending_change WHERE state = 'pending'",
+            "sheet": "SELECT max(id) FROM price_sheet",
+            "endpoint": "SELECT lower(hex(id)) FROM webhook_endpoint",
+            "invoice": "SELECT number FROM invoice WHERE kind = 'invoice' ORDER BY finalized_at DESC",
+        }
+        if name in found:
+            return [str(self.query(found[name])[0][0])]
+        lists = {"seller": [*SELLER, "--rate", "FR=20"], "buyer": BUYER}
+        return lists[name] if name in lists else [self.facts[name]]
+
+
+@pytest.mark.slow
+def test_every_change_by_a_command_leaves_an_entry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = _Desk(tmp_path, capsys, monkeypatch)
+    terms, folder = tmp_path / "terms.toml", tmp_path / "kv"
+    (tmp_path / "litellm.json").write_text(FILE)
+    terms.write_text('[minimum]\namount = "10.00"\n')
+    with opened(folder):
+        pass  # as a replica leaves it that has kept nothing
+    desk.facts = {"litellm": str(tmp_path / "litellm.json"), "terms": str(terms), "folder": str(folder)}
+    for line, actions in SCRIPT:
+        left = desk.type_in(line, EXIT_PENDING if actions == {"change.proposed"} else 0)
+        assert {action for action, *_ in left} == actions, f"{line}: {left}"
+        if "--operator-key-file" in line:
+            who = line.rpartition("{")[2].rstrip("}")
+            assert {(means, name) for _, means, _, name in left} == {("operator_key", who)}
+        else:
+            assert {(means, who) for _, means, who, _ in left} == {("command", system_user())}, line
+            named = line.partition("--by ")[2].split()[:1] or [system_user()]
+            assert {name for *_, name in left} == set(named), line
+        if line.startswith("keys create --tenant client --project"):
+            asyncio.run(_use(f"sqlite:///{tmp_path}/turnpike.db"))
+            asyncio.run(_meet(f"sqlite:///{tmp_path}/turnpike.db"))
+    assert "the audit log says what it said" in desk.run("audit", "log", "--verify")
+    for line in READS & {"budgets list client", "keys list", "prices list", "tenants list", "platform show"}:
+        assert desk.type_in(line) == []
+
+
+async def _meet(url: str) -> None:
+    """Let there be a journal and a gateway that are long gone."""
+    database = await Database.open(url)
+    async with database.transaction() as session:
+        from sqlalchemy import insert
+
+        from billing.tables.journals import replica_journal
+        from billing.tables.periods import gateway_epoch
+
+        await session.execute(insert(replica_journal).values(journal="j9", replica="r9", since=1, seen_at=1))
+        epoch = {"epoch": "lost-1", "gateway": "lost", "started_at": 1, "seen_at": 1, "watermark": 2**60}
+        await session.execute(insert(gateway_epoch).values(**epoch, state="live", reason="", folder=""))
+    await database.close()
