@@ -39,12 +39,24 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
     "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
     "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "csv_rows", "verification"),
-    "tenancy": ("permissions", "principals", "keys", "tables", "directory", "repositories", "authenticator"),
+    "tenancy": (
+        *("permissions", "key_limits", "principals", "delegation", "keys", "tables", "directory", "repositories"),
+        *("suspension", "operators", "authenticator"),
+    ),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
-        *("retention", "platform_settings", "replica_journals", "transaction", "periods", "prices", "accounts"),
-        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "verification"),
+        *(
+            "retention",
+            "platform_settings",
+            "pending_changes",
+            "replica_journals",
+            "transaction",
+            "periods",
+            "prices",
+            "accounts",
+        ),
+        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "verification"),
     ),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
     "engine": (
@@ -69,7 +81,7 @@ HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
-    "tenancy/directory.py",
+    *("tenancy/directory.py", "tenancy/suspension.py"),
     *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
