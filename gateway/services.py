@@ -115,6 +115,11 @@ class ManagementBreakers:
         self.webhooks = CircuitBreaker(seconds, witness)
         self.caches = CircuitBreaker(seconds, witness)
         self.prices = CircuitBreaker(seconds, witness)
+        self.tenancy = CircuitBreaker(seconds, witness)
+        self.money = CircuitBreaker(seconds, witness)
+        self.requests = CircuitBreaker(seconds, witness)
+        self.invoices = CircuitBreaker(seconds, witness)
+        self.periods = CircuitBreaker(seconds, witness)
 
 
 class Gateway:
