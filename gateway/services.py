@@ -42,6 +42,7 @@ from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
 from tenancy.authenticator import Authenticator
+from tenancy.users.service import Users
 from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
@@ -89,6 +90,7 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     name: str
     database: Database
     authenticator: Authenticator
+    users: Users
     holds: HoldService
     prices: PriceCatalog
     spool: Spool
@@ -220,6 +222,7 @@ class Gateway:
         services = self.services
         await services.models.check_prices(services.prices)
         await services.authenticator.start()
+        await services.users.start()
         await self._epoch.start()
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray

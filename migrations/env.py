@@ -19,6 +19,7 @@ import billing.tables.seals
 import prompt_cache.tables
 import storage.database.outbox
 import tenancy.tables
+import tenancy.users.tables
 import webhooks.tables
 from storage.database.base import Base
 
@@ -37,6 +38,7 @@ ROOMS = (
     billing.tables.money,
     prompt_cache.tables,
     storage.database.outbox,
+    tenancy.users.tables,
     webhooks.tables,
     tenancy.tables,
 )

@@ -30,7 +30,10 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "protocol": frozenset(),
     "storage": frozenset(),
     "migrations": frozenset(
-        {"storage", "audit_log.tables", "billing.tables", "tenancy.tables", "webhooks.tables", "prompt_cache.tables"}
+        {
+            *("storage", "audit_log.tables", "billing.tables", "tenancy.tables", "tenancy.users.tables"),
+            *("webhooks.tables", "prompt_cache.tables"),
+        }
     ),
 }
 """What each room may import, beside itself."""
@@ -39,7 +42,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
     "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
     "audit_log": ("actors", "record"),
-    "tenancy": ("permissions", "principals", "keys", "tables", "directory", "repositories", "authenticator"),
+    "tenancy": ("permissions", "principals", "keys", "tables", "directory", "repositories", "authenticator", "users"),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
@@ -70,6 +73,7 @@ NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "
 QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
     "tenancy/directory.py",
+    "tenancy/users/",
     *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
@@ -77,7 +81,7 @@ TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
-        *("lease", "ended_lease", "lease_tag"),
+        *("lease", "ended_lease", "lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
     )
 )

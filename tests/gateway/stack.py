@@ -36,6 +36,7 @@ from storage.database.database import Database
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.repositories import Tenancy
+from tenancy.users.service import Users
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy
@@ -85,6 +86,7 @@ class Stack:
     server: GatewayServer
     serving: asyncio.Task[None]
     tenancy: Tenancy
+    users: Users
     balances: Balances
     tenant: Any
     project: Any
@@ -202,6 +204,7 @@ async def running_stack(
     stack.database = await Database.open(url)
     bus = LocalBus()
     stack.tenancy = Tenancy(stack.database, PEPPERS, bus)
+    stack.users = Users(stack.database, b"m" * 32, bus)
     stack.balances = Balances(stack.database)
     prices = PriceCatalog(stack.database)
     if not await stack.tenancy.list_tenants():
@@ -234,6 +237,7 @@ async def running_stack(
         authenticator=Authenticator(
             stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
         ),
+        users=stack.users,
         holds=HoldService(stack.database),
         prices=prices,
         spool=stack.spool,
@@ -271,5 +275,6 @@ async def running_stack(
                 await replica.stop()
             await stack.spool.close()
             await services.holds.close()
+            await stack.users.close()
             await bus.close()
             await stack.database.close()

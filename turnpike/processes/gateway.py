@@ -65,6 +65,7 @@ async def open_gateway_services(
                 admin.bus,
                 patience=settings.database_timeout,
             ),
+            users=admin.users,
             holds=admin.holds,
             prices=admin.prices,
             spool=spool,
