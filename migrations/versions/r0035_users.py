@@ -9,7 +9,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "r0035"
-down_revision = "r0032"
+down_revision = "r0034"
 branch_labels = None
 depends_on = None
 

@@ -36,6 +36,7 @@ from storage.database.database import Database
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.repositories import Tenancy
+from tenancy.suspension import Suspensions
 from tenancy.users.service import Users
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from turnpike.admin_services import WEBHOOK_TOPICS
@@ -237,6 +238,8 @@ async def running_stack(
         authenticator=Authenticator(
             stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
         ),
+        tenancy=stack.tenancy,
+        suspensions=Suspensions(stack.database, bus),
         users=stack.users,
         holds=HoldService(stack.database),
         prices=prices,
