@@ -126,6 +126,7 @@ class ManagementBreakers:
         self.caches = CircuitBreaker(seconds, witness)
         self.prices = CircuitBreaker(seconds, witness)
         self.tenancy = CircuitBreaker(seconds, witness)
+        self.users = CircuitBreaker(seconds, witness)
         self.money = CircuitBreaker(seconds, witness)
         self.requests = CircuitBreaker(seconds, witness)
         self.invoices = CircuitBreaker(seconds, witness)

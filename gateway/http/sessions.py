@@ -7,12 +7,14 @@ TLS, with every path; over plain http to this machine they would not keep it, so
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from litestar.datastructures import Cookie, Headers
-from litestar.types import Message, Scope, Send
+from litestar.types import Scope
 from msgspec import Struct
 
+from gateway.request_context import request_context
 from tenancy.principals import Principal
 from tenancy.users.identifiers import user_public_id
 from tenancy.users.session_authenticator import SessionAuthenticator, SignedIn
@@ -80,10 +82,14 @@ def cookie_value(scope: Scope, name: str) -> str:
     return values[0] if len(values) == 1 else ""
 
 
+def has_session_cookie(scope: Scope) -> bool:
+    """Whether the request has a cookie that may be a session's."""
+    return bool(cookie_value(scope, CookieJar.of(scope).session_name))
+
+
 def client_of(scope: Scope) -> Client:
     """Where a request comes from."""
-    address = scope.get("client")
-    return Client(address[0] if address else "", Headers.from_scope(scope).get("user-agent", ""))
+    return Client(request_context(scope).address, Headers.from_scope(scope).get("user-agent", ""))
 
 
 async def authenticate_session(authenticator: SessionAuthenticator, scope: Scope) -> SignedIn | None:
@@ -114,22 +120,19 @@ def session_principal(signed_in: SignedIn) -> Principal:
     )
 
 
-def with_session_headers(send: Send, scope: Scope, signed_in: SignedIn) -> Send:
-    """A `send` that keeps answers out of caches, and gives the browser the session's new token if there is one."""
-    cookie = None
-    if signed_in.new_token is not None:
-        cookie = CookieJar.of(scope).session(signed_in.new_token).to_encoded_header()
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = list(message["headers"])
-            sets_it = any(name == b"set-cookie" for name, _ in headers)  # by the handler: it knows a newer token
-            if cookie is not None and not sets_it:
-                headers.append(cookie)
-            message["headers"] = [*headers, (b"cache-control", b"no-store"), (b"vary", b"Cookie")]
-        await send(message)
-
-    return sending
+def session_headers(scope: Scope, present: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """What the answer to a signed-in request has beside the headers that are `present`: nobody may cache it, and the
+    browser gets the session's new token if there is one."""
+    signed_in = scope["state"].get(_STATE) if "state" in scope else None
+    if signed_in is None:
+        return []
+    headers = [(b"vary", b"Cookie")]
+    names = {name for name, _ in present}
+    if b"cache-control" not in names:
+        headers.append((b"cache-control", b"no-store"))
+    if signed_in.new_token is not None and b"set-cookie" not in names:  # a handler's own cookie has a newer token
+        headers.append(CookieJar.of(scope).session(signed_in.new_token).to_encoded_header())
+    return headers
 
 
 def _is_loopback(host: str) -> bool:

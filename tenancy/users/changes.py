@@ -1,17 +1,25 @@
-"""Tells all gateways that something about a user changed, so that they drop what they remember of its sessions."""
+"""Tells all gateways that something about a user changed, so that they drop what they remember of its sessions; and
+whose change it is while nobody is signed in yet."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 import structlog
+from msgspec import structs
 
+from audit_log.actors import Actor, acting_as, current_actor
 from storage.bus import Bus, BusUnavailable
+from tenancy.users.identifiers import user_public_id
 
 USER_CHANGED = "turnpike.users.changed"
 """The bus topic. The payload is the user's id."""
 SESSION_CHANGED = "turnpike.sessions.changed"
 """The bus topic. The payload is the MAC of a session's token that was replaced."""
+
+_NOBODY = "anonymous"
 
 log = structlog.get_logger(__name__)
 
@@ -37,3 +45,18 @@ class UserChanges:
             log.warning("the bus is down: what changed about a user is noticed when caches expire", topic=topic)
             return False
         return True
+
+
+def anonymous(address: str, request_id: str) -> Actor:
+    """Who signs in, before it is known who that is."""
+    return Actor("session", _NOBODY, _NOBODY, address=address, request_id=request_id)
+
+
+@contextmanager
+def acting_as_user(user_id: UUID, email: str) -> Iterator[None]:
+    """What was done anonymously so far is done by this user from now on, since it has proven who it is."""
+    actor = current_actor()
+    if actor.id == _NOBODY:
+        actor = structs.replace(actor, id=user_public_id(user_id), name=email)
+    with acting_as(actor):
+        yield

@@ -27,6 +27,7 @@ from tenancy.users.tables import OneTimeToken
 from tenancy.users.tokens import MOST_TOKEN, UserSecrets, new_token
 
 LinkKind: TypeAlias = Literal["invitation", "password_reset", "sign_in", "second_factor"]
+LINK_PAGE = "/console/link"
 _HOUR_US = 3_600 * 1_000_000
 LIFETIME_US: dict[LinkKind, int] = {
     "invitation": 7 * 24 * _HOUR_US,
@@ -45,6 +46,11 @@ class Link(Struct, frozen=True):
     kind: LinkKind
     token: str
     expires_at: int
+
+    @property
+    def path(self) -> str:
+        """The page that redeems it. The token is in the fragment, which browsers send to nobody."""
+        return f"{LINK_PAGE}#{self.kind}={self.token}"
 
     def __repr__(self) -> str:
         return f"Link(id={self.id!r}, kind={self.kind!r})"

@@ -17,7 +17,7 @@ from storage.database.base import from_instant
 from storage.database.database import Database
 from tenancy.principals import Membership
 from tenancy.users.accounts import PASSWORD, add_user, credential, membership_row, set_credential
-from tenancy.users.changes import UserChanges
+from tenancy.users.changes import UserChanges, acting_as_user
 from tenancy.users.errors import LastOwner, LinkRefused, SignInRefused
 from tenancy.users.identifiers import invitation_public_id, user_public_id
 from tenancy.users.links import Links, withdraw_all
@@ -75,7 +75,8 @@ class PasswordChanges:
         hashed = await self._passwords.hash(new)
         async with self._database.transaction() as session:
             await self._links.take(session, "password_reset", token, self._clock())
-            await self._set(session, user.id, hashed, "user.password_reset")
+            with acting_as_user(user.id, user.email):
+                await self._set(session, user.id, hashed, "user.password_reset")
         await self._changes.announce(user.id)
         await self._sign_in.give_back_link(client)
         return user.id
@@ -105,7 +106,8 @@ class PasswordChanges:
                 await self._sign_in.check_password(present.email, password, client)
             user_id = present.id
             async with self._database.transaction() as session:
-                await self._join(session, user_id, token)
+                with acting_as_user(user_id, row.email):
+                    await self._join(session, user_id, token)
         await self._changes.announce(user_id)
         await self._sign_in.give_back_link(client)
         return user_id
@@ -116,7 +118,8 @@ class PasswordChanges:
         async with self._database.transaction() as session:
             user = await add_user(session, email, name, moment)
             await set_credential(session, user.id, PASSWORD, hashed, moment)
-            await self._join(session, user.id, token)
+            with acting_as_user(user.id, email):
+                await self._join(session, user.id, token)
         return user.id
 
     async def _join(self, session: AsyncSession, user_id: UUID, token: str) -> None:

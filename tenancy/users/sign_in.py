@@ -20,6 +20,7 @@ from storage.database.base import from_instant
 from storage.database.database import Database
 from tenancy.users.accounts import PASSWORD, TOTP, credential, set_credential
 from tenancy.users.attempts import AttemptCounter, code_limits, link_limits, network_of, password_limits
+from tenancy.users.changes import acting_as_user
 from tenancy.users.errors import LinkRefused, SignInRefused
 from tenancy.users.identifiers import MOST_EMAIL, session_public_id, user_public_id
 from tenancy.users.links import Link, Links
@@ -116,6 +117,16 @@ class SignIn:
 
         await self._with_code(user_id, client, use)
 
+    async def confirm_second_factor(self, user_id: UUID, code: str, client: Client) -> list[str]:
+        """Let the authenticator that is being set up count; the recovery codes. Raises SignInRefused, WrongState."""
+        async with self._database.reading() as session:
+            known = await self._knows_address(session, UserAccount.id == user_id, client.address)
+        limits = code_limits(user_id, client.address, known_address=known)
+        await self._attempts.take(limits)
+        codes = await self._second_factors.confirm(user_id, code, self._clock())
+        await self._attempts.give_back(limits)
+        return codes
+
     async def with_link(self, token: str, client: Client) -> SignedInOrStep:
         """A session for who has a sign-in link, or the step to the second factor. Raises LinkRefused."""
         await self.check_link_attempt(client)
@@ -166,13 +177,15 @@ class SignIn:
         self, session: AsyncSession, user_id: UUID, method: str, client: Client, now: int
     ) -> NewSession:
         made = await self._sessions.create(session, user_id, method, client, now)
-        await record_change(
-            session,
-            "user.signed_in",
-            target="user",
-            target_id=user_public_id(user_id),
-            after={"method": method, "session": session_public_id(made.id), "address": client.address},
-        )
+        user = await session.get_one(UserAccount, user_id)
+        with acting_as_user(user_id, user.email):
+            await record_change(
+                session,
+                "user.signed_in",
+                target="user",
+                target_id=user_public_id(user_id),
+                after={"method": method, "session": session_public_id(made.id), "address": client.address},
+            )
         return made
 
     async def _look_up(self, email: str, address: str) -> _Known:
