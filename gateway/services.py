@@ -46,6 +46,7 @@ from tenancy.authenticator import Authenticator
 from tenancy.key_limits import Network
 from tenancy.repositories import Tenancy
 from tenancy.suspension import Suspension, Suspensions
+from tenancy.users.service import Users
 from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
@@ -97,6 +98,7 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     authenticator: Authenticator
     tenancy: Tenancy
     suspensions: Suspensions
+    users: Users
     holds: HoldService
     prices: PriceCatalog
     spool: Spool
@@ -125,6 +127,7 @@ class ManagementBreakers:
         self.prices = CircuitBreaker(seconds, witness)
         self.tenancy = CircuitBreaker(seconds, witness)
         self.audit = CircuitBreaker(seconds, witness)
+        self.users = CircuitBreaker(seconds, witness)
         self.money = CircuitBreaker(seconds, witness)
         self.requests = CircuitBreaker(seconds, witness)
         self.invoices = CircuitBreaker(seconds, witness)
@@ -232,6 +235,7 @@ class Gateway:
         await services.models.check_prices(services.prices)
         await services.authenticator.start()
         await services.suspensions.start()
+        await services.users.start()
         await self._epoch.start()
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray

@@ -34,6 +34,7 @@ from storage.database.database import Database
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.repositories import Tenancy
+from tenancy.users.service import Users
 from turnpike.settings import secrets
 from turnpike.settings.data_folder import check_data, prepare_data_folder, read_secrets
 from turnpike.settings.secrets import Secrets
@@ -78,6 +79,7 @@ class AdminServices(msgspec.Struct, frozen=True):
     bus: Bus
     tenancy: Tenancy
     authenticator: Authenticator
+    users: Users
     prices: PriceCatalog
     sheets: PriceSheets
     platform: PlatformSettings
@@ -155,6 +157,7 @@ async def open_admin_services(settings: Settings, setup: Setup = "never") -> Asy
     peppers = Peppers(keys.peppers, keys.pepper_current)
     holds, prices = HoldService(database), PriceCatalog(database)
     authenticator = Authenticator(database, peppers, bus, patience=settings.database_timeout)
+    users = Users(database, keys.master_key, bus, patience=settings.database_timeout)
     try:
         yield AdminServices(
             settings=settings,
@@ -162,6 +165,7 @@ async def open_admin_services(settings: Settings, setup: Setup = "never") -> Asy
             bus=bus,
             tenancy=Tenancy(database, peppers, bus),
             authenticator=authenticator,
+            users=users,
             prices=prices,
             sheets=PriceSheets(database, via=system_user()),
             platform=PlatformSettings(database),
@@ -172,6 +176,7 @@ async def open_admin_services(settings: Settings, setup: Setup = "never") -> Asy
             holds=holds,
         )
     finally:
+        await users.close()
         await authenticator.close()
         await prices.close()
         await holds.close()

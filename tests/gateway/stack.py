@@ -37,6 +37,7 @@ from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.repositories import Tenancy
 from tenancy.suspension import Suspensions
+from tenancy.users.service import Users
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy
@@ -86,6 +87,7 @@ class Stack:
     server: GatewayServer
     serving: asyncio.Task[None]
     tenancy: Tenancy
+    users: Users
     balances: Balances
     tenant: Any
     project: Any
@@ -203,6 +205,7 @@ async def running_stack(
     stack.database = await Database.open(url)
     bus = LocalBus()
     stack.tenancy = Tenancy(stack.database, PEPPERS, bus)
+    stack.users = Users(stack.database, b"m" * 32, bus)
     stack.balances = Balances(stack.database)
     prices = PriceCatalog(stack.database)
     if not await stack.tenancy.list_tenants():
@@ -237,6 +240,7 @@ async def running_stack(
         ),
         tenancy=stack.tenancy,
         suspensions=Suspensions(stack.database, bus),
+        users=stack.users,
         holds=HoldService(stack.database),
         prices=prices,
         spool=stack.spool,
@@ -274,5 +278,6 @@ async def running_stack(
                 await replica.stop()
             await stack.spool.close()
             await services.holds.close()
+            await stack.users.close()
             await bus.close()
             await stack.database.close()

@@ -71,6 +71,7 @@ async def open_gateway_services(
             ),
             tenancy=admin.tenancy,
             suspensions=Suspensions(admin.database, admin.bus),
+            users=admin.users,
             holds=admin.holds,
             prices=admin.prices,
             spool=spool,
