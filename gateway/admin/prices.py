@@ -236,7 +236,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             ),
         ),
     )
-    async def list_sheets(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def list_price_sheets(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Price sheets in all states, newest first."""
         parameters = Parameters.of(request)
         model, book = parameters.text("model"), parameters.text("book")
@@ -252,7 +252,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         return json_response(SheetList(data=listed, has_more=len(found) > limit))
 
     @get("/admin/v1/prices/sheets/{number:int}", opt=demands("prices.propose") | describes(SheetWithDifference))
-    async def retrieve_sheet(number: FromPath[int]) -> Response[bytes]:
+    async def retrieve_price_sheet(number: FromPath[int]) -> Response[bytes]:
         """One sheet, and the prices that it changes."""
         with _price_errors():
             return json_response(await wait(sheet_object(number)))
@@ -267,7 +267,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             errors={"unknown_book": 400, "price_refused": 400} | {code: 400 for _, code in _ERROR_CODES},
         ),
     )
-    async def propose(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def propose_price_sheet(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Save a proposal, which another operator may activate; or, for a dry run, only check it."""
         author, body = (
             request_context(request.scope).authenticated_principal,
@@ -294,7 +294,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         status_code=200,
         opt=demands("prices.approve") | describes(SheetWithDifference, **_DECIDED),
     )
-    async def activate(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
+    async def activate_price_sheet(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Activate a draft; it applies from its `effective_at` on."""
         approver = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
@@ -307,7 +307,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         status_code=200,
         opt=demands("prices.propose") | describes(SheetWithDifference, **_DECIDED),
     )
-    async def withdraw(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
+    async def withdraw_price_sheet(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Withdraw a draft, or a sheet that has not taken effect."""
         operator = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
@@ -315,7 +315,14 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             await wait(sheets.withdraw(number, operator.name, body.reason))
             return json_response(await wait(sheet_object(number)))
 
-    return [list_prices, list_sheets, retrieve_sheet, propose, activate, withdraw]
+    return [
+        list_prices,
+        list_price_sheets,
+        retrieve_price_sheet,
+        propose_price_sheet,
+        activate_price_sheet,
+        withdraw_price_sheet,
+    ]
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             EndpointObject, status=201, body=NewEndpoint("https://example.com/turnpike", ("invoice.finalized",))
         ),
     )
-    async def create_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def create_webhook_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Add an endpoint. Only this response has its secret."""
         tenant = tenant_of(request)
         body = await read_management_body(request, client_timeout, _NEW)
@@ -145,7 +145,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         return json_response(_endpoint(endpoint, secret), 201)
 
     @get("/v1/webhooks", opt=demands("webhooks.read", "admin_key") | describes(ObjectList[EndpointObject]))
-    async def list_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def list_webhook_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's endpoints."""
         return json_response(
             ObjectList[EndpointObject](
@@ -154,7 +154,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         )
 
     @get("/v1/webhooks/{name:str}", opt=demands("webhooks.read", "admin_key") | describes(EndpointObject, path=_PATH))
-    async def retrieve_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    async def retrieve_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One endpoint."""
         tenant = tenant_of(request)
         with _webhook_errors():
@@ -165,7 +165,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         status_code=200,
         opt=demands("webhooks.write", "admin_key") | describes(RemovedEndpoint, path=_PATH),
     )
-    async def remove_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    async def remove_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Remove an endpoint."""
         tenant = tenant_of(request)
         with _webhook_errors():
@@ -178,7 +178,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         opt=demands("webhooks.write", "admin_key")
         | describes(EndpointObject, body=Rotation(3600), body_required=False, path=_PATH),
     )
-    async def rotate_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    async def rotate_webhook_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Replace the secret. Only this response has the new one."""
         tenant = tenant_of(request)
         rotation = await read_management_body(request, client_timeout, _ROTATION, default=b"{}")
@@ -193,7 +193,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         status_code=200,
         opt=demands("webhooks.write", "admin_key") | describes(EndpointObject, path=_PATH),
     )
-    async def enable_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    async def enable_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Enable a disabled endpoint."""
         tenant = tenant_of(request)
         with _webhook_errors():
@@ -204,7 +204,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         status_code=202,
         opt=demands("webhooks.write", "admin_key") | describes(DeliveryObject, status=202, path=_PATH),
     )
-    async def test_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    async def test_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Queue a test message."""
         tenant = tenant_of(request)
         with _webhook_errors():
@@ -220,7 +220,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             query=(*page(least=0), query("endpoint_id", str, "Only those to this endpoint.")),
         ),
     )
-    async def list_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def list_webhook_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's deliveries, newest first."""
         tenant = tenant_of(request)
         parameters = Parameters.of(request)
@@ -245,7 +245,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         "/v1/webhook_deliveries/{name:str}",
         opt=demands("webhooks.read", "admin_key") | describes(DeliveryObject, path=_PATH),
     )
-    async def retrieve_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    async def retrieve_webhook_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One delivery and its attempts."""
         tenant = tenant_of(request)
         with _webhook_errors():
@@ -256,23 +256,23 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         status_code=202,
         opt=demands("webhooks.write", "admin_key") | describes(DeliveryObject, status=202, path=_PATH),
     )
-    async def resend_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    async def resend_webhook_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Send the same message again."""
         tenant = tenant_of(request)
         with _webhook_errors():
             return json_response(_delivery(await wait(endpoints.resend(tenant, _id(name)))), 202)
 
     return [
-        create_endpoint,
-        list_endpoints,
-        retrieve_endpoint,
-        remove_endpoint,
-        rotate_secret,
-        enable_endpoint,
-        test_endpoint,
-        list_deliveries,
-        retrieve_delivery,
-        resend_delivery,
+        create_webhook_endpoint,
+        list_webhook_endpoints,
+        retrieve_webhook_endpoint,
+        remove_webhook_endpoint,
+        rotate_webhook_secret,
+        enable_webhook_endpoint,
+        test_webhook_endpoint,
+        list_webhook_deliveries,
+        retrieve_webhook_delivery,
+        resend_webhook_delivery,
     ]
 
 
