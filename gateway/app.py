@@ -12,7 +12,7 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
-from gateway.admin.prices import price_routes
+from gateway.admin.routes import admin_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
 from gateway.endpoints.chat import chat_completions
@@ -67,7 +67,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *usage_routes(gateway),
             *export_routes(gateway),
             list_prices(gateway),
-            *price_routes(gateway),
+            *admin_routes(gateway),
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),

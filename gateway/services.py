@@ -42,6 +42,7 @@ from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
 from tenancy.authenticator import Authenticator
+from tenancy.repositories import Tenancy
 from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
@@ -89,6 +90,7 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     name: str
     database: Database
     authenticator: Authenticator
+    tenancy: Tenancy
     holds: HoldService
     prices: PriceCatalog
     spool: Spool

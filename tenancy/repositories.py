@@ -27,6 +27,9 @@ log = structlog.get_logger(__name__)
 REVOKED = "turnpike.keys.revoked"
 """The bus topic of revocations. The payload is the public id of the key."""
 
+DEFAULT_PROJECT = "default"
+"""The project that a tenant is opened with."""
+
 Owned = TypeVar("Owned", Project, ApiKey)
 
 
@@ -103,6 +106,16 @@ class Tenancy:
             return await TenantRepository(session=session, wrap_exceptions=False).add(
                 Tenant(name=name, created_at=_now())
             )
+
+    async def open_tenant(self, name: str) -> tuple[Tenant, Project]:
+        """Create a tenant with its first project, both or neither. Raises NameTaken, InvalidText."""
+        check_text("name", name, NAME)
+        async with self._creating("tenant", name) as session:
+            tenant = await TenantRepository(session=session, wrap_exceptions=False).add(
+                Tenant(name=name, created_at=_now())
+            )
+            project = Project(tenant_id=tenant.id, name=DEFAULT_PROJECT, created_at=_now())
+            return tenant, await ProjectRepository(session, tenant.id).add(project)
 
     async def tenant(self, name: str) -> Tenant:
         """The tenant of this name. Raises NoSuchRecord."""

@@ -234,6 +234,7 @@ async def running_stack(
         authenticator=Authenticator(
             stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
         ),
+        tenancy=stack.tenancy,
         holds=HoldService(stack.database),
         prices=prices,
         spool=stack.spool,

@@ -65,6 +65,7 @@ async def open_gateway_services(
                 admin.bus,
                 patience=settings.database_timeout,
             ),
+            tenancy=admin.tenancy,
             holds=admin.holds,
             prices=admin.prices,
             spool=spool,
