@@ -25,6 +25,7 @@ from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from storage.database.database import Database
 from tenancy.directory import Directory, project_public_id
 
 BUDGET_PREFIX = "budget_"
@@ -94,13 +95,10 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
     """The routes, for one worker."""
     database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
     wait, budgets = gateway.management_breakers.money.wait, BudgetSettings(gateway.services.database)
-    balances, directory = Balances(database), Directory(database)
+    balances, directory, shapes = Balances(database), Directory(database), BudgetShapes(database)
 
     async def shown(tenant_id: UUID, windows: list[BudgetWindow]) -> list[BudgetObject]:
-        currency = await wait(balances.currency_of(tenant_id))
-        ids = [UUID(window.subject) for window in windows if window.scope == "key"]
-        keys = await wait(directory.key_names(tenant_id, ids)) if ids else {}
-        return [_object(window, currency, {str(key): name for key, name in keys.items()}) for window in windows]
+        return await wait(shapes.of(tenant_id, windows, await wait(balances.currency_of(tenant_id))))
 
     async def subject_of(tenant_id: UUID, body: NewBudget) -> tuple[BudgetScope, str]:
         if sum(name is not None for name in (body.project, body.key, body.tag)) > 1:
@@ -197,6 +195,19 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
         return json_response(RemovedBudget(id=_name(identity), deleted=not dry_run))
 
     return [list_budgets, set_budget, remove_budget]
+
+
+class BudgetShapes:
+    """Budgets as answers have them, with the names of their subjects."""
+
+    def __init__(self, database: Database) -> None:
+        self._directory = Directory(database)
+
+    async def of(self, tenant_id: UUID, windows: list[BudgetWindow], currency: str) -> list[BudgetObject]:
+        """The budgets of a tenant whose balance has this currency. Raises DatabaseUnavailable."""
+        ids = [UUID(window.subject) for window in windows if window.scope == "key"]
+        keys = await self._directory.key_names(tenant_id, ids) if ids else {}
+        return [_object(window, currency, {str(key): name for key, name in keys.items()}) for window in windows]
 
 
 def _id(name: str) -> UUID | None:
