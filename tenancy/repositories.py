@@ -206,6 +206,10 @@ class Tenancy:
                 )
             )
 
+    async def operators(self) -> set[str]:
+        """Who has an operator's key that is not revoked; two spellings of one name are one person."""
+        return {key.name.casefold() for key in await self.list_operator_keys() if not key.revoked_at}
+
     async def revoke(self, public_id: str, tenant_id: UUID | None = None) -> bool:
         """Revoke a key for good: one of this tenant, or for an operator (None) any. Raises NoSuchRecord.
 

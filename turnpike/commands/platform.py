@@ -46,8 +46,7 @@ def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(admin: AdminServices) -> None:
         if arguments.name == APPROVALS and arguments.value == "on":
-            operators = {key.name.casefold() for key in await admin.tenancy.list_operator_keys() if not key.revoked_at}
-            if len(operators) < 2:
+            if len(await admin.tenancy.operators()) < 2:
                 raise CommandError(
                     "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
                 )
