@@ -1,4 +1,4 @@
-"""/admin/v1/prices/books: base books, one or more a currency, and tenants' own books, which fall back to a base book."""
+"""/admin/v1/prices/books: base books, one or more a currency, and tenants' own books over one of them."""
 
 from __future__ import annotations
 

@@ -45,11 +45,10 @@ def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
     check_platform_setting(arguments.name, arguments.value)
 
     async def work(admin: AdminServices) -> None:
-        if arguments.name == APPROVALS and arguments.value == "on":
-            if len(await admin.tenancy.operators()) < 2:
-                raise CommandError(
-                    "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
-                )
+        if arguments.name == APPROVALS and arguments.value == "on" and len(await admin.tenancy.operators()) < 2:
+            raise CommandError(
+                "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
+            )
         by = " and ".join(await check_operators(admin, arguments))
         via = f"operator keys, {system_user()}"
         await admin.platform.set(arguments.name, arguments.value, by=by, via=via, reason=arguments.reason)
