@@ -26,6 +26,10 @@ from gateway.dialects.openai.common_request import (
 from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest, Text, Turn
 
+NoCall: TypeAlias = Annotated[
+    Raw, Meta(description="Not supported: calls are refused.", extra_json_schema={"type": "null"})
+]
+
 
 class MarkablePart(Struct, frozen=True, kw_only=True):
     """What may say that the prompt is to be cached up to its end."""
@@ -43,15 +47,15 @@ class RefusalPart(MarkablePart, frozen=True, tag="refusal", tag_field="type"):
 
 
 class ImagePart(Struct, frozen=True, tag="image_url", tag_field="type"):
-    pass
+    """Not supported: refused."""
 
 
 class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
-    pass
+    """Not supported: refused."""
 
 
 class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
-    pass
+    """Not supported: refused."""
 
 
 ContentPart: TypeAlias = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
@@ -74,16 +78,16 @@ class UserMessage(MarkablePart, frozen=True, tag="user", tag_field="role"):
 class AssistantMessage(MarkablePart, frozen=True, tag="assistant", tag_field="role"):
     content: Content | None = None
     refusal: str | None = None
-    tool_calls: list[Raw] | None = None
-    function_call: Raw | None = None
+    tool_calls: list[NoCall] | None = None
+    function_call: NoCall | None = None
 
 
 class ToolMessage(Struct, frozen=True, tag="tool", tag_field="role"):
-    pass
+    """Not supported: refused."""
 
 
 class FunctionMessage(Struct, frozen=True, tag="function", tag_field="role"):
-    pass
+    """Not supported: refused."""
 
 
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
