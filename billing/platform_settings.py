@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.integrity.row_seals import seal_rows
 from billing.tables.platform import platform_setting
 from storage.database.database import Database
@@ -61,9 +62,12 @@ class PlatformSettings:
         check_text("reason", reason, REASON, empty=True)
         row = {"name": name, "value": value, "actor": by, "via": via, "reason": reason, "at": self._database.clock}
         async with self._database.transaction() as session:
+            before = await value_of(session, name)
             made = await session.execute(insert(platform_setting).values(row).returning(platform_setting.c.id))
             number: int = made.scalar_one()
             await seal_rows(session, platform_setting, platform_setting.c.id == number)
+            await record_change(session, "platform_setting.set", target="platform_setting", target_id=name,
+                                reason=reason, before={"value": before}, after={"value": value})  # fmt: skip
 
 
 def check_platform_setting(name: str, value: str) -> None:

@@ -12,7 +12,10 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
+from gateway.admin.keys import key_routes
+from gateway.admin.operator_keys import operator_key_routes
 from gateway.admin.routes import admin_routes
+from gateway.admin.suspensions import suspension_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
 from gateway.endpoints.chat import chat_completions
@@ -72,6 +75,9 @@ def application_of(gateway: Gateway) -> Litestar:
             *export_routes(gateway),
             list_prices(gateway),
             *admin_routes(gateway),
+            *key_routes(gateway),
+            *operator_key_routes(gateway),
+            *suspension_routes(gateway),
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),
@@ -80,7 +86,7 @@ def application_of(gateway: Gateway) -> Litestar:
             *([metrics_route(gateway)] if services.options.public_metrics else []),
         ],
         lifespan=[lifespan],
-        middleware=[Authentication(services.authenticator)],
+        middleware=[Authentication(services.authenticator, services.suspensions, services.options.trusted_proxies)],
         before_send=[before_send],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         request_max_body_size=services.options.body_limit,
@@ -126,6 +132,7 @@ def _record_response(gateway: Gateway, scope: Scope, status: int) -> None:
         path=scope["path"],
         status=status,
         key=principal.public_id if principal else None,
+        old_secret=True if principal and principal.old_secret else None,
         tenant=principal.tenant if principal else None,
         project=principal.project if principal else None,
         operator=principal.name if principal and principal.kind == "operator_key" else None,

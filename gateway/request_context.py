@@ -20,12 +20,15 @@ def public_name(request_id: UUID) -> str:
 
 
 class RequestContext:
-    """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`."""
+    """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`.
 
-    __slots__ = ("id", "model", "principal", "started")
+    `address` is the client's, as `gateway.http.client_address` knows it."""
+
+    __slots__ = ("address", "id", "model", "principal", "started")
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
+        self.address = ""
         self.model = ""
         self.principal: Principal | None = None
         self.started = time.monotonic()

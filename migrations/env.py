@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
+import audit_log.tables
 import billing.tables.budgets
 import billing.tables.chain
 import billing.tables.exports
@@ -23,6 +24,7 @@ import webhooks.tables
 from storage.database.base import Base
 
 ROOMS = (
+    audit_log.tables,
     billing.tables.chain,
     billing.tables.exports,
     billing.tables.budgets,

@@ -38,8 +38,11 @@ ROOMS: Mapping[str, frozenset[str]] = {
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
     "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
-    "audit_log": ("actors", "record"),
-    "tenancy": ("permissions", "principals", "keys", "tables", "directory", "repositories", "authenticator"),
+    "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "verification"),
+    "tenancy": (
+        *("permissions", "key_limits", "principals", "delegation", "keys", "tables", "directory", "repositories"),
+        *("suspension", "operators", "authenticator"),
+    ),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
@@ -69,7 +72,7 @@ HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
-    "tenancy/directory.py",
+    *("tenancy/directory.py", "tenancy/suspension.py"),
     *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
@@ -79,6 +82,7 @@ TENANT_TABLES = frozenset(
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
         *("lease", "ended_lease", "lease_tag"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
+        *("audit_entry", "audit_chain", "audit_anchor"),
     )
 )
 """Tables whose rows belong to a tenant."""

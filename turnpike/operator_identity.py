@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from audit_log.actors import become, current_actor
 from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
@@ -70,7 +71,15 @@ async def find_author(admin: AdminServices, arguments: argparse.Namespace) -> Au
         raise CommandError(
             f"changing prices takes two operators (`turnpike platform show`): present your key, {FLAG} FILE"
         )
-    return Author(system_user() if arguments.by is None else str(arguments.by), admin.sheets)
+    return Author(act_for(arguments.by) or system_user(), admin.sheets)
+
+
+def act_for(name: str | None) -> str | None:
+    """Let the audit log have this name for who runs the command, if one is given; return it. It proves nothing, and
+    what is known of who runs the command is recorded too."""
+    if name is not None:
+        become(msgspec.structs.replace(current_actor(), name=name))
+    return name
 
 
 async def check_operators(admin: AdminServices, arguments: argparse.Namespace) -> list[str]:
@@ -87,7 +96,17 @@ async def check_operators(admin: AdminServices, arguments: argparse.Namespace) -
         names.append(await _operator(admin, Path(arguments.second_operator_key_file), SECOND_FLAG))
         if names[0].casefold() == names[1].casefold():
             raise CommandError(f"{SECOND_FLAG}: both keys are {names[0]}'s; it takes another operator's")
+        actor = current_actor()
+        become(msgspec.structs.replace(actor, through=f"{actor.through}, with the key of {names[1]}"))
     return names
+
+
+async def is_own_key(admin: AdminServices, name: str) -> bool:
+    """Whether the operator whose key is presented has this name. Raises CommandError."""
+    from tenancy.operators import same_person
+
+    key_file = admin.settings.operator_key_file
+    return bool(key_file) and same_person(await _operator(admin, Path(key_file)), name)
 
 
 async def _operator(admin: AdminServices, path: Path, flag: str = FLAG) -> str:

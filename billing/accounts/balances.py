@@ -9,16 +9,18 @@ from __future__ import annotations
 from typing import Literal
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.accounts.idempotency import check_id_unused
 from billing.ledger.entries import Balance, Transaction, TransactionKind
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
 from billing.transaction.money_transaction import Grant, MoneyTransaction
-from billing.transaction.opening import money_transaction, money_transaction_in
+from billing.transaction.opening import money_transaction, money_transaction_in, recorded_money_transaction
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
@@ -130,8 +132,10 @@ class Balances:
             return made.id
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
             await _begin(self._database, session, tenant_id, currency)
-        async with money_transaction(self._database) as money:
+        async with recorded_money_transaction(self._database) as (session, money):
             new = await _put_in(self._database, money, made)
+            if new:
+                await _record_grant(session, made)
         if not new:  # a moment ago
             await self._was_given(made)
         return made.id
@@ -175,7 +179,7 @@ class Balances:
         identity = refund_id or new_id()
         if refund_id is not None and await self._was_refunded(identity, tenant_id, amount_pico, currency):
             return identity
-        async with money_transaction(self._database) as money:
+        async with recorded_money_transaction(self._database) as (session, money):
             found = (await money.lock([tenant_id])).get(tenant_id)
             if found is None:
                 raise RefundRefused(0, currency)
@@ -189,6 +193,9 @@ class Balances:
                 if not dry_run:
                     await _post(money, wallet, Transaction(identity, tenant_id, currency, "refund", "",
                                                            wallet.refund(amount_pico), reason))  # fmt: skip
+                    said = {"amount": format_pico(amount_pico), "currency": currency}
+                    await record_change(session, "refund.created", target="refund", target_id=str(identity),
+                                        tenant_id=tenant_id, reason=reason, after=said)  # fmt: skip
         if posted:  # since a moment ago
             await self._was_refunded(identity, tenant_id, amount_pico, currency)
         return identity
@@ -216,12 +223,15 @@ class Balances:
             raise InvalidMoney(f"a credit line of {pico} pico-units")
         async with self._database.transaction() as session:
             await _begin(self._database, session, tenant_id, currency)
-        async with money_transaction(self._database) as money:
+        async with recorded_money_transaction(self._database) as (session, money):
             found = (await money.lock([tenant_id]))[tenant_id]
             if found.currency != currency:
                 raise CurrencyMismatch(found.currency, currency)
             after = found.with_credit_line(pico)
             await money.save([after])
+            lines = [{"limit": format_pico(one.credit_line), "currency": currency} for one in (found, after)]
+            await record_change(session, "credit_line.set", target="balance", target_id=str(tenant_id),
+                                tenant_id=tenant_id, before=lines[0], after=lines[1])  # fmt: skip
         return after
 
     async def expire(self, now: int | None = None) -> int:
@@ -240,7 +250,7 @@ class Balances:
             tenants = list(await session.scalars(due))
         taken = 0
         for tenant in tenants:
-            async with money_transaction(self._database) as money:
+            async with recorded_money_transaction(self._database) as (session, money):
                 found = (await money.lock([tenant]))[tenant]
                 wallet = Wallet(found, await money.grants([tenant]))
                 entries = wallet.expire(instant)
@@ -248,6 +258,9 @@ class Balances:
                     taken += 1
                     posted = Transaction(new_id(), tenant, found.currency, "expiry", "", entries, "expired")
                     await _post(money, wallet, posted)
+                    gone = {str(grant_id): format_pico(one.gone) for grant_id, one in wallet.changed.items()}
+                    await record_change(session, "grants.expired", target="balance", target_id=str(tenant),
+                                        tenant_id=tenant, after={"gone": gone, "currency": found.currency})  # fmt: skip
         return taken
 
 
@@ -255,6 +268,14 @@ async def settle_payment(database: Database, session: AsyncSession, made: Grant)
     """Put money in that came in for a document, in the transaction that writes down that it did; once under its id."""
     await _begin(database, session, made.tenant_id, made.currency)
     await _put_in(database, await money_transaction_in(database, session), made)
+
+
+async def _record_grant(session: AsyncSession, made: Grant) -> None:
+    said = msgspec.structs.asdict(made)
+    after = {name: said[name] for name in ("currency", "kind", "priority", "expires_at", "model")}
+    after["amount"] = format_pico(made.amount_pico)
+    await record_change(session, "grant.created", target="grant", target_id=str(made.id), tenant_id=made.tenant_id,
+                        project_id=made.project_id, reason=made.reason, after=after)  # fmt: skip
 
 
 async def _begin(database: Database, session: AsyncSession, tenant_id: UUID, currency: str) -> None:

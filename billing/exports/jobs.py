@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from sqlalchemy import func, insert, or_, select, update
 
+from audit_log.record import record_change
 from billing.calendar import InvalidPeriod, check_period
 from billing.exports.datasets import PROVIDER, DisplayNames, ExportQuery, InvalidExport
 from billing.exports.files import ExportOrder, dataset_of, export, format_of, manifest_path
@@ -115,6 +116,9 @@ class ExportJobs:
                     leased_until=0,
                 )
             )
+            said = {"dataset": dataset, "period": period, "format": form}
+            await record_change(session, "export.ordered", target="export", target_id=str(identity),
+                                tenant_id=tenant_id, after=said)  # fmt: skip
         return await self.get(tenant_id, identity)
 
     async def get(self, tenant_id: UUID, job_id: UUID) -> ExportJob:

@@ -18,6 +18,7 @@ from billing.invoices.errors import AmountRefused, WrongState
 from billing.invoices.finalizing import issue
 from billing.invoices.parties.store import lock_documents, read_seller
 from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
+from billing.invoices.recording import record_document
 from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, update_invoice, write_draft
 from billing.money import format_minor, minor_to_pico, minor_unit
 from billing.tables.invoices import invoice
@@ -67,7 +68,9 @@ async def credit(
             document = await _compose(session, current, reason, amounts)
             await write_draft(database, session, note_id, document, corrects=current.id)
             draft = await lock_invoice(database, session, tenant_id, note_id)
-            await _settle(database, session, current, await issue(database, session, draft, document, issued))
+            issued_note = await issue(database, session, draft, document, issued)
+            await _settle(database, session, current, issued_note)
+            await record_document(session, "credit_note.issued", None, issued_note, reason)
         note = await lock_invoice(database, session, tenant_id, note_id)
         document = await read_document(session, tenant_id, note_id)
         if note.settled_pico:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.integrity.row_seals import seal_rows
 from billing.platform_settings import APPROVALS, value_of
 from billing.prices.errors import (
@@ -37,10 +38,18 @@ from billing.prices.sheets import (
     sheets,
 )
 from billing.prices.version import Cell, Rows
-from billing.tables.prices import price_change, price_interval, price_row, price_sheet
+from billing.tables.prices import price_book, price_change, price_interval, price_row, price_sheet
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
 
+_RECORDED = {
+    "draft": "price_sheet.drafted",
+    "set": "price_sheet.set",
+    "approve": "price_sheet.approved",
+    "withdraw": "price_sheet.withdrawn",
+}
+"""What the audit log calls the actions of `price_change`."""
+_BOOK = price_book.c.id
 _TICK = 1000  # SQLite's clock, in microseconds
 
 
@@ -236,6 +245,12 @@ class PriceSheets:
         hashes = {"before_sha256": digest_before, "after_sha256": digest_before if action == "withdraw" else row.sha256}
         await session.execute(insert(price_change).values(**values, **hashes))
         await seal_rows(session, price_change, price_change.c.sheet == sheet, price_change.c.action == action)
+        book = (await session.execute(select(price_book.c.name, price_book.c.tenant_id).where(row.book == _BOOK))).one()
+        what = {"book": book.name, "model": row.model}
+        before_after = [what | {"sha256": digest} for digest in hashes.values()]
+        await record_change(session, _RECORDED[action], target="price_sheet", target_id=str(sheet),
+                            tenant_id=book.tenant_id, reason=reason, before=before_after[0] if digest_before else None,
+                            after=before_after[1] | {"effective_at": row.effective_at})  # fmt: skip
 
 
 def _starts(proposal: PriceProposal, intervals: Iterable[Interval], now: int) -> int:

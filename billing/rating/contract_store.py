@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import insert, select
 
+from audit_log.record import record_change
 from billing.calendar import check_period, period_of
 from billing.integrity.row_seals import seal_rows
 from billing.prices import PriceCatalog, PriceMissing
@@ -70,6 +71,9 @@ class Contracts:
             made = await session.execute(insert(contract_terms).values(values).returning(contract_terms.c.id))
             number: int = made.scalar_one()
             await seal_rows(session, contract_terms, contract_terms.c.id == number)
+            said = {"from": from_period, "terms": terms}
+            await record_change(session, "terms.set", target="contract_terms", target_id=str(number),
+                                tenant_id=tenant_id, reason=reason, after=said)  # fmt: skip
         return number
 
     async def terms_of(self, tenant_id: UUID, period: str) -> ContractTerms:

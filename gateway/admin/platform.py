@@ -22,6 +22,7 @@ from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from tenancy.operators import deciding_operators
 
 _TWO = 2
 """How many operators approvals take."""
@@ -134,7 +135,11 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                     "Approvals are on, so this takes two operators: `turnpike platform set` with both keys.",
                     code="second_operator_required",
                 )
-            if name == APPROVALS and body.value == "on" and len(await wait(tenancy.operators())) < _TWO:
+            if (
+                name == APPROVALS
+                and body.value == "on"
+                and len(deciding_operators(await wait(tenancy.list_operator_keys()))) < _TWO
+            ):
                 raise Conflict(
                     "Approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`.",
                     code="second_operator_required",

@@ -36,6 +36,7 @@ from storage.database.database import Database
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.repositories import Tenancy
+from tenancy.suspension import Suspensions
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy
@@ -235,6 +236,7 @@ async def running_stack(
             stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
         ),
         tenancy=stack.tenancy,
+        suspensions=Suspensions(stack.database, bus),
         holds=HoldService(stack.database),
         prices=prices,
         spool=stack.spool,

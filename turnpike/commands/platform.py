@@ -40,15 +40,18 @@ async def show_platform(admin: AdminServices, _arguments: argparse.Namespace) ->
 def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike platform set NAME VALUE`."""
     from billing.platform_settings import APPROVALS, check_platform_setting
+    from tenancy.operators import deciding_operators
     from turnpike.admin_services import system_user
 
     check_platform_setting(arguments.name, arguments.value)
 
     async def work(admin: AdminServices) -> None:
-        if arguments.name == APPROVALS and arguments.value == "on" and len(await admin.tenancy.operators()) < 2:
-            raise CommandError(
-                "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
-            )
+        if arguments.name == APPROVALS and arguments.value == "on":
+            operators = deciding_operators(await admin.tenancy.list_operator_keys())
+            if len(operators) < 2:
+                raise CommandError(
+                    "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
+                )
         by = " and ".join(await check_operators(admin, arguments))
         via = f"operator keys, {system_user()}"
         await admin.platform.set(arguments.name, arguments.value, by=by, via=via, reason=arguments.reason)
