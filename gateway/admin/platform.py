@@ -84,6 +84,9 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def shown(name: str) -> SettingObject:
         return SettingObject(name=name, value=await wait(platform.value(name)), values=list(VALUES[name]))
 
+    async def deciding() -> int:
+        return len(deciding_operators(await wait(tenancy.list_operator_keys())))
+
     @get("/admin/v1/platform/settings", opt=demands("platform.read") | describes(SettingList))
     async def list_settings(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The settings of the platform."""
@@ -135,11 +138,7 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                     "Approvals are on, so this takes two operators: `turnpike platform set` with both keys.",
                     code="second_operator_required",
                 )
-            if (
-                name == APPROVALS
-                and body.value == "on"
-                and len(deciding_operators(await wait(tenancy.list_operator_keys()))) < _TWO
-            ):
+            if name == APPROVALS and body.value == "on" and await deciding() < _TWO:
                 raise Conflict(
                     "Approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`.",
                     code="second_operator_required",

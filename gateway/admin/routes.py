@@ -12,6 +12,7 @@ from gateway.admin.invoice_changes import invoice_change_routes
 from gateway.admin.invoice_files import invoice_file_routes
 from gateway.admin.invoice_lines import invoice_line_routes
 from gateway.admin.invoices import invoice_routes
+from gateway.admin.named_tenant import NamedTenant
 from gateway.admin.overview import overview_routes
 from gateway.admin.parties import party_routes
 from gateway.admin.periods import period_routes
@@ -22,6 +23,8 @@ from gateway.admin.requests import request_routes
 from gateway.admin.tenants import tenant_routes
 from gateway.admin.terms import terms_routes
 from gateway.admin.usage import usage_routes
+from gateway.endpoints.exports import export_routes
+from gateway.endpoints.webhooks import webhook_routes
 from gateway.services import Gateway
 
 
@@ -33,4 +36,6 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes),
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
     )
-    return [route for part in parts for route in part(gateway)]
+    tenants = NamedTenant(gateway)
+    shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
+    return [*(route for part in parts for route in part(gateway)), *shared]
