@@ -19,7 +19,7 @@ from gateway.admin.keys import key_routes
 from gateway.admin.members import member_routes
 from gateway.admin.one_time_links import one_time_link_routes
 from gateway.admin.operator_keys import operator_key_routes
-from gateway.admin.prices import price_routes
+from gateway.admin.routes import admin_routes
 from gateway.admin.sign_in import sign_in_routes
 from gateway.admin.suspensions import suspension_routes
 from gateway.admin.users import user_routes
@@ -83,8 +83,8 @@ def application_of(gateway: Gateway) -> Litestar:
             *usage_routes(gateway),
             *export_routes(gateway),
             list_prices(gateway),
-            *price_routes(gateway),
             audit_route(gateway),
+            *admin_routes(gateway),
             *key_routes(gateway),
             *operator_key_routes(gateway),
             *suspension_routes(gateway),
