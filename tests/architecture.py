@@ -34,8 +34,8 @@ ROOMS: Mapping[str, frozenset[str]] = {
 
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
-    "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
-    "tenancy": ("keys", "tables", "repositories", "authenticator"),
+    "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
+    "tenancy": ("keys", "tables", "repositories", "rate_limits", "authenticator"),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
@@ -49,7 +49,18 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "gateway": (
         *("errors", "generation_request", "request_context", "conversation", "metering", "served_models", "fleet"),
-        *("admission", "metrics", "recovery", "generation", "dialects", "http", "services", "endpoints", "admin"),
+        *(
+            "limits",
+            "admission",
+            "metrics",
+            "recovery",
+            "generation",
+            "dialects",
+            "http",
+            "services",
+            "endpoints",
+            "admin",
+        ),
         *("app", "server"),
     ),
     "turnpike": (
@@ -64,14 +75,23 @@ MOST_LOOSE = 6
 HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
-    *("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
+    *("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py", "tenancy/rate_limits.py"),
     *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
 TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
-        *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
+        *(
+            "rate_limit",
+            "ledger_txn",
+            "rollup_hour",
+            "budget",
+            "invoice",
+            "billing_profile",
+            "webhook_endpoint",
+            "export_job",
+        ),
         *("lease", "ended_lease", "lease_tag"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
     )
