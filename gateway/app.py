@@ -12,6 +12,7 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
+from gateway.admin.limits import limit_routes
 from gateway.admin.prices import price_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
@@ -52,7 +53,7 @@ def create_app(services: GatewayServices) -> Litestar:
         if message["type"] == "http.response.start":
             context = request_context(scope)
             name = context.name.encode()  # OpenAI's clients read the first header, Anthropic's the second
-            headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
+            headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name), *context.limit_headers]
             if context.principal is not None and context.principal.tenant_id is not None and speaks_anthropic(scope):
                 headers.append((b"anthropic-organization-id", str(context.principal.tenant_id).encode()))
             message["headers"] = headers
@@ -68,6 +69,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *export_routes(gateway),
             list_prices(gateway),
             *price_routes(gateway),
+            *limit_routes(gateway),
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),

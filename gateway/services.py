@@ -27,6 +27,7 @@ from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks
 from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
+from gateway.limits.limiter import Limiter
 from gateway.metering.lease_outcomes import LeaseOutcomes
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -42,6 +43,7 @@ from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
 from tenancy.authenticator import Authenticator
+from tenancy.rate_limits import RateLimits
 from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
@@ -100,6 +102,9 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     """The keys that `domains` has: the worker tells replicas which were destroyed."""
     exports: ExportJobs
     webhooks: WebhookEndpoints
+    limiter: Limiter
+    """The worker starts and stops it."""
+    rate_limits: RateLimits
     epoch: EpochKeeper | None = None
     """Where the caller took the name already; the worker stops it."""
     options: GatewayOptions = field(default_factory=GatewayOptions)
@@ -115,6 +120,7 @@ class ManagementBreakers:
         self.webhooks = CircuitBreaker(seconds, witness)
         self.caches = CircuitBreaker(seconds, witness)
         self.prices = CircuitBreaker(seconds, witness)
+        self.limits = CircuitBreaker(seconds, witness)
 
 
 class Gateway:
@@ -140,6 +146,7 @@ class Gateway:
             connections=lambda: len(self.open_connections),
             refused=lambda: self.refused.count,
             lingering=lambda: len(self.lingering_connections),
+            limits_degraded=lambda: services.limiter.degraded,
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.leases = LeaseStore(services.database, services.options.lease_tokens)
@@ -215,6 +222,7 @@ class Gateway:
         services = self.services
         await services.models.check_prices(services.prices)
         await services.authenticator.start()
+        await services.limiter.start()
         await self._epoch.start()
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray
@@ -274,5 +282,6 @@ class Gateway:
         await self._tasks.stop()
         self.threads.close()
         await self._epoch.stop()
+        await self.services.limiter.close()
         await self.services.authenticator.close()
         await self.services.prices.close()

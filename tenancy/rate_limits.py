@@ -17,6 +17,7 @@ from msgspec import Struct
 from sqlalchemy import delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from storage.bus import Bus, BusUnavailable
 from storage.database.database import Database, DatabaseUnavailable
 from storage.reported_error import ReportedError
@@ -114,7 +115,7 @@ class RateLimits:
             raise NoSuchRecord(f"there is no project {str(project_id)!r}")
         return LimitSubject(project.tenant_id, project.id)
 
-    async def set(self, subject: LimitSubject, limits: Limits) -> Limits | None:
+    async def set(self, subject: LimitSubject, limits: Limits, reason: str = "") -> Limits | None:
         """Set all limits of a subject; returns those it had. Raises InvalidLimit."""
         limits.check()
         async with self._database.transaction() as session:
@@ -131,10 +132,11 @@ class RateLimits:
             for name in FIELDS:
                 setattr(row, name, getattr(limits, name))
             row.changed_at = datetime.now(UTC)
+            await _record(session, subject, reason=reason, before=before, after=limits)
         await self._announce(subject)
         return before
 
-    async def remove(self, subject: LimitSubject) -> Limits | None:
+    async def remove(self, subject: LimitSubject, reason: str = "") -> Limits | None:
         """Remove the limits of a subject; returns those it had."""
         async with self._database.transaction() as session:
             row = await session.get(RateLimit, subject.id)
@@ -145,6 +147,7 @@ class RateLimits:
             await session.execute(
                 delete(RateLimit).where(RateLimit.subject_id == identity, RateLimit.tenant_id == tenant)
             )
+            await _record(session, subject, reason=reason, before=before, after=None)
         await self._announce(subject)
         return before
 
@@ -255,6 +258,22 @@ class LimitCache:
     def _forget_all(self) -> None:
         self._changes += 1
         self._known.clear()
+
+
+async def _record(
+    session: AsyncSession, subject: LimitSubject, *, reason: str, before: Limits | None, after: Limits | None
+) -> None:
+    await record_change(
+        session,
+        "limits.set" if after else "limits.removed",
+        target="project" if subject.key_id is None else "key",
+        target_id=str(subject.id),
+        tenant_id=subject.tenant_id,
+        project_id=subject.project_id,
+        reason=reason,
+        before=before,
+        after=after,
+    )
 
 
 async def _applying(

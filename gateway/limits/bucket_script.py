@@ -23,7 +23,7 @@ local function buckets_of(scope)
     local key = prefix .. ':bucket:' .. scope[1]
     local saved = redis.call('GET', key)
     found = saved and cmsgpack.unpack(saved) or {now, false, false, false}
-    found.key, found.changed = key, false
+    found.key, found.changed = key, now < found[1] -- a clock that was set back counts from now on
     buckets[scope[1]] = found
   end
   local elapsed = math.max(0, now - found[1])

@@ -18,6 +18,7 @@ from gateway.limits.expected_tokens import ExpectedTokens
 from gateway.limits.memory_buckets import MemoryBuckets
 from gateway.limits.operations import (
     CONCURRENT,
+    METERS,
     MICRO,
     UNLIMITED,
     Began,
@@ -62,13 +63,21 @@ class Standing(Struct, frozen=True):
     levels: tuple[Levels, ...]
 
 
+class Answer(Struct, frozen=True):
+    """Whether a request may run, and what its limits have left. A refused one has a `refusal` and the `meter` that it
+    has to wait for."""
+
+    permit: Permit
+    standing: Standing
+    refusal: RateLimited | None = None
+    meter: str = ""
+
+
 class Limiter:
     """The limits of one worker, `name`. Call `start` before use and `close` after."""
 
     def __init__(self, cache: LimitCache, shared: RedisBuckets | None, name: str) -> None:
         self.expected = ExpectedTokens()
-        self.refused = [0, 0, 0, 0]
-        """Requests that were refused, by meter."""
         self._cache = cache
         self._shared = shared
         self._name = name
@@ -100,11 +109,8 @@ class Limiter:
 
     async def reserve(
         self, request: UUID, *, tenant: UUID, project: UUID, key: UUID, asked: Sequence[Asked]
-    ) -> tuple[Permit, Standing, RateLimited | None] | None:
-        """Let a request through, or say why not; None if it has no limits. Raises DatabaseUnavailable.
-
-        Refused or not, the second says what is left.
-        """
+    ) -> Answer | None:
+        """Let a request through, or say why not; None if it has no limits. Raises DatabaseUnavailable."""
         found = self._cache.known(key, project, tenant)
         if found is None:
             found = await self._cache.load(key, project, tenant)
@@ -123,11 +129,10 @@ class Limiter:
         permit.parts = len(asked)
         standing = Standing(scopes, verdict.levels)
         if not verdict.allowed:
-            self.refused[verdict.meter] += 1
-            return permit, standing, _refusal(verdict, found)
+            return Answer(permit, standing, _refusal(verdict, found), METERS[verdict.meter])
         if permit.has_places:
             self._placed[permit.request] = permit
-        return permit, standing, None
+        return Answer(permit, standing)
 
     def settle(self, permit: Permit, operation: Began) -> None:
         """Settle in the background, in the order of calls."""
@@ -163,7 +168,7 @@ class Limiter:
         if not self._outage.active:
             self._outage.begin((permit.request, permit.scopes) for permit in self._placed.values())
 
-    async def _flush(self, items: list[tuple[UUID, Operation]]) -> list[Verdict | None | Exception]:
+    async def _flush(self, items: list[tuple[UUID, Operation]]) -> list[Verdict | Exception | None]:
         """The answers, None for every item while Redis is away."""
         assert self._shared is not None
         charges = self._outage.end() if self._outage.active and self._shared.asks else []

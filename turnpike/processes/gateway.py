@@ -16,6 +16,8 @@ from billing.spool.spool import Spool
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.http.connections import raise_open_files_limit
+from gateway.limits.limiter import KEEP_US, LEASE_US, Limiter
+from gateway.limits.redis_buckets import RedisBuckets
 from gateway.served_models.registry import ModelRegistry
 from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
@@ -23,6 +25,7 @@ from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
+from tenancy.rate_limits import LimitCache
 from turnpike.admin_services import AdminServices, webhook_endpoints
 from turnpike.processes.listener import is_loopback
 from turnpike.settings.data_folder import folder_identity
@@ -53,6 +56,7 @@ async def open_gateway_services(
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
     scope_keys = ScopeKeys(admin.database, secrets.master_key, patience=min(_KEY_PATIENCE_S, settings.database_timeout))
+    buckets = RedisBuckets(settings.redis_url, LEASE_US, KEEP_US) if settings.redis_url else None
     keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
         await keeper.start()
@@ -75,6 +79,8 @@ async def open_gateway_services(
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports),
             webhooks=webhook_endpoints(settings, admin.database, secrets),
+            limiter=Limiter(LimitCache(admin.database, admin.bus), buckets, name),
+            rate_limits=admin.limits,
             epoch=keeper,
             domains=CacheDomains(secrets.scope_secret, scope_keys, retention=settings.cache_retention),
             scope_keys=scope_keys,
@@ -95,6 +101,8 @@ async def open_gateway_services(
     finally:
         await keeper.stop()
         await spool.close()
+        if buckets is not None:
+            await buckets.close()
 
 
 async def serve_until_signal(server: GatewayServer, listener: socket.socket) -> None:
