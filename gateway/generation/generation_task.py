@@ -123,6 +123,8 @@ class GenerationTask:
         grammar = self.prepared.generation.grammar
         invalid = None if done is None or grammar is None else invalid_grammar(done, grammar)
         self.state.move("answered" if invalid is None else "input_refused", invalid or outcome_of(done, ends))
+        if self._outcome().failure is not None:
+            await self._end_permit()  # before the client is told: it may try again at once
         await self._deliver_rest()
         self.state.move("delivered")
         outcome = self._outcome()

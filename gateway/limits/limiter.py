@@ -97,15 +97,17 @@ class Limiter:
     async def start(self) -> None:
         """Hear of changed limits, and keep the places of running requests."""
         await self._cache.start()
-        self._task = asyncio.create_task(self._renew())
+        self._task = asyncio.create_task(self._keep_renewing())
 
     async def close(self) -> None:
-        """Settle what is queued."""
+        """Settle what is queued, and close the connections."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._batcher.close()
         await self._cache.close()
+        if self._shared is not None:
+            await self._shared.close()
 
     async def reserve(
         self, request: UUID, *, tenant: UUID, project: UUID, key: UUID, asked: Sequence[Asked]
@@ -178,16 +180,19 @@ class Limiter:
             return [None] * len(items)
         return list(answers[len(charges) :])
 
-    async def _renew(self) -> None:
-        """Keep the places of what runs, and count the workers."""
+    async def _keep_renewing(self) -> None:
         while True:
-            placed = list(self._placed.values())
-            if self._shared is None:
-                for permit in placed:
-                    self._memory.run(permit.renewal)
-            else:
-                await self._renew_shared(self._shared, placed)
+            await self.renew()
             await asyncio.sleep(_RENEW_S)
+
+    async def renew(self) -> None:
+        """Keep the places of what runs, and count the workers."""
+        placed = list(self._placed.values())
+        if self._shared is not None:
+            await self._renew_shared(self._shared, placed)
+            return
+        for permit in placed:
+            self._memory.run(permit.renewal)
 
     async def _renew_shared(self, shared: RedisBuckets, placed: Sequence[Permit]) -> None:
         if self._outage.active:

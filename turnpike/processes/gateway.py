@@ -101,8 +101,6 @@ async def open_gateway_services(
     finally:
         await keeper.stop()
         await spool.close()
-        if buckets is not None:
-            await buckets.close()
 
 
 async def serve_until_signal(server: GatewayServer, listener: socket.socket) -> None:
