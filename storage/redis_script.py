@@ -109,7 +109,7 @@ class RedisScript:
             return [await self._one(*calls[0])]
         pipeline = self._client.pipeline(transaction=False)
         for key, arguments in calls:
-            pipeline.evalsha(self._sha, 1, key, *arguments)  # type: ignore[arg-type]
+            pipeline.evalsha(self._sha, 1, key, *arguments)
         answers = list(await pipeline.execute(raise_on_error=False))
         for index, answer in enumerate(answers):
             if isinstance(answer, exceptions.NoScriptError):

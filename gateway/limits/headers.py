@@ -14,6 +14,7 @@ from gateway.limits.limiter import Standing
 from gateway.limits.operations import INPUT, MICRO, OUTPUT, REQUESTS, UNLIMITED, time_until
 
 _HOUR_S, _MINUTE_S = 3600, 60
+_PARTS = ("limit", "remaining", "reset")
 _NAMES = ((REQUESTS, "requests"), (INPUT, "input-tokens"), (OUTPUT, "output-tokens"))
 
 Pairs = list[tuple[bytes, bytes]]
@@ -41,15 +42,12 @@ def limit_headers(standing: Standing, *, anthropic: bool, now: float) -> Pairs:
     for name, left in found.items():
         if anthropic:
             prefix = f"anthropic-ratelimit-{name}-"
-            names, reset = (prefix + "limit", prefix + "remaining", prefix + "reset"), rfc3339(now, left.reset)
+            names, reset = [prefix + part for part in _PARTS], rfc3339(now, left.reset)
         else:
-            names, reset = tuple(f"x-ratelimit-{part}-{name}" for part in _PARTS), go_duration(left.reset)
+            names, reset = [f"x-ratelimit-{part}-{name}" for part in _PARTS], go_duration(left.reset)
         values = (str(left.limit), str(left.remaining), reset)
         headers += [(key.encode(), value.encode()) for key, value in zip(names, values, strict=True)]
     return headers + _places(standing)
-
-
-_PARTS = ("limit", "remaining", "reset")
 
 
 def _places(standing: Standing) -> Pairs:

@@ -219,7 +219,7 @@ class MemoryBuckets:
             if bounds.concurrent != UNLIMITED:
                 subject.expire_places(now)
                 free = max(0, bounds.concurrent - len(subject.places))
-            found.append(Levels(*(subject.level(meter) for meter in _METERS), free))
+            found.append(Levels(subject.level(REQUESTS), subject.level(INPUT), subject.level(OUTPUT), free))
         return tuple(found)
 
     def _record(self, request: str, input_tokens: int, output_tokens: int, now: int) -> None:

@@ -98,7 +98,8 @@ class Outage:
     def end(self) -> list[tuple[UUID, Operation]]:
         """Redis is back: what it is to be charged with."""
         self.active = False
-        now, charges = self._clock(), []
+        now = self._clock()
+        charges: list[tuple[UUID, Operation]] = []
         for used in self._used.values():
             used.leak(self.workers, now)
             levels = tuple(
