@@ -72,6 +72,7 @@ class GenerationTask:
         try:
             await self._run()
         except GatewayError as failure:
+            await self._end_permit()
             self._fail(failure)
         except Exception:
             log.exception("a request failed inside the gateway", request_id=self._name, model=self.prepared.model.name)

@@ -173,11 +173,13 @@ class Limiter:
     async def _flush(self, items: list[tuple[UUID, Operation]]) -> list[Verdict | Exception | None]:
         """The answers, None for every item while Redis is away."""
         assert self._shared is not None
-        charges = self._outage.end() if self._outage.active and self._shared.asks else []
+        charges = self._outage.charges() if self._outage.active else []
         try:
             answers = await self._shared.run([*charges, *items])
         except ScriptUnavailable:
             return [None] * len(items)
+        if self._outage.active:
+            self._outage.end()
         return list(answers[len(charges) :])
 
     async def _keep_renewing(self) -> None:

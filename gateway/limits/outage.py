@@ -95,9 +95,8 @@ class Outage:
         """Carry out what has no answer."""
         self._buckets.run(replace(operation, scopes=self._shares(operation.scopes)))
 
-    def end(self) -> list[tuple[UUID, Operation]]:
-        """Redis is back: what it is to be charged with."""
-        self.active = False
+    def charges(self) -> list[tuple[UUID, Operation]]:
+        """What Redis is to be charged with, should it answer now."""
         now = self._clock()
         charges: list[tuple[UUID, Operation]] = []
         for used in self._used.values():
@@ -108,9 +107,13 @@ class Outage:
             )
             if any(levels):
                 charges.append((used.tenant, Charge(levels, (used.bounds,))))  # type: ignore[arg-type]
+        return charges
+
+    def end(self) -> None:
+        """Redis is back, and was charged."""
+        self.active = False
         self._used.clear()
         self._buckets.clear()
-        return charges
 
     def _seed(self, bounds: Bounds) -> None:
         seen = self._seen.get(bounds.subject)

@@ -79,7 +79,7 @@ async def open_gateway_services(
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports),
             webhooks=webhook_endpoints(settings, admin.database, secrets),
-            limiter=Limiter(LimitCache(admin.database, admin.bus), buckets, name),
+            limiter=Limiter(LimitCache(admin.database, admin.bus, patience=settings.database_timeout), buckets, name),
             rate_limits=admin.limits,
             epoch=keeper,
             domains=CacheDomains(secrets.scope_secret, scope_keys, retention=settings.cache_retention),
