@@ -16,6 +16,7 @@ from gateway.admin.account import account_routes
 from gateway.admin.approvals import approval_routes
 from gateway.admin.audit import audit_route
 from gateway.admin.keys import key_routes
+from gateway.admin.limits import limit_routes
 from gateway.admin.members import member_routes
 from gateway.admin.one_time_links import one_time_link_routes
 from gateway.admin.operator_keys import operator_key_routes
@@ -68,7 +69,7 @@ def application_of(gateway: Gateway) -> Litestar:
         if message["type"] == "http.response.start":
             context = request_context(scope)
             name = context.name.encode()  # OpenAI's clients read the first header, Anthropic's the second
-            headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
+            headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name), *context.limit_headers]
             if context.principal is not None and context.principal.tenant_id is not None and speaks_anthropic(scope):
                 headers.append((b"anthropic-organization-id", str(context.principal.tenant_id).encode()))
             message["headers"] = [*headers, *session_headers(scope, headers)]
@@ -94,6 +95,7 @@ def application_of(gateway: Gateway) -> Litestar:
             *one_time_link_routes(gateway),
             *user_routes(gateway),
             *member_routes(gateway),
+            *limit_routes(gateway),
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),

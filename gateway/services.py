@@ -28,6 +28,7 @@ from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks
 from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
+from gateway.limits.limiter import Limiter
 from gateway.metering.lease_outcomes import LeaseOutcomes
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -44,6 +45,7 @@ from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
 from tenancy.authenticator import Authenticator
 from tenancy.key_limits import Network
+from tenancy.rate_limits import RateLimits
 from tenancy.repositories import Tenancy
 from tenancy.suspension import Suspension, Suspensions
 from tenancy.users.service import Users
@@ -110,6 +112,9 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     """The keys that `domains` has: the worker tells replicas which were destroyed."""
     exports: ExportJobs
     webhooks: WebhookEndpoints
+    limiter: Limiter
+    """The worker starts and stops it."""
+    rate_limits: RateLimits
     epoch: EpochKeeper | None = None
     """Where the caller took the name already; the worker stops it."""
     options: GatewayOptions = field(default_factory=GatewayOptions)
@@ -132,6 +137,7 @@ class ManagementBreakers:
         self.requests = CircuitBreaker(seconds, witness)
         self.invoices = CircuitBreaker(seconds, witness)
         self.periods = CircuitBreaker(seconds, witness)
+        self.limits = CircuitBreaker(seconds, witness)
 
 
 class Gateway:
@@ -157,6 +163,7 @@ class Gateway:
             connections=lambda: len(self.open_connections),
             refused=lambda: self.refused.count,
             lingering=lambda: len(self.lingering_connections),
+            limits_degraded=lambda: services.limiter.degraded,
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.leases = LeaseStore(services.database, services.options.lease_tokens)
@@ -236,6 +243,7 @@ class Gateway:
         await services.authenticator.start()
         await services.suspensions.start()
         await services.users.start()
+        await services.limiter.start()
         await self._epoch.start()
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray
@@ -304,5 +312,6 @@ class Gateway:
         self.threads.close()
         await self._epoch.stop()
         await self.services.suspensions.close()
+        await self.services.limiter.close()
         await self.services.authenticator.close()
         await self.services.prices.close()
