@@ -218,7 +218,8 @@ def test_each_lease_that_is_read_is_paid_once(empty_again: Any) -> None:
         runner.run(gateways.start())
         machine = type("Histories", (Histories,), {"gateways": gateways, "runner": runner})
         run_state_machine_as_test(
-            machine, settings=settings(max_examples=examples(HISTORIES), stateful_step_count=25, database=None, deadline=None)
+            machine,
+            settings=settings(max_examples=examples(HISTORIES), stateful_step_count=25, database=None, deadline=None),
         )
         findings = runner.run(audit_money(gateways.database))
         runner.run(gateways.stop())
