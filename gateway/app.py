@@ -24,7 +24,8 @@ from gateway.endpoints.models import model_routes
 from gateway.endpoints.prices import list_prices
 from gateway.endpoints.usage import usage_routes
 from gateway.endpoints.webhooks import webhook_routes
-from gateway.http.authentication import PUBLIC, Authentication
+from gateway.http.authentication import Authentication
+from gateway.http.policies import check_policies, policy_of
 from gateway.http.responses import error_response, speaks_anthropic
 from gateway.request_context import request_context
 from gateway.services import Gateway, GatewayServices
@@ -52,12 +53,12 @@ def create_app(services: GatewayServices) -> Litestar:
             context = request_context(scope)
             name = context.name.encode()  # OpenAI's clients read the first header, Anthropic's the second
             headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
-            if context.principal is not None and speaks_anthropic(scope):
+            if context.principal is not None and context.principal.tenant_id is not None and speaks_anthropic(scope):
                 headers.append((b"anthropic-organization-id", str(context.principal.tenant_id).encode()))
             message["headers"] = headers
             _record_response(gateway, scope, message["status"])
 
-    return Litestar(
+    app = Litestar(
         route_handlers=[
             chat_completions(gateway),
             completions(gateway),
@@ -83,6 +84,8 @@ def create_app(services: GatewayServices) -> Litestar:
         debug=False,
         state=State({"gateway": gateway}),
     )
+    check_policies(app)
+    return app
 
 
 def create_internal_app(gateway: Gateway) -> Litestar:
@@ -106,22 +109,21 @@ def gateway_of(app: Litestar) -> Gateway:
 def _record_response(gateway: Gateway, scope: Scope, status: int) -> None:
     """Count and log a response that begins, but not those to health and metrics probes."""
     handler = scope.get("route_handler")
-    if handler is not None and handler.opt.get(PUBLIC):
+    if handler is not None and policy_of(handler).access == "public":
         return
     context = request_context(scope)
     gateway.metrics.answered(context.model, status)
-    principal, operator = context.principal, context.operator
-    key = principal or operator
+    principal = context.principal
     log.info(
         "answered",
         request_id=context.name,
         method=scope.get("method"),
         path=scope["path"],
         status=status,
-        key=key.public_id if key else None,
+        key=principal.public_id if principal else None,
         tenant=principal.tenant if principal else None,
         project=principal.project if principal else None,
-        operator=operator.name if operator else None,
+        operator=principal.name if principal and principal.kind == "operator_key" else None,
         model=context.model or None,
         seconds=round(time.monotonic() - context.started, 4),
     )

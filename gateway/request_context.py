@@ -9,7 +9,7 @@ from uuid import UUID
 from litestar.types import Scope
 from uuid_utils.compat import uuid7
 
-from tenancy.authenticator import Operator, Principal
+from tenancy.principals import Principal
 
 _KEY = "turnpike"
 
@@ -20,15 +20,14 @@ def public_name(request_id: UUID) -> str:
 
 
 class RequestContext:
-    """One HTTP request. Authentication sets `principal` or `operator`; a generating endpoint sets `model`."""
+    """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`."""
 
-    __slots__ = ("id", "model", "operator", "principal", "started")
+    __slots__ = ("id", "model", "principal", "started")
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
         self.model = ""
         self.principal: Principal | None = None
-        self.operator: Operator | None = None
         self.started = time.monotonic()
 
     @property
@@ -38,7 +37,7 @@ class RequestContext:
 
     @property
     def authenticated_principal(self) -> Principal:
-        """The principal, on a route that requires a tenant's key."""
+        """The principal, on a route that requires one."""
         assert self.principal is not None, "the route is not authenticated"
         return self.principal
 

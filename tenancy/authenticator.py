@@ -17,6 +17,7 @@ from storage.database.base import from_instant, to_instant
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from tenancy.keys import Peppers, Presented, parse_key
+from tenancy.principals import Membership, Principal, PrincipalKind
 from tenancy.repositories import REVOKED, AllKeysRepository
 
 log = structlog.get_logger(__name__)
@@ -26,6 +27,8 @@ TTL_SHARED, TTL_ALONE = 30.0, 0.5
 _TTL_UNKNOWN = 0.5
 _CAPACITY = 10_000
 _LAST_USED_EVERY_US = 60_000_000
+_KINDS: dict[str, PrincipalKind] = {"project": "project_key", "admin": "admin_key", "operator": "operator_key"}
+"""A key's kind in its row → its holder's."""
 
 
 class AuthenticationFailed(Exception):
@@ -33,26 +36,6 @@ class AuthenticationFailed(Exception):
 
     def __init__(self) -> None:
         super().__init__("incorrect API key provided")
-
-
-class Principal(msgspec.Struct, frozen=True):
-    """The holder of a tenant's key: a project, or with an admin key the tenant's administrator."""
-
-    key_id: UUID
-    public_id: str
-    tenant_id: UUID
-    tenant: str
-    project_id: UUID | None
-    project: str | None
-    admin: bool
-
-
-class Operator(msgspec.Struct, frozen=True):
-    """The holder of an operator's key: a person who runs this installation, by `name`."""
-
-    key_id: UUID
-    public_id: str
-    name: str
 
 
 _Cache: TypeAlias = "OrderedDict[str, tuple[float, _CachedKey]]"
@@ -64,7 +47,7 @@ class _CachedKey(msgspec.Struct, frozen=True):
 
     mac: bytes
     pepper_version: int
-    principal: Principal | Operator | None
+    principal: Principal | None
     revoked: bool
     expires_at: int | None
     last_used_at: int | None
@@ -113,21 +96,15 @@ class Authenticator:
         if running:
             await asyncio.wait(running)
 
-    async def authenticate(self, presented: str) -> Principal:
-        """The principal of a tenant's key. Raises AuthenticationFailed; DatabaseUnavailable if it is not cached."""
-        holder = await self._authenticate(presented)
-        if not isinstance(holder, Principal):
-            raise AuthenticationFailed
-        return holder
-
-    async def authenticate_operator(self, presented: str) -> Operator:
+    async def authenticate_operator(self, presented: str) -> Principal:
         """The operator of a key. Raises what `authenticate` raises."""
-        holder = await self._authenticate(presented)
-        if not isinstance(holder, Operator):
+        holder = await self.authenticate(presented)
+        if holder.kind != "operator_key":
             raise AuthenticationFailed
         return holder
 
-    async def _authenticate(self, presented: str) -> Principal | Operator:
+    async def authenticate(self, presented: str) -> Principal:
+        """The principal of a key. Raises AuthenticationFailed; DatabaseUnavailable if it is not cached."""
         key = parse_key(presented)
         if key is None:
             key, record = Presented("", ""), self._unknown_key
@@ -177,17 +154,17 @@ class Authenticator:
         if row is None:
             return self._unknown_key
         key, tenant, project = row
-        principal: Principal | Operator = Operator(key.id, key.public_id, key.name)
-        if key.tenant_id is not None and tenant is not None:
-            principal = Principal(
-                key_id=key.id,
-                public_id=key.public_id,
-                tenant_id=key.tenant_id,
-                tenant=tenant,
-                project_id=key.project_id,
-                project=project,
-                admin=key.kind == "admin",
-            )
+        principal = Principal(
+            kind=_KINDS[key.kind],
+            id=key.id,
+            public_id=key.public_id,
+            name=key.name,
+            memberships=(Membership("owner", key.tenant_id, key.project_id),),
+            tenant_id=key.tenant_id,
+            tenant=tenant,
+            project_id=key.project_id,
+            project=project,
+        )
         return _CachedKey(
             mac=key.mac,
             pepper_version=key.pepper_version,
@@ -211,15 +188,12 @@ class Authenticator:
         """Write the time of use in the background, at most once a minute for each key."""
         now = time.time_ns() // 1000
         principal = record.principal
-        if (
-            principal is None
-            or now - self._last_used.get(principal.key_id, record.last_used_at or 0) < _LAST_USED_EVERY_US
-        ):
+        if principal is None or now - self._last_used.get(principal.id, record.last_used_at or 0) < _LAST_USED_EVERY_US:
             return
         if len(self._last_used) >= _CAPACITY:
             self._last_used.clear()
-        self._last_used[principal.key_id] = now
-        task = asyncio.create_task(self._write_use(principal.key_id, now))
+        self._last_used[principal.id] = now
+        task = asyncio.create_task(self._write_use(principal.id, now))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 

@@ -13,29 +13,33 @@ from pathlib import Path
 
 ROOMS: Mapping[str, frozenset[str]] = {
     "turnpike": frozenset(
-        {"gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}
+        {"gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "audit_log", "protocol", "storage"}
     ),
-    "gateway": frozenset({"webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}),
+    "gateway": frozenset({"webhooks", "billing", "tenancy", "prompt_cache", "audit_log", "protocol", "storage"}),
     "engine": frozenset(
         (
             *("protocol", "prompt_cache.kv", "prompt_cache.model_digest", "prompt_cache.placement"),
             *("prompt_cache.tiers", "storage.disk_space", "storage.reported_error"),
         )
     ),
-    "webhooks": frozenset({"storage"}),
-    "billing": frozenset({"storage"}),
-    "tenancy": frozenset({"storage"}),
-    "prompt_cache": frozenset({"protocol", "storage"}),
+    "webhooks": frozenset({"audit_log", "storage"}),
+    "billing": frozenset({"audit_log", "storage"}),
+    "tenancy": frozenset({"audit_log", "storage"}),
+    "prompt_cache": frozenset({"audit_log", "protocol", "storage"}),
+    "audit_log": frozenset({"storage"}),
     "protocol": frozenset(),
     "storage": frozenset(),
-    "migrations": frozenset({"storage", "billing.tables", "tenancy.tables", "webhooks.tables", "prompt_cache.tables"}),
+    "migrations": frozenset(
+        {"storage", "audit_log.tables", "billing.tables", "tenancy.tables", "webhooks.tables", "prompt_cache.tables"}
+    ),
 }
 """What each room may import, beside itself."""
 
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
     "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
-    "tenancy": ("keys", "tables", "repositories", "authenticator"),
+    "audit_log": ("actors", "record"),
+    "tenancy": ("permissions", "principals", "keys", "tables", "repositories", "authenticator"),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
@@ -64,7 +68,7 @@ MOST_LOOSE = 6
 HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
-    *("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
+    *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
     *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""

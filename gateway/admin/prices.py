@@ -39,8 +39,9 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, InvalidRequest, NotAllowed, NotFound
-from gateway.http.authentication import OPERATORS, authenticated_operator
+from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.free_text import InvalidText
 
@@ -166,14 +167,13 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     prices, database = gateway.services.prices, gateway.services.database
     client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
     sheets, books = PriceSheets(database, via=BY_KEY), PriceBooks(database)
-    operators_only = {OPERATORS: True}
 
     async def sheet_object(number: int) -> SheetWithDifference:
         sheet = await sheets.get(number)
         before, after, _ = await sheets.effect(sheet)
         return _sheet(sheet, SheetWithDifference, difference=_differences(before, after))
 
-    @get("/admin/v1/prices", opt=operators_only)
+    @get("/admin/v1/prices", opt=demands("prices.propose"))
     async def list_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
         """A book's prices at the instant `at`, or now."""
         parameters = Parameters.of(request)
@@ -202,7 +202,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         ]
         return json_response(BookPrices(book=name, at=format_instant(at), data=data))
 
-    @get("/admin/v1/prices/sheets", opt=operators_only)
+    @get("/admin/v1/prices/sheets", opt=demands("prices.propose"))
     async def list_sheets(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Price sheets in all states, newest first."""
         parameters = Parameters.of(request)
@@ -218,16 +218,19 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         listed = [_sheet(sheet, SheetObject) for sheet in found[:limit]]
         return json_response(SheetList(data=listed, has_more=len(found) > limit))
 
-    @get("/admin/v1/prices/sheets/{number:int}", opt=operators_only)
+    @get("/admin/v1/prices/sheets/{number:int}", opt=demands("prices.propose"))
     async def retrieve_sheet(number: FromPath[int]) -> Response[bytes]:
         """One sheet, and the prices that it changes."""
         with _price_errors():
             return json_response(await wait(sheet_object(number)))
 
-    @post("/admin/v1/prices/sheets", status_code=201, opt=operators_only)
+    @post("/admin/v1/prices/sheets", status_code=201, opt=demands("prices.propose"))
     async def propose(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Save a proposal, which another operator may activate; or, for a dry run, only check it."""
-        author, body = authenticated_operator(request.scope), await read_management_body(request, client_timeout, _NEW)
+        author, body = (
+            request_context(request.scope).authenticated_principal,
+            await read_management_body(request, client_timeout, _NEW),
+        )
         with _price_errors(in_proposal=True):
             proposal = PriceProposal(
                 model=body.model,
@@ -244,19 +247,19 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             draft = await wait(sheets.draft(proposal, author.name, body.reason, body.force))
             return json_response(await wait(sheet_object(draft.id)), 201)
 
-    @post("/admin/v1/prices/sheets/{number:int}/activate", status_code=200, opt=operators_only)
+    @post("/admin/v1/prices/sheets/{number:int}/activate", status_code=200, opt=demands("prices.approve"))
     async def activate(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Activate a draft; it applies from its `effective_at` on."""
-        approver = authenticated_operator(request.scope)
+        approver = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
             await wait(sheets.approve(number, approver.name, body.reason))
             return json_response(await wait(sheet_object(number)))
 
-    @post("/admin/v1/prices/sheets/{number:int}/withdraw", status_code=200, opt=operators_only)
+    @post("/admin/v1/prices/sheets/{number:int}/withdraw", status_code=200, opt=demands("prices.propose"))
     async def withdraw(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Withdraw a draft, or a sheet that has not taken effect."""
-        operator = authenticated_operator(request.scope)
+        operator = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
             await wait(sheets.withdraw(number, operator.name, body.reason))

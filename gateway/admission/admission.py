@@ -38,7 +38,7 @@ from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
-from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
+from gateway.errors import InvalidRequest, NotAllowed, Shortage, Unaffordable, Unavailable
 from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import CacheDirectives, GenerationRequest
@@ -52,7 +52,7 @@ from protocol.requests import CLAIM_VERSION, Generate, Retain, Sampling, Segment
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
-from tenancy.authenticator import Principal
+from tenancy.principals import Principal
 
 log = structlog.get_logger("gateway.admission")
 
@@ -81,10 +81,10 @@ class Payer(Struct, frozen=True):
 
     @classmethod
     def of(cls, principal: Principal) -> Payer:
-        """The payer of what a project's key asks."""
-        assert principal.project_id is not None
-        assert principal.project is not None
-        return cls(principal.tenant_id, principal.project_id, principal.key_id, principal.project, principal.public_id)
+        """The payer of what a project's key asks. Raises NotAllowed for a principal without a project."""
+        if principal.tenant_id is None or principal.project_id is None or principal.project is None:
+            raise NotAllowed("An admin key cannot be used here: this needs the key of a project.")
+        return cls(principal.tenant_id, principal.project_id, principal.id, principal.project, principal.public_id)
 
 
 class PreparedRequest(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,8 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.generation_request import tag_of
-from gateway.http.authentication import project_principal
+from gateway.http.authentication import project_payer
+from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from prompt_cache.kv.block_keys import KEY_BYTES
@@ -81,9 +82,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     wait = gateway.management_breakers.caches.wait
 
     def project_of(request: Request[Any, Any, Any]) -> UUID:
-        project = project_principal(request.scope).project_id
-        assert project is not None
-        return project
+        return project_payer(request.scope).project_id
 
     def purge_blocks(gone: PurgedLeases) -> None:
         models = {one.id: one.model for one in gone.leases}
@@ -91,7 +90,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             keys = tuple(blocks.keys[at : at + KEY_BYTES] for at in range(0, len(blocks.keys), KEY_BYTES))
             gateway.services.fleet.purge(models[blocks.lease_id], blocks.scope, keys)
 
-    @get("/v1/caches")
+    @get("/v1/caches", opt=demands("caches.read"))
     async def list_caches(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The project's live leases, the newest first."""
         project = project_of(request)
@@ -102,12 +101,12 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         found = await wait(leases.page(project, limit=limit + 1, after=before, tag=tag))
         return json_response(CacheList(data=[_object(one) for one in found[:limit]], has_more=len(found) > limit))
 
-    @get("/v1/caches/{name:str}")
+    @get("/v1/caches/{name:str}", opt=demands("caches.read"))
     async def retrieve_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One lease."""
         return json_response(_object(_known(await wait(leases.get(project_of(request), _id(name))), name)))
 
-    @patch("/v1/caches/{name:str}")
+    @patch("/v1/caches/{name:str}", opt=demands("caches.write"))
     async def extend_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Begin a lease's life anew, at no charge, as a read does."""
         project = project_of(request)
@@ -123,7 +122,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             )
         return json_response(_object(_known(await wait(leases.extend(project, found.id)), name)))
 
-    @delete("/v1/caches/{name:str}", status_code=200)
+    @delete("/v1/caches/{name:str}", status_code=200, opt=demands("caches.write"))
     async def purge_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """End a lease."""
         identity = _id(name)
@@ -132,7 +131,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         purge_blocks(gone)
         return json_response(PurgedCache(id=_name(identity)))
 
-    @delete("/v1/caches", status_code=200)
+    @delete("/v1/caches", status_code=200, opt=demands("caches.write"))
     async def purge_caches(request: Request[Any, Any, Any]) -> Response[bytes]:
         """End the leases with a tag."""
         project = project_of(request)

@@ -18,8 +18,10 @@ from billing.exports.jobs import ExportJob, ExportNotFound, TooManyExports
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, NotFound, RateLimited, Unavailable
-from gateway.http.authentication import admin_principal
+from gateway.http.authentication import own_tenant
+from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.request_context import request_context
 from gateway.services import Gateway
 
 _WAIT_S = 30
@@ -66,39 +68,40 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     async def find(request: Request[Any, Any, Any], name: str) -> ExportJob:
         try:
-            return await wait(jobs.get(admin_principal(request.scope).tenant_id, _id(name)))
+            return await wait(jobs.get(own_tenant(request.scope), _id(name)))
         except ExportNotFound as error:
             raise NotFound(f"There is no export {name[:80]!r}.") from error
 
-    @post("/v1/exports", status_code=202)
+    @post("/v1/exports", status_code=202, opt=demands("exports.write", "admin_key"))
     async def create_export(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Queue an export."""
-        principal = admin_principal(request.scope)
+        principal = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECODER)
         try:
-            job = await wait(jobs.queue(principal.tenant_id, principal.key_id, body.dataset, body.period, body.format))
+            job = await wait(
+                jobs.queue(own_tenant(request.scope), principal.id, body.dataset, body.period, body.format)
+            )
         except InvalidExport as error:
             raise InvalidField(f"$.{error.field}", error.problem) from error
         except TooManyExports as error:
             raise RateLimited(f"{error}; wait until some are.", retry_after=_WAIT_S) from error
         return json_response(_object(job), 202)
 
-    @get("/v1/exports")
+    @get("/v1/exports", opt=demands("exports.read", "admin_key"))
     async def list_exports(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's exports, newest first."""
-        principal = admin_principal(request.scope)
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = await wait(jobs.list(principal.tenant_id, limit + 1, None if after is None else _id(after)))
+        found = await wait(jobs.list(own_tenant(request.scope), limit + 1, None if after is None else _id(after)))
         return json_response(ExportList(data=[_object(job) for job in found[:limit]], has_more=len(found) > limit))
 
-    @get("/v1/exports/{name:str}")
+    @get("/v1/exports/{name:str}", opt=demands("exports.read", "admin_key"))
     async def retrieve_export(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One export: its status, and its manifest once it is done."""
         return json_response(_object(await find(request, name)))
 
-    @get("/v1/exports/{name:str}/content")
+    @get("/v1/exports/{name:str}/content", opt=demands("exports.read", "admin_key"))
     async def retrieve_export_content(request: Request[Any, Any, Any], name: FromPath[str]) -> File:
         """The file of a finished export."""
         job = await find(request, name)

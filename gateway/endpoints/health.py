@@ -7,14 +7,14 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway.http.authentication import PUBLIC
+from gateway.http.policies import public
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 
 _READY, _NOT_READY = 200, 503
 _READ = [HttpMethod.GET, HttpMethod.HEAD]
-_OPT = {PUBLIC: True}
+_OPT = public()
 
 
 class Readiness(Struct, frozen=True):

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gateway.dialects.anthropic.models import ModelInfo, model_info, model_page
 from gateway.dialects.query_parameters import Parameters
+from gateway.http.policies import demands
 from gateway.http.responses import json_response, speaks_anthropic
 from gateway.served_models.served_model import ServedModel
 from gateway.services import Gateway
@@ -43,7 +44,7 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     def anthropic_info(model: ServedModel) -> ModelInfo:
         return model_info(model, gateway.admission.context_tokens(model))
 
-    @get("/v1/models")
+    @get("/v1/models", opt=demands("models.read"))
     async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Every served model."""
         if speaks_anthropic(request.scope):
@@ -51,7 +52,7 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             return json_response(page)
         return json_response(ModelList([model_object(model) for model in models]))
 
-    @get("/v1/models/{name:path}")
+    @get("/v1/models/{name:path}", opt=demands("models.read"))
     async def retrieve_model(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One served model."""
         model = models.get(name.lstrip("/"))

@@ -16,7 +16,8 @@ from msgspec import UNSET, Struct, UnsetType
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
-from gateway.http.authentication import admin_principal
+from gateway.http.authentication import own_tenant
+from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from webhooks.dispatch import event_name
@@ -109,9 +110,9 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     wait = gateway.management_breakers.webhooks.wait
 
     def tenant_of(request: Request[Any, Any, Any]) -> UUID:
-        return admin_principal(request.scope).tenant_id
+        return own_tenant(request.scope)
 
-    @post("/v1/webhooks", status_code=201)
+    @post("/v1/webhooks", status_code=201, opt=demands("webhooks.write", "admin_key"))
     async def create_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Add an endpoint. Only this response has its secret."""
         tenant = tenant_of(request)
@@ -120,21 +121,21 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             endpoint, secret = await wait(endpoints.add(tenant, body.url, list(body.topics), body.description))
         return json_response(_endpoint(endpoint, secret), 201)
 
-    @get("/v1/webhooks")
+    @get("/v1/webhooks", opt=demands("webhooks.read", "admin_key"))
     async def list_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's endpoints."""
         return json_response(
             ObjectList(data=[_endpoint(endpoint) for endpoint in await wait(endpoints.list_all(tenant_of(request)))])
         )
 
-    @get("/v1/webhooks/{name:str}")
+    @get("/v1/webhooks/{name:str}", opt=demands("webhooks.read", "admin_key"))
     async def retrieve_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One endpoint."""
         tenant = tenant_of(request)
         with _webhook_errors():
             return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name)))))
 
-    @delete("/v1/webhooks/{name:str}", status_code=200)
+    @delete("/v1/webhooks/{name:str}", status_code=200, opt=demands("webhooks.write", "admin_key"))
     async def remove_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Remove an endpoint."""
         tenant = tenant_of(request)
@@ -142,7 +143,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             await wait(endpoints.remove(tenant, _id(name)))
         return json_response(RemovedEndpoint(id=str(_id(name))))
 
-    @post("/v1/webhooks/{name:str}/rotate", status_code=200)
+    @post("/v1/webhooks/{name:str}/rotate", status_code=200, opt=demands("webhooks.write", "admin_key"))
     async def rotate_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Replace the secret. Only this response has the new one."""
         tenant = tenant_of(request)
@@ -153,14 +154,14 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             secret = await wait(endpoints.rotate(tenant, _id(name), rotation.overlap_s))
             return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name))), secret))
 
-    @post("/v1/webhooks/{name:str}/enable", status_code=200)
+    @post("/v1/webhooks/{name:str}/enable", status_code=200, opt=demands("webhooks.write", "admin_key"))
     async def enable_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Enable a disabled endpoint."""
         tenant = tenant_of(request)
         with _webhook_errors():
             return json_response(_endpoint(await wait(endpoints.enable(tenant, _id(name)))))
 
-    @post("/v1/webhooks/{name:str}/test", status_code=202)
+    @post("/v1/webhooks/{name:str}/test", status_code=202, opt=demands("webhooks.write", "admin_key"))
     async def test_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Queue a test message."""
         tenant = tenant_of(request)
@@ -169,7 +170,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             delivery, attempts = await wait(endpoints.delivery(tenant, delivery_id))
         return json_response(_delivery(delivery, attempts), 202)
 
-    @get("/v1/webhook_deliveries")
+    @get("/v1/webhook_deliveries", opt=demands("webhooks.read", "admin_key"))
     async def list_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's deliveries, newest first."""
         tenant = tenant_of(request)
@@ -189,14 +190,14 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             ObjectList(data=[_delivery(delivery) for delivery in found[:limit]], has_more=len(found) > limit)
         )
 
-    @get("/v1/webhook_deliveries/{name:str}")
+    @get("/v1/webhook_deliveries/{name:str}", opt=demands("webhooks.read", "admin_key"))
     async def retrieve_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One delivery and its attempts."""
         tenant = tenant_of(request)
         with _webhook_errors():
             return json_response(_delivery(*await wait(endpoints.delivery(tenant, _id(name)))))
 
-    @post("/v1/webhook_deliveries/{name:str}/resend", status_code=202)
+    @post("/v1/webhook_deliveries/{name:str}/resend", status_code=202, opt=demands("webhooks.write", "admin_key"))
     async def resend_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Send the same message again."""
         tenant = tenant_of(request)
