@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from billing.holds.records import Hold
 from gateway.admission.admission import PreparedRequest, database_unavailable
-from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.errors import GatewayError, Interrupted, NotCached, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
@@ -23,6 +22,7 @@ from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.hold_slices import HoldSlices
+from gateway.generation.lease_promise import LeasePromise, computed_prompt
 from gateway.generation.outcome import finish_reasons, invalid_grammar, left_undone, outcome_of, replica_lost_error
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
 from gateway.generation.usage_recording import EndedRequest, UsageRecording
@@ -52,8 +52,7 @@ class GenerationTask:
         """The current attempt's."""
         self._slices: HoldSlices | None = None
         self._hold: Hold | None = None
-        self._promised = False
-        """Whether what leases promise stands for good, or leases have no say."""
+        self._promise: LeasePromise | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._began: Began | None = None
         self._started = time.monotonic()
@@ -94,7 +93,7 @@ class GenerationTask:
         if not domains.ready(payer.project_id):
             await domains.prepare(payer.tenant_id, payer.project_id)
         hold = self._hold = await self._reserve()
-        self._promised = self._deps.promises is None or not LeaseConfirmations.needed(self.prepared)
+        self._promise = LeasePromise(self._deps.promises, self.prepared)
         if (leases := self.prepared.leases) is not None:
             lane = self.prepared.generation.lane
             shared = await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
@@ -117,7 +116,8 @@ class GenerationTask:
         ends = finish_reasons(done, self._choices.ends, shortened=self.prepared.shortened)
         grammar = self.prepared.generation.grammar
         invalid = None if done is None or grammar is None else invalid_grammar(done, grammar)
-        if invalid is None and (refusal := await self._promise_at_end(done, ends)) is not None:
+        computed = computed_prompt(done, self._began, self.state.outcome)
+        if invalid is None and computed and (refusal := await self._keep_promise(computed)) is not None:
             invalid = failed(refusal)
         self.state.move("answered" if invalid is None else "input_refused", invalid or outcome_of(done, ends))
         await self._deliver_rest()
@@ -238,13 +238,13 @@ class GenerationTask:
         while True:
             event = await stream.next()
             if isinstance(event, Tokens):
-                if (refusal := await self._promise()) is not None:
+                if (refusal := await self._keep_promise()) is not None:
                     self._stop("interrupted", "not cached", failed(refusal))
                 self._take(event)
             elif isinstance(event, Began):
                 self._began = event
                 self._began_s = time.monotonic() - self._started
-                if self._promised:
+                if self._promise is not None and self._promise.kept:
                     self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
@@ -266,29 +266,16 @@ class GenerationTask:
                 log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
                 return None
 
-    async def _promise(self, reach: int | None = None) -> NotCached | None:
-        """Confirm what leases promise, before anything is told of it; or the error, if nothing is cached after all.
-        `reach`: as for `LeaseConfirmations.confirm`."""
-        if self._promised:
-            return None
-        self._promised = True
-        assert self._deps.promises is not None
+    async def _keep_promise(self, reach: int | None = None) -> NotCached | None:
+        """Let what leases promise stand for good, and tell it; or the error, if nothing is cached after all."""
+        assert self._promise is not None
         assert self._hold is not None
-        try:
-            self.prepared, self._hold = await self._deps.promises.confirm(self.prepared, self._hold, reach)
-        except NotCached as error:
-            return error
-        if self._began is not None:
-            self._tell_start(self._began)
-        return None
-
-    async def _promise_at_end(self, done: Done | None, ends: tuple[FinishReason, ...]) -> NotCached | None:
-        """As `_promise`, for a request that ends without a token and is billed all the same."""
-        outcome = self.state.outcome or outcome_of(done, ends)
-        if outcome.status == "failed":
+        if self._promise.kept:
             return None
-        counts = done.counts if done is not None else self._began.counts if self._began is not None else None
-        return await self._promise(counts.prompt) if counts is not None and counts.prompt else None
+        self.prepared, self._hold, refusal = await self._promise.keep(self.prepared, self._hold, reach)
+        if self._began is not None and refusal is None:
+            self._tell_start(self._began)
+        return refusal
 
     def _tell_start(self, began: Began) -> None:
         """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise."""
