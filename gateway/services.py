@@ -18,6 +18,7 @@ from billing.spool.spool import Spool
 from gateway.admission.admission import Admission, Payer
 from gateway.admission.cache_leases import LeaseCompanion
 from gateway.admission.fair_threads import FairThreads
+from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.errors import SuspendedError
 from gateway.fleet.fleet import Fleet
@@ -169,6 +170,7 @@ class Gateway:
         self.leases = LeaseStore(services.database, services.options.lease_tokens)
         self.lease_outcomes = LeaseOutcomes(self.leases)
         self.leased_holds = AccompaniedHolds(services.holds, LeaseCompanion(self.leases))
+        self.confirmations = LeaseConfirmations(self.leases, self.leased_holds)
         self.recorder = UsageRecorder(services.spool, self.allowances, self.lease_outcomes)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
@@ -211,6 +213,7 @@ class Gateway:
                 self.writes,
                 self.leased_blocks,
                 self.history,
+                self.confirmations,
             ),
             self._check_payer,
         )
@@ -302,6 +305,7 @@ class Gateway:
         await self.recovery.stop()
         await self.services.fleet.stop()
         await self.leased_blocks.stop()
+        await self.confirmations.close()
         await self.leased_holds.close()
         await self.allowances.close()
         await self.lease_outcomes.close()

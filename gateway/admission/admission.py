@@ -120,6 +120,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """Whether `sampling.max_tokens` is what could be paid for, less than there was room for."""
     leases: LeaseDecision | None = None
     """What the cache promises; None until its hold is taken, and for a request without a say in it."""
+    lease_request: LeaseRequest | None = None
+    """What it wished of leases, if these have a say in it."""
 
     def message(
         self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float
@@ -334,7 +336,7 @@ class Admission:
         long = len(prepared.prompt.tokens) > _THREAD_TOKENS
         asked = await self._threads.run(payer.tenant_id, ask) if long else ask()
         hold = await self._allowances.reserve_beside(payer.tenant_id, lambda: self._leased.reserve(request, asked))
-        return replace(prepared, terms=unpack(hold.terms), leases=asked.decision), hold
+        return replace(prepared, terms=unpack(hold.terms), leases=asked.decision, lease_request=asked), hold
 
     async def _plan(self, tenant: UUID, model: ServedModel, generation: GenerationRequest, prompt: Prompt) -> CachePlan:
         pieces = len(prompt.spans) + len(generation.cache.markers)
