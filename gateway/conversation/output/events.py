@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
@@ -46,6 +46,11 @@ OutputEvent: TypeAlias = TextDelta | ReasoningDelta | CallStart | ArgumentsDelta
 class OutputParser(Protocol):
     """Reads one output. A pure fold: the events depend on the tokens and their text alone, not on how they arrive."""
 
+    @property
+    def holding(self) -> bool:
+        """Whether something of the output is not in any event yet."""
+        ...
+
     def feed(self, token: int, text: str) -> Sequence[OutputEvent]:
         """Take in one token and the text that is complete with it; "" for a special token. Returns what is certain."""
         ...
@@ -53,6 +58,37 @@ class OutputParser(Protocol):
     def finish(self) -> Sequence[OutputEvent]:
         """What was held back, when no token follows. Never invents a brace."""
         ...
+
+
+class WholeOutput(Struct, frozen=True):
+    """All that an output says. `calls`: name and arguments of each."""
+
+    text: str
+    reasoning: str
+    calls: tuple[tuple[str, str], ...]
+
+
+def whole_output(events: Iterable[OutputEvent]) -> WholeOutput:
+    """What these events say together."""
+    text: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[str, list[str]]] = []
+    for event in events:
+        match event:
+            case TextDelta(more):
+                text.append(more)
+            case ReasoningDelta(more):
+                reasoning.append(more)
+            case CallStart(_, name):
+                calls.append((name, []))
+            case ArgumentsDelta(call, more):
+                calls[call][1].append(more)
+    named = tuple((name, "".join(arguments)) for name, arguments in calls)
+    return WholeOutput("".join(text), "".join(reasoning), named)
+
+
+_MOST_SPACE = 64
+"""Characters of white space that may wait: a stream that shows nothing would not go on."""
 
 
 class EventLog:
@@ -65,6 +101,11 @@ class EventLog:
         self._said = False
         self.calls = 0
 
+    @property
+    def holding(self) -> bool:
+        """Whether white space waits."""
+        return bool(self._spaces)
+
     def take(self) -> list[OutputEvent]:
         """The events since the last call."""
         events, self._events = self._events, []
@@ -73,7 +114,7 @@ class EventLog:
     def text(self, text: str) -> None:
         """More text. White space at its end waits; after calls, white space alone is none."""
         whole = self._spaces + text
-        shown = whole.rstrip()
+        shown = whole.rstrip() if len(whole) - len(whole.rstrip()) <= _MOST_SPACE else whole
         self._spaces = whole[len(shown) :]
         if shown:
             if self.calls and not self._said:

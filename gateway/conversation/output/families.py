@@ -5,14 +5,15 @@ Sources: the families' own chat templates and model cards; the markers are facts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from msgspec import Struct
 
+from gateway.conversation.messages import TEXT_CALL
 from gateway.conversation.output.call_payloads import CallPayload, JsonCalls, NamedJson, PythonCalls, Schemas, XmlCall
 from gateway.conversation.output.events import EventLog, OutputEvent
-from gateway.conversation.output.markers import Mark, MarkerLexer
+from gateway.conversation.output.markers import Lexeme, Mark, MarkerLexer
 
 _SPACE = " \t\r\n"
 _LONGEST_NAME = 256
@@ -44,6 +45,11 @@ class MarkedParser:
         self.log.finish()
         return self.log.take()
 
+    @property
+    def holding(self) -> bool:
+        """Whether text is held back. What is read of a call counts as given: it is waited for as a whole."""
+        return self._lexer.holding or self.log.holding
+
     def mark(self, name: str) -> None:
         """A marker stands here."""
         raise NotImplementedError
@@ -65,8 +71,8 @@ class MarkedParser:
         if payload is not None and payload.unread:
             self.log.text(payload.unread)
 
-    def _take(self, lexemes: object) -> None:
-        for lexeme in lexemes:  # type: ignore[attr-defined]  # an iterable of lexemes
+    def _take(self, lexemes: Iterable[Lexeme]) -> None:
+        for lexeme in lexemes:
             if isinstance(lexeme, Mark):
                 self.mark(lexeme.name)
             else:
@@ -178,6 +184,16 @@ class PythonicCalls(LeadingCalls):
     def calls(self) -> CallPayload:
         """Calls as Python writes them."""
         return PythonCalls(self.log)
+
+
+class TextCalls(MarkedParser):
+    """Models whose template knows no tools: `Tool call: {"name": …, "arguments": …}`, as they are told to write it."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {TEXT_CALL: "call"}
+
+    def mark(self, name: str) -> None:
+        """A call begins."""
+        self.payload = JsonCalls(self.log)
 
 
 class FunctoolsCalls(MarkedParser):
@@ -387,13 +403,10 @@ class PlainText(MarkedParser):
         self.reasons = name == "think"
 
 
-ParserClass = Callable[..., MarkedParser]
-
-
 class OutputFormat(Struct, frozen=True):
     """A family's way of writing its output. `trigger`: the text with which calls begin, if one marker always does."""
 
-    parser: ParserClass
+    parser: type[MarkedParser]
     trigger: str = ""
 
 
@@ -407,13 +420,16 @@ OUTPUT_FORMATS: Mapping[str, OutputFormat] = {
     "harmony": OutputFormat(HarmonyChannels),
     "phi4_mini": OutputFormat(FunctoolsCalls, "functools["),
     "gemma": OutputFormat(PythonicCalls),
-    "text": OutputFormat(PlainText),
+    "text": OutputFormat(TextCalls, TEXT_CALL),
+    "none": OutputFormat(PlainText),
 }
 """A served model's `output_format` → how to read what it writes."""
 
 
 def detect_output_format(template: str, special_texts: frozenset[str]) -> str:
-    """The format that a chat template asks its model for, by the markers in it."""
+    """The format that a chat template asks its model for, by the markers in it: "text" where it knows no tools."""
+    if "tools" not in template:
+        return "text"
     for marker, name in (
         ("<|channel|>", "harmony"),
         ("<｜tool▁call", "deepseek"),
@@ -425,4 +441,4 @@ def detect_output_format(template: str, special_texts: frozenset[str]) -> str:
     ):
         if marker in template or (marker in special_texts and "tools" in template):
             return name
-    return "llama3_json" if '"parameters"' in template and "tools" in template else "text"
+    return "llama3_json" if "parameters" in template else "hermes"

@@ -32,6 +32,11 @@ class MarkerLexer:
         self._longest = max(map(len, self._by_text), default=0)
         self._held = ""
 
+    @property
+    def holding(self) -> bool:
+        """Whether text is held back."""
+        return bool(self._held)
+
     def feed(self, token: int, text: str) -> Iterable[Lexeme]:
         """Take in a token. Text that a marker may begin in is held back."""
         mark = self._by_token.get(token)

@@ -16,8 +16,6 @@ from gateway.errors import InvalidField
 class UnsupportedFields(Struct, frozen=True, kw_only=True):
     """The refused fields; those of the lower part are vLLM's."""
 
-    tools: Raw = ABSENT
-    tool_choice: Raw = ABSENT
     functions: Raw = ABSENT
     function_call: Raw = ABSENT
     modalities: Raw = ABSENT
@@ -39,7 +37,6 @@ class UnsupportedFields(Struct, frozen=True, kw_only=True):
 
 _NO_EFFECT = (b"null", b"false", b"[]")
 _DEFAULTS: dict[str, tuple[bytes, ...]] = {
-    "tool_choice": (b"null", b'"none"', b'"auto"'),
     "function_call": (b"null", b'"none"', b'"auto"'),
     "modalities": (b"null", b'["text"]'),
     "add_generation_prompt": (b"null", b"true"),

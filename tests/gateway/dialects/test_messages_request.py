@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects.anthropic import messages_request
-from gateway.dialects.anthropic.json_objects import MOST_VALUES
+from gateway.dialects.json_objects import MOST_VALUES
 from gateway.dialects.large_bodies import MOST_PARTS
 from gateway.errors import InvalidRequest
 from gateway.generation_request import CacheMarker, GenerationRequest, Text, Tool, ToolCall, Turn
