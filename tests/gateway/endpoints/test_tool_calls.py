@@ -33,15 +33,18 @@ def anthropic(stack: Stack) -> AsyncAnthropic:
     return AsyncAnthropic(api_key=stack.key, base_url=stack.base, max_retries=0)
 
 
+async def chat(stack: Stack, **options: Any) -> Any:
+    async with stack.openai() as client:
+        return await client.chat.completions.create(model="tiny", **options)
+
+
 def sent(stack: Stack) -> Generate:
     return list(stack.replica.runs.values())[-1].generate
 
 
 async def test_chat_answers_with_calls(stack: Stack) -> None:
     stack.say(CALLS)
-    answer = await stack.openai().chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "Weather?"}], tools=OPENAI_TOOLS
-    )
+    answer = await chat(stack, messages=[{"role": "user", "content": "Weather?"}], tools=OPENAI_TOOLS)
     (choice,) = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
     calls: Any = choice.message.tool_calls
@@ -93,8 +96,8 @@ async def test_messages_answer_with_calls(stack: Stack) -> None:
 async def test_the_answer_of_a_tool_goes_back_in_both_dialects_as_the_same_prompt(stack: Stack) -> None:
     stack.say("Sunny.")
     arguments = json.dumps(ARGUMENTS, ensure_ascii=False)
-    await stack.openai().chat.completions.create(
-        model="tiny",
+    await chat(
+        stack,
         tools=OPENAI_TOOLS,
         messages=[
             {"role": "user", "content": "Weather?"},
@@ -108,7 +111,7 @@ async def test_the_answer_of_a_tool_goes_back_in_both_dialects_as_the_same_promp
             {"role": "tool", "tool_call_id": "call_1", "content": "sun"},
         ],
     )
-    chat = sent(stack).tokens
+    of_chat = sent(stack).tokens
     stack.say("Sunny.")
     tools: list[ToolParam] = [
         ANTHROPIC_TOOLS[0],
@@ -128,7 +131,7 @@ async def test_the_answer_of_a_tool_goes_back_in_both_dialects_as_the_same_promp
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "sun"}]},
             ],
         )
-    assert sent(stack).tokens == chat
+    assert sent(stack).tokens == of_chat
 
 
 @pytest.mark.parametrize(
@@ -148,13 +151,11 @@ async def test_the_answer_of_a_tool_goes_back_in_both_dialects_as_the_same_promp
 async def test_a_required_call_is_a_grammar_and_leaves_the_prompt(stack: Stack, choice: Any, names: list[str]) -> None:
     messages: Any = [{"role": "user", "content": "Weather?"}]
     stack.say("Yes.")
-    await stack.openai().chat.completions.create(model="tiny", messages=messages, tools=OPENAI_TOOLS)
+    await chat(stack, messages=messages, tools=OPENAI_TOOLS)
     free = sent(stack)
     assert free.grammar is None
     stack.say(CALLS.partition("\n")[2])
-    await stack.openai().chat.completions.create(
-        model="tiny", messages=messages, tools=OPENAI_TOOLS, tool_choice=choice
-    )
+    await chat(stack, messages=messages, tools=OPENAI_TOOLS, tool_choice=choice)
     forced = sent(stack)
     assert forced.tokens == free.tokens
     body = json.loads(forced.grammar or "")["calls"]
@@ -163,8 +164,8 @@ async def test_a_required_call_is_a_grammar_and_leaves_the_prompt(stack: Stack, 
 
 async def test_without_leave_to_call_calls_are_text(stack: Stack) -> None:
     stack.say(CALLS)
-    answer = await stack.openai().chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "Weather?"}], tools=OPENAI_TOOLS, tool_choice="none"
+    answer = await chat(
+        stack, messages=[{"role": "user", "content": "Weather?"}], tools=OPENAI_TOOLS, tool_choice="none"
     )
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (CALLS, "stop")
 

@@ -144,5 +144,6 @@ SAMPLES: list[Sample] = [
         [SEARCH, NOW],
     ),
     Sample("phi4_mini", "functions are fun", text="functions are fun"),
-    Sample("text", "<think>a</think>b", text="b", reasoning="a"),
+    Sample("text", 'I look.\nTool call: {"name": "add", "arguments": {"a": 1, "b": 2}}', [ADD], text="I look."),
+    Sample("none", "<think>a</think>b", text="b", reasoning="a"),
 ]
