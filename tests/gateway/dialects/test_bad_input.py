@@ -74,7 +74,7 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "n": 0}, "$.n"),
     ({**OK, "stream": "yes"}, "$.stream"),
     ({**OK, "stream_options": {"include_usage": True}}, "$.stream_options"),
-    ({**OK, "tools": [{"type": "function"}]}, "$.tools"),
+    ({**OK, "tools": [{"type": "function"}]}, "$.tools[0].function"),
     ({**OK, "tools": {}}, "$.tools"),
     ({**OK, "tool_choice": "required"}, "$.tool_choice"),
     ({**OK, "function_call": {"name": "f"}}, "$.function_call"),
