@@ -27,6 +27,7 @@ from gateway.endpoints.webhooks import webhook_routes
 from gateway.http.authentication import Authentication
 from gateway.http.policies import check_policies, policy_of
 from gateway.http.responses import error_response, speaks_anthropic
+from gateway.openapi.routes import document_routes
 from gateway.request_context import request_context
 from gateway.services import Gateway, GatewayServices
 
@@ -34,11 +35,14 @@ log = structlog.get_logger("gateway.http")
 
 
 def create_app(services: GatewayServices) -> Litestar:
-    """The application, whose lifespan starts and stops the worker (`gateway_of`).
+    """The application, whose lifespan starts and stops the worker (`gateway_of`)."""
+    return application_of(Gateway(services))
 
-    There is no generated OpenAPI document, because dialects decode the bodies and Litestar does not see their types.
-    """
-    gateway = Gateway(services)
+
+def application_of(gateway: Gateway) -> Litestar:
+    """The application of a worker. Its OpenAPI document is made by `gateway.openapi`: dialects decode the bodies, and
+    Litestar does not see their types."""
+    services = gateway.services
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:
@@ -71,6 +75,7 @@ def create_app(services: GatewayServices) -> Litestar:
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),
+            *document_routes(),
             *health_routes(gateway),
             *([metrics_route(gateway)] if services.options.public_metrics else []),
         ],

@@ -53,8 +53,8 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "gateway": (
         *("errors", "generation_request", "request_context", "conversation", "metering", "served_models", "fleet"),
-        *("admission", "metrics", "recovery", "generation", "dialects", "http", "services", "endpoints", "admin"),
-        *("app", "server"),
+        *("admission", "metrics", "recovery", "generation", "dialects", "http", "services", "openapi", "endpoints"),
+        *("admin", "app", "server"),
     ),
     "turnpike": (
         *("logs", "settings", "admin_services", "processes", "command_line", "command_context", "operator_identity"),

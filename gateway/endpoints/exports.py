@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -10,7 +10,7 @@ from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response import File
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from billing.exports.datasets import InvalidExport
 from billing.exports.formats.writers import MEDIA_TYPES
@@ -19,6 +19,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, NotFound, RateLimited, Unavailable
 from gateway.http.authentication import own_tenant
+from gateway.http.operations import describes, files, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
@@ -35,10 +36,20 @@ class ExportRequest(Struct, frozen=True, forbid_unknown_fields=True):
     format: str = "csv"
 
 
+Manifest: TypeAlias = Annotated[
+    msgspec.Raw,
+    Meta(
+        description="What the file has, how it was made, and its checksum.",
+        extra_json_schema={"type": ["object", "null"], "additionalProperties": True},
+        examples=[None],
+    ),
+]
+
+
 class ExportObject(Struct, frozen=True, kw_only=True):
     """An export as its tenant sees it. Instants are in seconds since the Unix epoch."""
 
-    id: str
+    id: Annotated[str, Meta(examples=["export_01934f6e0d2a7b3c8e51a9c4d7f60b12"])]
     object: Literal["export"] = "export"
     dataset: str
     period: str
@@ -49,15 +60,19 @@ class ExportObject(Struct, frozen=True, kw_only=True):
     started_at: int | None
     finished_at: int | None
     error: str | None
-    manifest: msgspec.Raw | None
+    manifest: Manifest | None
 
 
 class ExportList(Struct, frozen=True, kw_only=True):
+    """A page of exports."""
+
     object: Literal["list"] = "list"
     data: list[ExportObject]
     has_more: bool
 
 
+_PATH = {"name": "export_01934f6e0d2a7b3c8e51a9c4d7f60b12"}
+_FILE = "request_id,model,cost\r\nreq_01934f6e0d2a7b3c8e51a9c4d7f60b12,tiny,0.000412\r\n"
 _DECODER = msgspec.json.Decoder(ExportRequest)
 
 
@@ -72,7 +87,14 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         except ExportNotFound as error:
             raise NotFound(f"There is no export {name[:80]!r}.") from error
 
-    @post("/v1/exports", status_code=202, opt=demands("exports.write", "admin_key"))
+    @post(
+        "/v1/exports",
+        status_code=202,
+        opt=demands("exports.write", "admin_key")
+        | describes(
+            ExportObject, status=202, body=ExportRequest("usage", "2026-11"), errors={"rate_limit_exceeded": 429}
+        ),
+    )
     async def create_export(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Queue an export."""
         principal = request_context(request.scope).authenticated_principal
@@ -87,7 +109,7 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             raise RateLimited(f"{error}; wait until some are.", retry_after=_WAIT_S) from error
         return json_response(_object(job), 202)
 
-    @get("/v1/exports", opt=demands("exports.read", "admin_key"))
+    @get("/v1/exports", opt=demands("exports.read", "admin_key") | describes(ExportList, query=page()))
     async def list_exports(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's exports, newest first."""
         parameters = Parameters.of(request)
@@ -96,12 +118,23 @@ def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         found = await wait(jobs.list(own_tenant(request.scope), limit + 1, None if after is None else _id(after)))
         return json_response(ExportList(data=[_object(job) for job in found[:limit]], has_more=len(found) > limit))
 
-    @get("/v1/exports/{name:str}", opt=demands("exports.read", "admin_key"))
+    @get(
+        "/v1/exports/{name:str}",
+        opt=demands("exports.read", "admin_key") | describes(ExportObject, path=_PATH),
+    )
     async def retrieve_export(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One export: its status, and its manifest once it is done."""
         return json_response(_object(await find(request, name)))
 
-    @get("/v1/exports/{name:str}/content", opt=demands("exports.read", "admin_key"))
+    @get(
+        "/v1/exports/{name:str}/content",
+        opt=demands("exports.read", "admin_key")
+        | describes(
+            files(*MEDIA_TYPES.values(), description="The file.", example=_FILE),
+            path=_PATH,
+            errors={"export_expired": 404, "export_not_ready": 409},
+        ),
+    )
     async def retrieve_export_content(request: Request[Any, Any, Any], name: FromPath[str]) -> File:
         """The file of a finished export."""
         job = await find(request, name)

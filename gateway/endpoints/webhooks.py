@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.http.authentication import own_tenant
+from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -85,22 +86,37 @@ class DeliveryObject(Struct, frozen=True, kw_only=True):
     finished_at: int | None
     last_status_code: int | None
     last_error: str
-    body: msgspec.Raw
+    body: Annotated[
+        msgspec.Raw,
+        Meta(
+            description="The message as it is sent.",
+            extra_json_schema={"type": "object", "additionalProperties": True},
+            examples=[{"type": "webhook.test", "timestamp": "2026-11-22T09:30:00Z", "data": {}}],
+        ),
+    ]
     attempts: list[AttemptObject] | UnsetType = UNSET
 
 
-class ObjectList(Struct, frozen=True, kw_only=True):
+Listed = TypeVar("Listed", EndpointObject, DeliveryObject)
+
+
+class ObjectList(Struct, Generic[Listed], frozen=True, kw_only=True):
+    """A page of endpoints or deliveries."""
+
     object: Literal["list"] = "list"
-    data: list[EndpointObject] | list[DeliveryObject]
+    data: list[Listed]
     has_more: bool = False
 
 
 class RemovedEndpoint(Struct, frozen=True, kw_only=True):
+    """An endpoint that was removed."""
+
     id: str
     object: Literal["webhook_endpoint.deleted"] = "webhook_endpoint.deleted"
     deleted: bool = True
 
 
+_PATH = {"name": "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"}
 _NEW, _ROTATION = msgspec.json.Decoder(NewEndpoint), msgspec.json.Decoder(Rotation)
 
 
@@ -112,8 +128,15 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     def tenant_of(request: Request[Any, Any, Any]) -> UUID:
         return own_tenant(request.scope)
 
-    @post("/v1/webhooks", status_code=201, opt=demands("webhooks.write", "admin_key"))
-    async def create_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @post(
+        "/v1/webhooks",
+        status_code=201,
+        opt=demands("webhooks.write", "admin_key")
+        | describes(
+            EndpointObject, status=201, body=NewEndpoint("https://example.com/turnpike", ("invoice.finalized",))
+        ),
+    )
+    async def create_webhook_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Add an endpoint. Only this response has its secret."""
         tenant = tenant_of(request)
         body = await read_management_body(request, client_timeout, _NEW)
@@ -121,30 +144,41 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             endpoint, secret = await wait(endpoints.add(tenant, body.url, list(body.topics), body.description))
         return json_response(_endpoint(endpoint, secret), 201)
 
-    @get("/v1/webhooks", opt=demands("webhooks.read", "admin_key"))
-    async def list_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @get("/v1/webhooks", opt=demands("webhooks.read", "admin_key") | describes(ObjectList[EndpointObject]))
+    async def list_webhook_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's endpoints."""
         return json_response(
-            ObjectList(data=[_endpoint(endpoint) for endpoint in await wait(endpoints.list_all(tenant_of(request)))])
+            ObjectList[EndpointObject](
+                data=[_endpoint(endpoint) for endpoint in await wait(endpoints.list_all(tenant_of(request)))]
+            )
         )
 
-    @get("/v1/webhooks/{name:str}", opt=demands("webhooks.read", "admin_key"))
-    async def retrieve_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @get("/v1/webhooks/{name:str}", opt=demands("webhooks.read", "admin_key") | describes(EndpointObject, path=_PATH))
+    async def retrieve_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One endpoint."""
         tenant = tenant_of(request)
         with _webhook_errors():
             return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name)))))
 
-    @delete("/v1/webhooks/{name:str}", status_code=200, opt=demands("webhooks.write", "admin_key"))
-    async def remove_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @delete(
+        "/v1/webhooks/{name:str}",
+        status_code=200,
+        opt=demands("webhooks.write", "admin_key") | describes(RemovedEndpoint, path=_PATH),
+    )
+    async def remove_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Remove an endpoint."""
         tenant = tenant_of(request)
         with _webhook_errors():
             await wait(endpoints.remove(tenant, _id(name)))
         return json_response(RemovedEndpoint(id=str(_id(name))))
 
-    @post("/v1/webhooks/{name:str}/rotate", status_code=200, opt=demands("webhooks.write", "admin_key"))
-    async def rotate_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @post(
+        "/v1/webhooks/{name:str}/rotate",
+        status_code=200,
+        opt=demands("webhooks.write", "admin_key")
+        | describes(EndpointObject, body=Rotation(3600), body_required=False, path=_PATH),
+    )
+    async def rotate_webhook_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Replace the secret. Only this response has the new one."""
         tenant = tenant_of(request)
         rotation = await read_management_body(request, client_timeout, _ROTATION, default=b"{}")
@@ -154,15 +188,23 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             secret = await wait(endpoints.rotate(tenant, _id(name), rotation.overlap_s))
             return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name))), secret))
 
-    @post("/v1/webhooks/{name:str}/enable", status_code=200, opt=demands("webhooks.write", "admin_key"))
-    async def enable_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @post(
+        "/v1/webhooks/{name:str}/enable",
+        status_code=200,
+        opt=demands("webhooks.write", "admin_key") | describes(EndpointObject, path=_PATH),
+    )
+    async def enable_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Enable a disabled endpoint."""
         tenant = tenant_of(request)
         with _webhook_errors():
             return json_response(_endpoint(await wait(endpoints.enable(tenant, _id(name)))))
 
-    @post("/v1/webhooks/{name:str}/test", status_code=202, opt=demands("webhooks.write", "admin_key"))
-    async def test_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @post(
+        "/v1/webhooks/{name:str}/test",
+        status_code=202,
+        opt=demands("webhooks.write", "admin_key") | describes(DeliveryObject, status=202, path=_PATH),
+    )
+    async def test_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Queue a test message."""
         tenant = tenant_of(request)
         with _webhook_errors():
@@ -170,8 +212,15 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             delivery, attempts = await wait(endpoints.delivery(tenant, delivery_id))
         return json_response(_delivery(delivery, attempts), 202)
 
-    @get("/v1/webhook_deliveries", opt=demands("webhooks.read", "admin_key"))
-    async def list_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @get(
+        "/v1/webhook_deliveries",
+        opt=demands("webhooks.read", "admin_key")
+        | describes(
+            ObjectList[DeliveryObject],
+            query=(*page(least=0), query("endpoint_id", str, "Only those to this endpoint.")),
+        ),
+    )
+    async def list_webhook_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's deliveries, newest first."""
         tenant = tenant_of(request)
         parameters = Parameters.of(request)
@@ -187,34 +236,43 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             )
         )
         return json_response(
-            ObjectList(data=[_delivery(delivery) for delivery in found[:limit]], has_more=len(found) > limit)
+            ObjectList[DeliveryObject](
+                data=[_delivery(delivery) for delivery in found[:limit]], has_more=len(found) > limit
+            )
         )
 
-    @get("/v1/webhook_deliveries/{name:str}", opt=demands("webhooks.read", "admin_key"))
-    async def retrieve_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @get(
+        "/v1/webhook_deliveries/{name:str}",
+        opt=demands("webhooks.read", "admin_key") | describes(DeliveryObject, path=_PATH),
+    )
+    async def retrieve_webhook_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One delivery and its attempts."""
         tenant = tenant_of(request)
         with _webhook_errors():
             return json_response(_delivery(*await wait(endpoints.delivery(tenant, _id(name)))))
 
-    @post("/v1/webhook_deliveries/{name:str}/resend", status_code=202, opt=demands("webhooks.write", "admin_key"))
-    async def resend_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @post(
+        "/v1/webhook_deliveries/{name:str}/resend",
+        status_code=202,
+        opt=demands("webhooks.write", "admin_key") | describes(DeliveryObject, status=202, path=_PATH),
+    )
+    async def resend_webhook_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Send the same message again."""
         tenant = tenant_of(request)
         with _webhook_errors():
             return json_response(_delivery(await wait(endpoints.resend(tenant, _id(name)))), 202)
 
     return [
-        create_endpoint,
-        list_endpoints,
-        retrieve_endpoint,
-        remove_endpoint,
-        rotate_secret,
-        enable_endpoint,
-        test_endpoint,
-        list_deliveries,
-        retrieve_delivery,
-        resend_delivery,
+        create_webhook_endpoint,
+        list_webhook_endpoints,
+        retrieve_webhook_endpoint,
+        remove_webhook_endpoint,
+        rotate_webhook_secret,
+        enable_webhook_endpoint,
+        test_webhook_endpoint,
+        list_webhook_deliveries,
+        retrieve_webhook_delivery,
+        resend_webhook_delivery,
     ]
 
 

@@ -249,7 +249,7 @@ async def running_stack(
     app = create_app(services)
     stack.gateway = gateway_of(app)
     stack.server = PromptServer(app, internal=internal)
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # which asyncio looks at before it sets TCP_NODELAY
     listener.bind(("127.0.0.1", 0))
     stack.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
     stack.serving = asyncio.create_task(stack.server.serve(sockets=[listener]))

@@ -114,6 +114,12 @@ class MessageStop(Struct, frozen=True, tag="message_stop", tag_field="type"):
     pass
 
 
+class TokenCount(Struct, frozen=True):
+    """The tokens of a prompt."""
+
+    input_tokens: int
+
+
 class MessageIdentity(Struct, frozen=True):
     """What is the same in every event. `fills_context`: the answer may not be as long as was asked for, because the
     context ends before."""

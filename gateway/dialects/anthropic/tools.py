@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, ToolName
 from gateway.dialects.json_objects import JsonObjects
-from gateway.dialects.json_paths import ABSENT
+from gateway.dialects.json_paths import json_bytes, json_object
 from gateway.errors import InvalidField
 from gateway.generation_request import CacheMarker, Tool
 from gateway.generation_request import ToolChoice as Choice
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _ABSENT_OR_NULL = (b"", b"null")
+
+
+InputExamples: TypeAlias = Annotated[
+    Raw,
+    Meta(
+        description="Arguments that the schema allows.",
+        extra_json_schema={"type": ["array", "null"], "items": {"type": "object", "additionalProperties": True}},
+    ),
+]
 
 
 class ToolParam(Struct, frozen=True):
@@ -30,8 +39,8 @@ class ToolParam(Struct, frozen=True):
     name: str = ""
     type: str | None = None
     description: str | None = None
-    input_schema: Raw = ABSENT
-    input_examples: Raw = ABSENT
+    input_schema: Annotated[Raw, json_object("A JSON schema of the type `object`.")] | UnsetType = UNSET
+    input_examples: InputExamples | UnsetType = UNSET
     cache_control: CacheControl | None = None
     defer_loading: bool | None = None
     strict: bool | None = None
@@ -107,15 +116,16 @@ def _check(tool: ToolParam, path: str) -> None:
         raise InvalidField(
             f"{path}.defer_loading", "it is not supported: there is no tool search", code="unsupported_parameter"
         )
-    if bytes(tool.input_schema) in _ABSENT_OR_NULL:
+    if json_bytes(tool.input_schema) in _ABSENT_OR_NULL:
         raise InvalidField(f"{path}.input_schema", "it is missing", code="missing_required_parameter")
 
 
 def _schema(tool: ToolParam, path: str, objects: JsonObjects) -> str:
+    assert tool.input_schema is not UNSET, "_check saw it"
     schema = objects.read(tool.input_schema, f"{path}.input_schema")
     if schema.get("type") != "object":
         raise InvalidField(f"{path}.input_schema.type", "it must be 'object'")
-    if bytes(tool.input_examples) not in _ABSENT_OR_NULL:
+    if tool.input_examples is not UNSET and bytes(tool.input_examples) != b"null":
         examples = _examples(tool.input_examples, f"{path}.input_examples", objects)
         if examples:
             schema = {**schema, "examples": examples}

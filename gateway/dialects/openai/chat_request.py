@@ -37,6 +37,10 @@ from gateway.dialects.openai.tools import (
 from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest, Text, ToolCall, Turn
 
+NoCall: TypeAlias = Annotated[
+    Raw, Meta(description="Not supported: calls are refused.", extra_json_schema={"type": "null"})
+]
+
 
 class MarkablePart(Struct, frozen=True, kw_only=True):
     """What may say that the prompt is to be cached up to its end."""
@@ -54,15 +58,15 @@ class RefusalPart(MarkablePart, frozen=True, tag="refusal", tag_field="type"):
 
 
 class ImagePart(Struct, frozen=True, tag="image_url", tag_field="type"):
-    pass
+    """Not supported: refused."""
 
 
 class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
-    pass
+    """Not supported: refused."""
 
 
 class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
-    pass
+    """Not supported: refused."""
 
 
 ContentPart: TypeAlias = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
@@ -86,16 +90,18 @@ class AssistantMessage(MarkablePart, frozen=True, tag="assistant", tag_field="ro
     content: Content | None = None
     refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
-    function_call: Raw | None = None
+    function_call: NoCall | None = None
 
 
 class ToolMessage(MarkablePart, frozen=True, tag="tool", tag_field="role"):
+    """What a tool answered."""
+
     content: Content
     tool_call_id: CallId
 
 
 class FunctionMessage(Struct, frozen=True, tag="function", tag_field="role"):
-    pass
+    """Not supported: refused."""
 
 
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage

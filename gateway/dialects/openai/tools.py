@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.dialects.json_objects import JsonObjects
-from gateway.dialects.json_paths import ABSENT
+from gateway.dialects.json_paths import json_object
 from gateway.errors import InvalidField
 from gateway.generation_request import Tool, ToolCall, ToolChoice
 
@@ -30,7 +30,7 @@ class FunctionDefinition(Struct, frozen=True):
 
     name: str
     description: str | None = None
-    parameters: Raw = ABSENT
+    parameters: Annotated[Raw, json_object("A JSON schema of the type `object`.")] | UnsetType = UNSET
     strict: bool | None = None
 
 
@@ -101,8 +101,8 @@ def read_tools(tools: Sequence[ChatTool], objects: JsonObjects) -> tuple[Tool, .
     return tuple(read)
 
 
-def _schema(raw: Raw, path: str, objects: JsonObjects) -> str:
-    if bytes(raw) in _ABSENT_OR_NULL:
+def _schema(raw: Raw | UnsetType, path: str, objects: JsonObjects) -> str:
+    if raw is UNSET or bytes(raw) in _ABSENT_OR_NULL:
         return '{"type": "object", "properties": {}}'
     schema = objects.read(raw, f"{path}.parameters")
     if schema.get("type", "object") != "object":
