@@ -36,6 +36,7 @@ from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
+from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
 from gateway.errors import InvalidRequest, NotAllowed, Shortage, Unaffordable, Unavailable
@@ -190,6 +191,7 @@ class Admission:
     ) -> PreparedRequest:
         """Render, tokenize, plan, check. Raises InvalidRequest, NotAllowed, RateLimited, Unavailable."""
         payer.check(model.name, generation.lane)
+        generation = apply_tool_choice(model, generation)
         prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
