@@ -27,11 +27,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
 
-MOST_ROWS = 64
-STEP = 128
-"""Inputs of a step."""
-_SHARED = 222 << 10
-"""Bytes of shared memory that steps may fill."""
+MOST_ROWS, MOST_ROWS_IN_FP8 = 32, 64
+"""With more rows the other kernel is as quick."""
+PART_BYTES = 128
+"""Of a row: what is multiplied at a time."""
 _REGISTERS, _FETCHING_REGISTERS = 96, 40
 """Of each thread, and of one that fetches: few, since the small kernels between products run on the same
 multiprocessors."""
@@ -39,17 +38,25 @@ multiprocessors."""
 
 @dataclass(frozen=True)
 class Stream:
-    """How a product is cut: outputs of a tile, a multiple of 64, and steps in shared memory; all that fit if 0."""
+    """How a product is cut: outputs of a tile, a multiple of 64; parts of `PART_BYTES` that are fetched together, and
+    how many bytes of them are in shared memory; programs for each multiprocessor at most."""
 
     outputs: int = 64
-    stages: int = 0
+    parts: int = 4
+    held: int = 220 << 10
+    programs: int = 2
+
+
+def most_rows(weight: torch.Tensor) -> int:
+    """Up to how many rows the kernel is the quicker one."""
+    return MOST_ROWS_IN_FP8 if weight.itemsize == 1 else MOST_ROWS
 
 
 def fits(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether the kernel multiplies by this weight [outputs, inputs]."""
     return (
         weight.dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
-        and weight.shape[1] % (2 * STEP) == 0
+        and weight.shape[1] * weight.itemsize % (4 * PART_BYTES) == 0
         and weight.is_contiguous()
         and weight.data_ptr() % 16 == 0
         and bias is None
@@ -68,8 +75,9 @@ def _element(dtype: torch.dtype) -> gl.dtype:
 
 
 def _tiles(x: torch.Tensor, high: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for([high, STEP], _element(x.dtype))
-    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [high, STEP], layout)
+    block = [high, PART_BYTES // x.itemsize]
+    layout = gl.NVMMASharedLayout.get_default_for(block, _element(x.dtype))
+    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], block, layout)
 
 
 def linear_streamed(
@@ -80,18 +88,17 @@ def linear_streamed(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     how: Stream = Stream(),
 ) -> torch.Tensor:
-    """[rows, inputs] · [outputs, inputs]ᵀ → `out` [rows, outputs], for at most `MOST_ROWS` rows; see `linear.linear`.
+    """[rows, inputs] · [outputs, inputs]ᵀ → `out` [rows, outputs], for few rows; see `linear.linear`.
 
     In e4m3 `scales`, fp32, are those of the rows [rows] and of the outputs [outputs].
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]
-    high = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    high = max(8, 1 << (rows - 1).bit_length())
     tiles = -(-outputs // how.outputs)
-    stages = how.stages or _SHARED // ((how.outputs + high) * STEP * x.itemsize)
-    # Two steps are multiplied at a time.
-    stages -= stages % 2
-    _linear[(min(tiles, _processors(x.device.index or 0)),)](
+    stages = how.held // ((how.outputs + high) * PART_BYTES * how.parts)
+    programs = min(tiles, how.programs * _processors(x.device.index or 0))
+    _linear[(programs,)](
         _tiles(weight, how.outputs),
         _tiles(x, high),
         out,
@@ -103,6 +110,7 @@ def linear_streamed(
         out.stride(0),
         INPUTS=inputs,
         STAGES=stages,
+        PARTS=how.parts,
         SCALED=scales is not None,
         FETCHING_REGISTERS=_FETCHING_REGISTERS,
         num_warps=4,
@@ -113,11 +121,13 @@ def linear_streamed(
 
 
 @gluon.jit
-def _fetch(weight, x, tiles, w_smem, x_smem, full, empty, STEPS: gl.constexpr, STAGES: gl.constexpr):
+def _fetch(
+    weight, x, tiles, w_smem, x_smem, full, empty, STEPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr
+):  # fmt: skip
     """Stage i has step i of this program's tiles, one tile after another."""
     TALL: gl.constexpr = weight.block_type.shape[0]
-    SIZE: gl.constexpr = weight.block_type.nbytes + x.block_type.nbytes
-    INPUTS: gl.constexpr = weight.block_type.shape[1]
+    SIZE: gl.constexpr = (weight.block_type.nbytes + x.block_type.nbytes) * PARTS
+    WIDE: gl.constexpr = weight.block_type.shape[1]
     first = gl.program_id(0)
     programs = gl.num_programs(0)
     count = (tiles - first + programs - 1) // programs * STEPS
@@ -125,25 +135,37 @@ def _fetch(weight, x, tiles, w_smem, x_smem, full, empty, STEPS: gl.constexpr, S
     for i in range(0, early):
         ready = full.index(i)
         mbarrier.expect(ready, SIZE)
-        place = [(first + i // STEPS * programs) * TALL, i % STEPS * INPUTS]
-        tma.async_copy_global_to_shared(weight, place, ready, w_smem.index(i))
+        row, begin = (first + i // STEPS * programs) * TALL, i % STEPS * (PARTS * WIDE)
+        for part in gl.static_range(PARTS):
+            tma.async_copy_global_to_shared(
+                weight, [row, begin + part * WIDE], ready, w_smem.index(i * PARTS + part)
+            )  # fmt: skip
     wait_for_inputs()
     for i in range(0, early):
-        tma.async_copy_global_to_shared(x, [0, i % STEPS * INPUTS], full.index(i), x_smem.index(i))
+        begin = i % STEPS * (PARTS * WIDE)
+        for part in gl.static_range(PARTS):
+            tma.async_copy_global_to_shared(
+                x, [0, begin + part * WIDE], full.index(i), x_smem.index(i * PARTS + part)
+            )  # fmt: skip
     for i in range(early, count):
         stage = i % STAGES
         ready = full.index(stage)
-        mbarrier.wait(empty.index(stage // 2), ((i // STAGES) & 1) ^ 1)
+        mbarrier.wait(empty.index(stage), ((i // STAGES) & 1) ^ 1)
         mbarrier.expect(ready, SIZE)
-        place = [(first + i // STEPS * programs) * TALL, i % STEPS * INPUTS]
-        tma.async_copy_global_to_shared(weight, place, ready, w_smem.index(stage))
-        tma.async_copy_global_to_shared(x, [0, i % STEPS * INPUTS], ready, x_smem.index(stage))
+        row, begin = (first + i // STEPS * programs) * TALL, i % STEPS * (PARTS * WIDE)
+        for part in gl.static_range(PARTS):
+            place = begin + part * WIDE
+            tma.async_copy_global_to_shared(weight, [row, place], ready, w_smem.index(stage * PARTS + part))
+        for part in gl.static_range(PARTS):
+            place = begin + part * WIDE
+            tma.async_copy_global_to_shared(x, [0, place], ready, x_smem.index(stage * PARTS + part))
 
 
 @gluon.jit
 def _multiply(
     y, row_scales, output_scales, rows, outputs, tiles, y_row, w_smem, x_smem, full, empty,
-    STEPS: gl.constexpr, STAGES: gl.constexpr, TALL: gl.constexpr, HIGH: gl.constexpr, SCALED: gl.constexpr,
+    STEPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, TALL: gl.constexpr, HIGH: gl.constexpr,
+    SCALED: gl.constexpr,
 ):  # fmt: skip
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HIGH, 32 if SCALED else 16])
     m = gl.arange(0, HIGH, gl.SliceLayout(0, S))
@@ -152,34 +174,32 @@ def _multiply(
     i = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         total = nothing
-        for _ in range(0, STEPS // 2):
+        for _ in range(0, STEPS):
             stage = i % STAGES
-            phase = (i // STAGES) & 1
-            mbarrier.wait(full.index(stage), phase)
+            mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+            at = stage * PARTS
             if SCALED:
-                first = warpgroup_mma(
-                    w_smem.index(stage), x_smem.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
-                )
-                mbarrier.wait(full.index(stage + 1), phase)
-                second = warpgroup_mma(
-                    w_smem.index(stage + 1), x_smem.index(stage + 1).permute((1, 0)), nothing, use_acc=False,
-                    is_async=True,
-                )  # fmt: skip
-                first, second = warpgroup_mma_wait(0, deps=(first, second))
-                mbarrier.arrive(empty.index(stage // 2), count=1)
-                total = total + first
-                total = total + second
+                for part in gl.static_range(0, PARTS, 2):
+                    first = warpgroup_mma(
+                        w_smem.index(at + part), x_smem.index(at + part).permute((1, 0)), nothing, use_acc=False,
+                        is_async=True,
+                    )  # fmt: skip
+                    second = warpgroup_mma(
+                        w_smem.index(at + part + 1), x_smem.index(at + part + 1).permute((1, 0)), nothing,
+                        use_acc=False, is_async=True,
+                    )  # fmt: skip
+                    first, second = warpgroup_mma_wait(0, deps=(first, second))
+                    total = total + first
+                    total = total + second
             else:
-                following = warpgroup_mma(
-                    w_smem.index(stage), x_smem.index(stage).permute((1, 0)), total, is_async=True
-                )
-                mbarrier.wait(full.index(stage + 1), phase)
-                following = warpgroup_mma(
-                    w_smem.index(stage + 1), x_smem.index(stage + 1).permute((1, 0)), following, is_async=True
-                )
+                following = warpgroup_mma(w_smem.index(at), x_smem.index(at).permute((1, 0)), total, is_async=True)
+                for part in gl.static_range(1, PARTS):
+                    following = warpgroup_mma(
+                        w_smem.index(at + part), x_smem.index(at + part).permute((1, 0)), following, is_async=True
+                    )
                 total = warpgroup_mma_wait(0, deps=(following,))
-                mbarrier.arrive(empty.index(stage // 2), count=1)
-            i += 2
+            mbarrier.arrive(empty.index(stage), count=1)
+            i += 1
         n = tile * TALL + gl.arange(0, TALL, gl.SliceLayout(1, S))
         if SCALED:
             # In this order: products of the two scales are rounded otherwise.
@@ -192,21 +212,21 @@ def _multiply(
 @gluon.jit(do_not_specialize=["rows"])
 def _linear(
     weight, x, y, row_scales, output_scales, rows, outputs, tiles, y_row,
-    INPUTS: gl.constexpr, STAGES: gl.constexpr, SCALED: gl.constexpr, FETCHING_REGISTERS: gl.constexpr,
+    INPUTS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, SCALED: gl.constexpr,
+    FETCHING_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     TALL: gl.constexpr = weight.block_type.shape[0]
     HIGH: gl.constexpr = x.block_type.shape[0]
     WIDE: gl.constexpr = x.block_type.shape[1]
-    STEPS: gl.constexpr = INPUTS // WIDE
+    STEPS: gl.constexpr = INPUTS // (WIDE * PARTS)
     let_next_begin()
-    w_smem = gl.allocate_shared_memory(weight.dtype, [STAGES, TALL, WIDE], weight.layout)
-    x_smem = gl.allocate_shared_memory(x.dtype, [STAGES, HIGH, WIDE], x.layout)
+    w_smem = gl.allocate_shared_memory(weight.dtype, [STAGES * PARTS, TALL, WIDE], weight.layout)
+    x_smem = gl.allocate_shared_memory(x.dtype, [STAGES * PARTS, HIGH, WIDE], x.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES // 2, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-        if stage % 2 == 0:
-            mbarrier.init(empty.index(stage // 2), count=1)
+        mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
     count = gl.to_tensor(tiles)
     gl.warp_specialize(
@@ -214,9 +234,9 @@ def _linear(
             (
                 _multiply,
                 (y, row_scales, output_scales, rows, gl.to_tensor(outputs), count, gl.to_tensor(y_row),
-                 w_smem, x_smem, full, empty, STEPS, STAGES, TALL, HIGH, SCALED),
+                 w_smem, x_smem, full, empty, STEPS, STAGES, PARTS, TALL, HIGH, SCALED),
             ),
-            (_fetch, (weight, x, count, w_smem, x_smem, full, empty, STEPS, STAGES)),
+            (_fetch, (weight, x, count, w_smem, x_smem, full, empty, STEPS, STAGES, PARTS)),
         ],
         [1],
         [FETCHING_REGISTERS],

@@ -131,8 +131,9 @@ class ExactLinear:
         fits = hopper is not None and torch.cuda.get_device_capability(self.weight.device)[0] == _HOPPER
         if not fits or not hopper.fits(self.weight, self.bias):
             return 0
-        counts = [1, 2, 7, 16, 17, 32, 33, hopper.MOST_ROWS]
-        return hopper.MOST_ROWS if len(self._same(self._by_stream, counts)) == len(counts) else 0
+        most = hopper.most_rows(self.weight)
+        counts = [count for count in (1, 2, 7, 8, 9, 16, 17, 32, 33, 64) if count <= most]
+        return most if len(self._same(self._by_stream, counts)) == len(counts) else 0
 
     def _same(self, compute: Compute, counts: Sequence[int]) -> frozenset[int]:
         """The counts of rows at which `compute` gives the bits of our kernel."""
