@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "r0033"
-down_revision = "r0032"
+revision = "r0037"
+down_revision = "r0036"
 branch_labels = None
 depends_on = None
 
