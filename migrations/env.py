@@ -21,6 +21,7 @@ import billing.tables.seals
 import prompt_cache.tables
 import storage.database.outbox
 import tenancy.tables
+import tenancy.users.tables
 import webhooks.tables
 from storage.database.base import Base
 
@@ -41,6 +42,7 @@ ROOMS = (
     billing.tables.money,
     prompt_cache.tables,
     storage.database.outbox,
+    tenancy.users.tables,
     webhooks.tables,
     tenancy.tables,
 )

@@ -86,8 +86,7 @@ def admin_command(work: Callable[[AdminServices, argparse.Namespace], Awaitable[
 
 async def currency_of(admin: AdminServices, tenant_id: UUID) -> str:
     """The currency of the tenant's balance; the default if it never had money."""
-    balance = await admin.balances.get(tenant_id)
-    return balance.currency if balance else CURRENCY
+    return await admin.balances.currency_of(tenant_id)
 
 
 async def tenant_id_of(admin: AdminServices, name: str | None) -> UUID | None:

@@ -29,6 +29,8 @@ from storage.reported_error import ReportedError
 
 GrantKind = Literal["paid", "promo"]
 _MOST_PRIORITY = 2**31 - 1
+DEFAULT_CURRENCY = "USD"
+"""Of a tenant that never had money."""
 
 
 class CurrencyMismatch(ReportedError, ValueError):
@@ -68,6 +70,11 @@ class Balances:
         async with self._database.reading() as session:
             row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
         return None if row is None else Balance(*row)
+
+    async def currency_of(self, tenant_id: UUID) -> str:
+        """The currency of the tenant's balance; the default if it never had money."""
+        found = await self.get(tenant_id)
+        return DEFAULT_CURRENCY if found is None else found.currency
 
     async def grants(self, tenant_id: UUID) -> list[OpenGrant]:
         """The tenant's grants with what became of each, in the order in which they are used."""

@@ -68,7 +68,12 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
     """The headers that say whether and when to retry, where clients would decide otherwise by themselves."""
     match failure:
         case RetryableError():
-            return {"retry-after": str(max(1, math.ceil(failure.retry_after)))}
+            milliseconds = max(1, math.ceil(failure.retry_after * 1000))
+            return {
+                "retry-after": str(max(1, math.ceil(failure.retry_after))),
+                "retry-after-ms": str(milliseconds),
+                "x-should-retry": "true",
+            }
         case Unaffordable():
             return {"x-should-retry": "false"}
         case NotCached():

@@ -13,7 +13,6 @@ import msgspec
 from billing.money import format_pico, parse_amount
 from turnpike.command_context import (
     CURRENCY,
-    DEFAULT_PROJECT,
     admin_command,
     currency_of,
     print_table,
@@ -81,10 +80,9 @@ def add_arguments(parser: CommandParser) -> None:
 @admin_command
 async def create_tenant(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike tenants create NAME`."""
-    tenant = await admin.tenancy.create_tenant(arguments.tenant)
-    await admin.tenancy.create_project(tenant.id, DEFAULT_PROJECT)
+    tenant, project = await admin.tenancy.open_tenant(arguments.tenant)
     print(
-        f"made tenant {tenant.name} with project {DEFAULT_PROJECT}; it has no money yet: "
+        f"made tenant {tenant.name} with project {project.name}; it has no money yet: "
         f"`turnpike tenants credit {tenant.name} AMOUNT`"
     )
 
