@@ -53,6 +53,25 @@ async def test_another_operator_decides(stack: Stack) -> None:
     assert [grant.kind for grant in grants].count("promo") == 1
 
 
+async def test_every_way_to_such_a_change_over_http_waits(stack: Stack) -> None:
+    await PlatformSettings(stack.database).set(APPROVALS, "on", by="Ann and bob", via="test")
+    ann, bob = [Holder(stack, (await stack.tenancy.create_operator_key(name)).key) for name in ("Ann", "bob")]
+    tenant = "/admin/v1/tenants/demo"
+    for method, path, body, kind in (
+        ("POST", f"{tenant}/grants", {"amount": "5.00"}, "grant.create"),
+        ("POST", f"{tenant}/payments", {"amount": "5.00"}, "grant.create"),
+        ("POST", f"{tenant}/terms", {"terms": {"discounts": [{"basis_points": 500}]}}, "terms.set"),
+        ("PUT", "/admin/v1/platform/settings/grant_approval_over", {"value": "10.00"}, "platform_setting.set"),
+        ("PUT", "/admin/v1/platform/settings/approvals", {"value": "off"}, "platform_setting.set"),
+    ):
+        waits = await ann.ask(method, path, body, 202)
+        assert (waits["object"], waits["kind"], waits["state"], waits["author"]) == ("change", kind, "pending", "Ann")
+        assert (await bob.ask("POST", f"{PATH}/{waits['id']}/approve"))["state"] == "approved"
+    settings = (await ann.ask("GET", "/admin/v1/platform/settings"))["data"]
+    assert {one["name"]: one["value"] for one in settings} == {"approvals": "off", "grant_approval_over": "10.00"}
+    await ann.ask("POST", f"{tenant}/grants", {"amount": "500.00"}, 201)
+
+
 async def test_a_narrowed_key_decides_nothing_and_sudden_changes_count_at_once(stack: Stack) -> None:
     await PlatformSettings(stack.database).set(APPROVALS, "on", by="Ann and bob", via="test")
     change = await _grant_by(stack, "Ann")
