@@ -26,7 +26,6 @@ from gateway.admin.refusals import refusals
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField
 from gateway.http.operations import describes
-from gateway.http.pending import ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -212,7 +211,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # six ro
         status_code=201,
         opt=demands("invoices.write")
         | describes(
-            {201: InvoiceObject, 200: DocumentCheck, 202: ChangeObject},
+            {201: InvoiceObject, 200: DocumentCheck},
             body=NewCreditNote(reason="outage on 3 November", request="ticket-7"),
             path=_EXAMPLE,
             errors=_REFUSED,

@@ -21,7 +21,6 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField
 from gateway.http.operations import describes, page, query
-from gateway.http.pending import ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -157,9 +156,7 @@ def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         "/admin/v1/tenants/{tenant:str}/terms",
         status_code=201,
         opt=demands("terms.write")
-        | describes(
-            {201: ContractObject, 200: ContractObject, 202: ChangeObject}, body=_EXAMPLE, errors={"price_missing": 409}
-        ),
+        | describes({201: ContractObject, 200: ContractObject}, body=_EXAMPLE, errors={"price_missing": 409}),
     )
     async def set_terms(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """Set all terms of a tenant from a month on. A dry run answers them with 200 and without a number."""
