@@ -243,7 +243,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # six ro
 
 
 def _check(tenant: str, period: str, document: Document | None) -> DocumentCheck:
-    def text(name: str) -> str | None:
+    def amount(name: str) -> str | None:
         return None if document is None else format_minor(getattr(document, name), document.currency)
 
     return DocumentCheck(
@@ -251,11 +251,11 @@ def _check(tenant: str, period: str, document: Document | None) -> DocumentCheck
         period=period,
         currency=None if document is None else document.currency,
         lines=0 if document is None else len(document.lines),
-        net=text("net"),
-        tax=text("tax"),
-        gross=text("gross"),
-        prepaid=text("prepaid"),
-        payable=text("payable"),
+        net=amount("net"),
+        tax=amount("tax"),
+        gross=amount("gross"),
+        prepaid=amount("prepaid"),
+        payable=amount("payable"),
         warnings=[] if document is None else vat_warnings(document.seller, document.buyer),
     )
 
