@@ -73,8 +73,9 @@ async def list_events(
     after: tuple[int, UUID] | None = None,
     most: int = MOST_LOOKED_AT,
 ) -> EventPage:
-    """At most `limit` events of the tenant, those before the cursor `after`, looking at most at `most`. Raises
-    DatabaseUnavailable."""
+    """At most `limit` events of the tenant, those before the cursor `after`, looking at most at `most` (and at one more
+    than `limit`). Raises DatabaseUnavailable."""
+    most = max(most, limit + 1)
     fact, traits = usage_fact.c, usage_traits.c
     span: list[ColumnElement[bool]] = [fact.tenant_id == tenant_id]
     if filters.since is not None:

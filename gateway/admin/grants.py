@@ -203,7 +203,9 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         "/admin/v1/tenants/{tenant:str}/payments",
         status_code=201,
         opt=demands("balance.write")
-        | describes({201: GrantObject, 200: GrantObject | MoneyCheck}, body=NewPayment(amount="25.00"), errors=_ERRORS),
+        | describes(
+            {201: GrantObject, 200: (GrantObject, MoneyCheck)}, body=NewPayment(amount="25.00"), errors=_ERRORS
+        ),
     )
     async def record_payment(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """Record money that the tenant paid. Repeated under the same id it is answered with 200 and counts once."""
@@ -214,7 +216,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         "/admin/v1/tenants/{tenant:str}/grants",
         status_code=201,
         opt=demands("balance.write")
-        | describes({201: GrantObject, 200: GrantObject | MoneyCheck}, body=NewGrant(amount="5.00"), errors=_ERRORS),
+        | describes({201: GrantObject, 200: (GrantObject, MoneyCheck)}, body=NewGrant(amount="5.00"), errors=_ERRORS),
     )
     async def give_grant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """Give the tenant money that it did not pay. Repeated under the same id it is answered with 200 and counts
@@ -227,7 +229,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         status_code=201,
         opt=demands("balance.write")
         | describes(
-            {201: RefundObject, 200: RefundObject | MoneyCheck},
+            {201: RefundObject, 200: (RefundObject, MoneyCheck)},
             body=NewRefund(amount="5.00"),
             errors=_ERRORS | {"refund_refused": 409},
         ),

@@ -145,7 +145,7 @@ async def test_a_page_looks_at_a_bounded_number_of_requests(stack: Stack) -> Non
     after, pages = None, 0
     filters = EventFilters(projects=[second.id])
     while pages == 0 or after is not None:
-        page = await list_events(stack.database, stack.tenant.id, filters, limit=10, after=after, most=2)
+        page = await list_events(stack.database, stack.tenant.id, filters, limit=1, after=after, most=2)
         found, after, pages = found + page.events, page.after, pages + 1
     assert [event.id.bytes for event in found] == [events[0].id]
     assert pages == 3
