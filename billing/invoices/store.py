@@ -252,6 +252,7 @@ async def write_draft(
     corrects: UUID | None = None,
 ) -> None:
     """Insert a draft with its lines. A draft that has this id is replaced."""
+    # no entry: its callers record the document (`record_document`)
     row = columns_of(document)
     await delete_draft(session, row["tenant_id"], invoice_id)
     row |= {
@@ -268,6 +269,7 @@ async def write_draft(
 
 async def update_invoice(session: AsyncSession, record: InvoiceRecord, values: Mapping[str, Any]) -> None:
     """Write columns of an invoice or credit note."""
+    # no entry: its callers record the document (`record_document`)
     row = invoice.c
     this_row = (row.tenant_id == record.tenant_id, row.id == record.id)
     await session.execute(update(invoice).where(*this_row).values(values))
@@ -275,6 +277,7 @@ async def update_invoice(session: AsyncSession, record: InvoiceRecord, values: M
 
 async def delete_draft(session: AsyncSession, tenant_id: UUID, invoice_id: UUID) -> None:
     """Delete a draft and its lines, if there is one."""
+    # no entry: its callers record the document (`record_document`)
     line = invoice_line.c
     await session.execute(delete(invoice_line).where(line.tenant_id == tenant_id, line.invoice_id == invoice_id))
     await session.execute(delete(invoice).where(invoice.c.tenant_id == tenant_id, invoice.c.id == invoice_id))

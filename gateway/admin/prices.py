@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import InvalidMoney, InvalidPrice
 from billing.prices import EVERY_LANE, PriceMissing
-from billing.prices.approval import BY_KEY, PriceSheets
+from billing.prices.approval import BY_KEY, BY_SESSION, PriceSheets
 from billing.prices.errors import (
     NotADraft,
     OverlappingPrices,
@@ -45,6 +45,7 @@ from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.free_text import InvalidText
+from tenancy.principals import Principal
 
 _STATES = ("draft", "scheduled", "active", "ended", "withdrawn")
 _ERROR_CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -174,7 +175,11 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     """The routes, for one worker."""
     prices, database = gateway.services.prices, gateway.services.database
     client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
-    sheets, books = PriceSheets(database, via=BY_KEY), PriceBooks(database)
+    sheets, books = PriceSheets(database), PriceBooks(database)
+
+    def sheets_by(author: Principal) -> PriceSheets:
+        """What writes sheets, and records how it is known who does."""
+        return PriceSheets(database, via=BY_SESSION if author.kind == "session" else BY_KEY)
 
     async def sheet_object(number: int) -> SheetWithDifference:
         sheet = await sheets.get(number)
@@ -236,7 +241,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             ),
         ),
     )
-    async def list_sheets(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def list_price_sheets(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Price sheets in all states, newest first."""
         parameters = Parameters.of(request)
         model, book = parameters.text("model"), parameters.text("book")
@@ -252,7 +257,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         return json_response(SheetList(data=listed, has_more=len(found) > limit))
 
     @get("/admin/v1/prices/sheets/{number:int}", opt=demands("prices.propose") | describes(SheetWithDifference))
-    async def retrieve_sheet(number: FromPath[int]) -> Response[bytes]:
+    async def retrieve_price_sheet(number: FromPath[int]) -> Response[bytes]:
         """One sheet, and the prices that it changes."""
         with _price_errors():
             return json_response(await wait(sheet_object(number)))
@@ -267,7 +272,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             errors={"unknown_book": 400, "price_refused": 400} | {code: 400 for _, code in _ERROR_CODES},
         ),
     )
-    async def propose(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def propose_price_sheet(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Save a proposal, which another operator may activate; or, for a dry run, only check it."""
         author, body = (
             request_context(request.scope).authenticated_principal,
@@ -286,7 +291,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             if body.dry_run:
                 before, after, currency = await wait(sheets.check(proposal, body.force))
                 return json_response(Check(currency=currency, difference=_differences(before, after)))
-            draft = await wait(sheets.draft(proposal, author.name, body.reason, body.force))
+            draft = await wait(sheets_by(author).draft(proposal, author.name, body.reason, body.force))
             return json_response(await wait(sheet_object(draft.id)), 201)
 
     @post(
@@ -294,12 +299,12 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         status_code=200,
         opt=demands("prices.approve") | describes(SheetWithDifference, **_DECIDED),
     )
-    async def activate(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
+    async def activate_price_sheet(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Activate a draft; it applies from its `effective_at` on."""
         approver = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
-            await wait(sheets.approve(number, approver.name, body.reason))
+            await wait(sheets_by(approver).approve(number, approver.name, body.reason))
             return json_response(await wait(sheet_object(number)))
 
     @post(
@@ -307,15 +312,22 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         status_code=200,
         opt=demands("prices.propose") | describes(SheetWithDifference, **_DECIDED),
     )
-    async def withdraw(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
+    async def withdraw_price_sheet(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Withdraw a draft, or a sheet that has not taken effect."""
         operator = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
-            await wait(sheets.withdraw(number, operator.name, body.reason))
+            await wait(sheets_by(operator).withdraw(number, operator.name, body.reason))
             return json_response(await wait(sheet_object(number)))
 
-    return [list_prices, list_sheets, retrieve_sheet, propose, activate, withdraw]
+    return [
+        list_prices,
+        list_price_sheets,
+        retrieve_price_sheet,
+        propose_price_sheet,
+        activate_price_sheet,
+        withdraw_price_sheet,
+    ]
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             keys = tuple(blocks.keys[at : at + KEY_BYTES] for at in range(0, len(blocks.keys), KEY_BYTES))
             gateway.services.fleet.purge(models[blocks.lease_id], blocks.scope, keys)
 
-    @get("/v1/caches", opt=demands("caches.read") | describes(CacheList, query=(*page(), _TAG)))
+    @get("/v1/caches", opt=demands("caches.read", "project_key") | describes(CacheList, query=(*page(), _TAG)))
     async def list_caches(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The project's live leases, the newest first."""
         project = project_of(request)
@@ -111,14 +111,15 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         found = await wait(leases.page(project, limit=limit + 1, after=before, tag=tag))
         return json_response(CacheList(data=[_object(one) for one in found[:limit]], has_more=len(found) > limit))
 
-    @get("/v1/caches/{name:str}", opt=demands("caches.read") | describes(CacheObject))
+    @get("/v1/caches/{name:str}", opt=demands("caches.read", "project_key") | describes(CacheObject))
     async def retrieve_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One lease."""
         return json_response(_object(_known(await wait(leases.get(project_of(request), _id(name))), name)))
 
     @patch(
         "/v1/caches/{name:str}",
-        opt=demands("caches.write") | describes(CacheObject, body=Extension(ttl="1h"), body_required=False),
+        opt=demands("caches.write", "project_key")
+        | describes(CacheObject, body=Extension(ttl="1h"), body_required=False),
     )
     async def extend_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Begin a lease's life anew, at no charge, as a read does."""
@@ -135,7 +136,9 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             )
         return json_response(_object(_known(await wait(leases.extend(project, found.id)), name)))
 
-    @delete("/v1/caches/{name:str}", status_code=200, opt=demands("caches.write") | describes(PurgedCache))
+    @delete(
+        "/v1/caches/{name:str}", status_code=200, opt=demands("caches.write", "project_key") | describes(PurgedCache)
+    )
     async def purge_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """End a lease."""
         identity = _id(name)
@@ -147,7 +150,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         "/v1/caches",
         status_code=200,
-        opt=demands("caches.write")
+        opt=demands("caches.write", "project_key")
         | describes(PurgedCaches, query=[replace(_TAG, required=True)], errors={"missing_required_parameter": 400}),
     )
     async def purge_caches(request: Request[Any, Any, Any]) -> Response[bytes]:

@@ -27,7 +27,7 @@ from gateway.services import Gateway
 def completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
-    @post("/v1/completions", opt=demands("inference") | COMPLETIONS)
+    @post("/v1/completions", opt=demands("inference", "project_key") | COMPLETIONS)
     async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue texts or token ids, whole or streamed."""
         gateway.requests.check()

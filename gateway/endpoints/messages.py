@@ -27,7 +27,7 @@ from gateway.services import Gateway
 def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
 
-    @post("/v1/messages", opt=demands("inference", surface="anthropic") | MESSAGES)
+    @post("/v1/messages", opt=demands("inference", "project_key", surface="anthropic") | MESSAGES)
     async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         gateway.requests.check()
@@ -45,7 +45,11 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         )
         return await respond(gateway, request, [prepared], MessageWriter(identity), stream=call.stream)
 
-    @post("/v1/messages/count_tokens", opt=demands("inference", surface="anthropic") | COUNT_TOKENS, status_code=200)
+    @post(
+        "/v1/messages/count_tokens",
+        opt=demands("inference", "project_key", surface="anthropic") | COUNT_TOKENS,
+        status_code=200,
+    )
     async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tokens of a prompt, as a request with it would be billed. It costs nothing."""
         context, payer = request_context(request.scope), project_payer(request.scope)

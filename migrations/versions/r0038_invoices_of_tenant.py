@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "r0038"
-down_revision = "r0034"
+down_revision = "r0037"
 branch_labels = None
 depends_on = None
 
