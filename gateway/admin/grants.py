@@ -24,6 +24,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
+from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -204,7 +205,9 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         status_code=201,
         opt=demands("balance.write")
         | describes(
-            {201: GrantObject, 200: (GrantObject, MoneyCheck)}, body=NewPayment(amount="25.00"), errors=_ERRORS
+            {201: GrantObject, 200: (GrantObject, MoneyCheck), PENDING_STATUS: ChangeObject},
+            body=NewPayment(amount="25.00"),
+            errors=_ERRORS,
         ),
     )
     async def record_payment(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
@@ -216,7 +219,11 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         "/admin/v1/tenants/{tenant:str}/grants",
         status_code=201,
         opt=demands("balance.write")
-        | describes({201: GrantObject, 200: (GrantObject, MoneyCheck)}, body=NewGrant(amount="5.00"), errors=_ERRORS),
+        | describes(
+            {201: GrantObject, 200: (GrantObject, MoneyCheck), PENDING_STATUS: ChangeObject},
+            body=NewGrant(amount="5.00"),
+            errors=_ERRORS,
+        ),
     )
     async def give_grant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """Give the tenant money that it did not pay. Repeated under the same id it is answered with 200 and counts

@@ -26,6 +26,7 @@ from gateway.admin.refusals import refusals
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField
 from gateway.http.operations import describes
+from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -211,7 +212,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # six ro
         status_code=201,
         opt=demands("invoices.write")
         | describes(
-            {201: InvoiceObject, 200: DocumentCheck},
+            {201: InvoiceObject, 200: DocumentCheck, PENDING_STATUS: ChangeObject},
             body=NewCreditNote(reason="outage on 3 November", request="ticket-7"),
             path=_EXAMPLE,
             errors=_REFUSED,
