@@ -122,6 +122,7 @@ class MoneyCheck(Struct, frozen=True, kw_only=True):
 
 _PAYMENT, _GRANT = msgspec.json.Decoder(NewPayment), msgspec.json.Decoder(NewGrant)
 _REFUND = msgspec.json.Decoder(NewRefund)
+_MADE = {201: GrantObject, 200: (GrantObject, MoneyCheck), PENDING_STATUS: ChangeObject}
 _ERRORS = {"idempotency_conflict": 409, "wrong_currency": 409, "invalid_amount": 400}
 
 
@@ -205,7 +206,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         status_code=201,
         opt=demands("balance.write")
         | describes(
-            {201: GrantObject, 200: (GrantObject, MoneyCheck), PENDING_STATUS: ChangeObject},
+            _MADE,
             body=NewPayment(amount="25.00"),
             errors=_ERRORS,
         ),
@@ -220,7 +221,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         status_code=201,
         opt=demands("balance.write")
         | describes(
-            {201: GrantObject, 200: (GrantObject, MoneyCheck), PENDING_STATUS: ChangeObject},
+            _MADE,
             body=NewGrant(amount="5.00"),
             errors=_ERRORS,
         ),

@@ -107,6 +107,7 @@ class ContractList(Struct, frozen=True, kw_only=True):
 
 
 _NEW = msgspec.json.Decoder(NewTerms)
+_MADE = {201: ContractObject, 200: ContractObject, PENDING_STATUS: ChangeObject}
 _EXAMPLE = NewTerms(terms=TermsObject(discounts=(DiscountObject(basis_points=1000),)), reason="contract 7")
 
 
@@ -158,7 +159,7 @@ def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         status_code=201,
         opt=demands("terms.write")
         | describes(
-            {201: ContractObject, 200: ContractObject, PENDING_STATUS: ChangeObject},
+            _MADE,
             body=_EXAMPLE,
             errors={"price_missing": 409},
         ),
