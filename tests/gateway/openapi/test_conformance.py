@@ -21,9 +21,9 @@ from billing.prices import PriceCatalog
 from gateway.openapi.schemas import reachable
 from storage.database.database import Database
 from tests.gateway.access.proofs import Call
-from tests.gateway.access.test_access import Operation, operations
 from tests.gateway.access.world import World, bearer
 from tests.gateway.endpoints.test_message_caching import LEASED
+from tests.gateway.openapi.test_access import Operation, operations
 from tests.gateway.stack import running_stack
 
 CASES = int(os.environ.get("SCHEMATHESIS_CASES", "120"))

@@ -1,7 +1,7 @@
 """Every operation of the document, called by everybody with everybody's ids: 401, 403 or 404, and never data.
 
-The calls are generated from the document and the proofs of this folder. An operation without a proof fails, and a proof
-counts only if the operation first answers 2xx to whom the object belongs.
+The calls are generated from the document and the proofs of `tests.gateway.access`. An operation without a proof fails,
+and a proof counts only if the operation first answers 2xx to whom the object belongs.
 """
 
 from __future__ import annotations
