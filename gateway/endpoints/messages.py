@@ -57,6 +57,7 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         generation = await read_call(gateway, request, payer, parse)
         model = gateway.services.models.get(generation.model)
         context.model = model.name
+        payer.check(model.name)
         prompt = await gateway.admission.prompt(payer.tenant_id, model, generation)
         return json_response(TokenCount(len(prompt.tokens)))
 

@@ -12,9 +12,11 @@ from msgspec import Meta, Struct
 from gateway.dialects.anthropic.messages_request import VERSIONS
 from gateway.dialects.anthropic.models import ModelInfo, ModelPage, model_info, model_page
 from gateway.dialects.query_parameters import Parameters
+from gateway.errors import ModelNotFound
 from gateway.http.operations import HeaderParameter, describes, query
 from gateway.http.policies import demands
 from gateway.http.responses import VERSION_HEADER, json_response, speaks_anthropic
+from gateway.request_context import request_context
 from gateway.served_models.served_model import ServedModel
 from gateway.services import Gateway
 
@@ -60,11 +62,13 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get("/v1/models", opt=demands("models.read") | describes((ModelList, ModelPage), query=_PAGE, headers=[_VERSION]))
     async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Every served model."""
+        """Every served model that the key may use."""
+        limits = request_context(request.scope).authenticated_principal.limits
+        allowed = [model for model in models if limits.allows_model(model.name)]
         if speaks_anthropic(request.scope):
-            page = model_page([anthropic_info(model) for model in models], Parameters.of(request))
+            page = model_page([anthropic_info(model) for model in allowed], Parameters.of(request))
             return json_response(page)
-        return json_response(ModelList([model_object(model) for model in models]))
+        return json_response(ModelList([model_object(model) for model in allowed]))
 
     @get(
         "/v1/models/{name:path}",
@@ -76,6 +80,8 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def retrieve_model(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One served model."""
         model = models.get(name.lstrip("/"))
+        if not request_context(request.scope).authenticated_principal.limits.allows_model(model.name):
+            raise ModelNotFound(f"The model {model.name!r} does not exist.", path="$.model")
         return json_response(anthropic_info(model) if speaks_anthropic(request.scope) else model_object(model))
 
     return [list_models, retrieve_model]

@@ -1,4 +1,4 @@
-"""/v1/webhooks: a tenant's administrator manages the endpoints that get its messages, and sees the deliveries."""
+"""Webhooks, below /v1 and /admin/v1: a tenant manages the endpoints that get its messages, and sees the deliveries."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
+from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import InvalidField, NotFound
-from gateway.http.authentication import own_tenant
 from gateway.http.operations import describes, page, query
-from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from webhooks.dispatch import event_name
@@ -120,67 +119,68 @@ _PATH = {"name": "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"}
 _NEW, _ROTATION = msgspec.json.Decoder(NewEndpoint), msgspec.json.Decoder(Rotation)
 
 
-def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # ten routes
-    """The routes, for one worker."""
+def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # ten routes
+    """The routes, for one worker; `at`: where, below /v1 without it."""
+    at = at or OwnTenant()
     endpoints, client_timeout = gateway.services.webhooks, gateway.services.options.client_timeout
     wait = gateway.management_breakers.webhooks.wait
 
-    def tenant_of(request: Request[Any, Any, Any]) -> UUID:
-        return own_tenant(request.scope)
-
     @post(
-        "/v1/webhooks",
+        f"{at.base}/webhooks",
         status_code=201,
-        opt=demands("webhooks.write", "admin_key")
+        opt=at.demands("webhooks.write")
         | describes(
             EndpointObject, status=201, body=NewEndpoint("https://example.com/turnpike", ("invoice.finalized",))
         ),
     )
     async def create_webhook_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Add an endpoint. Only this response has its secret."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         body = await read_management_body(request, client_timeout, _NEW)
         with _webhook_errors():
             endpoint, secret = await wait(endpoints.add(tenant, body.url, list(body.topics), body.description))
         return json_response(_endpoint(endpoint, secret), 201)
 
-    @get("/v1/webhooks", opt=demands("webhooks.read", "admin_key") | describes(ObjectList[EndpointObject]))
+    @get(f"{at.base}/webhooks", opt=at.demands("webhooks.read") | describes(ObjectList[EndpointObject]))
     async def list_webhook_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's endpoints."""
         return json_response(
             ObjectList[EndpointObject](
-                data=[_endpoint(endpoint) for endpoint in await wait(endpoints.list_all(tenant_of(request)))]
+                data=[
+                    _endpoint(endpoint)
+                    for endpoint in await wait(endpoints.list_all(await at.tenant(request, "webhooks.read")))
+                ]
             )
         )
 
-    @get("/v1/webhooks/{name:str}", opt=demands("webhooks.read", "admin_key") | describes(EndpointObject, path=_PATH))
+    @get(f"{at.base}/webhooks/{{name:str}}", opt=at.demands("webhooks.read") | describes(EndpointObject, path=_PATH))
     async def retrieve_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One endpoint."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.read")
         with _webhook_errors():
             return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name)))))
 
     @delete(
-        "/v1/webhooks/{name:str}",
+        f"{at.base}/webhooks/{{name:str}}",
         status_code=200,
-        opt=demands("webhooks.write", "admin_key") | describes(RemovedEndpoint, path=_PATH),
+        opt=at.demands("webhooks.write") | describes(RemovedEndpoint, path=_PATH),
     )
     async def remove_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Remove an endpoint."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
             await wait(endpoints.remove(tenant, _id(name)))
         return json_response(RemovedEndpoint(id=str(_id(name))))
 
     @post(
-        "/v1/webhooks/{name:str}/rotate",
+        f"{at.base}/webhooks/{{name:str}}/rotate",
         status_code=200,
-        opt=demands("webhooks.write", "admin_key")
+        opt=at.demands("webhooks.write")
         | describes(EndpointObject, body=Rotation(3600), body_required=False, path=_PATH),
     )
     async def rotate_webhook_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Replace the secret. Only this response has the new one."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         rotation = await read_management_body(request, client_timeout, _ROTATION, default=b"{}")
         if not 0 <= rotation.overlap_s <= _LONGEST_OVERLAP_S:
             raise InvalidField("$.overlap_s", f"it must be from 0 to {_LONGEST_OVERLAP_S}")
@@ -189,32 +189,32 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name))), secret))
 
     @post(
-        "/v1/webhooks/{name:str}/enable",
+        f"{at.base}/webhooks/{{name:str}}/enable",
         status_code=200,
-        opt=demands("webhooks.write", "admin_key") | describes(EndpointObject, path=_PATH),
+        opt=at.demands("webhooks.write") | describes(EndpointObject, path=_PATH),
     )
     async def enable_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Enable a disabled endpoint."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
             return json_response(_endpoint(await wait(endpoints.enable(tenant, _id(name)))))
 
     @post(
-        "/v1/webhooks/{name:str}/test",
+        f"{at.base}/webhooks/{{name:str}}/test",
         status_code=202,
-        opt=demands("webhooks.write", "admin_key") | describes(DeliveryObject, status=202, path=_PATH),
+        opt=at.demands("webhooks.write") | describes(DeliveryObject, status=202, path=_PATH),
     )
     async def test_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Queue a test message."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
             delivery_id = await wait(endpoints.send_test(tenant, _id(name)))
             delivery, attempts = await wait(endpoints.delivery(tenant, delivery_id))
         return json_response(_delivery(delivery, attempts), 202)
 
     @get(
-        "/v1/webhook_deliveries",
-        opt=demands("webhooks.read", "admin_key")
+        f"{at.base}/webhook_deliveries",
+        opt=at.demands("webhooks.read")
         | describes(
             ObjectList[DeliveryObject],
             query=(*page(least=0), query("endpoint_id", str, "Only those to this endpoint.")),
@@ -223,7 +223,7 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     )
     async def list_webhook_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's deliveries, newest first."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.read")
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(least=0), parameters.text("after")
         endpoint = parameters.text("endpoint_id")
@@ -243,23 +243,23 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         )
 
     @get(
-        "/v1/webhook_deliveries/{name:str}",
-        opt=demands("webhooks.read", "admin_key") | describes(DeliveryObject, path=_PATH),
+        f"{at.base}/webhook_deliveries/{{name:str}}",
+        opt=at.demands("webhooks.read") | describes(DeliveryObject, path=_PATH),
     )
     async def retrieve_webhook_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One delivery and its attempts."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.read")
         with _webhook_errors():
             return json_response(_delivery(*await wait(endpoints.delivery(tenant, _id(name)))))
 
     @post(
-        "/v1/webhook_deliveries/{name:str}/resend",
+        f"{at.base}/webhook_deliveries/{{name:str}}/resend",
         status_code=202,
-        opt=demands("webhooks.write", "admin_key") | describes(DeliveryObject, status=202, path=_PATH),
+        opt=at.demands("webhooks.write") | describes(DeliveryObject, status=202, path=_PATH),
     )
     async def resend_webhook_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Send the same message again."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
             return json_response(_delivery(await wait(endpoints.resend(tenant, _id(name)))), 202)
 

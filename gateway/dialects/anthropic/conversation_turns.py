@@ -22,7 +22,7 @@ from gateway.dialects.anthropic.content_blocks import (
     ToolUseBlock,
     refuse_unsupported,
 )
-from gateway.dialects.anthropic.json_objects import JsonObjects
+from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import json_bytes
 from gateway.errors import InvalidField
 from gateway.generation_request import CacheMarker, Text, ToolCall, Turn

@@ -16,8 +16,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, TextBlock
 from gateway.dialects.anthropic.conversation_turns import Message, read_messages, read_system
-from gateway.dialects.anthropic.json_objects import JsonObjects
-from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice, ToolParam, check_choice, read_tools
+from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice, ToolParam, read_choice, read_tools
+from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import decode, json_bytes, json_object
 from gateway.dialects.large_bodies import check_large_messages
 from gateway.errors import InvalidField, InvalidRequest
@@ -209,7 +209,7 @@ def _prompt(request: PromptFields, version: str) -> dict[str, Any]:
             raise InvalidField(f"$.{name}", f"it is not supported{hint}", code="unsupported_parameter")
     objects = JsonObjects()
     tools, markers = read_tools(request.tools or (), objects)
-    check_choice(request.tool_choice, tools)
+    choice = read_choice(request.tool_choice, tools)
     no_citations = version == _NEWEST
     system, system_markers = read_system(request.system, no_citations=no_citations)
     conversation = read_messages(request.messages, objects, no_citations=no_citations)
@@ -223,6 +223,7 @@ def _prompt(request: PromptFields, version: str) -> dict[str, Any]:
         "turns": (*(() if system is None else (system,)), *conversation.turns),
         "turns_path": "$.messages",
         "tools": tools,
+        "tool_choice": choice,
         "continued": conversation.continued,
         "markers": (*markers, *system_markers, *conversation.markers),
     }

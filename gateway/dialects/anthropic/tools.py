@@ -1,4 +1,4 @@
-"""The tools of a request: definitions are read, rendered and cached; what needs a call in the answer is refused yet."""
+"""The tools of a request: their definitions, and the choice of those that may be called."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, ToolName
-from gateway.dialects.anthropic.json_objects import JsonObjects
+from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import json_bytes, json_object
 from gateway.errors import InvalidField
 from gateway.generation_request import CacheMarker, Tool
+from gateway.generation_request import ToolChoice as Choice
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _ABSENT_OR_NULL = (b"", b"null")
@@ -32,7 +33,7 @@ InputExamples: TypeAlias = Annotated[
 class ToolParam(Struct, frozen=True):
     """A tool of the client's, or one of the server's, which are refused by their type.
 
-    `strict` and `eager_input_streaming` are about calls in the answer, and have no effect yet.
+    `strict` has no effect: under a grammar arguments always fulfil the schema. Input always streams eagerly.
     """
 
     name: str = ""
@@ -83,21 +84,22 @@ def read_tools(tools: Sequence[ToolParam], objects: JsonObjects) -> tuple[tuple[
     return tuple(read), markers
 
 
-def check_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> None:
-    """Raise InvalidRequest for a choice that cannot be kept."""
-    if choice is None or isinstance(choice, NoChoice):
-        return
+def read_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> Choice:
+    """Which tools may be called. Raises InvalidRequest naming the path."""
+    if choice is None:
+        return Choice()
+    if isinstance(choice, NoChoice):
+        return Choice("none")
     if not tools:
         raise InvalidField("$.tool_choice", "it needs $.tools")
     if isinstance(choice, NamedChoice) and choice.name not in {tool.name for tool in tools}:
         raise InvalidField("$.tool_choice.name", f"there is no tool named {choice.name}")
-    if isinstance(choice, AnyChoice | NamedChoice):
-        kind = "any" if isinstance(choice, AnyChoice) else "tool"
-        raise InvalidField(
-            "$.tool_choice.type",
-            f"{kind!r} is not supported: answers cannot call tools yet; use 'auto' or 'none'",
-            code="unsupported_parameter",
-        )
+    several = not choice.disable_parallel_tool_use
+    if isinstance(choice, AutoChoice):
+        return Choice(parallel=several)
+    if isinstance(choice, AnyChoice):
+        return Choice("required", parallel=several)
+    return Choice("required", (choice.name,), parallel=several)
 
 
 def _check(tool: ToolParam, path: str) -> None:

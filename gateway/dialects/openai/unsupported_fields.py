@@ -15,7 +15,6 @@ from gateway.errors import InvalidField
 
 _NO_EFFECT: tuple[Any, ...] = (None, False, [])
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "tool_choice": (None, "none", "auto"),
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),
     "add_generation_prompt": (None, True),
@@ -33,7 +32,7 @@ def _only(values: tuple[Any, ...]) -> Meta:
 
 
 _Refused: TypeAlias = Annotated[Raw, _only(_NO_EFFECT)] | UnsetType
-_Choice: TypeAlias = Annotated[Raw, _only(_DEFAULTS["tool_choice"])] | UnsetType
+_Choice: TypeAlias = Annotated[Raw, _only(_DEFAULTS["function_call"])] | UnsetType
 _Modalities: TypeAlias = Annotated[Raw, _only(_DEFAULTS["modalities"])] | UnsetType
 _Always: TypeAlias = Annotated[Raw, _only(_DEFAULTS["skip_special_tokens"])] | UnsetType
 _Empty: TypeAlias = Annotated[Raw, _only(_DEFAULTS["chat_template_kwargs"])] | UnsetType
@@ -42,8 +41,6 @@ _Empty: TypeAlias = Annotated[Raw, _only(_DEFAULTS["chat_template_kwargs"])] | U
 class UnsupportedFields(Struct, frozen=True, kw_only=True):
     """The refused fields; those of the lower part are vLLM's."""
 
-    tools: _Refused = UNSET
-    tool_choice: _Choice = UNSET
     functions: _Refused = UNSET
     function_call: _Choice = UNSET
     modalities: _Modalities = UNSET
