@@ -24,6 +24,9 @@ _FACTS = ("id", "project_id", "key_id", "price_version", "context_from", "admitt
           "attempt", "corrects", "cost_pico")  # fmt: skip
 
 
+_LEAST = UUID(int=0)
+
+
 class ListedEvent(msgspec.Struct, frozen=True):
     """One request's event, or the adjustment of the request that it `corrects`. Instants are in microseconds since the
     Unix epoch; `meters` and `counts` have those that are not 0."""
@@ -45,8 +48,8 @@ class ListedEvent(msgspec.Struct, frozen=True):
 
 
 class EventPage(msgspec.Struct, frozen=True):
-    """Events, newest first. `after` is the cursor of the next page, which may be of an event that the filters leave
-    out; None at the end."""
+    """Events, newest first. `after` is the cursor of the next page, which may stand for no event; None
+    at the end."""
 
     events: list[ListedEvent]
     after: tuple[int, UUID] | None
@@ -73,8 +76,8 @@ async def list_events(
     after: tuple[int, UUID] | None = None,
     most: int = MOST_LOOKED_AT,
 ) -> EventPage:
-    """At most `limit` events of the tenant, those before the cursor `after`, looking at most at `most`. Raises
-    DatabaseUnavailable."""
+    """At most `limit` events of the tenant, those before the cursor `after`, looking at `most` and those of the same
+    instant as the last of these. Raises DatabaseUnavailable."""
     fact, traits = usage_fact.c, usage_traits.c
     span: list[ColumnElement[bool]] = [fact.tenant_id == tenant_id]
     if filters.since is not None:
@@ -84,38 +87,41 @@ async def list_events(
     if after is not None:
         same = (fact.admitted_at == after[0]) & (fact.id < after[1])
         span += [fact.admitted_at <= after[0], (fact.admitted_at < after[0]) | same]
-    newest = (fact.admitted_at.desc(), fact.id.desc())
-    looked = select(usage_fact).where(*span).order_by(*newest).limit(most).subquery()
-    of = looked.c
     wanted: list[ColumnElement[bool]] = [
         column.in_(values)
         for column, values in (
-            (of.project_id, filters.projects),
-            (of.key_id, filters.keys),
+            (fact.project_id, filters.projects),
+            (fact.key_id, filters.keys),
             (traits.model, filters.models),
             (traits.lane, filters.lanes),
             (traits.status, filters.statuses),
         )
         if values is not None
     ]
-    columns = [of[name] for name in (*_FACTS, *(f"count_{name}" for name in COUNTS), *METERS)]
+    columns = [fact[name] for name in (*_FACTS, *(f"count_{name}" for name in COUNTS), *METERS)]
     query = (
         select(*columns, *(traits[name] for name in DIMENSIONS))
-        .join_from(looked, usage_traits, traits.id == of.traits)
-        .where(*wanted)
-        .order_by(of.admitted_at.desc(), of.id.desc())
+        .join_from(usage_fact, usage_traits, traits.id == fact.traits)
+        .where(*span, *wanted)
+        .order_by(fact.admitted_at.desc(), fact.id.desc())
         .limit(limit + 1)
     )
     async with database.reading() as session:
+        edge: int | None = None
+        if wanted:  # how far this page looks: found in the index alone
+            places = select(fact.admitted_at).where(*span).order_by(fact.admitted_at.desc())
+            edge = await session.scalar(places.offset(most - 1).limit(1))
+        if edge is not None:
+            query = query.where(fact.admitted_at >= edge)
         rows = (await session.execute(query)).all()
         events = [_event(row) for row in rows[:limit]]
         if len(rows) > limit:
             return EventPage(events, (events[-1].admitted_at, events[-1].id))
-        if not wanted:
+        if edge is None:
             return EventPage(events, None)
-        edge = select(fact.admitted_at, fact.id).where(*span).order_by(*newest).offset(most - 1).limit(2)
-        beyond = (await session.execute(edge)).all()
-    return EventPage(events, (beyond[0][0], beyond[0][1]) if len(beyond) > 1 else None)
+        beyond = select(fact.admitted_at).where(*span, fact.admitted_at < edge).limit(1)
+        more = await session.scalar(beyond) is not None
+    return EventPage(events, (edge, _LEAST) if more else None)
 
 
 async def count_by_status(

@@ -18,11 +18,6 @@ class CacheSummary(msgspec.Struct, frozen=True):
     read: int
     saved_pico: dict[str, int]
 
-    @property
-    def hit_rate(self) -> float | None:
-        """The part of the prompts' tokens that was read; None without any."""
-        return self.read / self.prompt if self.prompt else None
-
 
 SAVED_BY = ("model", "lane", "context_from", "price_version")
 """How results are grouped for `cache_summary`, or finer."""

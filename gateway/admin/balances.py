@@ -188,20 +188,22 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         status_code=201,
         opt=demands("balance.write")
         | describes(
-            AdjustmentObject,
-            status=201,
+            {201: AdjustmentObject, 200: AdjustmentObject},
             body=Correction(request="req_019aa1f00000700080000000000000aa", units={"output": -120}),
             errors={"idempotency_conflict": 409, "invalid_adjustment": 400},
         ),
     )
     async def adjust_usage(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """Correct one request's usage by a new event, priced as the request was. Nothing is ever edited."""
+        """Correct one request's usage by a new event, priced as the request was. Nothing is ever edited. Repeated under
+        the same id it is answered with 200 and counts once."""
         owner = await visible_tenant(gateway, request, tenant, "balance.write")
         body = await read_management_body(request, client_timeout, _CORRECTION)
         event_id = uuid_at("$.request", body.request, REQUEST_PREFIX)
         assert event_id is not None, "the field is required"
         prices = gateway.services.prices
+        identity = uuid_at("$.id", body.id)
         with refusals():
+            repeated = identity is not None and await wait(balances.posted(identity))
             event = await wait(
                 adjust(
                     database,
@@ -210,7 +212,7 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                     event_id,
                     body.units,
                     reason=body.reason,
-                    adjustment_id=uuid_at("$.id", body.id),
+                    adjustment_id=identity,
                     dry_run=body.dry_run,
                 )
             )
@@ -224,7 +226,7 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             currency=version.currency,
             dry_run=body.dry_run,
         )
-        return json_response(made, 200 if body.dry_run else 201)
+        return json_response(made, 200 if body.dry_run or repeated else 201)
 
     return [retrieve_balance, set_credit_line, retrieve_statement, adjust_usage]
 

@@ -139,7 +139,7 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
         status_code=200,
         opt=demands("budgets.write")
         | describes(
-            BudgetObject | BudgetCheck,
+            (BudgetObject, BudgetCheck),
             body=NewBudget(limit="100.00"),
             errors={"invalid_budget": 400, "invalid_amount": 400},
         ),

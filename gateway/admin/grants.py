@@ -24,6 +24,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
+from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -121,6 +122,7 @@ class MoneyCheck(Struct, frozen=True, kw_only=True):
 
 _PAYMENT, _GRANT = msgspec.json.Decoder(NewPayment), msgspec.json.Decoder(NewGrant)
 _REFUND = msgspec.json.Decoder(NewRefund)
+_MADE = {201: GrantObject, 200: (GrantObject, MoneyCheck), PENDING_STATUS: ChangeObject}
 _ERRORS = {"idempotency_conflict": 409, "wrong_currency": 409, "invalid_amount": 400}
 
 
@@ -203,7 +205,11 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         "/admin/v1/tenants/{tenant:str}/payments",
         status_code=201,
         opt=demands("balance.write")
-        | describes({201: GrantObject, 200: GrantObject | MoneyCheck}, body=NewPayment(amount="25.00"), errors=_ERRORS),
+        | describes(
+            _MADE,
+            body=NewPayment(amount="25.00"),
+            errors=_ERRORS,
+        ),
     )
     async def record_payment(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """Record money that the tenant paid. Repeated under the same id it is answered with 200 and counts once."""
@@ -214,7 +220,11 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         "/admin/v1/tenants/{tenant:str}/grants",
         status_code=201,
         opt=demands("balance.write")
-        | describes({201: GrantObject, 200: GrantObject | MoneyCheck}, body=NewGrant(amount="5.00"), errors=_ERRORS),
+        | describes(
+            _MADE,
+            body=NewGrant(amount="5.00"),
+            errors=_ERRORS,
+        ),
     )
     async def give_grant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """Give the tenant money that it did not pay. Repeated under the same id it is answered with 200 and counts
@@ -227,7 +237,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         status_code=201,
         opt=demands("balance.write")
         | describes(
-            {201: RefundObject, 200: RefundObject | MoneyCheck},
+            {201: RefundObject, 200: (RefundObject, MoneyCheck)},
             body=NewRefund(amount="5.00"),
             errors=_ERRORS | {"refund_refused": 409},
         ),

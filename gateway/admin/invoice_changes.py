@@ -26,6 +26,7 @@ from gateway.admin.refusals import refusals
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField
 from gateway.http.operations import describes
+from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -211,7 +212,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # six ro
         status_code=201,
         opt=demands("invoices.write")
         | describes(
-            {201: InvoiceObject, 200: DocumentCheck},
+            {201: InvoiceObject, 200: DocumentCheck, PENDING_STATUS: ChangeObject},
             body=NewCreditNote(reason="outage on 3 November", request="ticket-7"),
             path=_EXAMPLE,
             errors=_REFUSED,
@@ -243,7 +244,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # six ro
 
 
 def _check(tenant: str, period: str, document: Document | None) -> DocumentCheck:
-    def text(name: str) -> str | None:
+    def amount(name: str) -> str | None:
         return None if document is None else format_minor(getattr(document, name), document.currency)
 
     return DocumentCheck(
@@ -251,11 +252,11 @@ def _check(tenant: str, period: str, document: Document | None) -> DocumentCheck
         period=period,
         currency=None if document is None else document.currency,
         lines=0 if document is None else len(document.lines),
-        net=text("net"),
-        tax=text("tax"),
-        gross=text("gross"),
-        prepaid=text("prepaid"),
-        payable=text("payable"),
+        net=amount("net"),
+        tax=amount("tax"),
+        gross=amount("gross"),
+        prepaid=amount("prepaid"),
+        payable=amount("payable"),
         warnings=[] if document is None else vat_warnings(document.seller, document.buyer),
     )
 

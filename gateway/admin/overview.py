@@ -80,14 +80,13 @@ def overview_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         for result in results:
             for currency, pico in result.costs_pico.items():
                 cost[currency] = cost.get(currency, 0) + pico
-        rate = summary.hit_rate
         return SpendObject(
             requests=sum(result.requests for result in results),
             cost={currency: format_pico(pico) for currency, pico in cost.items()},
             prompt_tokens=summary.prompt,
             read_tokens=summary.read,
             output_tokens=sum(result.usage.output for result in results),
-            hit_rate=None if rate is None else round(rate, 6),
+            hit_rate=round(summary.read / summary.prompt, 6) if summary.prompt else None,
             saved={currency: format_pico(pico) for currency, pico in summary.saved_pico.items()},
         )
 

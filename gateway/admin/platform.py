@@ -10,8 +10,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
+from billing.approvals.kinds import SettingArguments
 from billing.calendar import format_instant
-from billing.platform_settings import APPROVALS, VALUES, PlatformSettings, check_platform_setting
+from billing.pending_changes import propose
+from billing.platform_settings import APPROVALS, NAMES, VALUES, PlatformSettings, check_platform_setting
 from billing.prices.approval import BY_KEY
 from gateway.admin.access import principal_of
 from gateway.admin.refusals import refusals
@@ -19,6 +21,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, NotFound
 from gateway.http.operations import describes, page
+from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -36,7 +39,7 @@ class NewValue(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SettingObject(Struct, frozen=True, kw_only=True):
-    """A setting, and the values that it can have."""
+    """A setting, and the values that it can have; none are listed for one that is an amount."""
 
     object: Literal["platform.setting"] = "platform.setting"
     name: str
@@ -79,10 +82,11 @@ _NEW = msgspec.json.Decoder(NewValue)
 def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
-    platform, tenancy = PlatformSettings(gateway.services.database), gateway.services.tenancy
+    database, tenancy = gateway.services.database, gateway.services.tenancy
+    platform = PlatformSettings(database)
 
     async def shown(name: str) -> SettingObject:
-        return SettingObject(name=name, value=await wait(platform.value(name)), values=list(VALUES[name]))
+        return SettingObject(name=name, value=await wait(platform.value(name)), values=list(VALUES.get(name, ())))
 
     async def deciding() -> int:
         return len(deciding_operators(await wait(tenancy.list_operator_keys())))
@@ -91,7 +95,7 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def list_settings(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The settings of the platform."""
         Parameters.of(request).reject_unknown()
-        return json_response(SettingList(data=[await shown(name) for name in VALUES], has_more=False))
+        return json_response(SettingList(data=[await shown(name) for name in NAMES], has_more=False))
 
     @get("/admin/v1/platform/changes", opt=demands("platform.read") | describes(SettingChanges, query=page()))
     async def list_changes(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -119,25 +123,22 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         "/admin/v1/platform/settings/{name:str}",
         opt=demands("platform.write")
         | describes(
-            SettingObject,
+            {200: SettingObject, PENDING_STATUS: ChangeObject},
             body=NewValue(value="on", reason="as agreed"),
             path={"name": "approvals"},
             errors={"second_operator_required": 409},
         ),
     )
     async def change_setting(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
-        """Set one. While approvals are on, nothing here is changed by one operator alone: `turnpike platform set` takes
-        the keys of two."""
+        """Set one. While approvals are on, a change waits for another operator, and the answer is 202."""
         body = await read_management_body(request, client_timeout, _NEW)
-        if name not in VALUES:
+        if name not in NAMES:
             raise NotFound(f"There is no platform setting {name[:80]!r}.")
         with refusals():
             check_platform_setting(name, body.value)
             if await wait(platform.value(APPROVALS)) == "on":
-                raise Conflict(
-                    "Approvals are on, so this takes two operators: `turnpike platform set` with both keys.",
-                    code="second_operator_required",
-                )
+                change, summary = SettingArguments(name, body.value), f"{name}: {body.value}"
+                await wait(propose(database, "platform_setting.set", change, summary, reason=body.reason))
             if name == APPROVALS and body.value == "on" and await deciding() < _TWO:
                 raise Conflict(
                     "Approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`.",

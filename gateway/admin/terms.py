@@ -21,6 +21,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField
 from gateway.http.operations import describes, page, query
+from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -106,6 +107,7 @@ class ContractList(Struct, frozen=True, kw_only=True):
 
 
 _NEW = msgspec.json.Decoder(NewTerms)
+_MADE = {201: ContractObject, 200: ContractObject, PENDING_STATUS: ChangeObject}
 _EXAMPLE = NewTerms(terms=TermsObject(discounts=(DiscountObject(basis_points=1000),)), reason="contract 7")
 
 
@@ -156,10 +158,15 @@ def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         "/admin/v1/tenants/{tenant:str}/terms",
         status_code=201,
         opt=demands("terms.write")
-        | describes({201: ContractObject, 200: ContractObject}, body=_EXAMPLE, errors={"price_missing": 409}),
+        | describes(
+            _MADE,
+            body=_EXAMPLE,
+            errors={"price_missing": 409},
+        ),
     )
     async def set_terms(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """Set all terms of a tenant from a month on. A dry run answers them with 200 and without a number."""
+        """Set all terms of a tenant from a month on. A dry run answers them with 200 and without a number; with 202
+        they wait for another person."""
         owner = await visible_tenant(gateway, request, tenant, "terms.write")
         body = await read_management_body(request, client_timeout, _NEW)
         principal = principal_of(request)

@@ -10,7 +10,7 @@ import pytest
 from billing.calendar import InvalidPeriod
 from billing.prices import PriceCatalog
 from billing.reports.usage_report import InvalidReport, usage_buckets, usage_by_project_and_model
-from billing.usage import Usage, UsageEvent
+from billing.usage import Usage, UsageEvent, UsageSum
 from storage.database.base import new_id
 from storage.database.database import Database
 from tests.billing.money import Tenant, priced_in
@@ -93,7 +93,7 @@ async def test_buckets_are_aligned_and_complete(database: Database) -> None:
     assert [[r.requests for r in b.results] for b in page.buckets] == [[3], [1], []]
     assert page.next_page is None
     (result,) = page.buckets[0].results
-    assert (result.group, result.usage) == ({}, Usage(uncached=12, read={"automatic": 3}, output=6))
+    assert (result.group, result.usage) == ({}, UsageSum(uncached=12, read={"automatic": 3}, output=6))
     assert result.costs_pico == {"USD": 3 * event.cost_pico}
     inside = await usage_buckets(database, tenant.id, start_at=NOON, end_at=NOON + 1, width="1m")
     assert [b.start_at for b in inside.buckets] == [NOON]

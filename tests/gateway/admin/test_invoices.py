@@ -164,7 +164,7 @@ async def test_an_invoice_is_drafted_finalized_opened_and_paid(stack: Stack, des
     assert written_off["state"] == "uncollectible"
     page = await finance.get("/invoices?limit=1")
     rest = await finance.get(f"/invoices?after={page['data'][0]['id']}")
-    assert [each["kind"] for each in (*page["data"], *rest["data"])] == ["credit_note", "invoice"]
+    assert {each["id"] for each in (*page["data"], *rest["data"])} == {made[0]["id"], sent["id"]}
     assert [each["id"] for each in (await finance.get("/invoices?kind=invoice"))["data"]] == [sent["id"]]
     assert await audit_money(customer.database) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from decimal import Decimal
 from typing import Any
@@ -145,7 +146,7 @@ async def test_a_page_looks_at_a_bounded_number_of_requests(stack: Stack) -> Non
     after, pages = None, 0
     filters = EventFilters(projects=[second.id])
     while pages == 0 or after is not None:
-        page = await list_events(stack.database, stack.tenant.id, filters, limit=10, after=after, most=2)
+        page = await list_events(stack.database, stack.tenant.id, filters, limit=1, after=after, most=2)
         found, after, pages = found + page.events, page.after, pages + 1
     assert [event.id.bytes for event in found] == [events[0].id]
     assert pages == 3
@@ -172,3 +173,23 @@ async def test_the_overview_says_how_a_tenant_stands(stack: Stack, desks: Desks)
     assert (developer["balance"], len(developer["budgets"])) == (None, 2)
     member = await desks.role("developer", stack.tenant.id, stack.project.id).get(f"{D}/overview")
     assert ([each["scope"] for each in member["budgets"]], member["month"]["requests"]) == (["project"], 2)
+
+
+async def test_a_request_that_runs_has_a_hold_and_no_event_yet(stack: Stack, desks: Desks) -> None:
+    stack.say("slowly", prefill=1.0)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    running = asyncio.create_task(stack.post(body))
+    await stack.until(lambda: stack.replica.runs)
+    (batch,) = await stack.rows("SELECT first FROM hold_batch")
+    name = f"req_{UUID(bytes=batch.first).hex}"
+    viewer = desks.own("viewer")
+    found = await viewer.get(f"{D}/requests/{name}")
+    assert (found["status"], found["request"], found["hold"]["state"]) == ("in_flight", None, "open")
+    assert found["hold"]["amount"] == (await viewer.get(f"{D}/balance"))["held"]
+    stranger = desks.role("owner", (await stack.tenancy.create_tenant("stranger")).id)
+    await stranger.get(f"/tenants/stranger/requests/{name}", 404)
+    other = desks.role("viewer", stack.tenant.id, (await stack.tenancy.create_project(stack.tenant.id, "x")).id)
+    await other.get(f"{D}/requests/{name}", 404)
+    assert (await running).status_code == 200
+    await stack.settled(1)
+    assert (await viewer.get(f"{D}/requests/{name}"))["status"] == "finished"
