@@ -253,7 +253,9 @@ def next_page(text: str | None) -> str | None:
         plain = False
     else:
         plain = plain and not parts.scheme and not parts.netloc and ".." not in parts.path.split("/")
-        plain = plain and any(parts.path == page or parts.path.startswith(f"{page}/") for page in _PAGES)
+        # The text itself begins with a page: a browser reads more than one slash as the beginning of a host.
+        plain = plain and any(parts.path == page or text.startswith(f"{page}/") for page in _PAGES)
+        plain = plain and text.startswith(_PAGES)
     if not plain:
         raise InvalidField("$.next", f"it must be a path below {' or '.join(_PAGES)}")
     return text
