@@ -13,11 +13,14 @@ from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
 from gateway.admin.account import account_routes
+from gateway.admin.approvals import approval_routes
+from gateway.admin.audit import audit_route
 from gateway.admin.keys import key_routes
+from gateway.admin.limits import limit_routes
 from gateway.admin.members import member_routes
 from gateway.admin.one_time_links import one_time_link_routes
 from gateway.admin.operator_keys import operator_key_routes
-from gateway.admin.prices import price_routes
+from gateway.admin.routes import admin_routes
 from gateway.admin.sign_in import sign_in_routes
 from gateway.admin.suspensions import suspension_routes
 from gateway.admin.users import user_routes
@@ -38,6 +41,7 @@ from gateway.http.csrf import CsrfGuard, check_guarded
 from gateway.http.policies import check_policies, policy_of
 from gateway.http.responses import error_response, speaks_anthropic
 from gateway.http.sessions import session_headers
+from gateway.openapi.routes import document_routes
 from gateway.request_context import request_context
 from gateway.services import Gateway, GatewayServices
 
@@ -45,11 +49,14 @@ log = structlog.get_logger("gateway.http")
 
 
 def create_app(services: GatewayServices) -> Litestar:
-    """The application, whose lifespan starts and stops the worker (`gateway_of`).
+    """The application, whose lifespan starts and stops the worker (`gateway_of`)."""
+    return application_of(Gateway(services))
 
-    There is no generated OpenAPI document, because dialects decode the bodies and Litestar does not see their types.
-    """
-    gateway = Gateway(services)
+
+def application_of(gateway: Gateway) -> Litestar:
+    """The application of a worker. Its OpenAPI document is made by `gateway.openapi`: dialects decode the bodies, and
+    Litestar does not see their types."""
+    services = gateway.services
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:
@@ -63,7 +70,7 @@ def create_app(services: GatewayServices) -> Litestar:
         if message["type"] == "http.response.start":
             context = request_context(scope)
             name = context.name.encode()  # OpenAI's clients read the first header, Anthropic's the second
-            headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
+            headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name), *context.limit_headers]
             if context.principal is not None and context.principal.tenant_id is not None and speaks_anthropic(scope):
                 headers.append((b"anthropic-organization-id", str(context.principal.tenant_id).encode()))
             message["headers"] = [*headers, *session_headers(scope, headers)]
@@ -78,19 +85,23 @@ def create_app(services: GatewayServices) -> Litestar:
             *usage_routes(gateway),
             *export_routes(gateway),
             list_prices(gateway),
-            *price_routes(gateway),
+            audit_route(gateway),
+            *admin_routes(gateway),
             *key_routes(gateway),
             *operator_key_routes(gateway),
             *suspension_routes(gateway),
+            *approval_routes(gateway),
             *sign_in_routes(gateway),
             *account_routes(gateway),
             *one_time_link_routes(gateway),
             *user_routes(gateway),
             link_page(),
             *member_routes(gateway),
+            *limit_routes(gateway),
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),
+            *document_routes(),
             *health_routes(gateway),
             *([metrics_route(gateway)] if services.options.public_metrics else []),
         ],

@@ -18,6 +18,7 @@ from billing.spool.spool import Spool
 from gateway.admission.admission import Admission, Payer
 from gateway.admission.cache_leases import LeaseCompanion
 from gateway.admission.fair_threads import FairThreads
+from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.errors import SuspendedError
 from gateway.fleet.fleet import Fleet
@@ -28,6 +29,7 @@ from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks
 from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
+from gateway.limits.limiter import Limiter
 from gateway.metering.lease_outcomes import LeaseOutcomes
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -44,6 +46,7 @@ from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
 from tenancy.authenticator import Authenticator
 from tenancy.key_limits import Network
+from tenancy.rate_limits import RateLimits
 from tenancy.repositories import Tenancy
 from tenancy.suspension import Suspension, Suspensions
 from tenancy.users.service import Users
@@ -110,6 +113,9 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     """The keys that `domains` has: the worker tells replicas which were destroyed."""
     exports: ExportJobs
     webhooks: WebhookEndpoints
+    limiter: Limiter
+    """The worker starts and stops it."""
+    rate_limits: RateLimits
     epoch: EpochKeeper | None = None
     """Where the caller took the name already; the worker stops it."""
     options: GatewayOptions = field(default_factory=GatewayOptions)
@@ -126,11 +132,13 @@ class ManagementBreakers:
         self.caches = CircuitBreaker(seconds, witness)
         self.prices = CircuitBreaker(seconds, witness)
         self.tenancy = CircuitBreaker(seconds, witness)
+        self.audit = CircuitBreaker(seconds, witness)
         self.users = CircuitBreaker(seconds, witness)
         self.money = CircuitBreaker(seconds, witness)
         self.requests = CircuitBreaker(seconds, witness)
         self.invoices = CircuitBreaker(seconds, witness)
         self.periods = CircuitBreaker(seconds, witness)
+        self.limits = CircuitBreaker(seconds, witness)
 
 
 class Gateway:
@@ -156,11 +164,13 @@ class Gateway:
             connections=lambda: len(self.open_connections),
             refused=lambda: self.refused.count,
             lingering=lambda: len(self.lingering_connections),
+            limits_degraded=lambda: services.limiter.degraded,
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.leases = LeaseStore(services.database, services.options.lease_tokens)
         self.lease_outcomes = LeaseOutcomes(self.leases)
         self.leased_holds = AccompaniedHolds(services.holds, LeaseCompanion(self.leases))
+        self.confirmations = LeaseConfirmations(self.leases, self.leased_holds)
         self.recorder = UsageRecorder(services.spool, self.allowances, self.lease_outcomes)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
@@ -203,6 +213,7 @@ class Gateway:
                 self.writes,
                 self.leased_blocks,
                 self.history,
+                self.confirmations,
             ),
             self._check_payer,
         )
@@ -235,6 +246,7 @@ class Gateway:
         await services.authenticator.start()
         await services.suspensions.start()
         await services.users.start()
+        await services.limiter.start()
         await self._epoch.start()
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray
@@ -293,6 +305,7 @@ class Gateway:
         await self.recovery.stop()
         await self.services.fleet.stop()
         await self.leased_blocks.stop()
+        await self.confirmations.close()
         await self.leased_holds.close()
         await self.allowances.close()
         await self.lease_outcomes.close()
@@ -303,5 +316,6 @@ class Gateway:
         self.threads.close()
         await self._epoch.stop()
         await self.services.suspensions.close()
+        await self.services.limiter.close()
         await self.services.authenticator.close()
         await self.services.prices.close()

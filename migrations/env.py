@@ -5,6 +5,7 @@ from __future__ import annotations
 from alembic import context
 
 import audit_log.tables
+import billing.tables.approvals
 import billing.tables.budgets
 import billing.tables.chain
 import billing.tables.exports
@@ -26,6 +27,7 @@ from storage.database.base import Base
 
 ROOMS = (
     audit_log.tables,
+    billing.tables.approvals,
     billing.tables.chain,
     billing.tables.exports,
     billing.tables.budgets,

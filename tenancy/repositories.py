@@ -34,6 +34,9 @@ REVOKED = "turnpike.keys.revoked"
 LONGEST_OVERLAP_S = 90 * 86_400
 """How long a key's earlier secret may live beside the new one."""
 
+DEFAULT_PROJECT = "default"
+"""The project that a tenant is opened with."""
+
 Owned = TypeVar("Owned", Project, ApiKey)
 
 
@@ -121,12 +124,14 @@ class Tenancy:
         """Create a tenant. Raises NameTaken, InvalidText."""
         check_text("name", name, NAME)
         async with self._creating("tenant", name) as session:
-            made = await TenantRepository(session=session, wrap_exceptions=False).add(
-                Tenant(name=name, created_at=_now())
-            )
-            await record_change(session, "tenant.created", target="tenant", target_id=str(made.id), tenant_id=made.id,
-                                after={"name": name})  # fmt: skip
-            return made
+            return await _add_tenant(session, name)
+
+    async def open_tenant(self, name: str) -> tuple[Tenant, Project]:
+        """Create a tenant with its first project, both or neither. Raises NameTaken, InvalidText."""
+        check_text("name", name, NAME)
+        async with self._creating("tenant", name) as session:
+            tenant = await _add_tenant(session, name)
+            return tenant, await _add_project(session, tenant.id, DEFAULT_PROJECT)
 
     async def tenant(self, name: str) -> Tenant:
         """The tenant of this name. Raises NoSuchRecord."""
@@ -148,11 +153,7 @@ class Tenancy:
         """Create a project. Raises NameTaken, InvalidText; NoSuchRecord if there is no such tenant."""
         check_text("name", name, NAME)
         async with self._creating("project", name) as session:
-            project = Project(tenant_id=tenant_id, name=name, created_at=_now())
-            made = await ProjectRepository(session, tenant_id).add(project)
-            await record_change(session, "project.created", target="project", target_id=str(made.id),
-                                tenant_id=tenant_id, project_id=made.id, after={"name": name})  # fmt: skip
-            return made
+            return await _add_project(session, tenant_id, name)
 
     async def project(self, tenant_id: UUID, name: str) -> Project:
         """The tenant's project of this name. Raises NoSuchRecord."""
@@ -386,6 +387,21 @@ async def _record(
         before=before,
         after=description(key),
     )
+
+
+async def _add_tenant(session: AsyncSession, name: str) -> Tenant:
+    made = await TenantRepository(session=session, wrap_exceptions=False).add(Tenant(name=name, created_at=_now()))
+    await record_change(session, "tenant.created", target="tenant", target_id=str(made.id), tenant_id=made.id,
+                        after={"name": name})  # fmt: skip
+    return made
+
+
+async def _add_project(session: AsyncSession, tenant_id: UUID, name: str) -> Project:
+    project = Project(tenant_id=tenant_id, name=name, created_at=_now())
+    made = await ProjectRepository(session, tenant_id).add(project)
+    await record_change(session, "project.created", target="project", target_id=str(made.id),
+                        tenant_id=tenant_id, project_id=made.id, after={"name": name})  # fmt: skip
+    return made
 
 
 def _now() -> datetime:

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, Integer, LargeBinary, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.database.base import STRICT, Base, Id, Instant, new_id
+from storage.database.base import STRICT, Base, Count, Id, Instant, new_id
 
 
 class Tenant(Base):
@@ -81,3 +81,21 @@ class ApiKey(Base):
 
     def __repr__(self) -> str:
         return f"ApiKey(public_id={self.public_id!r}, kind={self.kind!r}, name={self.name!r})"
+
+
+class RateLimit(Base):
+    """What a project, or one of its keys (`key_id`), may use: requests and tokens a minute, requests at once. None is
+    no limit; `subject_id` is the project's id or the key's."""
+
+    __tablename__ = "rate_limit"
+    __table_args__ = (STRICT,)
+
+    subject_id: Mapped[UUID] = mapped_column(Id, primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(Id, ForeignKey("tenant.id"), index=True)
+    project_id: Mapped[UUID] = mapped_column(Id, ForeignKey("project.id"), index=True)
+    key_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("api_key.id"))
+    requests_per_minute: Mapped[int | None] = mapped_column(Count)
+    input_tokens_per_minute: Mapped[int | None] = mapped_column(Count)
+    output_tokens_per_minute: Mapped[int | None] = mapped_column(Count)
+    concurrent_requests: Mapped[int | None] = mapped_column(Count)
+    changed_at: Mapped[datetime] = mapped_column(Instant)

@@ -33,6 +33,7 @@ from storage.database import migrate
 from storage.database.database import Database
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
+from tenancy.rate_limits import RateLimits
 from tenancy.repositories import Tenancy
 from tenancy.users.service import Users
 from turnpike.settings import secrets
@@ -87,6 +88,7 @@ class AdminServices(msgspec.Struct, frozen=True):
     contracts: Contracts
     balances: Balances
     budgets: BudgetSettings
+    limits: RateLimits
     holds: HoldService
 
     async def tenant_names(self) -> dict[UUID, str]:
@@ -173,6 +175,7 @@ async def open_admin_services(settings: Settings, setup: Setup = "never") -> Asy
             contracts=Contracts(database, prices),
             balances=Balances(database),
             budgets=BudgetSettings(database),
+            limits=RateLimits(database, bus),
             holds=holds,
         )
     finally:

@@ -117,6 +117,7 @@ class BudgetSettings:
         return (await session.scalars(self._database.locked(query))).one_or_none()
 
     async def _write(self, session: AsyncSession, terms: BudgetLimit, *, there: bool) -> None:
+        # no entry: `set` records it
         row = msgspec.structs.asdict(terms) | {"removed_at": None}
         if not there:
             await session.execute(self._database.insert(budget).values(row))

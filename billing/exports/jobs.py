@@ -195,6 +195,7 @@ class ExportJobs:
         return len(jobs)
 
     async def _take(self) -> ExportJob | None:
+        # no entry: the order is recorded, not how its work goes on
         async with self._database.transaction() as session:  # all tenants: a worker runs every tenant's jobs
             now = (await session.execute(select(self._database.clock))).scalar_one()
             free = or_(_OF.state == "queued", (_OF.state == "running") & (_OF.leased_until < now))
@@ -238,6 +239,7 @@ class ExportJobs:
         await self._update(job, state=state, **values)
 
     async def _update(self, job: ExportJob, **values: Any) -> None:
+        # no entry: the order is recorded, not how its work goes on
         this_row = (_OF.tenant_id == job.tenant_id, _OF.id == job.id)
         async with self._database.transaction() as session:
             await session.execute(update(export_job).where(*this_row).values(**values))

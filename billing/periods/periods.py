@@ -177,6 +177,7 @@ class Periods:
         return closed
 
     async def _prepare(self, session: AsyncSession, now: int) -> None:
+        # no entry: months follow each other by themselves
         latest = await session.scalar(select(func.max(billing_period.c.period)))
         # all tenants: billing periods are the same for everybody
         rows, period = [], latest or await self._first(session) or period_of(now)

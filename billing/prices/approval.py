@@ -55,6 +55,9 @@ _TICK = 1000  # SQLite's clock, in microseconds
 
 BY_KEY = "operator key"
 """The beginning of `via` if an operator's key was presented."""
+BY_SESSION = "session"
+"""… and if it was a signed-in user."""
+_PROVEN = (BY_KEY, BY_SESSION)
 
 
 class PriceSheets:
@@ -116,6 +119,7 @@ class PriceSheets:
 
     async def withdraw(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> PriceSheet:
         """Withdraw a draft or a scheduled sheet, and return it. Raises UnknownSheet, NotADraft."""
+        # no entry: `_log` records it
         _check_texts(by, reason)
         async with self._database.transaction(write=not dry_run) as session:
             await _lock_prices(session, self._database)
@@ -153,6 +157,7 @@ class PriceSheets:
     async def _insert(
         self, session: AsyncSession, proposal: PriceProposal, by: str, reason: str, force: str | None
     ) -> tuple[int, PriceBook, int]:
+        # no entry: `_log` records it
         if not by.strip():
             raise PriceRefused("a change of prices needs the name of the person who makes it")
         _check_texts(by, reason)
@@ -188,7 +193,7 @@ class PriceSheets:
 
     async def _check_identity(self, session: AsyncSession) -> None:
         """Raise PriceRefused if approvals are on and no operator's key was presented."""
-        if not self._via.startswith(BY_KEY) and await value_of(session, APPROVALS) == "on":
+        if not self._via.startswith(_PROVEN) and await value_of(session, APPROVALS) == "on":
             raise PriceRefused("approvals are on: changing prices needs an operator's key (--operator-key-file FILE)")
 
     async def _check(self, session: AsyncSession, proposal: PriceProposal, force: str | None) -> int:
@@ -228,6 +233,7 @@ class PriceSheets:
     async def _schedule(
         self, session: AsyncSession, sheet: int, book: PriceBook, proposal: PriceProposal, now: int
     ) -> None:
+        # no entry: `_log` records it
         intervals = await intervals_of(session, book.id, proposal.model)
         starts = _starts(proposal, intervals, now)
         check_no_overlap(intervals, starts, proposal.effective_until)
@@ -277,7 +283,7 @@ async def _lock_prices(session: AsyncSession, database: Database) -> None:
 
 
 def _drafted_by_key(sheet: PriceSheet) -> bool:
-    return any(change.action == "draft" and change.via.startswith(BY_KEY) for change in sheet.changes)
+    return any(change.action == "draft" and change.via.startswith(_PROVEN) for change in sheet.changes)
 
 
 def _check_texts(by: str, reason: str) -> None:

@@ -36,6 +36,7 @@ from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
+from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
 from gateway.errors import InvalidRequest, NotAllowed, Shortage, Unaffordable, Unavailable
@@ -120,6 +121,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """Whether `sampling.max_tokens` is what could be paid for, less than there was room for."""
     leases: LeaseDecision | None = None
     """What the cache promises; None until its hold is taken, and for a request without a say in it."""
+    lease_request: LeaseRequest | None = None
+    """What it wished of leases, if these have a say in it."""
 
     def message(
         self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float
@@ -188,6 +191,7 @@ class Admission:
     ) -> PreparedRequest:
         """Render, tokenize, plan, check. Raises InvalidRequest, NotAllowed, RateLimited, Unavailable."""
         payer.check(model.name, generation.lane)
+        generation = apply_tool_choice(model, generation)
         prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
@@ -334,7 +338,7 @@ class Admission:
         long = len(prepared.prompt.tokens) > _THREAD_TOKENS
         asked = await self._threads.run(payer.tenant_id, ask) if long else ask()
         hold = await self._allowances.reserve_beside(payer.tenant_id, lambda: self._leased.reserve(request, asked))
-        return replace(prepared, terms=unpack(hold.terms), leases=asked.decision), hold
+        return replace(prepared, terms=unpack(hold.terms), leases=asked.decision, lease_request=asked), hold
 
     async def _plan(self, tenant: UUID, model: ServedModel, generation: GenerationRequest, prompt: Prompt) -> CachePlan:
         pieces = len(prompt.spans) + len(generation.cache.markers)

@@ -12,6 +12,7 @@ from gateway.admission.admission import Payer, PreparedRequest
 from gateway.errors import SuspendedError, Unavailable
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.generation_task import GenerationTask
+from gateway.limits.permit import Permit
 
 log = structlog.get_logger("gateway.generation.running_tasks")
 
@@ -40,14 +41,14 @@ class RunningTasks:
         if self._deps.recorder.failing:
             raise Unavailable("Usage cannot be recorded at present, so nothing is started.", retry_after=5.0)
 
-    def start(self, prepared: PreparedRequest, *, streamed: bool) -> GenerationTask:
-        """Run a request. Raises Unavailable while draining, or while the disk is full or usage cannot be recorded;
-        SuspendedError."""
+    def start(self, prepared: PreparedRequest, *, streamed: bool, permit: Permit | None = None) -> GenerationTask:
+        """Run a request. `permit`: what its limits let through. Raises Unavailable while draining, or while the disk is
+        full or usage cannot be recorded; SuspendedError."""
         self.check()
         self._check_payer(prepared.payer)
         self._deps.admission.check()
         self._deps.fleet.candidates(prepared.model.name)  # without any, the request is refused before it holds money
-        task = GenerationTask(self._deps, prepared, streamed=streamed)
+        task = GenerationTask(self._deps, prepared, streamed=streamed, permit=permit)
         running = self._running[task] = asyncio.create_task(task.run())
         running.add_done_callback(lambda _: self._running.pop(task, None))
         return task

@@ -26,6 +26,8 @@ from tenancy.principals import Principal, PrincipalKind
 from tenancy.suspension import Suspensions
 from tenancy.users.session_authenticator import SessionAuthenticator
 
+OPERATOR = "operator"
+"""Through what somebody acts who has a role for the whole platform: tenants do not learn more of them than the name."""
 _HOW: dict[PrincipalKind, str] = {
     "project_key": "the key of a project: `turnpike keys create --tenant NAME --project NAME`",
     "admin_key": "an admin key of the tenant: `turnpike keys create --tenant NAME --admin`",
@@ -88,6 +90,7 @@ class Authentication(ASGIMiddleware):
                 _MEANS[principal.kind],
                 principal.public_id,
                 principal.name or principal.public_id,
+                through=OPERATOR if any(one.tenant_id is None for one in principal.memberships) else "",
                 address=context.address,
                 request_id=context.name,
             )

@@ -241,6 +241,7 @@ class ScopeKeys:
     async def _make(self, tenant_id: UUID, project_id: UUID) -> None:
         """Make the key of the project's next generation, unless another gateway does at the same time. How long and how
         much it may keep stays as it was set before."""
+        # no entry: the first request that needs a key makes it
         of = cache_scope_key.c
         async with self._database.transaction() as session:
             columns = (of.generation, of.retention_s, of.limits, of.wrapped_key.is_not(None))

@@ -26,6 +26,8 @@ from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.app import create_app, gateway_of
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import FleetOptions
+from gateway.limits.limiter import Limiter
+from gateway.limits.redis_buckets import RedisBuckets
 from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import load_served_model
 from gateway.server import GatewayServer
@@ -36,6 +38,7 @@ from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
+from tenancy.rate_limits import LimitCache, RateLimits
 from tenancy.repositories import Tenancy
 from tenancy.suspension import Suspensions
 from tenancy.users.service import Users
@@ -201,6 +204,7 @@ async def running_stack(
     name: str = "gateway-test",
     internal: socket.socket | None = None,
     key_ttl: float | None = None,
+    limit_buckets: RedisBuckets | None = None,
 ) -> AsyncIterator[Stack]:
     stack = Stack()
     stack.database = await Database.open(url)
@@ -252,6 +256,8 @@ async def running_stack(
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
         webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), WEBHOOK_TOPICS),
+        limiter=Limiter(LimitCache(stack.database, bus), limit_buckets, name),
+        rate_limits=RateLimits(stack.database, bus),
         domains=CacheDomains(b"s" * 32, scope_keys, retention=3600.0),
         scope_keys=scope_keys,
         options=options or GatewayOptions(timeouts=quick_timeouts(), drain_timeout=20.0),
@@ -259,7 +265,7 @@ async def running_stack(
     app = create_app(services)
     stack.gateway = gateway_of(app)
     stack.server = PromptServer(app, internal=internal)
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # which asyncio looks at before it sets TCP_NODELAY
     listener.bind(("127.0.0.1", 0))
     stack.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
     stack.serving = asyncio.create_task(stack.server.serve(sockets=[listener]))

@@ -16,6 +16,8 @@ from billing.spool.spool import Spool
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.http.connections import raise_open_files_limit
+from gateway.limits.limiter import KEEP_US, LEASE_US, Limiter
+from gateway.limits.redis_buckets import RedisBuckets
 from gateway.served_models.registry import ModelRegistry
 from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
@@ -24,6 +26,7 @@ from prompt_cache.promise.scope_keys import ScopeKeys
 from tenancy.authenticator import Authenticator
 from tenancy.key_limits import parse_networks
 from tenancy.keys import Peppers
+from tenancy.rate_limits import LimitCache
 from tenancy.suspension import Suspensions
 from turnpike.admin_services import AdminServices, webhook_endpoints
 from turnpike.processes.listener import is_loopback
@@ -57,6 +60,7 @@ async def open_gateway_services(
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
     scope_keys = ScopeKeys(admin.database, secrets.master_key, patience=min(_KEY_PATIENCE_S, settings.database_timeout))
+    buckets = RedisBuckets(settings.redis_url, LEASE_US, KEEP_US) if settings.redis_url else None
     keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
         await keeper.start()
@@ -82,6 +86,8 @@ async def open_gateway_services(
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports),
             webhooks=webhook_endpoints(settings, admin.database, secrets),
+            limiter=Limiter(LimitCache(admin.database, admin.bus, patience=settings.database_timeout), buckets, name),
+            rate_limits=admin.limits,
             epoch=keeper,
             domains=CacheDomains(secrets.scope_secret, scope_keys, retention=settings.cache_retention),
             scope_keys=scope_keys,
