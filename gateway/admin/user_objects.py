@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from billing.calendar import format_instant
 from gateway.errors import (
@@ -175,25 +175,21 @@ class LinkObject(Struct, frozen=True, kw_only=True):
 
 def user_object(user: User) -> UserObject:
     """A user as it is shown."""
-    return UserObject(**_user_fields(user))
+    return UserObject(
+        id=user_public_id(user.id),
+        email=user.email,
+        name=user.name,
+        memberships=membership_objects(user.memberships),
+        created_at=format_instant(user.created_at),
+        disabled_at=None if user.disabled_at is None else format_instant(user.disabled_at),
+        has_password=user.has_password,
+        has_second_factor=user.has_second_factor,
+    )
 
 
 def own_user_object(user: User, recovery_codes_left: int) -> OwnUserObject:
     """The user who asks, as it is shown."""
-    return OwnUserObject(recovery_codes_left=recovery_codes_left, **_user_fields(user))
-
-
-def _user_fields(user: User) -> dict[str, object]:
-    return {
-        "id": user_public_id(user.id),
-        "email": user.email,
-        "name": user.name,
-        "memberships": membership_objects(user.memberships),
-        "created_at": format_instant(user.created_at),
-        "disabled_at": None if user.disabled_at is None else format_instant(user.disabled_at),
-        "has_password": user.has_password,
-        "has_second_factor": user.has_second_factor,
-    }
+    return OwnUserObject(**structs.asdict(user_object(user)), recovery_codes_left=recovery_codes_left)
 
 
 def membership_objects(memberships: Iterable[Membership]) -> list[MembershipObject]:

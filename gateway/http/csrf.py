@@ -38,7 +38,7 @@ class CsrfGuard(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Check the request and pass it on. Raises NotAllowed."""
-        if scope["path"].startswith(ADMIN_PATH) and scope["method"] not in _SAFE_METHODS:
+        if scope["path"].startswith(ADMIN_PATH) and scope.get("method") not in _SAFE_METHODS:
             headers = Headers.from_scope(scope)
             if not has_key(headers):
                 check_origin(headers)

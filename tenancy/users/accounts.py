@@ -195,7 +195,7 @@ def scope_name(tenant_id: UUID | None, project_id: UUID | None) -> str:
 async def locked_user(session: AsyncSession, database: Database, user_id: UUID) -> UserAccount:
     """The user's row, locked. Raises NoSuchUser."""
     query = database.locked(select(UserAccount).where(UserAccount.id == user_id))
-    row = (await session.execute(query)).scalar_one_or_none()
+    row: UserAccount | None = (await session.execute(query)).scalar_one_or_none()
     if row is None:
         raise NoSuchUser(f"there is no user {user_public_id(user_id)}")
     return row

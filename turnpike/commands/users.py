@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from turnpike.command_context import admin_command, print_table, tenant_id_of
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from tenancy.permissions import Role
     from tenancy.principals import Membership, Principal
-    from tenancy.users.links import Link
+    from tenancy.users.links import Link, LinkKind
     from tenancy.users.members import Scope
     from turnpike.admin_services import AdminServices
 
@@ -126,7 +127,7 @@ async def reset_user(admin: AdminServices, arguments: argparse.Namespace) -> Non
         raise CommandError(f"{user.email} is disabled: `turnpike users disable --undo {user.email}` first")
     if arguments.second_factor:
         await users.second_factors.remove(user.id, reason=arguments.reason)
-    kind = "sign_in" if arguments.sign_in else "password_reset"
+    kind: LinkKind = "sign_in" if arguments.sign_in else "password_reset"
     _print_link(await users.links.create(user.id, kind, users.clock(), reason=arguments.reason), arguments)
 
 
@@ -199,7 +200,7 @@ def _machine() -> Principal:
     return Principal("command", new_id(), system_user(), system_user(), (Membership("owner"),))
 
 
-def _role_text(one: Membership, tenants: dict[UUID, str], projects: dict[UUID, str]) -> str:
+def _role_text(one: Membership, tenants: Mapping[UUID, str], projects: Mapping[UUID, str]) -> str:
     if one.tenant_id is None:
         return one.role
     project = f"/{projects.get(one.project_id, '?')}" if one.project_id else ""
