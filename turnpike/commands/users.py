@@ -76,12 +76,10 @@ async def create_user(admin: AdminServices, arguments: argparse.Namespace) -> No
     """`turnpike users create EMAIL`."""
     from tenancy.principals import Membership
 
-    scope = await _scope(admin, arguments)
-    roles: tuple[Membership, ...] = ()
-    if arguments.role:
-        roles = (Membership(arguments.role, scope.tenant_id, scope.project_id),)
-    elif arguments.tenant:
+    if arguments.tenant and not arguments.role:
         raise CommandError("--tenant: say --role ROLE: which role the user has there")
+    scope = await _scope(admin, arguments)
+    roles = (Membership(arguments.role, scope.tenant_id, scope.project_id),) if arguments.role else ()
     users, name = admin.users, arguments.name or arguments.email.partition("@")[0]
     user = await users.accounts.create(arguments.email, name, users.clock(), roles)
     _print_link(await users.links.create(user.id, "sign_in", users.clock()), arguments)
