@@ -81,12 +81,13 @@ test-other-cpu: install-dev ## Whether bits hold with the processor's choices tu
 	@$(BIN)/python -m tests.machines | while read -r machine; do echo "== $$machine"; \
 		$(BIN)/python -m pytest -q $(TWO) --machine "$$machine" $(BITS) || exit; done
 
-test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records: an hour
+test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 generated requests: an hour
 	$(BIN)/python -m tests.servers --install
 	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest -o timeout=0 tests/billing/transaction/test_state_machine.py
 	ALTERED_COLUMNS=99 $(BIN)/python -m pytest -o timeout=0 tests/billing/verification/test_alterations.py
 	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest -o timeout=0 tests/engine/core/test_batch_invariance.py
 	TIER_FAULTS=10000 $(BIN)/python -m pytest -o timeout=0 tests/prompt_cache/tiers
+	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/openapi/test_conformance.py
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -112,6 +112,10 @@ class PriceSheet(msgspec.Struct, frozen=True):
     changes: list[PriceChange]
 
 
+_LARGEST = 2**31 - 1
+"""No sheet has a larger number, and PostgreSQL takes none."""
+
+
 def proposed(sheet: PriceSheet) -> PriceProposal:
     """The proposal that a sheet was made from."""
     return PriceProposal(
@@ -125,7 +129,7 @@ def proposed(sheet: PriceSheet) -> PriceProposal:
 
 
 async def one_sheet(session: AsyncSession, database: Database, sheet: int) -> PriceSheet:
-    found = await sheets(session, database, price_sheet.c.id == sheet)
+    found = await sheets(session, database, price_sheet.c.id == sheet) if sheet <= _LARGEST else []
     if not found:
         raise UnknownSheet(sheet)
     return found[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -52,6 +52,16 @@ class AuditTarget(Struct, frozen=True):
     id: str
 
 
+State: TypeAlias = Annotated[
+    Any,
+    Meta(
+        description="The fields of the target, as they were or became.",
+        extra_json_schema={"type": ["object", "null"], "additionalProperties": True},
+        examples=[{"amount": "100.00"}],
+    ),
+]
+
+
 class AuditEntryObject(Struct, frozen=True, kw_only=True):
     """One change. `number` counts the entries of its tenant, or of the platform. `before` is null where the target did
     not exist, `after` where it no longer does."""
@@ -67,8 +77,8 @@ class AuditEntryObject(Struct, frozen=True, kw_only=True):
     actor: AuditActor
     request_id: str
     reason: str
-    before: Any
-    after: Any
+    before: State
+    after: State
 
 
 class AuditEntryList(Struct, frozen=True, kw_only=True):

@@ -106,7 +106,12 @@ def invoice_file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @get(
         f"{AT}/json",
         opt=demands("invoices.read")
-        | describes(files("application/json", description="Canonical JSON (RFC 8785)."), path=_EXAMPLE),
+        | describes(
+            files(
+                "application/json", description="Canonical JSON (RFC 8785).", example='{"number": "INV-2026-000042"}'
+            ),
+            path=_EXAMPLE,
+        ),
     )
     async def invoice_json(
         request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
@@ -116,7 +121,11 @@ def invoice_file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         f"{AT}/csv",
-        opt=demands("invoices.read") | describes(files("text/csv", description="The lines."), path=_EXAMPLE),
+        opt=demands("invoices.read")
+        | describes(
+            files("text/csv", description="The lines.", example="n,text,net\r\n1,tiny input_tokens,100.00\r\n"),
+            path=_EXAMPLE,
+        ),
     )
     async def invoice_csv(
         request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 from litestar import Request, Response, get
@@ -98,7 +98,10 @@ class Sum(Struct, frozen=True, kw_only=True):
     exact: str
 
 
-class Drill(Struct, frozen=True, kw_only=True):
+Part = TypeVar("Part", SliceObject, BilledRequestObject)
+
+
+class Drill(Struct, Generic[Part], frozen=True, kw_only=True):
     """One level of a line: `total` is what its parent says (the line, the day, the hour), which the whole level adds up
     to. `next` is the `after` of the next page of requests."""
 
@@ -107,7 +110,7 @@ class Drill(Struct, frozen=True, kw_only=True):
     by: Literal["day", "hour", "request"]
     currency: str
     total: Sum
-    data: list[SliceObject] | list[BilledRequestObject]
+    data: list[Part]
     has_more: bool
     next: str | None
 
@@ -150,7 +153,7 @@ def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         f"{AT}/lines/{{line:int}}/drill",
         opt=demands("invoices.read")
         | describes(
-            Drill,
+            (Drill[SliceObject], Drill[BilledRequestObject]),
             query=(
                 *page(1000, 100),
                 query("by", Literal["day", "hour", "request"], "The level; days without it."),

@@ -19,6 +19,7 @@ from msgspec import Struct
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, InvalidRequest, NotFound
+from gateway.http.operations import describes, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
@@ -70,6 +71,7 @@ class RemovedLimits(Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
+_EXAMPLE = "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"
 _NEW = msgspec.json.Decoder(NewLimits)
 
 
@@ -111,7 +113,17 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             raise NotFound("No limits are set.")
         return json_response(RemovedLimits())
 
-    @get("/admin/v1/limits", opt=demands("limits.read"))
+    @get(
+        "/admin/v1/limits",
+        opt=demands("limits.read")
+        | describes(
+            LimitsList,
+            query=(
+                query("tenant_id", UUID, "Only of this tenant's projects.", example=_EXAMPLE),
+                query("project_id", UUID, "Only of this project and its keys.", example=_EXAMPLE),
+            ),
+        ),
+    )
     async def list_limits(request: Request[Any, Any, Any]) -> Response[bytes]:
         """All limits that the caller may see, or those of one tenant or project."""
         parameters = Parameters.of(request)
@@ -126,32 +138,46 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             )
         )
 
-    @get("/admin/v1/limits/projects/{project_id:uuid}", opt=demands("limits.read"))
+    @get("/admin/v1/limits/projects/{project_id:uuid}", opt=demands("limits.read") | describes(LimitsObject))
     async def retrieve_project_limits(request: Request[Any, Any, Any], project_id: FromPath[UUID]) -> Response[bytes]:
         """The limits of a project."""
         return await read(await project_of(request, project_id, "limits.read"))
 
-    @put("/admin/v1/limits/projects/{project_id:uuid}", opt=demands("limits.write"))
+    @put(
+        "/admin/v1/limits/projects/{project_id:uuid}",
+        opt=demands("limits.write") | describes(LimitsObject, body=NewLimits(600, 200_000)),
+    )
     async def set_project_limits(request: Request[Any, Any, Any], project_id: FromPath[UUID]) -> Response[bytes]:
         """Set all limits of a project."""
         return await change(request, await project_of(request, project_id, "limits.write"))
 
-    @delete("/admin/v1/limits/projects/{project_id:uuid}", status_code=200, opt=demands("limits.write"))
+    @delete(
+        "/admin/v1/limits/projects/{project_id:uuid}",
+        status_code=200,
+        opt=demands("limits.write") | describes(RemovedLimits),
+    )
     async def remove_project_limits(request: Request[Any, Any, Any], project_id: FromPath[UUID]) -> Response[bytes]:
         """Remove the limits of a project; its keys keep theirs."""
         return await remove(await project_of(request, project_id, "limits.write"))
 
-    @get("/admin/v1/limits/keys/{key:str}", opt=demands("limits.read"))
+    @get("/admin/v1/limits/keys/{key:str}", opt=demands("limits.read") | describes(LimitsObject))
     async def retrieve_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """The limits of a key, by its public id."""
         return await read(await key_of(request, key, "limits.read"))
 
-    @put("/admin/v1/limits/keys/{key:str}", opt=demands("limits.write"))
+    @put(
+        "/admin/v1/limits/keys/{key:str}",
+        opt=demands("limits.write") | describes(LimitsObject, body=NewLimits(60, concurrent_requests=4)),
+    )
     async def set_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Set all limits of a key; those of its project apply beside them."""
         return await change(request, await key_of(request, key, "limits.write"))
 
-    @delete("/admin/v1/limits/keys/{key:str}", status_code=200, opt=demands("limits.write"))
+    @delete(
+        "/admin/v1/limits/keys/{key:str}",
+        status_code=200,
+        opt=demands("limits.write") | describes(RemovedLimits),
+    )
     async def remove_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Remove the limits of a key."""
         return await remove(await key_of(request, key, "limits.write"))

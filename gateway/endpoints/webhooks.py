@@ -218,6 +218,7 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         | describes(
             ObjectList[DeliveryObject],
             query=(*page(least=0), query("endpoint_id", str, "Only those to this endpoint.")),
+            errors={"not_found": 404},
         ),
     )
     async def list_webhook_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:

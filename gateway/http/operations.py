@@ -38,7 +38,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 OPERATION = "operation"
 """The key of the operation in a handler's `opt`."""
 Shape: TypeAlias = Any
-"""A struct type, a union of them, or an instance, which says both the type and the example."""
+"""A struct type, a union or tuple of them, or an instance, which says both the type and the example."""
 
 
 class QueryParameter(Struct, frozen=True):

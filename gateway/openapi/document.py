@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Literal, TypeAlias
+from types import UnionType
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 from litestar import Litestar
@@ -126,7 +127,9 @@ def _kind(shape: Any) -> Any:
 
 
 def _shapes(answer: Any) -> tuple[Any, ...]:
-    """The shapes of an answer's JSON: several where the dialect decides."""
+    """The shapes of an answer's JSON: several where the dialect or the request decides."""
+    if isinstance(answer, UnionType):
+        return get_args(answer)
     if isinstance(answer, Events):
         return _shapes(answer.shape)
     if answer is None or isinstance(answer, Files):

@@ -56,7 +56,7 @@ def error_codes(operation: Operation, policy: Policy, *, in_path: bool) -> dict[
         codes |= _BODY_ERRORS
     if operation.query or operation.headers:
         codes |= _QUERY_ERRORS
-    if in_path:
+    if in_path or any(parameter.name == "after" for parameter in operation.query):
         codes["not_found"] = 404
     if policy.access != "public":
         codes |= {"internal_error": 500, "service_unavailable": 503}

@@ -7,7 +7,7 @@ order in which the model wrote them; an answer without any has none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -18,6 +18,7 @@ from gateway.conversation.output import events as output
 from gateway.dialects.anthropic.diagnostics import AnthropicDiagnostics, anthropic_diagnostics
 from gateway.dialects.anthropic.errors import envelope
 from gateway.dialects.anthropic.message_usage import MessageUsage, message_usage
+from gateway.dialects.json_paths import json_object
 from gateway.generation.delivery import ChoiceDelta, Failed, Finished, Started
 from protocol.requests import Lane
 
@@ -36,10 +37,13 @@ class ThinkingContent(Struct, frozen=True, tag="thinking", tag_field="type"):
     signature: str = ""
 
 
+_NO_INPUT = Raw(b"{}")
+
+
 class ToolUseContent(Struct, frozen=True, tag="tool_use", tag_field="type"):
     id: str
     name: str
-    input: Raw = Raw(b"{}")
+    input: Annotated[Raw, json_object("The arguments; in the event that opens the block, none yet.")]
 
 
 Content: TypeAlias = TextContent | ThinkingContent | ToolUseContent
@@ -207,7 +211,7 @@ class MessageWriter:
                     events += self._in_block(ThinkingContent("")) + self._delta(ThinkingDelta(text))
                 case output.CallStart(call, name):
                     self._called = True
-                    events += self._close() + self._in_block(ToolUseContent(self._call_id(call), name))
+                    events += self._close() + self._in_block(ToolUseContent(self._call_id(call), name, _NO_INPUT))
                 case output.ArgumentsDelta(_, text):
                     events += self._delta(InputDelta(text))
         return events
@@ -245,7 +249,7 @@ class MessageWriter:
                         blocks.append(ThinkingContent(text))
                 case output.CallStart(call, name):
                     calls[call] = []
-                    blocks.append(ToolUseContent(self._call_id(call), name))
+                    blocks.append(ToolUseContent(self._call_id(call), name, _NO_INPUT))
                 case output.ArgumentsDelta(call, text):
                     calls[call].append(text)
         arguments = iter("".join(parts) for parts in calls.values())

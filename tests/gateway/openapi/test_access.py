@@ -1,7 +1,7 @@
 """Every operation of the document, called by everybody with everybody's ids: 401, 403 or 404, and never data.
 
-The calls are generated from the document and the proofs of this folder. An operation without a proof fails, and a proof
-counts only if the operation first answers 2xx to whom the object belongs.
+The calls are generated from the document and the proofs of `tests.gateway.access`. An operation without a proof fails,
+and a proof counts only if the operation first answers 2xx to whom the object belongs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 from billing.prices import PriceCatalog
 from billing.usage import LEASE_CLASSES
 from gateway.app import application_of
+from gateway.dialects.query_parameters import Parameters
 from gateway.http.policies import ADMIN_PATH
 from gateway.openapi.document import make_document, operations_of
 from gateway.openapi.stand_in import stand_in
@@ -211,3 +212,34 @@ def _problems(operation: Operation, call: Call, caller: Caller, answer: httpx.Re
             yield problem
     elif told(answer, call):
         yield f"is told {told(answer, call)}: {json.dumps(answer.text[:200])}"
+
+
+async def test_query_parameters_are_those_that_handlers_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: set[str] = set()
+    refused: set[str] = set()
+    reject, reject_unknown = Parameters.reject, Parameters.reject_unknown
+
+    def note_refused(self: Parameters, name: str, why: str) -> None:
+        refused.add(name)
+        reject(self, name, why)
+
+    def note_read(self: Parameters) -> None:
+        read.update(name.removesuffix("[]") for name in self._known - {"beta"})
+        reject_unknown(self)
+
+    monkeypatch.setattr(Parameters, "reject", note_refused)
+    monkeypatch.setattr(Parameters, "reject_unknown", note_read)
+    problems = []
+    for operation in operations(world.document):
+        for names in (read, refused):
+            names.clear()
+        call = await operation.proof.make(world, world.a1)
+        for names in (read, refused):
+            names.clear()
+        headers = {} if operation.public else bearer(world.a1.keys[operation.owner])
+        version = any(one["name"] == "anthropic-version" for one in operation.written.get("parameters", ()))
+        await ask(world, operation, call, headers | ({"anthropic-version": "2023-06-01"} if version else {}))
+        written = {one["name"] for one in operation.written.get("parameters", ()) if one["in"] == "query"}
+        if read and read - refused != written:
+            problems.append(f"{operation.id}: reads {sorted(read - refused - written)}, says {sorted(written - read)}")
+    assert not problems, "\n".join(problems)
