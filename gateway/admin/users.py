@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -24,6 +25,7 @@ from tenancy.users.accounts import User
 from tenancy.users.identifiers import user_public_id
 from tenancy.users.roles import may_take_over
 
+_describes = partial(describes, tags=("users",))
 _USER = "/admin/v1/users/{user:str}"
 _NO_STORE = {"cache-control": "no-store"}
 _SHOWN = 80
@@ -70,7 +72,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
             raise NotAllowed("This user has roles that you may not give: an owner of all of them must do this.")
         return user
 
-    @get("/admin/v1/users", opt=demands("members.read") | describes(UserList, query=page()))
+    @get("/admin/v1/users", opt=demands("members.read") | _describes(UserList, query=page()))
     async def list_users(request: Request[Any, Any, Any]) -> Response[bytes]:
         """All users, by e-mail address; the cursor `after` is an e-mail address. For who has a role at the platform;
         others list the members of their tenants."""
@@ -82,7 +84,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         found, more = await wait(users.accounts.page(limit, after))
         return json_response(UserList(data=[user_object(user) for user in found], has_more=more))
 
-    @get(_USER, opt=demands("members.read") | describes(UserObject))
+    @get(_USER, opt=demands("members.read") | _describes(UserObject))
     async def get_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """One user, by id or e-mail address. Of the roles, you see those where you may see members."""
         found, principal = await seen(request, user), principal_of(request)
@@ -95,7 +97,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         f"{_USER}/links",
         status_code=201,
         opt=demands("members.write", fresh=True)
-        | describes(LinkObject, status=201, body=NewLink, body_required=False, errors={"confirmation_required": 403}),
+        | _describes(LinkObject, status=201, body=NewLink, body_required=False, errors={"confirmation_required": 403}),
     )
     async def create_user_link(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """A one-time link for a user who has lost the password. Whoever holds it becomes this user, so you must be able
@@ -112,7 +114,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         f"{_USER}/disable",
         status_code=200,
         opt=demands("members.write", fresh=True)
-        | describes(UserObject, body=Why, body_required=False, errors={"last_owner": 409}),
+        | _describes(UserObject, body=Why, body_required=False, errors={"last_owner": 409}),
     )
     async def disable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a user sign in no more, and end its sessions at once."""
@@ -128,7 +130,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/enable",
         status_code=200,
-        opt=demands("members.write", fresh=True) | describes(UserObject, body=Why, body_required=False),
+        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False),
     )
     async def enable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a disabled user sign in again."""
@@ -140,7 +142,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/revoke-sessions",
         status_code=200,
-        opt=demands("members.write", fresh=True) | describes(UserObject, body=Why, body_required=False),
+        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False),
     )
     async def end_user_sessions(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Sign a user out everywhere."""

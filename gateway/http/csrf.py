@@ -18,10 +18,9 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import NotAllowed
-from gateway.http.policies import ADMIN_PATH
+from gateway.http.policies import ADMIN_PATH, SAFE_METHODS
 
 HEADER = "x-turnpike-csrf"
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES = frozenset({"same-origin", "none"})
 """What Sec-Fetch-Site says of a request from our own pages, or that no page made."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -38,7 +37,7 @@ class CsrfGuard(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Check the request and pass it on. Raises NotAllowed."""
-        if scope["path"].startswith(ADMIN_PATH) and scope.get("method") not in _SAFE_METHODS:
+        if scope["path"].startswith(ADMIN_PATH) and scope.get("method") not in SAFE_METHODS:
             headers = Headers.from_scope(scope)
             if not has_key(headers):
                 check_origin(headers)
@@ -80,7 +79,7 @@ def check_guarded(app: Litestar) -> None:
         f"{'|'.join(sorted(handler.http_methods))} {route.path}"
         for route in _admin_routes(app)
         for handler in route.route_handlers
-        if handler.http_methods - _SAFE_METHODS
+        if handler.http_methods - SAFE_METHODS
         and not any(isinstance(each, CsrfGuard) for each in handler.resolve_middleware())
     ]
     others = [route.path for route in app.routes if route.path.startswith(ADMIN_PATH) and not _is_http(route)]
