@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from tenancy.key_limits import KeyLimits
 from tenancy.users.identifiers import user_public_id
 from tests.gateway.browser import PASSWORD, Browser, browser_of, make_user
 from tests.gateway.stack import Stack
@@ -197,6 +198,27 @@ async def test_a_link_signs_in_once(stack: Stack) -> None:
         await ann.call("PATCH", "/users/me", {"email": "Ann@Example.com", "name": "Ann"})
         await ann.post("/users/me/password", {"new": NEW})
         await other.sign_in("ann@example.com", NEW)
+
+
+async def test_a_key_with_limits_lets_nobody_in_without_them(stack: Stack) -> None:
+    bob = await make_user(stack.users, "bob@x.com", ("viewer", stack.tenant.id, None))
+    limits = KeyLimits(permissions=("members.read", "members.write"))
+    in_an_hour = stack.users.clock() + 3_600_000_000
+    keys = [
+        await stack.tenancy.create_key(stack.tenant.id, None, limits=limits),
+        await stack.tenancy.create_key(stack.tenant.id, None, expires_at=in_an_hour),
+    ]
+    at, user = "/admin/v1/tenants/demo", user_public_id(bob.id)
+    for key in keys:
+        headers = {"authorization": f"Bearer {key.key}"}
+        invited = {"email": "a@x.com", "role": "viewer"}
+        assert (await stack.http.get(f"{at}/members", headers=headers)).status_code == 200
+        assert (await stack.http.post(f"{at}/invitations", headers=headers, json=invited)).status_code == 403
+        assert (await stack.http.post(f"/admin/v1/users/{user}/links", headers=headers)).status_code == 403
+        changed = await stack.http.put(f"{at}/members/{user}", headers=headers, json={"role": "owner"})
+        assert changed.status_code == 403
+    removed = await stack.http.delete(f"{at}/members/{user}", headers=headers)
+    assert removed.status_code == 204, removed.text
 
 
 @pytest.mark.parametrize("kind", ["admin", "operator"])
