@@ -1,8 +1,9 @@
 """Refuses what another site makes a browser send: the guard of /admin/v1, where a cookie may say who asks.
 
-An unsafe request without an API key must have the header X-Turnpike-CSRF, which no other site's form or script can add,
-and must not come from another origin by what the browser says of it. It is checked before the session is looked up, and
-on routes that need no session too: nobody shall be signed in as somebody else without knowing it.
+An unsafe request with cookies and without an API key must have the header X-Turnpike-CSRF, which no other site's form or
+script can add, and must not come from another origin by what the browser says of it. It is checked before the session
+is looked up; and without cookies too on routes that anybody may call: nobody shall be signed in as somebody else without
+knowing it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import NotAllowed
-from gateway.http.policies import ADMIN_PATH, SAFE_METHODS
+from gateway.http.policies import ADMIN_PATH, SAFE_METHODS, policy_of
 
 HEADER = "x-turnpike-csrf"
 _OWN_SITES = frozenset({"same-origin", "none"})
@@ -39,7 +40,8 @@ class CsrfGuard(ASGIMiddleware):
         """Check the request and pass it on. Raises NotAllowed."""
         if scope["path"].startswith(ADMIN_PATH) and scope.get("method") not in SAFE_METHODS:
             headers = Headers.from_scope(scope)
-            if not has_key(headers):
+            public = policy_of(scope["route_handler"]).access == "public"
+            if not has_key(headers) and (public or "cookie" in headers):
                 check_origin(headers)
         await next_app(scope, receive, send)
 

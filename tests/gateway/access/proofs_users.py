@@ -180,7 +180,8 @@ async def _(world: World, place: Place) -> Call:
 
 @proof("admin_set_platform_member", by="operator_key")
 async def _(world: World, place: Place) -> Call:
-    return Call({"user": user_public_id((await _member(world, place)).id)}, body={"role": "viewer"})
+    user = await make_user(world.stack.users, _email(), "viewer", password=None)
+    return Call({"user": user_public_id(user.id)}, body={"role": "finance"})
 
 
 @proof("admin_remove_platform_member", by="operator_key")
@@ -204,7 +205,7 @@ async def _(world: World, place: Place) -> Call:
     return Call({"invitation": invitation_public_id((await _invite(world, Scope())).id)})
 
 
-@proof("admin_list_tenant_members")
+@proof("admin_list_tenant_members", quiet="it takes a role at the whole tenant")
 async def _(world: World, place: Place) -> Call:
     return Call({"tenant": place.tenant_name}, tells=((await _member(world, place)).email,))
 
@@ -220,7 +221,7 @@ async def _(world: World, place: Place) -> Call:
     return Call({"tenant": place.tenant_name, "user": user_public_id((await _member(world, place)).id)})
 
 
-@proof("admin_list_tenant_invitations")
+@proof("admin_list_tenant_invitations", quiet="it takes a role at the whole tenant")
 async def _(world: World, place: Place) -> Call:
     made = await _invite(world, Scope(place.tenant_id))
     return Call({"tenant": place.tenant_name}, tells=(invitation_public_id(made.id),))
