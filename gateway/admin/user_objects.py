@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
@@ -253,14 +254,14 @@ def link_object(link: Link) -> LinkObject:
     return LinkObject(kind=link.kind, token=link.token, path=link.path, expires_at=format_instant(link.expires_at))
 
 
-_FAILURES: tuple[tuple[type[UserError], type[GatewayError], str | None], ...] = (
-    (SignInRefused, NotAuthenticated, "sign_in_refused"),
-    (LinkRefused, NotAuthenticated, "link_not_valid"),
-    (NoSuchUser, NotFound, None),
-    (NotPermitted, NotAllowed, None),
-    (EmailTaken, Conflict, "email_taken"),
-    (LastOwner, Conflict, "last_owner"),
-    (WrongState, Conflict, "wrong_state"),
+_FAILURES: tuple[tuple[type[UserError], Callable[[str], GatewayError]], ...] = (
+    (SignInRefused, partial(NotAuthenticated, code="sign_in_refused")),
+    (LinkRefused, partial(NotAuthenticated, code="link_not_valid")),
+    (NoSuchUser, NotFound),
+    (NotPermitted, NotAllowed),
+    (EmailTaken, partial(Conflict, code="email_taken")),
+    (LastOwner, partial(Conflict, code="last_owner")),
+    (WrongState, partial(Conflict, code="wrong_state")),
 )
 
 
@@ -282,7 +283,7 @@ def user_errors() -> Iterator[None]:
 def _failure(error: UserError) -> GatewayError:
     text = str(error)
     text = text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
-    for kind, failure, code in _FAILURES:
+    for kind, failure in _FAILURES:
         if isinstance(error, kind):
-            return failure(text, code=code)
+            return failure(text)
     raise error

@@ -1,9 +1,9 @@
 """Refuses what another site makes a browser send: the guard of /admin/v1, where a cookie may say who asks.
 
-An unsafe request with cookies and without an API key must have the header X-Turnpike-CSRF, which no other site's form or
-script can add, and must not come from another origin by what the browser says of it. It is checked before the session
-is looked up; and without cookies too on routes that anybody may call: nobody shall be signed in as somebody else without
-knowing it.
+An unsafe request with cookies and without an API key must have the header X-Turnpike-CSRF, which no other site's form
+or script can add, and must not come from another origin by what the browser says of it. It is checked before the
+session is looked up; and without cookies too on routes that anybody may call: nobody shall be signed in as somebody
+else without knowing it.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def test_sessions_behave_like_their_model(empty_again: Callable[[], str]) -> Non
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=examples(25),
+                max_examples=examples(8),
                 stateful_step_count=25,
                 phases=[Phase.generate],
                 database=None,
