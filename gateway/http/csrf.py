@@ -1,8 +1,8 @@
 """Refuses what another site makes a browser send: the guard of /admin/v1, where a cookie may say who asks.
 
-An unsafe request with cookies and without an API key must have the header X-Turnpike-CSRF, which no other site's form
+An unsafe request with a session and without an API key must have the header X-Turnpike-CSRF, which no other site's form
 or script can add, and must not come from another origin by what the browser says of it. It is checked before the
-session is looked up; and without cookies too on routes that anybody may call: nobody shall be signed in as somebody
+session is looked up; and without a session too on routes that anybody may call: nobody shall be signed in as somebody
 else without knowing it.
 """
 
@@ -20,6 +20,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import NotAllowed
 from gateway.http.policies import ADMIN_PATH, SAFE_METHODS, policy_of
+from gateway.http.sessions import has_session_cookie
 
 HEADER = "x-turnpike-csrf"
 _OWN_SITES = frozenset({"same-origin", "none"})
@@ -41,7 +42,7 @@ class CsrfGuard(ASGIMiddleware):
         if scope["path"].startswith(ADMIN_PATH) and scope.get("method") not in SAFE_METHODS:
             headers = Headers.from_scope(scope)
             public = policy_of(scope["route_handler"]).access == "public"
-            if not has_key(headers) and (public or "cookie" in headers):
+            if not has_key(headers) and (public or has_session_cookie(scope)):
                 check_origin(headers)
         await next_app(scope, receive, send)
 

@@ -167,7 +167,7 @@ async def _(world: World, place: Place) -> Call:
     return Call(tells=(user_public_id(user.id),))
 
 
-@proof("admin_get_user")
+@proof("admin_get_user", quiet="it takes a role where the user has one")
 async def _(world: World, place: Place) -> Call:
     user = await _member(world, place)
     return Call({"user": user_public_id(user.id)}, tells=(user.email,))
@@ -181,7 +181,8 @@ async def _(world: World, place: Place) -> Call:
 @proof("admin_set_platform_member", by="operator_key")
 async def _(world: World, place: Place) -> Call:
     user = await make_user(world.stack.users, _email(), "viewer", password=None)
-    return Call({"user": user_public_id(user.id)}, body={"role": "finance"})
+    shared = frozenset({"user"})  # whoever has no role any more may be given one again
+    return Call({"user": user_public_id(user.id)}, body={"role": "finance"}, shared=shared)
 
 
 @proof("admin_remove_platform_member", by="operator_key")
