@@ -15,11 +15,12 @@ from gateway.admin.access import principal_of, refusal
 from gateway.admin.user_objects import LinkObject, Reason, UserList, UserObject, link_object, user_errors, user_object
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
-from gateway.errors import Conflict, NotAllowed, NotFound
+from gateway.errors import Conflict, InvalidField, NotAllowed, NotFound
 from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from storage.free_text import REASON, check_text
 from tenancy.principals import Principal
 from tenancy.users.accounts import User
 from tenancy.users.identifiers import user_public_id
@@ -81,6 +82,8 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         parameters.reject_unknown()
         if not principal_of(request).may("members.read"):
             raise refusal("members.read")
+        if after is not None and not after.isprintable():
+            raise InvalidField("after", "not an e-mail address")
         found, more = await wait(users.accounts.page(limit, after))
         return json_response(UserList(data=[user_object(user) for user in found], has_more=more))
 
@@ -103,6 +106,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         """A one-time link for a user who has lost the password. Whoever holds it becomes this user, so you must be able
         to give all roles that it has. A second factor is asked for all the same."""
         body = await read_management_body(request, timeout, _LINK, default=b"{}")
+        _check_reason(body.reason)
         found = await ruled(request, user)
         if found.disabled_at is not None:
             raise Conflict("The user is disabled.", code="wrong_state")
@@ -119,6 +123,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     async def disable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a user sign in no more, and end its sessions at once."""
         body = await read_management_body(request, timeout, _WHY, default=b"{}")
+        _check_reason(body.reason)
         found = await ruled(request, user)
         if principal_of(request).public_id == user_public_id(found.id):
             raise Conflict("Nobody disables the own account.", code="wrong_state")
@@ -135,6 +140,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     async def enable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a disabled user sign in again."""
         body = await read_management_body(request, timeout, _WHY, default=b"{}")
+        _check_reason(body.reason)
         found = await ruled(request, user)
         with user_errors():
             return json_response(user_object(await wait(users.accounts.enable(found.id, reason=body.reason))))
@@ -147,6 +153,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     async def end_user_sessions(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Sign a user out everywhere."""
         body = await read_management_body(request, timeout, _WHY, default=b"{}")
+        _check_reason(body.reason)
         found = await ruled(request, user)
         await wait(users.sessions.revoke_all(found.id, users.clock(), reason=body.reason))
         return json_response(user_object(found))
@@ -158,6 +165,11 @@ def _sees(principal: Principal, user: User) -> bool:
     return principal.may("members.read") or any(
         principal.may("members.read", one.tenant_id, one.project_id) for one in user.memberships
     )
+
+
+def _check_reason(reason: str) -> None:
+    with user_errors():
+        check_text("reason", reason, REASON, empty=True)
 
 
 def _unknown(reference: str) -> NotFound:

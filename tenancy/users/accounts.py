@@ -73,6 +73,8 @@ class Accounts:
 
     async def find(self, reference: str) -> User:
         """The user of this e-mail address or public id. Raises NoSuchUser."""
+        if not reference.isprintable():
+            raise NoSuchUser("there is no such user")
         identity = prefixed_id(reference, USER_PREFIX)
         where = UserAccount.email == reference.strip().lower() if identity is None else UserAccount.id == identity
         async with self._database.reading() as session:

@@ -107,7 +107,14 @@ async def test_an_unknown_user_costs_as_much_as_a_known_one(users: Users) -> Non
     await users.accounts.disable(gone.id, users.clock())
     said = set()
     for number, (email, password) in enumerate(
-        [("ann@x.com", "wrong"), ("new@x.com", ""), ("gone@x.com", PASSWORD), ("no@x.com", PASSWORD), ("", "\0" * 999)]
+        [
+            ("ann@x.com", "wrong"),
+            ("new@x.com", ""),
+            ("gone@x.com", PASSWORD),
+            ("no@x.com", PASSWORD),
+            ("", "\0" * 999),
+            ("ann@x.com\0", "x"),
+        ]
     ):
         before = users.passwords.verifications
         with pytest.raises(SignInRefused) as refused:
