@@ -97,7 +97,11 @@ _HEADERS = {
 def link_page() -> HTTPRouteHandler:
     """The route."""
 
-    @get(LINK_PAGE, opt=public() | describes(files("text/html", description="The page."), tags=("members",)))
+    @get(
+        LINK_PAGE,
+        opt=public()
+        | describes(files("text/html", description="The page.", example="<!doctype html>…"), tags=("members",)),
+    )
     async def redeem_link_page() -> Response[str]:
         """The page by which a browser redeems a one-time link."""
         return Response(_PAGE, media_type=MediaType.HTML, headers=_HEADERS)
