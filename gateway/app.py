@@ -30,6 +30,7 @@ from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.completions import completions
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.health import health_routes, metrics_route
+from gateway.endpoints.link_page import link_page
 from gateway.endpoints.messages import message_routes
 from gateway.endpoints.models import model_routes
 from gateway.endpoints.prices import list_prices
@@ -94,6 +95,7 @@ def application_of(gateway: Gateway) -> Litestar:
             *account_routes(gateway),
             *one_time_link_routes(gateway),
             *user_routes(gateway),
+            link_page(),
             *member_routes(gateway),
             *limit_routes(gateway),
             *cache_routes(gateway),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ from gateway.http.responses import json_response
 from gateway.http.sessions import client_of, session_of
 from gateway.services import Gateway
 
+_describes = partial(describes, tags=("users",))
 _ME, _TOTP = "/admin/v1/users/me", "/admin/v1/users/me/totp"
 _NO_STORE = {"cache-control": "no-store"}
 _FRESH = {"confirmation_required": 403}
@@ -74,12 +76,12 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         user = await wait(users.accounts.get(user_id))
         return own_user_object(user, await wait(users.second_factors.recovery_codes_left(user_id)))
 
-    @get(_ME, opt=demands(None, "session") | describes(OwnUserObject))
+    @get(_ME, opt=demands(None, "session") | _describes(OwnUserObject))
     async def get_own_user(request: Request[Any, Any, Any]) -> Response[bytes]:
         """You, with your roles."""
         return json_response(await own(request))
 
-    @patch(_ME, opt=demands(None, "session", fresh=True) | describes(OwnUserObject, body=OwnChanges, errors=_FRESH))
+    @patch(_ME, opt=demands(None, "session", fresh=True) | _describes(OwnUserObject, body=OwnChanges, errors=_FRESH))
     async def change_own_user(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Change your name or e-mail address."""
         body = await read_management_body(request, timeout, _CHANGES)
@@ -93,7 +95,8 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         f"{_ME}/password",
         status_code=200,
-        opt=demands(None, "session", fresh=True) | describes(OwnUserObject, body=NewPassword, errors=_FRESH | _GUESSED),
+        opt=demands(None, "session", fresh=True)
+        | _describes(OwnUserObject, body=NewPassword, errors=_FRESH | _GUESSED),
     )
     async def change_password(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Set another password. Your other sessions end, and this one gets another cookie."""
@@ -107,7 +110,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         _TOTP,
         status_code=201,
-        opt=demands(None, "session", fresh=True) | describes(AuthenticatorObject, status=201, errors=_FRESH),
+        opt=demands(None, "session", fresh=True) | _describes(AuthenticatorObject, status=201, errors=_FRESH),
     )
     async def set_up_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Begin to set up an authenticator. It is asked for when a code of it was confirmed."""
@@ -118,7 +121,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         f"{_TOTP}/confirm",
         status_code=200,
-        opt=demands(None, "session", fresh=True) | describes(RecoveryCodes, body=FirstCode, errors=_FRESH | _GUESSED),
+        opt=demands(None, "session", fresh=True) | _describes(RecoveryCodes, body=FirstCode, errors=_FRESH | _GUESSED),
     )
     async def confirm_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Confirm the authenticator with a code of it. From now on it is asked for whenever you sign in."""
@@ -131,7 +134,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         _TOTP,
         status_code=200,
-        opt=demands(None, "session", fresh=True) | describes(OwnUserObject, errors=_FRESH),
+        opt=demands(None, "session", fresh=True) | _describes(OwnUserObject, errors=_FRESH),
     )
     async def remove_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Remove your second factor, with its recovery codes."""
@@ -142,7 +145,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         f"{_ME}/recovery-codes",
         status_code=201,
-        opt=demands(None, "session", fresh=True) | describes(RecoveryCodes, status=201, errors=_FRESH),
+        opt=demands(None, "session", fresh=True) | _describes(RecoveryCodes, status=201, errors=_FRESH),
     )
     async def renew_recovery_codes(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Other recovery codes; the present ones are void."""

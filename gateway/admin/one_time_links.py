@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from gateway.http.responses import json_response
 from gateway.http.sessions import CookieJar, client_of, cookie_value
 from gateway.services import Gateway
 
+_describes = partial(describes, tags=("users",))
 _NO_STORE = {"cache-control": "no-store"}
 _ERRORS = {"link_not_valid": 401, "too_many_attempts": 429, "csrf": 403}
 
@@ -50,7 +52,7 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         "/admin/v1/invitations/accept",
         status_code=200,
         opt=public()
-        | describes(UserObject, body=Acceptance, errors=_ERRORS | {"sign_in_refused": 401, "last_owner": 409}),
+        | _describes(UserObject, body=Acceptance, errors=_ERRORS | {"sign_in_refused": 401, "last_owner": 409}),
     )
     async def accept_invitation(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Accept an invitation. A new user is made of it; sign in then."""
@@ -67,7 +69,7 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         "/admin/v1/password-resets/redeem",
         status_code=200,
-        opt=public() | describes(UserObject, body=Redemption, errors=_ERRORS),
+        opt=public() | _describes(UserObject, body=Redemption, errors=_ERRORS),
     )
     async def redeem_password_reset(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Set another password with a reset link. All sessions of the user end; sign in then."""

@@ -6,6 +6,7 @@ session, and the session that the browser had before ends.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -42,6 +43,7 @@ from tenancy.users.identifiers import SESSION_PREFIX, user_public_id
 from tenancy.users.sessions import NewSession
 from tenancy.users.sign_in import SignedInOrStep
 
+_describes = partial(describes, tags=("sessions",))
 _MOST_NEXT = 2_000
 _PAGES = ("/console", "/docs")
 """Where a browser may be sent after signing in: these pages and what is below them."""
@@ -117,7 +119,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post(
         "/admin/v1/session",
         status_code=200,
-        opt=public() | describes(SignInObject, body=PasswordSignIn, errors=_ERRORS),
+        opt=public() | _describes(SignInObject, body=PasswordSignIn, errors=_ERRORS),
     )
     async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Sign in with e-mail address and password. Where the user has a second factor, a cookie binds the next step to
@@ -132,7 +134,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post(
         "/admin/v1/session/link",
         status_code=200,
-        opt=public() | describes(SignInObject, body=LinkSignIn, errors=_ERRORS),
+        opt=public() | _describes(SignInObject, body=LinkSignIn, errors=_ERRORS),
     )
     async def sign_in_by_link(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Sign in with a one-time link, which an operator made."""
@@ -145,7 +147,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post(
         "/admin/v1/session/second-factor",
         status_code=200,
-        opt=public() | describes(SignInObject, body=SecondFactor, errors=_ERRORS),
+        opt=public() | _describes(SignInObject, body=SecondFactor, errors=_ERRORS),
     )
     async def second_factor(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The second step of signing in: a code of the authenticator, or a recovery code. Each is good once."""
@@ -158,12 +160,12 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             outcome = await wait(users.sign_in.with_code(step, body.code, client_of(request.scope)))
             return await entered(request, outcome, to)
 
-    @get("/admin/v1/session", opt=demands(None, "session") | describes(SessionObject))
+    @get("/admin/v1/session", opt=demands(None, "session") | _describes(SessionObject))
     async def get_session(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The session of this browser."""
         return json_response(session_object(session_of(request.scope).session, current=True))
 
-    @delete("/admin/v1/session", status_code=204, opt=demands(None, "session") | describes(None, status=204))
+    @delete("/admin/v1/session", status_code=204, opt=demands(None, "session") | _describes(None, status=204))
     async def sign_out(request: Request[Any, Any, Any]) -> Response[None]:
         """Sign out of this browser."""
         session = session_of(request.scope).session
@@ -173,7 +175,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post(
         "/admin/v1/session/confirm",
         status_code=200,
-        opt=demands(None, "session") | describes(SessionObject, body=Proof, errors=_ERRORS),
+        opt=demands(None, "session") | _describes(SessionObject, body=Proof, errors=_ERRORS),
     )
     async def confirm_session(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Prove again that it is you, by the password or a code: some changes need a proof of the last 15 minutes."""
@@ -192,7 +194,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         session = session_of(request.scope).session
         return session_object(msgspec.structs.replace(session, proven_at=users.clock()), current=True)
 
-    @get("/admin/v1/sessions", opt=demands(None, "session") | describes(SessionList))
+    @get("/admin/v1/sessions", opt=demands(None, "session") | _describes(SessionList))
     async def list_sessions(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Your sessions, newest first."""
         present = session_of(request.scope).session
@@ -203,7 +205,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @delete(
         "/admin/v1/sessions/{session:str}",
         status_code=204,
-        opt=demands(None, "session") | describes(None, status=204),
+        opt=demands(None, "session") | _describes(None, status=204),
     )
     async def end_session(request: Request[Any, Any, Any], session: FromPath[str]) -> Response[None]:
         """End one of your sessions, wherever it is."""
@@ -214,7 +216,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             raise NotFound(f"There is no session {session[:80]!r}.")
         return _signed_out(request) if identity == present.id else Response(None, status_code=204)
 
-    @post("/admin/v1/sessions/revoke-all", status_code=204, opt=demands(None, "session") | describes(None, status=204))
+    @post("/admin/v1/sessions/revoke-all", status_code=204, opt=demands(None, "session") | _describes(None, status=204))
     async def end_all_sessions(request: Request[Any, Any, Any]) -> Response[None]:
         """Sign out everywhere, here too."""
         await wait(users.sessions.revoke_all(session_of(request.scope).session.user_id, users.clock()))
@@ -253,7 +255,9 @@ def next_page(text: str | None) -> str | None:
         plain = False
     else:
         plain = plain and not parts.scheme and not parts.netloc and ".." not in parts.path.split("/")
-        plain = plain and any(parts.path == page or parts.path.startswith(f"{page}/") for page in _PAGES)
+        # The text itself begins with a page: a browser reads more than one slash as the beginning of a host.
+        plain = plain and any(parts.path == page or text.startswith(f"{page}/") for page in _PAGES)
+        plain = plain and text.startswith(_PAGES)
     if not plain:
         raise InvalidField("$.next", f"it must be a path below {' or '.join(_PAGES)}")
     return text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from billing.calendar import format_instant
 from gateway.errors import (
@@ -175,25 +176,21 @@ class LinkObject(Struct, frozen=True, kw_only=True):
 
 def user_object(user: User) -> UserObject:
     """A user as it is shown."""
-    return UserObject(**_user_fields(user))
+    return UserObject(
+        id=user_public_id(user.id),
+        email=user.email,
+        name=user.name,
+        memberships=membership_objects(user.memberships),
+        created_at=format_instant(user.created_at),
+        disabled_at=None if user.disabled_at is None else format_instant(user.disabled_at),
+        has_password=user.has_password,
+        has_second_factor=user.has_second_factor,
+    )
 
 
 def own_user_object(user: User, recovery_codes_left: int) -> OwnUserObject:
     """The user who asks, as it is shown."""
-    return OwnUserObject(recovery_codes_left=recovery_codes_left, **_user_fields(user))
-
-
-def _user_fields(user: User) -> dict[str, object]:
-    return {
-        "id": user_public_id(user.id),
-        "email": user.email,
-        "name": user.name,
-        "memberships": membership_objects(user.memberships),
-        "created_at": format_instant(user.created_at),
-        "disabled_at": None if user.disabled_at is None else format_instant(user.disabled_at),
-        "has_password": user.has_password,
-        "has_second_factor": user.has_second_factor,
-    }
+    return OwnUserObject(**structs.asdict(user_object(user)), recovery_codes_left=recovery_codes_left)
 
 
 def membership_objects(memberships: Iterable[Membership]) -> list[MembershipObject]:
@@ -257,14 +254,14 @@ def link_object(link: Link) -> LinkObject:
     return LinkObject(kind=link.kind, token=link.token, path=link.path, expires_at=format_instant(link.expires_at))
 
 
-_FAILURES: tuple[tuple[type[UserError], type[GatewayError], str | None], ...] = (
-    (SignInRefused, NotAuthenticated, "sign_in_refused"),
-    (LinkRefused, NotAuthenticated, "link_not_valid"),
-    (NoSuchUser, NotFound, None),
-    (NotPermitted, NotAllowed, None),
-    (EmailTaken, Conflict, "email_taken"),
-    (LastOwner, Conflict, "last_owner"),
-    (WrongState, Conflict, "wrong_state"),
+_FAILURES: tuple[tuple[type[UserError], Callable[[str], GatewayError]], ...] = (
+    (SignInRefused, partial(NotAuthenticated, code="sign_in_refused")),
+    (LinkRefused, partial(NotAuthenticated, code="link_not_valid")),
+    (NoSuchUser, NotFound),
+    (NotPermitted, NotAllowed),
+    (EmailTaken, partial(Conflict, code="email_taken")),
+    (LastOwner, partial(Conflict, code="last_owner")),
+    (WrongState, partial(Conflict, code="wrong_state")),
 )
 
 
@@ -286,7 +283,7 @@ def user_errors() -> Iterator[None]:
 def _failure(error: UserError) -> GatewayError:
     text = str(error)
     text = text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
-    for kind, failure, code in _FAILURES:
+    for kind, failure in _FAILURES:
         if isinstance(error, kind):
-            return failure(text, code=code)
+            return failure(text)
     raise error

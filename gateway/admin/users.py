@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -14,16 +15,18 @@ from gateway.admin.access import principal_of, refusal
 from gateway.admin.user_objects import LinkObject, Reason, UserList, UserObject, link_object, user_errors, user_object
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
-from gateway.errors import Conflict, NotAllowed, NotFound
+from gateway.errors import Conflict, InvalidField, NotAllowed, NotFound
 from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from storage.free_text import REASON, check_text
 from tenancy.principals import Principal
 from tenancy.users.accounts import User
 from tenancy.users.identifiers import user_public_id
 from tenancy.users.roles import may_take_over
 
+_describes = partial(describes, tags=("users",))
 _USER = "/admin/v1/users/{user:str}"
 _NO_STORE = {"cache-control": "no-store"}
 _SHOWN = 80
@@ -70,7 +73,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
             raise NotAllowed("This user has roles that you may not give: an owner of all of them must do this.")
         return user
 
-    @get("/admin/v1/users", opt=demands("members.read") | describes(UserList, query=page()))
+    @get("/admin/v1/users", opt=demands("members.read") | _describes(UserList, query=page()))
     async def list_users(request: Request[Any, Any, Any]) -> Response[bytes]:
         """All users, by e-mail address; the cursor `after` is an e-mail address. For who has a role at the platform;
         others list the members of their tenants."""
@@ -79,10 +82,12 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         parameters.reject_unknown()
         if not principal_of(request).may("members.read"):
             raise refusal("members.read")
+        if after is not None and not after.isprintable():
+            raise InvalidField("after", "not an e-mail address")
         found, more = await wait(users.accounts.page(limit, after))
         return json_response(UserList(data=[user_object(user) for user in found], has_more=more))
 
-    @get(_USER, opt=demands("members.read") | describes(UserObject))
+    @get(_USER, opt=demands("members.read") | _describes(UserObject))
     async def get_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """One user, by id or e-mail address. Of the roles, you see those where you may see members."""
         found, principal = await seen(request, user), principal_of(request)
@@ -95,12 +100,13 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         f"{_USER}/links",
         status_code=201,
         opt=demands("members.write", fresh=True)
-        | describes(LinkObject, status=201, body=NewLink, body_required=False, errors={"confirmation_required": 403}),
+        | _describes(LinkObject, status=201, body=NewLink, body_required=False, errors={"confirmation_required": 403}),
     )
     async def create_user_link(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """A one-time link for a user who has lost the password. Whoever holds it becomes this user, so you must be able
         to give all roles that it has. A second factor is asked for all the same."""
         body = await read_management_body(request, timeout, _LINK, default=b"{}")
+        _check_reason(body.reason)
         found = await ruled(request, user)
         if found.disabled_at is not None:
             raise Conflict("The user is disabled.", code="wrong_state")
@@ -112,11 +118,12 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         f"{_USER}/disable",
         status_code=200,
         opt=demands("members.write", fresh=True)
-        | describes(UserObject, body=Why, body_required=False, errors={"last_owner": 409}),
+        | _describes(UserObject, body=Why, body_required=False, errors={"last_owner": 409}),
     )
     async def disable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a user sign in no more, and end its sessions at once."""
         body = await read_management_body(request, timeout, _WHY, default=b"{}")
+        _check_reason(body.reason)
         found = await ruled(request, user)
         if principal_of(request).public_id == user_public_id(found.id):
             raise Conflict("Nobody disables the own account.", code="wrong_state")
@@ -128,11 +135,12 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/enable",
         status_code=200,
-        opt=demands("members.write", fresh=True) | describes(UserObject, body=Why, body_required=False),
+        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False),
     )
     async def enable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a disabled user sign in again."""
         body = await read_management_body(request, timeout, _WHY, default=b"{}")
+        _check_reason(body.reason)
         found = await ruled(request, user)
         with user_errors():
             return json_response(user_object(await wait(users.accounts.enable(found.id, reason=body.reason))))
@@ -140,11 +148,12 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/revoke-sessions",
         status_code=200,
-        opt=demands("members.write", fresh=True) | describes(UserObject, body=Why, body_required=False),
+        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False),
     )
     async def end_user_sessions(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Sign a user out everywhere."""
         body = await read_management_body(request, timeout, _WHY, default=b"{}")
+        _check_reason(body.reason)
         found = await ruled(request, user)
         await wait(users.sessions.revoke_all(found.id, users.clock(), reason=body.reason))
         return json_response(user_object(found))
@@ -156,6 +165,11 @@ def _sees(principal: Principal, user: User) -> bool:
     return principal.may("members.read") or any(
         principal.may("members.read", one.tenant_id, one.project_id) for one in user.memberships
     )
+
+
+def _check_reason(reason: str) -> None:
+    with user_errors():
+        check_text("reason", reason, REASON, empty=True)
 
 
 def _unknown(reference: str) -> NotFound:

@@ -1,8 +1,9 @@
 """Refuses what another site makes a browser send: the guard of /admin/v1, where a cookie may say who asks.
 
-An unsafe request without an API key must have the header X-Turnpike-CSRF, which no other site's form or script can add,
-and must not come from another origin by what the browser says of it. It is checked before the session is looked up, and
-on routes that need no session too: nobody shall be signed in as somebody else without knowing it.
+An unsafe request with a session and without an API key must have the header X-Turnpike-CSRF, which no other site's form
+or script can add, and must not come from another origin by what the browser says of it. It is checked before the
+session is looked up; and without a session too on routes that anybody may call: nobody shall be signed in as somebody
+else without knowing it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import NotAllowed
-from gateway.http.policies import ADMIN_PATH
+from gateway.http.policies import ADMIN_PATH, SAFE_METHODS, policy_of
+from gateway.http.sessions import has_session_cookie
 
 HEADER = "x-turnpike-csrf"
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES = frozenset({"same-origin", "none"})
 """What Sec-Fetch-Site says of a request from our own pages, or that no page made."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -38,9 +39,10 @@ class CsrfGuard(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Check the request and pass it on. Raises NotAllowed."""
-        if scope["path"].startswith(ADMIN_PATH) and scope["method"] not in _SAFE_METHODS:
+        if scope["path"].startswith(ADMIN_PATH) and scope.get("method") not in SAFE_METHODS:
             headers = Headers.from_scope(scope)
-            if not has_key(headers):
+            public = policy_of(scope["route_handler"]).access == "public"
+            if not has_key(headers) and (public or has_session_cookie(scope)):
                 check_origin(headers)
         await next_app(scope, receive, send)
 
@@ -80,7 +82,7 @@ def check_guarded(app: Litestar) -> None:
         f"{'|'.join(sorted(handler.http_methods))} {route.path}"
         for route in _admin_routes(app)
         for handler in route.route_handlers
-        if handler.http_methods - _SAFE_METHODS
+        if handler.http_methods - SAFE_METHODS
         and not any(isinstance(each, CsrfGuard) for each in handler.resolve_middleware())
     ]
     others = [route.path for route in app.routes if route.path.startswith(ADMIN_PATH) and not _is_http(route)]

@@ -25,6 +25,12 @@ TENANT_KEYS: frozenset[PrincipalKind] = frozenset({"project_key", "admin_key"})
 ADMINISTRATORS: frozenset[PrincipalKind] = frozenset({"session", "admin_key", "operator_key"})
 """Who may call `/admin/v1`."""
 
+FRESH_PERMISSIONS: frozenset[Permission] = frozenset(
+    {"keys.write", "members.write", "prices.propose", "prices.approve", "platform.write"}
+)
+"""What a session that changes something by one of these must have proven its user lately for, on every route."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
 Access: TypeAlias = Literal["authenticated", "keyless", "public"]
 
 
@@ -41,6 +47,10 @@ class Policy(Struct, frozen=True):
     kinds: frozenset[PrincipalKind] | None = None
     fresh: bool = False
     access: Access = "authenticated"
+
+    def needs_proof(self, method: str) -> bool:
+        """Whether a session that calls by this method must have proven its user lately."""
+        return self.fresh or (self.permission in FRESH_PERMISSIONS and method not in SAFE_METHODS)
 
     def kinds_for(self, path: str) -> frozenset[PrincipalKind]:
         """The kinds of principals that may call a route with this policy at this path."""

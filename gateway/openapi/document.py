@@ -167,7 +167,7 @@ class _OperationWriter:
             "x-permission": policy.permission,
             "x-principals": sorted(policy.kinds_for(route.path)) if policy.access != "public" else [],
         }
-        if policy.fresh:
+        if policy.needs_proof(route.method):
             written["x-fresh"] = True
         if operation.deprecated:
             written["deprecated"] = True

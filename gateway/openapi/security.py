@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.http.policies import Policy
 
-SESSION_COOKIE = "turnpike_session"
+SESSION_COOKIE = "__Host-turnpike"
 CSRF_HEADER = "x-turnpike-csrf"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 

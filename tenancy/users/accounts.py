@@ -73,6 +73,8 @@ class Accounts:
 
     async def find(self, reference: str) -> User:
         """The user of this e-mail address or public id. Raises NoSuchUser."""
+        if not reference.isprintable():
+            raise NoSuchUser("there is no such user")
         identity = prefixed_id(reference, USER_PREFIX)
         where = UserAccount.email == reference.strip().lower() if identity is None else UserAccount.id == identity
         async with self._database.reading() as session:
@@ -195,7 +197,7 @@ def scope_name(tenant_id: UUID | None, project_id: UUID | None) -> str:
 async def locked_user(session: AsyncSession, database: Database, user_id: UUID) -> UserAccount:
     """The user's row, locked. Raises NoSuchUser."""
     query = database.locked(select(UserAccount).where(UserAccount.id == user_id))
-    row = (await session.execute(query)).scalar_one_or_none()
+    row: UserAccount | None = (await session.execute(query)).scalar_one_or_none()
     if row is None:
         raise NoSuchUser(f"there is no user {user_public_id(user_id)}")
     return row

@@ -30,6 +30,6 @@ def invitation_public_id(invitation_id: UUID) -> str:
 def check_email(text: str, *, field: str = "email") -> str:
     """The e-mail address as it is kept: in lower case. Raises FieldRefused."""
     email = text.strip().lower()
-    if len(email) > MOST_EMAIL or not _EMAIL.fullmatch(email):
+    if len(email) > MOST_EMAIL or not email.isprintable() or not _EMAIL.fullmatch(email):
         raise FieldRefused(field, "not an e-mail address")
     return email

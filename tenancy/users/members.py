@@ -17,7 +17,7 @@ from tenancy.users.accounts import TOTP, locked_user, membership_row, scope_name
 from tenancy.users.changes import UserChanges
 from tenancy.users.errors import LastOwner, NoSuchUser, NotPermitted, WrongState
 from tenancy.users.identifiers import user_public_id
-from tenancy.users.roles import may_give, other_owners
+from tenancy.users.roles import may_give, may_take, other_owners
 from tenancy.users.sessions import rotate_sessions
 from tenancy.users.tables import Credential, MembershipRow, UserAccount
 
@@ -115,7 +115,7 @@ class Members:
             row = await self._membership(session, user_id, scope)
             if row is None:
                 raise NoSuchUser(f"{user_public_id(user_id)} has no role here")
-            if not own and not may_give(by, row.role, scope.tenant_id, scope.project_id):
+            if not own and not may_take(by, row.role, scope.tenant_id, scope.project_id):
                 raise _refusal(row.role)
             await self._check_owners(session, row, scope)
             await session.delete(row)

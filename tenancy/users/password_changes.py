@@ -6,7 +6,7 @@ factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from sqlalchemy import select
@@ -142,7 +142,7 @@ class PasswordChanges:
         await self._record_acceptance(session, row, user_id, before)
 
     async def _record_acceptance(
-        self, session: AsyncSession, row: OneTimeToken, user_id: UUID, before: dict[str, str] | None
+        self, session: AsyncSession, row: OneTimeToken, user_id: UUID, before: Mapping[str, str] | None
     ) -> None:
         await record_change(
             session,

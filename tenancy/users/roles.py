@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from storage.database.database import Database
+from tenancy.key_limits import NO_LIMITS
 from tenancy.permissions import Role
 from tenancy.principals import Membership, Principal
 from tenancy.users.tables import MembershipRow, UserAccount
@@ -23,7 +24,14 @@ def is_owner(principal: Principal, tenant_id: UUID | None, project_id: UUID | No
 
 
 def may_give(principal: Principal, role: Role, tenant_id: UUID | None, project_id: UUID | None) -> bool:
-    """Whether the principal may give or take away this role at this scope."""
+    """Whether the principal may give this role at this scope. A key with limits may not: whom it lets in would not have
+    them."""
+    limited = principal.permissions is not None or principal.expires_at is not None or principal.limits != NO_LIMITS
+    return not limited and may_take(principal, role, tenant_id, project_id)
+
+
+def may_take(principal: Principal, role: Role, tenant_id: UUID | None, project_id: UUID | None) -> bool:
+    """Whether the principal may take away this role at this scope."""
     if not principal.may("members.write", tenant_id, project_id):
         return False
     return role != "owner" or is_owner(principal, tenant_id, project_id)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from storage.bus import Bus
 from storage.database.circuit_breaker import CircuitBreaker
@@ -81,7 +81,7 @@ class SessionAuthenticator:
         if session.rotate and session.current:
             new_token = await self._patience.wait(self._sessions.rotate(session.id, mac, now))
             self._cache.pop(mac, None)
-        self._record_use(session, now)
+        self._record_use(mac, session, now)
         return SignedIn(session, mac, session.fresh(now), new_token)
 
     async def _cached(self, mac: bytes) -> SessionRecord | None:
@@ -115,11 +115,13 @@ class SessionAuthenticator:
         self._changes += 1
         self._cache.clear()
 
-    def _record_use(self, session: SessionRecord, now: int) -> None:
+    def _record_use(self, mac: bytes, session: SessionRecord, now: int) -> None:
         """Write the time of use in the background, at most once a minute for each session."""
         if now - self._used.get(session.id, session.seen_at) < _RECORD_USE_EVERY_US:
             return
         self._used[session.id] = now
+        if mac in self._cache:
+            self._cache[mac] = (self._cache[mac][0], structs.replace(session, seen_at=now))
         if len(self._used) > _CAPACITY:
             self._used.popitem(last=False)
         task = asyncio.create_task(self._write_use(session.id, now))

@@ -105,7 +105,7 @@ class Sessions:
             mac=self._secrets.mac("session", token),
             method=method,
             address=client.address,
-            user_agent=client.user_agent[:_MOST_AGENT],
+            user_agent="".join(filter(str.isprintable, client.user_agent[:_MOST_AGENT])),
             rotate=0,
             created_at=moment,
             proven_at=moment,

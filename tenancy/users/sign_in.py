@@ -76,6 +76,8 @@ class SignIn:
     async def check_password(self, email: str, password: str, client: Client) -> UUID:
         """The user of this password, who is not signed in yet. Raises SignInRefused."""
         email = email.strip().lower()[:MOST_EMAIL]
+        if not email.isprintable():  # nobody's, and databases refuse some of it
+            email = ""
         known = await self._look_up(email, client.address)
         limits = password_limits(email, client.address, known_address=known.known_address)
         await self._attempts.take(limits)

@@ -9,6 +9,7 @@ from sqlalchemy import ForeignKey, Index, LargeBinary, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from storage.database.base import STRICT, Base, Count, Id, Instant, new_id
+from tenancy.permissions import Role
 
 
 class UserAccount(Base):
@@ -57,7 +58,7 @@ class MembershipRow(Base):
     scope: Mapped[str] = mapped_column(Text)
     tenant_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("tenant.id"))
     project_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("project.id"))
-    role: Mapped[str] = mapped_column(Text)
+    role: Mapped[Role] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(Instant)
 
 

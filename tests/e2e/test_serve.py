@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from openai import OpenAI
@@ -41,6 +42,19 @@ def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_p
         assert file.stat().st_mode & 0o777 == 0o600
         assert re.fullmatch(r"tp_live_\w+", first_key(first))
         assert "tp_live_" not in first.output + first.errors, "a key in a log stays there"
+        assert "sign_in=" not in first.output + first.errors, "a link in a log stays there"
+        owner = data / "sign-in-link"
+        assert str(owner) in first.output
+        assert owner.stat().st_mode & 0o777 == 0o600
+        page, _, token = owner.read_text().strip().partition("#sign_in=")
+        assert get(page)[0] == 200
+        headers = {"x-turnpike-csrf": "1"}
+        redeem = f"http://127.0.0.1:{port}/admin/v1/session/link"
+        with httpx.Client() as browser:
+            assert browser.post(redeem, json={"token": token}, headers=headers).status_code == 200
+            me = browser.get(f"http://127.0.0.1:{port}/admin/v1/users/me").json()
+            assert (me["email"], me["memberships"][0]["role"]) == ("owner@localhost", "owner")
+            assert browser.post(redeem, json={"token": token}, headers=headers).status_code == 401
         pasted = subprocess.run(
             ["bash", "-c", curl_line(first.output)], capture_output=True, text=True, timeout=60, check=True
         )
@@ -57,6 +71,7 @@ def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_p
         second.wait_for_output(r"curl ")
         assert awake.seconds < 10
         assert not re.search(r"tp_live_\w{20}", second.output), "a key is shown once"
+        assert "first owner" not in second.output
         key = run("keys", "create", "--tenant", "demo", "--project", "default", "--data-dir", str(data)).stdout.strip()
         assert re.fullmatch(r"tp_live_\w+", key)
         line = curl_line(second.output)
@@ -91,7 +106,9 @@ def test_on_a_terminal_the_key_is_shown_and_not_written(tmp_path: Path) -> None:
         os.close(ours)
     assert re.search(rb"tp_live_\w{20}", shown)
     assert status == 0
+    assert re.search(rb"http://\S+/console/link#sign_in=[\w-]{43}", shown)
     assert not (tmp_path / "data" / "api-key").exists()
+    assert not (tmp_path / "data" / "sign-in-link").exists()
 
 
 def test_a_fresh_database_server_needs_one_start(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from argon2 import PasswordHasher
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from sqlalchemy import text
 
@@ -210,6 +211,8 @@ async def running_stack(
     bus = LocalBus()
     stack.tenancy = Tenancy(stack.database, PEPPERS, bus)
     stack.users = Users(stack.database, b"m" * 32, bus)
+    # What is tested is not argon2, which takes 64 MiB and 50 ms.
+    stack.users.passwords._hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
     stack.balances = Balances(stack.database)
     prices = PriceCatalog(stack.database)
     if not await stack.tenancy.list_tenants():

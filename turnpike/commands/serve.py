@@ -41,6 +41,8 @@ DEMO_GRANT_PICO = 100 * 10**12
 DEMO_QUESTION = "What does textwrap.dedent do?"
 READY_POLL_S = 0.05
 KEY_FILE = "api-key"
+LINK_FILE = "sign-in-link"
+FIRST_OWNER = "owner@localhost"
 LEAST_SILENCE_S = 30.0
 """A replica that was silent for less is not killed."""
 
@@ -244,13 +246,36 @@ async def _announce(admin: AdminServices, services: GatewayServices, server: Gat
         else:
             write_key(file, issued)
             key, about = f"$(cat {shlex.quote(str(file))})", f"{owner}: written to the file (mode 0600)\n    {file}"
+    sign_in = await _first_owner(admin, base_url)
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
     _print(
         f"\nTurnpike is ready at {base_url} with the model {model}.\n\n{about}\n\nAsk it something:\n"
         f'    curl -sS {base_url}/v1/chat/completions -H "Authorization: Bearer {key}"'
         f" -H 'Content-Type: application/json' -d '{body}'\n\n"
-        f"What it cost:\n    {command} usage {data_dir}\n\nStop with Ctrl-C.",
+        f"What it cost:\n    {command} usage {data_dir}\n\n{sign_in}Stop with Ctrl-C.",
     )
+
+
+async def _first_owner(admin: AdminServices, base_url: str) -> str:
+    """At the first start: make the platform's first owner, and say how to sign in, once, within 24 hours.
+
+    The link is shown as the API key is: on a terminal, else in a file of its own.
+    """
+    from tenancy.principals import Membership
+
+    users = admin.users
+    if await users.accounts.any_exist():
+        return ""
+    with acting_as(_starter()):
+        user = await users.accounts.create(FIRST_OWNER, "Owner", users.clock(), (Membership("owner"),))
+        link = f"{base_url}{(await users.links.create(user.id, 'sign_in', users.clock())).path}"
+    about = f"Sign in as the platform's first owner, {FIRST_OWNER} (once, within 24 hours)"
+    if sys.stdout.isatty():
+        return f"{about}:\n    {link}\n\n"
+    file = admin.settings.data.absolute() / LINK_FILE
+    file.unlink(missing_ok=True)  # of a database that is no more
+    write_key(file, link)
+    return f"{about}: written to the file (mode 0600)\n    {file}\n\n"
 
 
 def _print(text: str) -> None:

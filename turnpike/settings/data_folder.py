@@ -30,6 +30,7 @@ _OUR_PATTERNS = (
     "*.db-shm",
     "secrets.json",
     "api-key",
+    "sign-in-link",
     "serve.lock",
     "run",
     "metrics/*",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gateway.access import proofs_prices, proofs_v1
+from tests.gateway.access import proofs_prices, proofs_users, proofs_v1
 from tests.gateway.access.proofs import PROOFS
 
-__all__ = ["PROOFS", "proofs_prices", "proofs_v1"]
+__all__ = ["PROOFS", "proofs_prices", "proofs_users", "proofs_v1"]

@@ -15,9 +15,12 @@ from gateway.openapi.document import make_document
 from gateway.openapi.stand_in import stand_in
 from tenancy.permissions import ROLES, Role
 from tenancy.principals import Membership, Principal, PrincipalKind
+from tests.gateway.browser import CLIENT, make_user
 from tests.gateway.stack import Stack
 
 _PRESENTED = "as:"
+_SESSION = "session "
+"""What the token of a session is written after, where keys are."""
 
 
 class Place(Struct, frozen=True):
@@ -57,12 +60,15 @@ class World:
     b1: Place
     callers: list[Caller]
     document: dict[str, Any]
+    sessions: dict[str, UUID]
+    """What stands for a session where keys are → its id."""
 
     @classmethod
     async def around(cls, stack: Stack) -> World:
         """The world around a running gateway with the tenant of `tests.gateway.stack`."""
         world = cls()
         world.stack = stack
+        world.sessions = {}
         world.document = make_document(application_of(stand_in()))
         tenancy = stack.tenancy
         operator = (await tenancy.create_operator_key("Ann")).key
@@ -76,10 +82,11 @@ class World:
                 "project_key": (await tenancy.create_key(tenant.id, project.id)).key,
                 "admin_key": (await tenancy.create_key(tenant.id, None)).key,
                 "operator_key": operator,
+                "session": await world._session("owner", tenant.id, None),
             }
             places.append(Place(tenant.name, tenant.id, project.name, project.id, keys))
         world.a1, world.a2, world.b1 = places
-        world.callers = [*(await world._keys()), *world._roles()]
+        world.callers = [*(await world._keys()), *(await world._roles())]
         world._let_in()
         return world
 
@@ -93,7 +100,9 @@ class World:
     ) -> httpx.Response:
         """One request."""
         content = {"content": body} if isinstance(body, bytes) else {} if body is None else {"json": body}
-        return await self.stack.http.request(method, path, headers=dict(headers), params=query, **content)
+        answer = await self.stack.http.request(method, path, headers=dict(headers), params=query, **content)
+        self.stack.http.cookies.clear()  # who signs in is not who calls next
+        return answer
 
     async def _keys(self) -> list[Caller]:
         """Nobody, keys that are wrong in every way, and the real keys of every place."""
@@ -137,7 +146,16 @@ class World:
             ]
         return callers
 
-    def _roles(self) -> list[Caller]:
+    async def _session(self, role: Role, tenant_id: UUID | None, project_id: UUID | None) -> str:
+        """What stands for the session of a new user with this role."""
+        users = self.stack.users
+        user = await make_user(users, f"u{len(self.sessions)}@x.com", (role, tenant_id, project_id), password=None)
+        async with self.stack.database.transaction() as session:
+            made = await users.sessions.create(session, user.id, "test", CLIENT, users.clock())
+        self.sessions[f"{_SESSION}{made.token}"] = made.id
+        return f"{_SESSION}{made.token}"
+
+    async def _roles(self) -> list[Caller]:
         """Each role at each scope, as a session, and as a key where keys may have roles there."""
         a, b = self.a1.tenant_id, self.b1.tenant_id
         scopes: list[tuple[str, PrincipalKind, UUID | None, UUID | None]] = [
@@ -149,7 +167,13 @@ class World:
             ("an operator key", "operator_key", None, None),
         ]
         return [
-            Caller(f"{what} as {role}", bearer(f"{_PRESENTED}{what}:{role}"), principal(kind, role, tenant, project))
+            Caller(
+                f"{what} as {role}",
+                bearer(
+                    await self._session(role, tenant, project) if kind == "session" else f"{_PRESENTED}{what}:{role}"
+                ),
+                principal(kind, role, tenant, project),
+            )
             for what, kind, tenant, project in scopes
             for role in ROLES
         ]
@@ -159,7 +183,7 @@ class World:
         known = {
             caller.headers["authorization"].removeprefix("Bearer "): caller.principal
             for caller in self.callers
-            if caller.principal is not None and _PRESENTED in caller.headers["authorization"]
+            if caller.principal is not None and _PRESENTED in caller.headers.get("authorization", "")
         }
         authenticator: Any = self.stack.gateway.services.authenticator
         authenticate = authenticator.authenticate
@@ -185,5 +209,7 @@ def principal(kind: PrincipalKind, role: Role, tenant_id: UUID | None, project_i
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header that presents a key."""
+    """The headers that present a key, or what stands for a session."""
+    if key.startswith(_SESSION):
+        return {"cookie": f"turnpike={key.removeprefix(_SESSION)}", "x-turnpike-csrf": "1"}
     return {"authorization": f"Bearer {key}"}

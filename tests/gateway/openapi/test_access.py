@@ -186,6 +186,8 @@ def _may(operation: Operation, caller: Caller, place: Place) -> bool:
     """Whether the caller may do this in this place, as the document and the matrix of roles have it."""
     if caller.principal is None:
         return operation.keyless and not caller.headers
+    if caller.principal.kind == "session" and not operation.path.startswith(ADMIN_PATH):
+        return operation.keyless  # a cookie means nothing there
     if caller.principal.kind not in operation.principals:
         return False
     if operation.permission is None:
@@ -205,7 +207,8 @@ def _problems(operation: Operation, call: Call, caller: Caller, answer: httpx.Re
         return
     anywhere = operation.permission is None or caller.principal.may_anywhere(operation.permission)
     if caller.principal.kind not in operation.principals or not anywhere:
-        if problem := refusal_problem(answer, (403,)):
+        unseen = caller.principal.kind == "session" and not operation.path.startswith(ADMIN_PATH)
+        if problem := refusal_problem(answer, (401,) if unseen else (403,)):
             yield problem
     elif call.path and set(call.path) - call.shared:
         if problem := refusal_problem(answer):

@@ -1,0 +1,237 @@
+"""Members, invitations, resets and users over HTTP: who may do what to whom, and what takes effect when."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from tenancy.key_limits import KeyLimits
+from tenancy.users.identifiers import user_public_id
+from tests.gateway.browser import PASSWORD, Browser, browser_of, make_user
+from tests.gateway.stack import Stack
+
+NEW = "an entirely new password"
+
+
+def path_of(link: dict[str, Any]) -> tuple[str, str]:
+    """The kind and the token in the path of a link."""
+    ((kind, (token,)),) = parse_qs(link["path"].partition("#")[2]).items()
+    return kind, token
+
+
+async def signed_in(stack: Stack, email: str, *roles: Any) -> Browser:
+    await make_user(stack.users, email, *roles)
+    browser = browser_of(stack)
+    await browser.sign_in(email)
+    return browser
+
+
+async def test_an_invitation_is_accepted_once(stack: Stack) -> None:
+    async with await signed_in(stack, "ann@x.com", ("owner", stack.tenant.id, None)) as ann, browser_of(stack) as bob:
+        at = "/tenants/demo"
+        first = await ann.post(f"{at}/invitations", {"email": "bob@x.com", "role": "developer"}, 201)
+        link = await ann.post(f"{at}/invitations", {"email": "Bob@X.com", "role": "viewer"}, 201)
+        (listed,) = (await ann.get(f"{at}/invitations"))["data"]
+        assert (listed["email"], listed["role"], listed["invited_by"]) == ("bob@x.com", "viewer", "ann@x.com")
+        assert path_of(link) == ("invitation", link["token"])
+        accept = {"token": link["token"], "name": "Bob", "password": PASSWORD}
+        replaced = await bob.post("/invitations/accept", {**accept, "token": first["token"]}, 401)
+        assert replaced["error"]["code"] == "link_not_valid"
+        await bob.post("/invitations/accept", {**accept, "password": "short"}, 400)
+        made = await bob.post("/invitations/accept", accept)
+        assert [one["role"] for one in made["memberships"]] == ["viewer"]
+        assert bob.token == ""
+        await bob.post("/invitations/accept", accept, 401)
+        await bob.sign_in("bob@x.com")
+        await bob.get(f"{at}/members")
+        await bob.post(f"{at}/invitations", {"email": "c@x.com", "role": "viewer"}, 403)
+        assert [one["email"] for one in (await ann.get(f"{at}/members"))["data"]] == ["ann@x.com", "bob@x.com"]
+        # One who is a user already accepts with its password, or signed in: nobody else can.
+        more = await ann.post(f"{at}/projects/default/invitations", {"email": "bob@x.com", "role": "admin"}, 201)
+        async with browser_of(stack) as other:
+            await other.post("/invitations/accept", {"token": more["token"], "name": "Eve", "password": NEW}, 401)
+        both = await bob.post("/invitations/accept", {"token": more["token"]})
+        assert [one["role"] for one in both["memberships"]] == ["viewer", "admin"]
+
+
+async def test_an_invitation_expires_and_is_withdrawn(stack: Stack) -> None:
+    async with await signed_in(stack, "ann@x.com", "owner") as ann, browser_of(stack) as bob:
+        link = await ann.post("/invitations", {"email": "bob@x.com", "role": "viewer"}, 201)
+        accept = {"token": link["token"], "name": "Bob", "password": PASSWORD}
+        stack.users.clock.ahead = 7 * 86_400 * 1_000_000
+        await bob.post("/invitations/accept", accept, 401)
+        stack.users.clock.ahead = 0
+        (listed,) = (await ann.get("/invitations"))["data"]
+        await ann.call("DELETE", f"/tenants/demo/invitations/{listed['id']}", status=404)
+        await ann.call("DELETE", f"/invitations/{listed['id']}", status=204)
+        await bob.post("/invitations/accept", accept, 401)
+
+
+async def test_a_role_takes_effect_at_once_and_changes_the_token(stack: Stack) -> None:
+    async with (
+        await signed_in(stack, "ann@x.com", ("owner", stack.tenant.id, None)) as ann,
+        await signed_in(stack, "bob@x.com", ("viewer", stack.tenant.id, None)) as bob,
+    ):
+        at, before = "/tenants/demo", bob.token
+        bob_id = (await bob.get("/users/me"))["id"]
+        await bob.post(f"{at}/invitations", {"email": "c@x.com", "role": "viewer"}, 403)
+        await ann.call("PUT", f"{at}/members/{bob_id}", {"role": "admin"})
+        await bob.post(f"{at}/invitations", {"email": "c@x.com", "role": "viewer"}, 201)
+        assert bob.token not in ("", before)
+        async with browser_of(stack) as late:  # a request on its way with the token before
+            late.http.cookies.set("turnpike", before)
+            await late.get("/session")
+            stack.users.clock.ahead = 31_000_000
+            stack.users.authenticator._forget_all()
+            await late.get("/session", 401)
+            await bob.get("/session")
+            stack.users.clock.ahead = 0
+        await ann.call("DELETE", f"{at}/members/{bob_id}", status=204)
+        await bob.get(f"{at}/members", 403)
+        assert (await bob.get("/users/me"))["memberships"] == []
+
+
+async def test_owners_are_made_by_owners_and_nobody_raises_himself(stack: Stack) -> None:
+    tenant = stack.tenant.id
+    async with (
+        await signed_in(stack, "ann@x.com", ("owner", tenant, None)) as ann,
+        await signed_in(stack, "bob@x.com", ("admin", tenant, None)) as bob,
+    ):
+        at = "/tenants/demo"
+        ann_id, bob_id = (await ann.get("/users/me"))["id"], (await bob.get("/users/me"))["id"]
+        await bob.post(f"{at}/invitations", {"email": "c@x.com", "role": "owner"}, 403)
+        await bob.call("PUT", f"{at}/members/{ann_id}", {"role": "viewer"}, status=403)
+        await bob.call("DELETE", f"{at}/members/{ann_id}", status=403)
+        await bob.post(f"/users/{ann_id}/links", status=403)
+        await bob.post(f"/users/{ann_id}/disable", status=403)
+        own = await bob.call("PUT", f"{at}/members/{bob_id}", {"role": "finance"}, status=409)
+        assert own["error"]["code"] == "wrong_state"
+        assert (await ann.call("DELETE", f"{at}/members/{ann_id}", status=409))["error"]["code"] == "last_owner"
+        await ann.call("PUT", f"{at}/members/{bob_id}", {"role": "owner"})
+        await ann.call("DELETE", f"{at}/members/{ann_id}", status=204)
+        assert (await bob.call("DELETE", f"{at}/members/{bob_id}", status=409))["error"]["code"] == "last_owner"
+
+
+async def test_of_two_last_owners_who_leave_at_once_one_stays(stack: Stack) -> None:
+    async with await signed_in(stack, "a@x.com", "owner") as ann, await signed_in(stack, "b@x.com", "owner") as bob:
+        ids = [(await each.get("/users/me"))["id"] for each in (ann, bob)]
+        headers = {"x-turnpike-csrf": "1"}
+        answers = await asyncio.gather(
+            *(
+                browser.http.delete(f"/admin/v1/members/{user}", headers=headers)
+                for browser, user in zip((ann, bob), ids, strict=True)
+            )
+        )
+        assert sorted(answer.status_code for answer in answers) == [204, 409]
+
+
+async def test_another_tenants_users_do_not_exist(stack: Stack) -> None:
+    other = await stack.tenancy.create_tenant("other")
+    stranger = await make_user(stack.users, "eve@x.com", ("viewer", other.id, None))
+    shared = await make_user(stack.users, "sam@x.com", ("viewer", other.id, None), ("viewer", stack.tenant.id, None))
+    async with await signed_in(stack, "ann@x.com", ("owner", stack.tenant.id, None)) as ann:
+        eve, sam = user_public_id(stranger.id), user_public_id(shared.id)
+        for reference in (eve, "eve@x.com"):
+            await ann.get(f"/users/{reference}", 404)
+            await ann.post(f"/users/{reference}/links", status=404)
+            await ann.post(f"/users/{reference}/disable", status=404)
+        await ann.call("PUT", f"/tenants/demo/members/{eve}", {"role": "viewer"}, status=404)
+        await ann.get("/users/%00", 404)
+        await ann.post(f"/users/{sam}/disable", {"reason": "\0"}, 400)
+        await ann.post("/tenants/demo/invitations", {"email": "a\0@x.com", "role": "viewer"}, 400)
+        await ann.get("/tenants/other/members", 404)
+        await ann.get("/members", 403)
+        await ann.get("/users", 403)
+        # Who belongs to two tenants cannot be taken over from one of them.
+        seen = await ann.get(f"/users/{sam}")
+        assert [one["tenant"] for one in seen["memberships"]] == [f"tenant_{stack.tenant.id.hex}"]
+        await ann.post(f"/users/{sam}/links", status=403)
+        # An invitation does not tell whether there is such a user.
+        known = await ann.post("/tenants/demo/invitations", {"email": "eve@x.com", "role": "viewer"}, 201)
+        new = await ann.post("/tenants/demo/invitations", {"email": "new@x.com", "role": "viewer"}, 201)
+        assert known.keys() == new.keys()
+
+
+async def test_a_reset_by_link_sets_the_password_and_ends_all_sessions(stack: Stack) -> None:
+    async with (
+        await signed_in(stack, "ann@x.com", "owner") as ann,
+        await signed_in(stack, "bob@x.com", "viewer") as bob,
+        browser_of(stack) as new,
+    ):
+        first = await ann.post("/users/bob@x.com/links", status=201)
+        link = await ann.post("/users/bob@x.com/links", {"reason": "lost"}, 201)
+        assert link["kind"] == "password_reset"
+        await new.post("/password-resets/redeem", {"token": first["token"], "password": NEW}, 401)
+        await new.post("/session/link", {"token": link["token"]}, 401)  # a link does one thing
+        await new.post("/password-resets/redeem", {"token": link["token"], "password": NEW})
+        assert new.token == ""
+        await bob.get("/session", 401)
+        await new.post("/password-resets/redeem", {"token": link["token"], "password": NEW}, 401)
+        await new.sign_in("bob@x.com", PASSWORD, 401)
+        await new.sign_in("bob@x.com", NEW)
+
+
+async def test_a_disabled_user_is_out_at_once(stack: Stack) -> None:
+    async with await signed_in(stack, "ann@x.com", "owner") as ann, await signed_in(stack, "bob@x.com", "admin") as bob:
+        await bob.get("/session")
+        link = await ann.post("/users/bob@x.com/links", {"kind": "sign_in"}, 201)
+        assert (await ann.post("/users/bob@x.com/disable", {"reason": "left"}))["disabled_at"]
+        await bob.get("/session", 401)
+        refused = await bob.sign_in("bob@x.com", status=401)
+        assert refused == await bob.sign_in("nobody@x.com", status=401)
+        await bob.post("/session/link", {"token": link["token"]}, 401)
+        await ann.post("/users/bob@x.com/enable")
+        await bob.sign_in("bob@x.com")
+        await bob.post("/users/ann@x.com/disable", status=403)
+        await ann.post("/users/ann@x.com/disable", status=409)
+
+
+async def test_a_link_signs_in_once(stack: Stack) -> None:
+    user = await make_user(stack.users, "ann@x.com", "owner", password=None)
+    async with browser_of(stack) as ann, browser_of(stack) as other:
+        link = await stack.users.links.create(user.id, "sign_in", stack.users.clock())
+        await ann.post("/session/link", {"token": "x" * 43}, 401)
+        await ann.post("/session/link", {"token": link.token})
+        await other.post("/session/link", {"token": link.token}, 401)
+        assert (await ann.get("/users/me"))["has_password"] is False
+        await ann.sign_in("ann@x.com", status=401)
+        await ann.call("PATCH", "/users/me", {"email": "Ann@Example.com", "name": "Ann"})
+        await ann.post("/users/me/password", {"new": NEW})
+        await other.sign_in("ann@example.com", NEW)
+
+
+async def test_a_key_with_limits_lets_nobody_in_without_them(stack: Stack) -> None:
+    bob = await make_user(stack.users, "bob@x.com", ("viewer", stack.tenant.id, None))
+    limits = KeyLimits(permissions=("members.read", "members.write"))
+    in_an_hour = stack.users.clock() + 3_600_000_000
+    keys = [
+        await stack.tenancy.create_key(stack.tenant.id, None, limits=limits),
+        await stack.tenancy.create_key(stack.tenant.id, None, expires_at=in_an_hour),
+    ]
+    at, user = "/admin/v1/tenants/demo", user_public_id(bob.id)
+    for key in keys:
+        headers = {"authorization": f"Bearer {key.key}"}
+        invited = {"email": "a@x.com", "role": "viewer"}
+        assert (await stack.http.get(f"{at}/members", headers=headers)).status_code == 200
+        assert (await stack.http.post(f"{at}/invitations", headers=headers, json=invited)).status_code == 403
+        assert (await stack.http.post(f"/admin/v1/users/{user}/links", headers=headers)).status_code == 403
+        changed = await stack.http.put(f"{at}/members/{user}", headers=headers, json={"role": "owner"})
+        assert changed.status_code == 403
+    removed = await stack.http.delete(f"{at}/members/{user}", headers=headers)
+    assert removed.status_code == 204, removed.text
+
+
+@pytest.mark.parametrize("kind", ["admin", "operator"])
+async def test_keys_manage_members_too(stack: Stack, kind: str) -> None:
+    key = stack.admin_key if kind == "admin" else (await stack.tenancy.create_operator_key("op")).key
+    headers = {"authorization": f"Bearer {key}"}
+    made = await stack.http.post(
+        "/admin/v1/tenants/demo/invitations", headers=headers, json={"email": "a@x.com", "role": "owner"}
+    )
+    assert made.status_code == 201, made.text
+    assert (await stack.http.get("/admin/v1/users/me", headers=headers)).status_code == 403
+    listed = await stack.http.get("/admin/v1/users", headers=headers)
+    assert listed.status_code == (403 if kind == "admin" else 200)

@@ -1,0 +1,209 @@
+"""`turnpike users`: make, invite, list and disable users, change their roles, and make links to sign in."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from turnpike.command_context import admin_command, print_table, tenant_id_of
+from turnpike.command_line import CommandError, CommandParser
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from tenancy.permissions import Role
+    from tenancy.principals import Membership, Principal
+    from tenancy.users.links import Link, LinkKind
+    from tenancy.users.members import Scope
+    from turnpike.admin_services import AdminServices
+
+_ROLES = ("owner", "admin", "finance", "developer", "viewer")
+_NO_ROLE = "none"
+_URL = "http://127.0.0.1:8080"
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare `turnpike users …`."""
+    create = parser.add_action("create", "make a user; stdout has a one-time link to sign in", create_user)
+    create.add_argument("email", metavar="EMAIL")
+    create.add_argument("--name", default="", help="default: what stands before the @")
+    _add_scope(create, "--role")
+    _add_url(create)
+    invite = parser.add_action("invite", "invite somebody to a role; stdout has the one-time link", invite_user)
+    invite.add_argument("email", metavar="EMAIL")
+    _add_scope(invite, "--role", required=True)
+    _add_url(invite)
+    listing = parser.add_action("list", "users with their roles", list_users)
+    listing.add_argument("--tenant", help="with a role in one tenant alone")
+    reset = parser.add_action("reset", "a one-time link by which a user sets another password", reset_user)
+    reset.add_argument("email", metavar="EMAIL")
+    reset.add_argument("--sign-in", action="store_true", help="a link that signs in once, and leaves the password")
+    reset.add_argument("--second-factor", action="store_true", help="remove the second factor too: it is lost")
+    _add_reason(reset)
+    _add_url(reset)
+    role = parser.add_action("role", "give a user a role, or none, at the platform, a tenant or a project", change_role)
+    role.add_argument("email", metavar="EMAIL")
+    role.add_argument("role", choices=[*_ROLES, _NO_ROLE])
+    _add_scope(role)
+    disable = parser.add_action("disable", "let a user sign in no more, and end its sessions at once", disable_user)
+    disable.add_argument("email", metavar="EMAIL")
+    disable.add_argument("--undo", action="store_true", help="let it sign in again")
+    _add_reason(disable)
+    sessions = parser.add_action("sessions", "where a user is signed in", list_sessions)
+    sessions.add_argument("email", metavar="EMAIL")
+    sessions.add_argument("--revoke", action="store_true", help="sign the user out everywhere")
+    _add_reason(sessions)
+
+
+def _add_scope(parser: CommandParser, role: str = "", *, required: bool = False) -> None:
+    if role:
+        parser.add_argument(role, choices=_ROLES, required=required, help="at the platform, or where the next two say")
+    parser.add_argument("--tenant", help="the role is at this tenant")
+    parser.add_argument("--project", help="the role is at this project of the tenant")
+
+
+def _add_url(parser: CommandParser) -> None:
+    parser.add_argument("--url", default=_URL, help="where users reach the gateway; default: %(default)s")
+
+
+def _add_reason(parser: CommandParser) -> None:
+    parser.add_argument("--reason", default="", help="why; kept in the audit log")
+
+
+@admin_command
+async def create_user(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike users create EMAIL`."""
+    from tenancy.principals import Membership
+
+    if arguments.tenant and not arguments.role:
+        raise CommandError("--tenant: say --role ROLE: which role the user has there")
+    scope = await _scope(admin, arguments)
+    roles = (Membership(arguments.role, scope.tenant_id, scope.project_id),) if arguments.role else ()
+    users, name = admin.users, arguments.name or arguments.email.partition("@")[0]
+    user = await users.accounts.create(arguments.email, name, users.clock(), roles)
+    _print_link(await users.links.create(user.id, "sign_in", users.clock()), arguments)
+
+
+@admin_command
+async def invite_user(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike users invite EMAIL --role ROLE`."""
+    users, role = admin.users, arguments.role
+    scope = await _scope(admin, arguments)
+    _print_link(await users.links.invite(_machine(), arguments.email, role, scope, users.clock()), arguments)
+
+
+@admin_command
+async def list_users(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike users list`."""
+    tenant_id = await tenant_id_of(admin, arguments.tenant)
+    names = await admin.display_names()
+    rows = []
+    more, after = True, None
+    while more:
+        found, more = await admin.users.accounts.page(100, after)
+        for user in found:
+            after = user.email
+            roles = [one for one in user.memberships if tenant_id in (None, one.tenant_id)]
+            if tenant_id is not None and not roles:
+                continue
+            factors = " + ".join(
+                text for text, has in (("password", user.has_password), ("code", user.has_second_factor)) if has
+            )
+            state = "disabled" if user.disabled_at else "active"
+            held = ", ".join(_role_text(one, names.tenants, names.projects) for one in roles) or "-"
+            rows.append((user.email, user.name, state, factors or "-", held))
+    print_table(("e-mail", "name", "state", "signs in with", "roles"), rows)
+
+
+@admin_command
+async def reset_user(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike users reset EMAIL`."""
+    users = admin.users
+    user = await users.accounts.find(arguments.email)
+    if user.disabled_at is not None:
+        raise CommandError(f"{user.email} is disabled: `turnpike users disable --undo {user.email}` first")
+    if arguments.second_factor:
+        await users.second_factors.remove(user.id, reason=arguments.reason)
+    kind: LinkKind = "sign_in" if arguments.sign_in else "password_reset"
+    _print_link(await users.links.create(user.id, kind, users.clock(), reason=arguments.reason), arguments)
+
+
+@admin_command
+async def change_role(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike users role EMAIL ROLE`."""
+    users, scope = admin.users, await _scope(admin, arguments)
+    user = await users.accounts.find(arguments.email)
+    if arguments.role == _NO_ROLE:
+        await users.members.remove(_machine(), user.id, scope)
+    else:
+        role: Role = arguments.role
+        await users.members.set(_machine(), user.id, scope, role, users.clock())
+    print(f"{user.email}: {arguments.role} at {arguments.project or arguments.tenant or 'the platform'}")
+
+
+@admin_command
+async def disable_user(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike users disable EMAIL`."""
+    users = admin.users
+    user = await users.accounts.find(arguments.email)
+    if arguments.undo:
+        await users.accounts.enable(user.id, reason=arguments.reason)
+    else:
+        await users.accounts.disable(user.id, users.clock(), reason=arguments.reason)
+    print(f"{user.email} may {'sign in again' if arguments.undo else 'sign in no more'}")
+
+
+@admin_command
+async def list_sessions(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike users sessions EMAIL`."""
+    from billing.calendar import format_instant
+    from tenancy.users.identifiers import session_public_id
+
+    users = admin.users
+    user = await users.accounts.find(arguments.email)
+    if arguments.revoke:
+        print(f"ended {await users.sessions.revoke_all(user.id, users.clock(), reason=arguments.reason)}")
+        return
+    rows = [
+        (
+            *(session_public_id(each.id), format_instant(each.created_at), format_instant(each.seen_at)),
+            *(each.method, each.address, each.user_agent),
+        )
+        for each in await users.sessions.alive(user.id, users.clock())
+    ]
+    print_table(("session", "since", "last seen", "signed in with", "address", "browser"), rows)
+
+
+async def _scope(admin: AdminServices, arguments: argparse.Namespace) -> Scope:
+    """Where a role is held, as `--tenant` and `--project` say. Raises CommandError, NoSuchRecord."""
+    from tenancy.users.members import Scope
+
+    if not arguments.tenant:
+        if arguments.project:
+            raise CommandError("--project: say --tenant NAME: whose project it is")
+        return Scope()
+    tenant = await admin.tenancy.tenant(arguments.tenant)
+    if not arguments.project:
+        return Scope(tenant.id)
+    return Scope(tenant.id, (await admin.tenancy.project(tenant.id, arguments.project)).id)
+
+
+def _machine() -> Principal:
+    """Who runs commands on this machine, and may do everything."""
+    from storage.database.base import new_id
+    from tenancy.principals import Membership, Principal
+    from turnpike.admin_services import system_user
+
+    return Principal("command", new_id(), system_user(), system_user(), (Membership("owner"),))
+
+
+def _role_text(one: Membership, tenants: Mapping[UUID, str], projects: Mapping[UUID, str]) -> str:
+    if one.tenant_id is None:
+        return one.role
+    project = f"/{projects.get(one.project_id, '?')}" if one.project_id else ""
+    return f"{one.role} of {tenants.get(one.tenant_id, '?')}{project}"
+
+
+def _print_link(link: Link, arguments: argparse.Namespace) -> None:
+    print(f"{arguments.url.rstrip('/')}{link.path}")
