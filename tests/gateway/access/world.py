@@ -44,11 +44,12 @@ class Place(Struct, frozen=True):
 
 
 class Caller(Struct, frozen=True):
-    """Somebody who calls. `principal` is None for whom the gateway must not know."""
+    """Somebody who calls. `principal` is None for whom the gateway must not know, and then answers with `status`."""
 
     name: str
     headers: Mapping[str, str]
     principal: Principal | None = None
+    status: int = 401
 
 
 class Answer(Struct, frozen=True):
@@ -196,7 +197,7 @@ class World:
             "no key of ours": "sk-proj-0123456789",
             "a long key": "k" * 8192,
         }
-        callers = [Caller("nobody", {})]
+        callers = [Caller("nobody", {}), *(await self._suspended())]
         callers += [Caller(name, bearer(key)) for name, key in wrong.items()]
         callers += [Caller(name, bearer(key.key)) for name, key in dead.items()]
         callers.append(Caller("two keys", {"authorization": f"Bearer {own}", "x-api-key": "sk-wrong"}))
@@ -215,6 +216,17 @@ class World:
                 ),
             ]
         return callers
+
+    async def _suspended(self) -> list[Caller]:
+        """The keys of a tenant that is suspended."""
+        tenancy = self.stack.tenancy
+        tenant = await tenancy.create_tenant("suspended")
+        project = await tenancy.create_project(tenant.id, "main")
+        keys = [await tenancy.create_key(tenant.id, project.id), await tenancy.create_key(tenant.id, None)]
+        path = f"/admin/v1/tenants/tenant_{tenant.id.hex}/suspend"
+        answer = await self.call("POST", path, bearer(self.a1.keys["operator_key"]), body={"reason": "fraud"})
+        assert answer.is_success, answer.text
+        return [Caller(f"a suspended key {number}", bearer(key.key), None, 403) for number, key in enumerate(keys)]
 
     def _roles(self) -> list[Caller]:
         """Each role at each scope, as a session, and as a key where keys may have roles there."""
