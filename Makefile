@@ -87,6 +87,7 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	ALTERED_COLUMNS=99 $(BIN)/python -m pytest -o timeout=0 tests/billing/verification/test_alterations.py
 	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest -o timeout=0 tests/engine/core/test_batch_invariance.py
 	TIER_FAULTS=10000 $(BIN)/python -m pytest -o timeout=0 tests/prompt_cache/tiers
+	ACCESS_FULL=1 $(BIN)/python -m pytest -o timeout=0 tests/gateway/openapi/test_access.py
 	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/openapi/test_conformance.py
 
 test-gpu: install-dev ## The tests that need a GPU
