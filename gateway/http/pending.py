@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from billing.calendar import format_instant
 from billing.pending_changes import PendingChange
 
 PENDING_STATUS = 202
+
+
+Arguments: TypeAlias = Annotated[
+    dict[str, Any],
+    Meta(
+        extra_json_schema={"additionalProperties": True},
+        examples=[{"amount_pico": 5_000_000_000_000_000, "currency": "USD"}],
+    ),
+]
 
 
 class ChangeObject(Struct, frozen=True, kw_only=True):
@@ -22,7 +31,7 @@ class ChangeObject(Struct, frozen=True, kw_only=True):
     id: str
     kind: str
     summary: str
-    arguments: dict[str, Any]
+    arguments: Arguments
     state: Literal["pending", "approved", "withdrawn"]
     tenant_id: str | None
     author: str

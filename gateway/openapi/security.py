@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.http.csrf import HEADER as CSRF_HEADER
 from gateway.http.policies import Policy
 
-SESSION_COOKIE = "turnpike_session"
-CSRF_HEADER = "x-turnpike-csrf"
+_SESSION_COOKIE = "__Host-turnpike"
+"""Over plain http to this machine it has no prefix."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 SECURITY_SCHEMES: dict[str, Any] = {
@@ -20,7 +21,7 @@ SECURITY_SCHEMES: dict[str, Any] = {
     "session": {
         "type": "apiKey",
         "in": "cookie",
-        "name": SESSION_COOKIE,
+        "name": _SESSION_COOKIE,
         "description": "The cookie of a signed-in user. It means nothing below /v1.",
     },
     "csrf": {

@@ -7,8 +7,8 @@ A room's routes have their proofs in a module `proofs_….py` of this folder, wh
         return Call({"name": await a_lease(world, place)})
 
 It makes a new object of this place each time and says how to call the operation with it. `by` names the kind of key
-that the object belongs to; by default a project's below /v1 where it may, else an administrator's, and an operator's
-where the permission belongs to the platform.
+that the object belongs to, or is "session"; by default a project's key below /v1 where it may, else an administrator's,
+and an operator's where the permission belongs to the platform.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tests.gateway.access.world import Place, World
 
 class Call(Struct, frozen=True):
     """One call of an operation. `shared`: parameters of the path that are nobody's, such as the name of a model, so
-    that anybody may use them. `tells`: what only those may read whom the object belongs to."""
+    that anybody may use them. `tells`: what only those may read whom the object belongs to. `signed_in`: the cookie of
+    the user whom it belongs to."""
 
     path: Mapping[str, Any] = {}
     query: Any = None
@@ -31,6 +32,7 @@ class Call(Struct, frozen=True):
     headers: Mapping[str, str] = {}
     shared: frozenset[str] = frozenset()
     tells: tuple[str, ...] = ()
+    signed_in: Mapping[str, str] = {}
 
 
 class Proof(Struct, frozen=True):

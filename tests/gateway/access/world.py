@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID, uuid4
 
 import httpx
@@ -48,6 +51,27 @@ class Caller(Struct, frozen=True):
     principal: Principal | None = None
 
 
+class Answer(Struct, frozen=True):
+    """What the application answered."""
+
+    status_code: int
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """The body."""
+        return self.content.decode(errors="replace")
+
+    @property
+    def is_success(self) -> bool:
+        """Whether it is 2xx."""
+        return 200 <= self.status_code < 300
+
+    def json(self) -> Any:
+        """The body's JSON."""
+        return json.loads(self.content)
+
+
 class World:
     """`a1` and `a2` are projects of one tenant, `b1` is of another one."""
 
@@ -57,12 +81,16 @@ class World:
     b1: Place
     callers: list[Caller]
     document: dict[str, Any]
+    app: Any
+    browsers: list[Any]
 
     @classmethod
     async def around(cls, stack: Stack) -> World:
         """The world around a running gateway with the tenant of `tests.gateway.stack`."""
         world = cls()
         world.stack = stack
+        world.app = stack.server.config.app
+        world.browsers = []
         world.document = make_document(application_of(stand_in()))
         tenancy = stack.tenancy
         operator = (await tenancy.create_operator_key("Ann")).key
@@ -93,7 +121,58 @@ class World:
     ) -> httpx.Response:
         """One request."""
         content = {"content": body} if isinstance(body, bytes) else {} if body is None else {"json": body}
-        return await self.stack.http.request(method, path, headers=dict(headers), params=query, **content)
+        return await self.stack.http.request(
+            method, path, headers={"x-turnpike-csrf": "1", **headers}, params=query, **content
+        )
+
+    async def direct(
+        self, method: str, path: str, headers: Mapping[str, str], query: Any = None, body: Any = None
+    ) -> Answer:
+        """One request to the application itself, without a connection: a tenth of the time."""
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        sent = {"host": "127.0.0.1", "x-turnpike-csrf": "1", "content-length": str(len(content)), **headers}
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": urlencode(query or {}, doseq=True).encode(),
+            "headers": [(name.lower().encode(), value.encode()) for name, value in sent.items()],
+            "client": ("127.0.0.1", 50_000),
+            "server": ("127.0.0.1", 80),
+            "state": {},
+        }
+        messages = [{"type": "http.request", "body": content, "more_body": False}]
+        parts: list[bytes] = []
+        status = 0
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            return await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                parts.append(message.get("body", b""))
+
+        await self.app(scope, receive, send)
+        return Answer(status, b"".join(parts))
+
+    async def close(self) -> None:
+        """Close the browsers that proofs opened."""
+        for browser in self.browsers:
+            await browser.http.aclose()
+
+    async def pause(self) -> None:
+        """Let the gateway do what it does behind an answer."""
+        await asyncio.sleep(0.01)
 
     async def _keys(self) -> list[Caller]:
         """Nobody, keys that are wrong in every way, and the real keys of every place."""
@@ -121,7 +200,7 @@ class World:
         callers += [Caller(name, bearer(key)) for name, key in wrong.items()]
         callers += [Caller(name, bearer(key.key)) for name, key in dead.items()]
         callers.append(Caller("two keys", {"authorization": f"Bearer {own}", "x-api-key": "sk-wrong"}))
-        callers.append(Caller("a key in a cookie", {"cookie": f"turnpike_session={own}; session={own}"}))
+        callers.append(Caller("a key in a cookie", {"cookie": f"turnpike={own}; session={own}"}))
         for label, place in (("A1", self.a1), ("A2", self.a2), ("B1", self.b1)):
             callers += [
                 Caller(
@@ -144,14 +223,20 @@ class World:
             ("a session of the platform", "session", None, None),
             ("a session of A", "session", a, None),
             ("a session of A1", "session", a, self.a1.project_id),
-            ("a session of B", "session", b, None),
             ("an admin key of A", "admin_key", a, None),
-            ("an operator key", "operator_key", None, None),
+        ]
+        others: list[tuple[str, PrincipalKind, UUID | None, Role]] = [
+            ("a session of B", "session", b, "owner"),
+            ("an operator key", "operator_key", None, "owner"),
+            ("an operator key", "operator_key", None, "viewer"),
         ]
         return [
             Caller(f"{what} as {role}", bearer(f"{_PRESENTED}{what}:{role}"), principal(kind, role, tenant, project))
             for what, kind, tenant, project in scopes
             for role in ROLES
+        ] + [
+            Caller(f"{what} as {role}", bearer(f"{_PRESENTED}{what}:{role}"), principal(kind, role, tenant))
+            for what, kind, tenant, role in others
         ]
 
     def _let_in(self) -> None:
