@@ -20,7 +20,7 @@ from gateway.admin.access import principal_of, seen_tenant
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField
 from gateway.http.authentication import OPERATOR
-from gateway.http.operations import describes, page, query
+from gateway.http.operations import describes, files, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -89,6 +89,9 @@ class AuditEntryList(Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+_CSV = files(
+    "text/csv", description="The same as CSV.", example="number,at,action\r\n7,2026-11-22T09:30:00Z,budget.set\r\n"
+)
 _QUERY = (
     *page(),
     query("actor", str, "Only what this actor did: an id or a name.", example="Ann"),
@@ -125,7 +128,7 @@ def audit_route(gateway: Gateway) -> HTTPRouteHandler:
             until=parameters.instant("to"),
         )
 
-    @get("/admin/v1/audit", opt=demands("audit.read") | describes(AuditEntryList, query=_QUERY))
+    @get("/admin/v1/audit", opt=demands("audit.read") | describes((AuditEntryList, _CSV), query=_QUERY))
     async def list_audit_entries(request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
         """List changes, the newest first. Every change of money, access, sharing or prices has an entry."""
         parameters = Parameters.of(request)

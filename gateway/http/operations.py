@@ -82,7 +82,7 @@ class Events(Struct, frozen=True):
 
 
 Answer: TypeAlias = Any
-"""A `Shape`, `Files`, `Events`, or None for an answer without a body."""
+"""A `Shape`, `Files`, a tuple of both, `Events`, or None for an answer without a body."""
 
 
 class Operation(Struct, frozen=True, kw_only=True):

@@ -134,7 +134,8 @@ def _shapes(answer: Any) -> tuple[Any, ...]:
         return _shapes(answer.shape)
     if answer is None or isinstance(answer, Files):
         return ()
-    return answer if isinstance(answer, tuple) else (answer,)
+    given = answer if isinstance(answer, tuple) else (answer,)
+    return tuple(shape for shape in given if not isinstance(shape, Files))
 
 
 def _answer_kinds(operation: Operation | None) -> Iterator[Any]:
@@ -183,7 +184,7 @@ class _OperationWriter:
                 "required": operation.body_required,
                 "content": {"application/json": self._media(operation.body, name, whole=False)},
             }
-        errors = error_codes(operation, policy, in_path=bool(route.parameters))
+        errors = error_codes(operation, policy, route.method, route.path)
         written["responses"] = {
             **{str(status): self._answer(operation, status, name) for status in sorted(operation.answers)},
             **error_answers(errors, route.dialects, {key: self._schemas.of(kind) for key, kind in ENVELOPES.items()}),
@@ -203,10 +204,14 @@ class _OperationWriter:
                 "content": {kind: _file(answer) for kind in answer.media_types},
             }
         written: dict[str, Any] = {"description": _MEANS.get(status, "Done."), "headers": headers}
-        shapes, content = _shapes(answer), {}
+        shapes = _shapes(answer)
+        content: dict[str, Any] = {}
         if shapes:
             content["application/json"] = self._media(shapes if len(shapes) > 1 else shapes[0], name, whole=True)
             written["description"] = self._meaning(shapes) or written["description"]
+        for other in answer if isinstance(answer, tuple) else ():
+            if isinstance(other, Files):
+                content |= {kind: _file(other) for kind in other.media_types}
         if isinstance(answer, Events):
             content["text/event-stream"] = {
                 "schema": {

@@ -9,7 +9,7 @@ from gateway.dialects.anthropic import errors as anthropic_errors
 from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import GatewayError
 from gateway.http.operations import Operation
-from gateway.http.policies import Policy
+from gateway.http.policies import ADMIN_PATH, TENANT_KEYS, Policy
 from gateway.openapi.shown_values import shown
 
 Dialect: TypeAlias = Literal["openai", "anthropic"]
@@ -24,6 +24,9 @@ _BODY_ERRORS = {
     "request_too_large": 413,
     "unsupported_encoding": 415,
 }
+_ADMIN_ERRORS = {"invalid_amount": 400, "invalid_period": 400, "refused": 400}
+"""What bodies about money and months may be refused with, beside what an operation names itself."""
+_KEY_ERRORS = {"address_not_allowed": 403, "tenant_suspended": 403, "project_suspended": 403}
 _QUERY_ERRORS = {"invalid_value": 400, "unknown_parameter": 400}
 _MEANINGS = {
     400: "The request is wrong; the same request will fail again.",
@@ -46,17 +49,25 @@ _RETRIED = frozenset({429, 503, 529})
 _REQUEST_ID = "req_01934f6e0d2a7b3c8e51a9c4d7f60b12"
 
 
-def error_codes(operation: Operation, policy: Policy, *, in_path: bool) -> dict[int, list[str]]:
-    """Status → codes, of what follows from policy, path, query and body, and of what the operation adds. `in_path`:
-    the path has parameters."""
+def error_codes(operation: Operation, policy: Policy, method: str, path: str) -> dict[int, list[str]]:
+    """Status → codes, of what follows from policy, path, query and body, and of what the operation adds."""
     codes: dict[str, int] = {}
+    kinds = policy.kinds_for(path)
     if policy.access != "public":
-        codes |= {"invalid_api_key": 401, "not_allowed": 403}
+        codes |= ({"invalid_api_key": 401} if kinds - {"session"} else {}) | {"not_allowed": 403}
+        codes |= _KEY_ERRORS if kinds & TENANT_KEYS else {}
+        codes |= {"not_signed_in": 401} if "session" in kinds else {}
+        codes |= {"confirmation_required": 403} if policy.fresh and "session" in kinds else {}
+    if path.startswith(ADMIN_PATH) and method != "GET":
+        codes["csrf"] = 403
     if operation.body is not None:
         codes |= _BODY_ERRORS
+        codes |= _ADMIN_ERRORS if path.startswith(f"{ADMIN_PATH}/") else {}
     if operation.query or operation.headers:
         codes |= _QUERY_ERRORS
-    if in_path or any(parameter.name == "after" for parameter in operation.query):
+    if "{period}" in path or any(parameter.name == "period" for parameter in operation.query):
+        codes["invalid_period"] = 400
+    if "{" in path or any(parameter.name == "after" for parameter in operation.query):
         codes["not_found"] = 404
     if policy.access != "public":
         codes |= {"internal_error": 500, "service_unavailable": 503}

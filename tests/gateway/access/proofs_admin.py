@@ -239,6 +239,12 @@ async def _(world: World, place: Place) -> Call:
 @proof("admin_adjust_usage")
 async def _(world: World, place: Place) -> Call:
     body = {"request": await _settled(world, place), "units": {"output": -1}, "reason": "wrong"}
+    path = f"/admin/v1/tenants/{place.tenant_name}/adjustments"
+    for _ in range(200):  # until it is settled
+        headers = bearer(place.keys["operator_key"])
+        if (await world.call("POST", path, headers, body=body | {"dry_run": True})).is_success:
+            break
+        await world.pause()
     return Call({"tenant": place.tenant_name}, body=body)
 
 

@@ -79,7 +79,12 @@ _SELLER = {
 }
 
 
-@proof("admin_change_seller")
+@proof("admin_list_sellers", by="operator_key")
+async def _(world: World, place: Place) -> Call:
+    return Call()
+
+
+@proof("admin_change_seller", by="operator_key")
 async def _(world: World, place: Place) -> Call:
     return Call({"seller": "default"}, body=_SELLER, shared=frozenset({"seller"}))
 
@@ -92,7 +97,7 @@ async def _(world: World, place: Place) -> Call:
     return Call({"tenant": place.tenant_name})
 
 
-@proof("admin_retrieve_seller")
+@proof("admin_retrieve_seller", by="operator_key")
 async def _(world: World, place: Place) -> Call:
     await made(world, place, "/sellers/default", _SELLER, "operator_key", "PATCH")
     return Call({"seller": "default"}, shared=frozenset({"seller"}))

@@ -87,7 +87,12 @@ async def _invited(world: World, place: Place, at: str, by: str = "admin_key") -
     return str(next(one["id"] for one in listed["data"] if one["email"] == email))
 
 
-@proof("admin_create_tenant_invitation", "admin_create_project_invitation")
+@proof("admin_create_tenant_invitation")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name}, body={"email": f"{fresh('i')}@example.com", "role": "viewer"})
+
+
+@proof("admin_create_project_invitation")
 async def _(world: World, place: Place) -> Call:
     names = {"tenant": place.tenant_name, "project": place.project_name}
     return Call(names, body={"email": f"{fresh('i')}@example.com", "role": "viewer"})

@@ -21,9 +21,9 @@ from billing.prices import PriceCatalog
 from gateway.openapi.schemas import reachable
 from storage.database.database import Database
 from tests.gateway.access.proofs import Call
-from tests.gateway.access.world import World, bearer
+from tests.gateway.access.world import World
 from tests.gateway.endpoints.test_message_caching import LEASED
-from tests.gateway.openapi.test_access import Operation, operations
+from tests.gateway.openapi.test_access import Operation, operations, owner_of
 from tests.gateway.stack import running_stack
 
 CASES = int(os.environ.get("SCHEMATHESIS_CASES", "120"))
@@ -37,7 +37,9 @@ async def world(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> 
     await PriceCatalog(database).set("tiny", "USD", LEASED)
     await database.close()
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
-        yield await World.around(stack)
+        made = await World.around(stack)
+        yield made
+        await made.close()
 
 
 def closed(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +130,7 @@ async def test_generated_requests_are_answered_as_the_document_says(world: World
         problems: list[str] = []
         for operation in every:
             call = await operation.proof.make(world, world.a1)
-            headers = {} if operation.public else bearer(world.a1.keys[operation.owner])
+            headers = owner_of(world, operation, call)
             cases = max(1, CASES // len(every))
             problems += await asyncio.to_thread(tried, schema, operation, call, headers, world.stack.base, cases)
     assert not problems, "\n".join(problems)
