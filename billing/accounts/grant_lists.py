@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -58,11 +59,11 @@ async def list_grants(
     return await _rows(database, query)
 
 
-def _of(tenant_id: UUID) -> Select[tuple[object, ...]]:
-    query: Select[tuple[object, ...]] = select(*_COLUMNS)
+def _of(tenant_id: UUID) -> Select[Any]:
+    query: Select[Any] = select(*_COLUMNS)
     return query.join(grant_balance, grant_balance.c.grant_id == grant.c.id).where(grant.c.tenant_id == tenant_id)
 
 
-async def _rows(database: Database, query: Select[tuple[object, ...]]) -> list[GrantRow]:
+async def _rows(database: Database, query: Select[Any]) -> list[GrantRow]:
     async with database.reading() as session:
-        return [GrantRow(*row) for row in await session.execute(query)]  # type: ignore[arg-type]
+        return [GrantRow(*row) for row in await session.execute(query)]

@@ -110,20 +110,6 @@ class Invoices:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def list(
-        self, tenant_id: UUID | None = None, period: str | None = None, state: InvoiceState | None = None
-    ) -> list[InvoiceRecord]:
-        """Invoices and credit notes of a tenant, a period and a state (None: any), oldest first."""
-        query = select(*_COLUMNS).order_by(invoice.c.drafted_at, invoice.c.number, invoice.c.id)
-        if tenant_id is not None:  # else all tenants: an administrator's list
-            query = query.where(invoice.c.tenant_id == tenant_id)
-        if period is not None:
-            query = query.where(invoice.c.period == check_period(period))
-        if state is not None:
-            query = query.where(invoice.c.state == state)
-        async with self._database.reading() as session:
-            return [InvoiceRecord(*row) for row in await session.execute(query)]
-
     async def page(
         self,
         tenant_ids: Collection[UUID] | None,
@@ -150,6 +136,20 @@ class Invoices:
         query = select(*_COLUMNS).where(*wanted).order_by(row.drafted_at.desc(), row.id.desc()).limit(limit)
         async with self._database.reading() as session:
             return [InvoiceRecord(*found) for found in await session.execute(query)]
+
+    async def list(
+        self, tenant_id: UUID | None = None, period: str | None = None, state: InvoiceState | None = None
+    ) -> list[InvoiceRecord]:
+        """Invoices and credit notes of a tenant, a period and a state (None: any), oldest first."""
+        query = select(*_COLUMNS).order_by(invoice.c.drafted_at, invoice.c.number, invoice.c.id)
+        if tenant_id is not None:  # else all tenants: an administrator's list
+            query = query.where(invoice.c.tenant_id == tenant_id)
+        if period is not None:
+            query = query.where(invoice.c.period == check_period(period))
+        if state is not None:
+            query = query.where(invoice.c.state == state)
+        async with self._database.reading() as session:
+            return [InvoiceRecord(*row) for row in await session.execute(query)]
 
     async def of_tenant(self, tenant_id: UUID, reference: UUID | str) -> InvoiceRecord:
         """The tenant's document of this id or number. Raises UnknownInvoice."""

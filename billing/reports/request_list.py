@@ -165,7 +165,7 @@ async def find_event(database: Database, tenant_id: UUID, request_id: UUID) -> t
 
 def _event(row: Row[Any]) -> ListedEvent:
     return ListedEvent(
-        *(getattr(row, name) for name in _FACTS),
+        **{name: getattr(row, name) for name in _FACTS},
         dimensions={name: getattr(row, name) for name in DIMENSIONS},
         meters={name: units for name in METERS if (units := getattr(row, name))},
         counts={name: tokens for name in COUNTS if (tokens := getattr(row, f"count_{name}"))},

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from billing.prices import PriceCatalog
-from billing.reports.usage_report import Result
+from billing.reports.usage_report import Group, Result
 
 
 class CacheSummary(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class CacheSummary(msgspec.Struct, frozen=True):
     saved_pico: dict[str, int]
 
 
-SAVED_BY = ("model", "lane", "context_from", "price_version")
+SAVED_BY: tuple[Group, ...] = ("model", "lane", "context_from", "price_version")
 """How results are grouped for `cache_summary`, or finer."""
 
 

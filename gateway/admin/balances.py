@@ -234,11 +234,12 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 def balance_object(balance: Balance) -> BalanceObject:
     """A balance as answers have it."""
     names = ("available", "held", "restricted", "credit_line", "credit", "prepaid", "promo", "receivable", "overdraft")
+    amounts: dict[str, Any] = {name: format_pico(getattr(balance, name)) for name in names}
     return BalanceObject(
         tenant_id=tenant_public_id(balance.tenant_id),
         currency=balance.currency,
         used=format_pico(balance.debit),
-        **{name: format_pico(getattr(balance, name)) for name in names},
+        **amounts,
     )
 
 

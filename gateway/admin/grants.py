@@ -150,7 +150,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             project_id, model = await _project(gateway, tenant, body.project), body.model
         expires_at = instant_at("$.expires_at", body.expires_at)
         with refusals():
-            currency = body.currency or await wait(balances.currency_of(tenant.id))
+            currency: str = body.currency or await wait(balances.currency_of(tenant.id))
             repeated = identity is not None and await wait(balances.posted(identity))
             made = await wait(
                 balances.grant(
@@ -214,7 +214,8 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     async def record_payment(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """Record money that the tenant paid. Repeated under the same id it is answered with 200 and counts once."""
         owner = await visible_tenant(gateway, request, tenant, "balance.write")
-        return await put_in(owner, await read_management_body(request, client_timeout, _PAYMENT), "paid")
+        body = await read_management_body(request, client_timeout, _PAYMENT)
+        return await put_in(owner, body, "paid")
 
     @post(
         "/admin/v1/tenants/{tenant:str}/grants",
@@ -230,7 +231,8 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         """Give the tenant money that it did not pay. Repeated under the same id it is answered with 200 and counts
         once."""
         owner = await visible_tenant(gateway, request, tenant, "balance.write")
-        return await put_in(owner, await read_management_body(request, client_timeout, _GRANT), "promo")
+        body = await read_management_body(request, client_timeout, _GRANT)
+        return await put_in(owner, body, "promo")
 
     @post(
         "/admin/v1/tenants/{tenant:str}/refunds",
@@ -249,7 +251,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         body = await read_management_body(request, client_timeout, _REFUND)
         amount, identity = amount_at("$.amount", body.amount), uuid_at("$.id", body.id)
         with refusals():
-            currency = body.currency or await wait(balances.currency_of(owner.id))
+            currency: str = body.currency or await wait(balances.currency_of(owner.id))
             repeated = identity is not None and await wait(balances.posted(identity))
             made = await wait(
                 balances.refund(

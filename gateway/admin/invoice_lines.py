@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 from uuid import UUID
 
 from litestar import Request, Response, get
@@ -98,6 +98,7 @@ class Sum(Struct, frozen=True, kw_only=True):
     exact: str
 
 
+Level: TypeAlias = Literal["day", "hour", "request"]
 Part = TypeVar("Part", SliceObject, BilledRequestObject)
 
 
@@ -107,7 +108,7 @@ class Drill(Struct, Generic[Part], frozen=True, kw_only=True):
 
     object: Literal["invoice.drill"] = "invoice.drill"
     line: int
-    by: Literal["day", "hour", "request"]
+    by: Level
     currency: str
     total: Sum
     data: list[Part]
@@ -156,7 +157,7 @@ def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             (Drill[SliceObject], Drill[BilledRequestObject]),
             query=(
                 *page(1000, 100),
-                query("by", Literal["day", "hour", "request"], "The level; days without it."),
+                query("by", Level, "The level; days without it."),
                 query("day", str, "The day whose hours or requests are wanted (UTC).", example="2026-11-30"),
                 query("hour", int, "The hour of that day whose requests are wanted, 0 to 23.", example=13),
             ),
@@ -169,7 +170,7 @@ def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """A line's days, a day's hours, or an hour's requests."""
         owner, record = await finder.find(request, tenant, invoice)
         parameters = Parameters.of(request)
-        by = parameters.choice("by", ("day", "hour", "request")) or "day"
+        by: Level = parameters.choice("by", get_args(Level)) or "day"
         limit, after = parameters.page_size(100, most=1000), parameters.text("after")
         day = None if by == "day" else _day(parameters.required("day"))
         hour = parameters.integer("hour") if by == "request" else None

@@ -147,9 +147,6 @@ def _object(period: Period, waiting: Waiting | None) -> PeriodObject:
 
 
 def _epoch(epoch: Epoch) -> EpochObject:
-    names = ("epoch", "gateway", "state", "reason")
-    instants = ("started_at", "seen_at", "watermark")
-    return EpochObject(
-        **{name: getattr(epoch, name) for name in names},
-        **{name: format_instant(getattr(epoch, name)) for name in instants},
-    )
+    same: dict[str, Any] = {name: getattr(epoch, name) for name in ("epoch", "gateway", "state", "reason")}
+    instants = {name: format_instant(getattr(epoch, name)) for name in ("started_at", "seen_at", "watermark")}
+    return EpochObject(**same | instants)

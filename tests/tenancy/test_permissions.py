@@ -57,6 +57,8 @@ periods.read        o a f . v
 periods.write       o . f . .   P
 parties.read        o a f . v
 parties.write       o . f . .
+sellers.read        o a f . v   P
+sellers.write       o . f . .   P
 invoices.read       o a f . v
 invoices.write      o . f . .   P
 exports.read        o a f . v

@@ -113,7 +113,13 @@ async def set_buyer(admin: AdminServices, arguments: argparse.Namespace) -> None
 
     parties = Parties(admin.database)
     tenant = await admin.tenancy.tenant(arguments.tenant)
-    buyer = await changed_buyer(parties, tenant.id, _fields(Buyer, arguments))
+    try:
+        buyer = await changed_buyer(parties, tenant.id, _fields(Buyer, arguments))
+    except InvalidParty as error:
+        if error.field != "seller" or arguments.seller is not None:
+            raise
+        text = "say who sells to it with --seller: `turnpike invoices seller show` names them"
+        raise CommandError(text) from error
     await parties.set_buyer(tenant.id, buyer)
     _show(tenant.name, buyer)
     _warn("buyer", buyer)
