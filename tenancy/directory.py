@@ -93,6 +93,12 @@ class Directory:
             query = select(Project.id, Project.name).where(Project.tenant_id == tenant_id, Project.id.in_(ids))
             return {row.id: row.name for row in await session.execute(query)}
 
+    async def all_project_names(self, tenant_id: UUID) -> Mapping[UUID, str]:
+        """The names of all projects of a tenant."""
+        async with self._database.reading() as session:
+            query = select(Project.id, Project.name).where(Project.tenant_id == tenant_id)
+            return {row.id: row.name for row in await session.execute(query)}
+
     async def key_names(self, tenant_id: UUID, ids: Collection[UUID]) -> Mapping[UUID, str]:
         """The public ids of these keys of a tenant."""
         async with self._database.reading() as session:

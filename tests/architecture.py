@@ -30,21 +30,36 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "protocol": frozenset(),
     "storage": frozenset(),
     "migrations": frozenset(
-        {"storage", "audit_log.tables", "billing.tables", "tenancy.tables", "webhooks.tables", "prompt_cache.tables"}
+        {
+            *("storage", "audit_log.tables", "billing.tables", "tenancy.tables", "tenancy.users.tables"),
+            *("webhooks.tables", "prompt_cache.tables"),
+        }
     ),
 }
 """What each room may import, beside itself."""
 
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
-    "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
+    "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
     "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "csv_rows", "verification"),
-    "tenancy": ("permissions", "principals", "keys", "tables", "directory", "repositories", "authenticator"),
+    "tenancy": (
+        *("permissions", "key_limits", "principals", "delegation", "keys", "tables", "directory", "repositories"),
+        *("rate_limits", "suspension", "operators", "authenticator", "users"),
+    ),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
-        *("retention", "platform_settings", "replica_journals", "transaction", "periods", "prices", "accounts"),
-        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "verification"),
+        *(
+            "retention",
+            "platform_settings",
+            "pending_changes",
+            "replica_journals",
+            "transaction",
+            "periods",
+            "prices",
+            "accounts",
+        ),
+        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "verification"),
     ),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
     "engine": (
@@ -53,8 +68,19 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "gateway": (
         *("errors", "generation_request", "request_context", "conversation", "metering", "served_models", "fleet"),
-        *("admission", "metrics", "recovery", "generation", "dialects", "http", "services", "endpoints", "admin"),
-        *("app", "server"),
+        *(
+            "limits",
+            "admission",
+            "metrics",
+            "recovery",
+            "generation",
+            "dialects",
+            "http",
+            "services",
+            "openapi",
+            "endpoints",
+        ),
+        *("admin", "app", "server"),
     ),
     "turnpike": (
         *("logs", "settings", "admin_services", "processes", "command_line", "command_context", "operator_identity"),
@@ -69,7 +95,7 @@ HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
-    "tenancy/directory.py",
+    *("tenancy/directory.py", "tenancy/rate_limits.py", "tenancy/suspension.py", "tenancy/users/"),
     *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
@@ -77,7 +103,7 @@ TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
-        *("lease", "ended_lease", "lease_tag"),
+        *("rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
         *("audit_entry", "audit_chain", "audit_anchor"),
     )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 CURRENCY = "USD"
 """Of a tenant that never had money."""
 DEFAULT_PROJECT = "default"
+EXIT_PENDING = 3
+"""The status of a command whose change is kept until another operator approves it."""
 
 
 def with_admin_services(settings: Settings, work: Callable[[AdminServices], Awaitable[int | None]]) -> int:
@@ -35,9 +37,20 @@ def with_admin_services(settings: Settings, work: Callable[[AdminServices], Awai
     async def run() -> int:
         async with open_admin_services(settings) as admin:
             become(await _actor(admin))
-            return await work(admin) or 0
+            return await _until_pending(work(admin)) or 0
 
     return asyncio.run(run())
+
+
+async def _until_pending(work: Awaitable[int | None]) -> int | None:
+    """The status of a command; that of one whose change takes a second operator, who is told what to do."""
+    from billing.pending_changes import ChangePending
+
+    try:
+        return await work
+    except ChangePending as pending:
+        print(f"{pending}: `turnpike approvals approve {pending.change.id}`")
+        return EXIT_PENDING
 
 
 async def _actor(admin: AdminServices) -> Actor:
@@ -73,8 +86,7 @@ def admin_command(work: Callable[[AdminServices, argparse.Namespace], Awaitable[
 
 async def currency_of(admin: AdminServices, tenant_id: UUID) -> str:
     """The currency of the tenant's balance; the default if it never had money."""
-    balance = await admin.balances.get(tenant_id)
-    return balance.currency if balance else CURRENCY
+    return await admin.balances.currency_of(tenant_id)
 
 
 async def tenant_id_of(admin: AdminServices, name: str | None) -> UUID | None:

@@ -18,6 +18,7 @@ from billing.accounts.idempotency import check_id_unused
 from billing.ledger.entries import Balance, Transaction, TransactionKind
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
+from billing.pending_changes import propose_if_needed
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
 from billing.transaction.money_transaction import Grant, MoneyTransaction
 from billing.transaction.opening import money_transaction, money_transaction_in, recorded_money_transaction
@@ -28,6 +29,8 @@ from storage.reported_error import ReportedError
 
 GrantKind = Literal["paid", "promo"]
 _MOST_PRIORITY = 2**31 - 1
+DEFAULT_CURRENCY = "USD"
+"""Of a tenant that never had money."""
 
 
 class CurrencyMismatch(ReportedError, ValueError):
@@ -68,6 +71,11 @@ class Balances:
             row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
         return None if row is None else Balance(*row)
 
+    async def currency_of(self, tenant_id: UUID) -> str:
+        """The currency of the tenant's balance; the default if it never had money."""
+        found = await self.get(tenant_id)
+        return DEFAULT_CURRENCY if found is None else found.currency
+
     async def grants(self, tenant_id: UUID) -> list[OpenGrant]:
         """The tenant's grants with what became of each, in the order in which they are used."""
         given = (grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id"))
@@ -96,7 +104,7 @@ class Balances:
 
         A grant that is repeated under the same id counts once. `billing.ledger.wallet` says what is used first; what
         is given (kind promo) can be for one model or project only. Raises InvalidMoney, InvalidGrant, CurrencyMismatch
-        or IdempotencyConflict, InvalidText; then nothing is written.
+        or IdempotencyConflict, InvalidText; then nothing is written. Raises ChangePending while it takes two people.
         """
         check_currency(currency)
         check_text("reason", reason, REASON, empty=True)
@@ -123,6 +131,9 @@ class Balances:
             if found is not None:
                 _check(self._database, found, made)
             return made.id
+        summary = f"{'a payment' if kind == 'paid' else 'a grant'} of {format_pico(amount_pico)} {currency}"
+        await propose_if_needed(self._database, "grant.create", made, summary, tenant_id=tenant_id, reason=reason,
+                                amount_pico=amount_pico)  # fmt: skip
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
             await _begin(self._database, session, tenant_id, currency)
         async with recorded_money_transaction(self._database) as (session, money):
@@ -132,6 +143,16 @@ class Balances:
         if not new:  # a moment ago
             await self._was_given(made)
         return made.id
+
+    async def grant_in(self, session: AsyncSession, made: Grant) -> None:
+        """Put in what another person has approved, in this transaction. Raises InvalidGrant if its time has passed or
+        its id was used meanwhile, InvalidMoney, CurrencyMismatch."""
+        if made.expires_at is not None and made.expires_at <= await self._database.now():
+            raise InvalidGrant("expires_at: it lies in the past")
+        await _begin(self._database, session, made.tenant_id, made.currency)
+        if not await _put_in(self._database, await money_transaction_in(self._database, session), made):
+            raise InvalidGrant(f"id: {made.id} was used meanwhile")
+        await _record_grant(session, made)
 
     async def _was_given(self, made: Grant) -> bool:
         """Whether this very grant is there. Raises IdempotencyConflict if another thing is under its id."""

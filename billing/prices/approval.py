@@ -55,6 +55,9 @@ _TICK = 1000  # SQLite's clock, in microseconds
 
 BY_KEY = "operator key"
 """The beginning of `via` if an operator's key was presented."""
+BY_SESSION = "session"
+"""… and if it was a signed-in user."""
+_PROVEN = (BY_KEY, BY_SESSION)
 
 
 class PriceSheets:
@@ -190,7 +193,7 @@ class PriceSheets:
 
     async def _check_identity(self, session: AsyncSession) -> None:
         """Raise PriceRefused if approvals are on and no operator's key was presented."""
-        if not self._via.startswith(BY_KEY) and await value_of(session, APPROVALS) == "on":
+        if not self._via.startswith(_PROVEN) and await value_of(session, APPROVALS) == "on":
             raise PriceRefused("approvals are on: changing prices needs an operator's key (--operator-key-file FILE)")
 
     async def _check(self, session: AsyncSession, proposal: PriceProposal, force: str | None) -> int:
@@ -280,7 +283,7 @@ async def _lock_prices(session: AsyncSession, database: Database) -> None:
 
 
 def _drafted_by_key(sheet: PriceSheet) -> bool:
-    return any(change.action == "draft" and change.via.startswith(BY_KEY) for change in sheet.changes)
+    return any(change.action == "draft" and change.via.startswith(_PROVEN) for change in sheet.changes)
 
 
 def _check_texts(by: str, reason: str) -> None:

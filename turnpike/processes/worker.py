@@ -130,8 +130,9 @@ def jobs(admin: AdminServices) -> list[Job]:
         charges = await forget_charges(admin.database, settings.budget_keep_days * _DAY_S)
         windows = await forget_windows(admin.database, settings.budget_keep_days * _DAY_S)
         history = await History(admin.database).forget_old()
-        if removed or holds or charges or windows or history:
-            gone = {"holds": holds, "charges": charges, "windows": windows, "history": history}
+        users = await admin.users.forget_old()
+        if removed or holds or charges or windows or history or users:
+            gone = {"holds": holds, "charges": charges, "windows": windows, "history": history, "users": users}
             logger.info("old rows are forgotten", webhooks=removed, **gone)
         return removed >= REMOVAL_BATCH or max(holds, charges, windows, history) >= BATCH
 
