@@ -195,6 +195,7 @@ async def decide(
 
 async def write_result(session: AsyncSession, identity: UUID, result: str) -> None:
     """Note what an approved change made."""
+    # no entry: what it made is recorded by what makes it
     await session.execute(update(pending_change).where(pending_change.c.id == identity).values(result=result))
 
 

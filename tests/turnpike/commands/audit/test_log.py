@@ -51,7 +51,7 @@ def test_formats_and_filters(desk: Terminal) -> None:
     assert [line.split()[3] for line in table.splitlines()[1:]][:1] == ["grant.created"]
     rows = [json.loads(line) for line in desk.run("audit", "log", "--tenant", "acme", "--format", "json").splitlines()]
     assert [row["action"] for row in rows] == ["grant.created", "project.created", "tenant.created"]
-    assert rows[0]["after"]["amount"] == "20.00"
+    assert rows[0]["after"]["amount"] == "20.000000000000"
     assert rows[0]["actor"]["means"] == "command"
     (row,) = csv.DictReader(io.StringIO(desk.run("audit", "log", "--action", "grant.*", "--format", "csv")))
     assert row["reason"] == "'=1+1"
