@@ -212,6 +212,7 @@ class Tenancy:
     def _new_key(
         self, kind: KeyKind, name: str, expires_at: int | None, role: Role, limits: KeyLimits
     ) -> tuple[IssuedKey, ApiKey]:
+        # no entry: who adds the key records it
         issued, secret = generate_key()
         # no entry: whoever adds it records it
         return issued, ApiKey(

@@ -115,13 +115,16 @@ AUDITED_TABLES = frozenset(
         *("tenant", "project", "api_key", "budget", "platform_setting", "contract_terms"),
         *("price_book", "price_sheet", "price_interval", "price_change", "billing_period", "journal_loss"),
         *("billing_profile", "legal_entity", "invoice", "invoice_payment", "export_job", "webhook_endpoint"),
-        *("cache_scope_key", "gateway_epoch", "pending_change"),
+        *("cache_scope_key", "gateway_epoch"),
+        *("user_account", "credential", "membership", "pending_change", "rate_limit"),
     )
 )
 """Tables that say something of money, access, sharing or prices that people decide: whoever writes one records it."""
 UNAUDITED_TABLES = frozenset(
     (
         *("audit_entry", "audit_chain", "audit_anchor"),
+        # who is signed in now, and what was tried: signing in and what tokens are used for are recorded
+        *("user_session", "one_time_token", "sign_in_count"),
         # written with every request, or by rules that are recorded where they are set
         *("usage_fact", "usage_traits", "usage_batch", "usage_chain", "rollup_hour", "refused_settlement", "outbox"),
         *("hold_batch", "ended_hold", "budget_charge", "budget_window", "storage_event", "lease_storage_hour"),
@@ -353,7 +356,7 @@ def _audited_names(path: Path) -> set[str]:
         for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and ".tables" in f".{node.module}"
         for alias in node.names
-        if re.sub(r"(?<!^)(?=[A-Z])", "_", alias.name).lower() in AUDITED_TABLES
+        if re.sub(r"(?<!^)(?=[A-Z])", "_", alias.name.removesuffix("Row")).lower() in AUDITED_TABLES
     }
 
 

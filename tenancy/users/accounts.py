@@ -176,6 +176,7 @@ async def add_user(session: AsyncSession, email: str, name: str, moment: datetim
 
 def membership_row(user_id: UUID, one: Membership, moment: datetime) -> MembershipRow:
     """A new row of this role."""
+    # no entry: its callers add and record it
     return MembershipRow(
         id=new_id(),
         user_id=user_id,
@@ -211,6 +212,7 @@ async def credential(session: AsyncSession, user_id: UUID, kind: str) -> Credent
 
 async def set_credential(session: AsyncSession, user_id: UUID, kind: str, secret: bytes, moment: datetime) -> None:
     """Give the user this credential in place of the one of this kind that it had."""
+    # no entry: its callers record what it is for
     where = (Credential.user_id == user_id) & (Credential.kind == kind)
     values = {"secret": secret, "confirmed_at": moment, "counter": 0, "used_at": None}
     done = await session.execute(update(Credential).where(where).values(**values))

@@ -45,6 +45,7 @@ class SecondFactors:
     async def begin(self, user_id: UUID, now: int) -> NewAuthenticator:
         """Make a key for the user's authenticator, in place of one that was not confirmed. It counts when `confirm` is
         given a code of it. Raises WrongState if the user has a second factor already, NoSuchUser."""
+        # no entry: it counts when `confirm` records it
         key = totp.new_key()
         async with self._database.transaction() as session:
             user = await locked_user(session, self._database, user_id)
@@ -116,6 +117,7 @@ class SecondFactors:
     async def use(self, session: AsyncSession, user_id: UUID, code: str, now: int) -> str | None:
         """Use up a code in the caller's transaction: the kind of the second factor, or None if the code is wrong or
         was used. Of several uses of one code at once, one succeeds, whatever gateways they come to."""
+        # no entry: signing in is recorded
         row = await credential(session, user_id, TOTP)
         if row is None or row.confirmed_at is None:
             return None
@@ -138,6 +140,7 @@ class SecondFactors:
         return totp.matching_step(self._secrets.unseal(row.secret, row.id), code, now // _SECOND_US, row.counter)
 
     async def _replace_recovery_codes(self, session: AsyncSession, user_id: UUID, now: int) -> list[str]:
+        # no entry: its callers record it
         old = (Credential.user_id == user_id) & (Credential.kind == RECOVERY_CODE)
         await session.execute(delete(Credential).where(old))
         codes = totp.new_recovery_codes()

@@ -53,16 +53,24 @@ async def show_log(admin: AdminServices, arguments: argparse.Namespace) -> int:
 
 async def _wanted(admin: AdminServices, arguments: argparse.Namespace) -> Filter:
     from audit_log.reading import Filter
-    from billing.calendar import parse_instant
 
     return Filter(
         actor=arguments.actor,
         action=arguments.action,
         tenant_id=await tenant_id_of(admin, arguments.tenant),
         platform=arguments.platform,
-        since=None if arguments.since is None else parse_instant(arguments.since),
-        until=None if arguments.until is None else parse_instant(arguments.until),
+        since=_instant("--since", arguments.since),
+        until=_instant("--until", arguments.until),
     )
+
+
+def _instant(flag: str, text: str | None) -> int | None:
+    from billing.calendar import InvalidInstant, parse_instant
+
+    try:
+        return None if text is None else parse_instant(text)
+    except InvalidInstant as error:
+        raise CommandError(f"{flag}: {error}") from error
 
 
 async def _entries(admin: AdminServices, wanted: Filter, limit: int | None) -> AsyncIterator[Entry]:

@@ -11,7 +11,6 @@ from uuid import UUID
 
 import msgspec
 
-from audit_log.record import record_change
 from storage.reported_error import ReportedError
 from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
@@ -130,6 +129,8 @@ async def scrub_records(admin: AdminServices, arguments: argparse.Namespace) -> 
 @admin_command
 async def purge_records(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike cache purge`."""
+    from audit_log.record import record_change
+
     if sum(map(bool, (arguments.of, arguments.all, arguments.expired))) != 1:
         raise CommandError("say what to purge: --of TENANT PROJECT, --all or --expired")
     scopes = tenant_id = project_id = None
