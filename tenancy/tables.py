@@ -20,6 +20,9 @@ class Tenant(Base):
     id: Mapped[UUID] = mapped_column(Id, primary_key=True, default=new_id)
     name: Mapped[str] = mapped_column(Text, unique=True)
     created_at: Mapped[datetime] = mapped_column(Instant)
+    suspended_at: Mapped[datetime | None] = mapped_column(Instant, index=True)
+    suspended_for: Mapped[str | None] = mapped_column(Text)
+    suspended_running: Mapped[str | None] = mapped_column(Text)
 
 
 class Project(Base):
@@ -32,11 +35,17 @@ class Project(Base):
     tenant_id: Mapped[UUID] = mapped_column(Id, ForeignKey("tenant.id"))
     name: Mapped[str] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(Instant)
+    suspended_at: Mapped[datetime | None] = mapped_column(Instant, index=True)
+    suspended_for: Mapped[str | None] = mapped_column(Text)
+    suspended_running: Mapped[str | None] = mapped_column(Text)
 
 
 class ApiKey(Base):
     """A key: its public id and the MAC of its secret. A tenant's admin key has no project. An operator's key has no
     tenant either, and its name is the operator's.
+
+    `limits` is JSON of `tenancy.key_limits.KeyLimits`. A key that was rotated keeps its earlier secret's MAC as
+    `previous_mac`, which is valid until `previous_until`.
     """
 
     __tablename__ = "api_key"
@@ -62,6 +71,13 @@ class ApiKey(Base):
     expires_at: Mapped[datetime | None] = mapped_column(Instant)
     revoked_at: Mapped[datetime | None] = mapped_column(Instant)
     last_used_at: Mapped[datetime | None] = mapped_column(Instant)
+    role: Mapped[str | None] = mapped_column(Text)
+    limits: Mapped[str] = mapped_column(Text, default="{}", server_default="{}")
+    rotated_at: Mapped[datetime | None] = mapped_column(Instant)
+    previous_mac: Mapped[bytes | None] = mapped_column(LargeBinary)
+    previous_pepper_version: Mapped[int | None] = mapped_column(Integer)
+    previous_until: Mapped[datetime | None] = mapped_column(Instant)
+    previous_used_at: Mapped[datetime | None] = mapped_column(Instant)
 
     def __repr__(self) -> str:
         return f"ApiKey(public_id={self.public_id!r}, kind={self.kind!r}, name={self.name!r})"

@@ -143,7 +143,7 @@ def _headers(tasks: Sequence[GenerationTask], items: Sequence[Item | None]) -> d
     known = next((item for item in items if isinstance(item, Started | Finished)), None)
     if known is not None:
         headers[CACHE_STATUS] = cache_status(prepared, known.usage, known.counts)
-    elif prepared.leases is not None:
+    elif prepared.leases is not None and (prepared.leases.hit is None or prepared.leases.hit.billed):
         headers[CACHE_STATUS] = cache_status(prepared)
     return headers
 

@@ -16,13 +16,14 @@ from msgspec.structs import replace
 
 from billing.holds.records import Hold
 from gateway.admission.admission import PreparedRequest, database_unavailable
-from gateway.errors import GatewayError, Interrupted, TimedOut, Unaffordable, Unavailable
+from gateway.errors import GatewayError, Interrupted, NotCached, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.hold_slices import HoldSlices
+from gateway.generation.lease_promise import LeasePromise, computed_prompt
 from gateway.generation.outcome import finish_reasons, invalid_grammar, left_undone, outcome_of, replica_lost_error
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
 from gateway.generation.usage_recording import EndedRequest, UsageRecording
@@ -60,6 +61,8 @@ class GenerationTask:
         self._stream: ReplicaStream | None = None
         """The current attempt's."""
         self._slices: HoldSlices | None = None
+        self._hold: Hold | None = None
+        self._promise: LeasePromise | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._began: Began | None = None
         self._started = time.monotonic()
@@ -101,7 +104,8 @@ class GenerationTask:
         recorder, domains, payer = self._deps.recorder, self._deps.domains, self.prepared.payer
         if not domains.ready(payer.project_id):
             await domains.prepare(payer.tenant_id, payer.project_id)
-        hold = await self._reserve()
+        hold = self._hold = await self._reserve()
+        self._promise = LeasePromise(self._deps.promises, self.prepared)
         if (leases := self.prepared.leases) is not None:
             lane = self.prepared.generation.lane
             shared = await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
@@ -124,13 +128,16 @@ class GenerationTask:
         ends = finish_reasons(done, self._choices.ends, shortened=self.prepared.shortened)
         grammar = self.prepared.generation.grammar
         invalid = None if done is None or grammar is None else invalid_grammar(done, grammar)
+        computed = computed_prompt(done, self._began, self.state.outcome)
+        if invalid is None and computed and (refusal := await self._keep_promise(computed)) is not None:
+            invalid = failed(refusal)
         self.state.move("answered" if invalid is None else "input_refused", invalid or outcome_of(done, ends))
         if self._outcome().failure is not None:
             await self._end_permit()  # before the client is told: it may try again at once
         await self._deliver_rest()
         self.state.move("delivered")
         outcome = self._outcome()
-        await self._record(hold, stream, done, outcome, ends)
+        await self._record(self._hold, stream, done, outcome, ends)
         self.state.move("recorded")
         log.info(
             "request ended",
@@ -245,11 +252,14 @@ class GenerationTask:
         while True:
             event = await stream.next()
             if isinstance(event, Tokens):
+                if (refusal := await self._keep_promise()) is not None:
+                    self._stop("interrupted", "not cached", failed(refusal))
                 self._take(event)
             elif isinstance(event, Began):
                 self._began = event
                 self._began_s = time.monotonic() - self._started
-                self._tell_start(event)
+                if self._promise is not None and self._promise.kept:
+                    self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
             elif isinstance(event, Done):
@@ -269,6 +279,17 @@ class GenerationTask:
             else:
                 log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
                 return None
+
+    async def _keep_promise(self, reach: int | None = None) -> NotCached | None:
+        """Let what leases promise stand for good, and tell it; or the error, if nothing is cached after all."""
+        assert self._promise is not None
+        assert self._hold is not None
+        if self._promise.kept:
+            return None
+        self.prepared, self._hold, refusal = await self._promise.keep(self.prepared, self._hold, reach)
+        if self._began is not None and refusal is None:
+            self._tell_start(self._began)
+        return refusal
 
     def _tell_start(self, began: Began) -> None:
         """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise."""

@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "r0036"
-down_revision = "r0032"
+down_revision = "r0035"
 branch_labels = None
 depends_on = None
 

@@ -39,6 +39,8 @@ from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.rate_limits import LimitCache, RateLimits
 from tenancy.repositories import Tenancy
+from tenancy.suspension import Suspensions
+from tenancy.users.service import Users
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy
@@ -88,6 +90,7 @@ class Stack:
     server: GatewayServer
     serving: asyncio.Task[None]
     tenancy: Tenancy
+    users: Users
     balances: Balances
     tenant: Any
     project: Any
@@ -206,6 +209,7 @@ async def running_stack(
     stack.database = await Database.open(url)
     bus = LocalBus()
     stack.tenancy = Tenancy(stack.database, PEPPERS, bus)
+    stack.users = Users(stack.database, b"m" * 32, bus)
     stack.balances = Balances(stack.database)
     prices = PriceCatalog(stack.database)
     if not await stack.tenancy.list_tenants():
@@ -238,6 +242,9 @@ async def running_stack(
         authenticator=Authenticator(
             stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
         ),
+        tenancy=stack.tenancy,
+        suspensions=Suspensions(stack.database, bus),
+        users=stack.users,
         holds=HoldService(stack.database),
         prices=prices,
         spool=stack.spool,
@@ -255,7 +262,7 @@ async def running_stack(
     app = create_app(services)
     stack.gateway = gateway_of(app)
     stack.server = PromptServer(app, internal=internal)
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # which asyncio looks at before it sets TCP_NODELAY
     listener.bind(("127.0.0.1", 0))
     stack.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
     stack.serving = asyncio.create_task(stack.server.serve(sockets=[listener]))
@@ -277,5 +284,6 @@ async def running_stack(
                 await replica.stop()
             await stack.spool.close()
             await services.holds.close()
+            await stack.users.close()
             await bus.close()
             await stack.database.close()

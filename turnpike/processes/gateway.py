@@ -24,8 +24,10 @@ from gateway.services import GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
 from tenancy.authenticator import Authenticator
+from tenancy.key_limits import parse_networks
 from tenancy.keys import Peppers
 from tenancy.rate_limits import LimitCache
+from tenancy.suspension import Suspensions
 from turnpike.admin_services import AdminServices, webhook_endpoints
 from turnpike.processes.listener import is_loopback
 from turnpike.settings.data_folder import folder_identity
@@ -49,9 +51,11 @@ def tune_garbage_collector() -> None:
 async def open_gateway_services(
     settings: Settings, admin: AdminServices, secrets: Secrets, registry: ModelRegistry
 ) -> AsyncIterator[GatewayServices]:
-    """What the gateway's application is made of. Raises ModelWithoutPrice, AddressError, GatewayNameTaken, OSError."""
+    """What the gateway's application is made of. Raises ModelWithoutPrice, AddressError, GatewayNameTaken, OSError,
+    InvalidLimit."""
     raise_open_files_limit()
     name = settings.own_gateway_name
+    proxies = [one for one in settings.trusted_proxies.split(",") if one.strip()]
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
@@ -69,6 +73,9 @@ async def open_gateway_services(
                 admin.bus,
                 patience=settings.database_timeout,
             ),
+            tenancy=admin.tenancy,
+            suspensions=Suspensions(admin.database, admin.bus),
+            users=admin.users,
             holds=admin.holds,
             prices=admin.prices,
             spool=spool,
@@ -94,6 +101,7 @@ async def open_gateway_services(
                 connections=settings.max_connections,
                 connections_per_address=settings.max_connections_per_address,
                 public_metrics=not settings.metrics_listen and is_loopback(settings.host),
+                trusted_proxies=parse_networks(proxies, "trusted_proxies") if proxies else (),
                 database_patience=settings.database_timeout,
                 timeouts=RequestTimeouts(request=settings.request_timeout),
             ),
