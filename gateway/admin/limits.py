@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
 from litestar import Request, Response, delete, get, put
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, InvalidRequest, NotFound
+from gateway.http.operations import describes, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
@@ -50,10 +51,10 @@ class LimitsObject(Struct, frozen=True, kw_only=True):
     project_id: UUID
     project: str
     key: str | None
-    requests_per_minute: int | None
-    input_tokens_per_minute: int | None
-    output_tokens_per_minute: int | None
-    concurrent_requests: int | None
+    requests_per_minute: Annotated[int | None, Meta(examples=[600])]
+    input_tokens_per_minute: Annotated[int | None, Meta(examples=[200000])]
+    output_tokens_per_minute: Annotated[int | None, Meta(examples=[40000])]
+    concurrent_requests: Annotated[int | None, Meta(examples=[32])]
 
 
 class LimitsList(Struct, frozen=True, kw_only=True):
@@ -71,6 +72,8 @@ class RemovedLimits(Struct, frozen=True, kw_only=True):
 
 
 _NEW = msgspec.json.Decoder(NewLimits)
+_EXAMPLE = NewLimits(600, 200_000, 40_000, 32, "agreed with the customer")
+_EXAMPLE_ID = "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"
 
 
 def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
@@ -111,7 +114,17 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             raise NotFound("No limits are set.")
         return json_response(RemovedLimits())
 
-    @get("/admin/v1/limits", opt=demands("limits.read"))
+    @get(
+        "/admin/v1/limits",
+        opt=demands("limits.read")
+        | describes(
+            LimitsList,
+            query=(
+                query("tenant_id", UUID, "Only this tenant's.", example=_EXAMPLE_ID),
+                query("project_id", UUID, "Only this project's, and those of its keys.", example=_EXAMPLE_ID),
+            ),
+        ),
+    )
     async def list_limits(request: Request[Any, Any, Any]) -> Response[bytes]:
         """All limits that the caller may see, or those of one tenant or project."""
         parameters = Parameters.of(request)
@@ -126,32 +139,46 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             )
         )
 
-    @get("/admin/v1/limits/projects/{project_id:uuid}", opt=demands("limits.read"))
+    @get("/admin/v1/limits/projects/{project_id:uuid}", opt=demands("limits.read") | describes(LimitsObject))
     async def retrieve_project_limits(request: Request[Any, Any, Any], project_id: FromPath[UUID]) -> Response[bytes]:
         """The limits of a project."""
         return await read(await project_of(request, project_id, "limits.read"))
 
-    @put("/admin/v1/limits/projects/{project_id:uuid}", opt=demands("limits.write"))
+    @put(
+        "/admin/v1/limits/projects/{project_id:uuid}",
+        opt=demands("limits.write") | describes(LimitsObject, body=_EXAMPLE),
+    )
     async def set_project_limits(request: Request[Any, Any, Any], project_id: FromPath[UUID]) -> Response[bytes]:
         """Set all limits of a project."""
         return await change(request, await project_of(request, project_id, "limits.write"))
 
-    @delete("/admin/v1/limits/projects/{project_id:uuid}", status_code=200, opt=demands("limits.write"))
+    @delete(
+        "/admin/v1/limits/projects/{project_id:uuid}",
+        status_code=200,
+        opt=demands("limits.write") | describes(RemovedLimits),
+    )
     async def remove_project_limits(request: Request[Any, Any, Any], project_id: FromPath[UUID]) -> Response[bytes]:
         """Remove the limits of a project; its keys keep theirs."""
         return await remove(await project_of(request, project_id, "limits.write"))
 
-    @get("/admin/v1/limits/keys/{key:str}", opt=demands("limits.read"))
+    @get("/admin/v1/limits/keys/{key:str}", opt=demands("limits.read") | describes(LimitsObject))
     async def retrieve_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """The limits of a key, by its public id."""
         return await read(await key_of(request, key, "limits.read"))
 
-    @put("/admin/v1/limits/keys/{key:str}", opt=demands("limits.write"))
+    @put(
+        "/admin/v1/limits/keys/{key:str}",
+        opt=demands("limits.write") | describes(LimitsObject, body=_EXAMPLE),
+    )
     async def set_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Set all limits of a key; those of its project apply beside them."""
         return await change(request, await key_of(request, key, "limits.write"))
 
-    @delete("/admin/v1/limits/keys/{key:str}", status_code=200, opt=demands("limits.write"))
+    @delete(
+        "/admin/v1/limits/keys/{key:str}",
+        status_code=200,
+        opt=demands("limits.write") | describes(RemovedLimits),
+    )
     async def remove_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Remove the limits of a key."""
         return await remove(await key_of(request, key, "limits.write"))
