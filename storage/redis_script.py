@@ -26,7 +26,7 @@ TIMEOUT_S = 0.05
 _FAILURES = 3
 """So many failed calls in a row open the circuit."""
 _PROBE_S = 1.0
-_TURNS = 3
+_TURNS = 5
 """Turns of the event loop after the deadline in which an answer that has arrived is read: a busy loop is not a slow
 Redis."""
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
 from litestar import Request, Response, delete, get, put
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
@@ -25,9 +25,12 @@ from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.free_text import REASON, problem_of_text
+from tenancy.directory import PROJECT_PREFIX, TENANT_PREFIX, prefixed_id, project_public_id, tenant_public_id
 from tenancy.permissions import Permission
 from tenancy.rate_limits import InvalidLimit, Limits, LimitScope, LimitSubject, SubjectLimits
 from tenancy.repositories import NoSuchRecord
+
+_EXAMPLE_HEX = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
 
 
 class NewLimits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,15 +49,15 @@ class LimitsObject(Struct, frozen=True, kw_only=True):
 
     object: Literal["rate_limits"] = "rate_limits"
     scope: LimitScope
-    tenant_id: UUID
+    tenant_id: Annotated[str, Meta(examples=[f"{TENANT_PREFIX}{_EXAMPLE_HEX}"])]
     tenant: str
-    project_id: UUID
+    project_id: Annotated[str, Meta(examples=[f"{PROJECT_PREFIX}{_EXAMPLE_HEX}"])]
     project: str
     key: str | None
-    requests_per_minute: int | None
-    input_tokens_per_minute: int | None
-    output_tokens_per_minute: int | None
-    concurrent_requests: int | None
+    requests_per_minute: Annotated[int | None, Meta(examples=[600])]
+    input_tokens_per_minute: Annotated[int | None, Meta(examples=[200000])]
+    output_tokens_per_minute: Annotated[int | None, Meta(examples=[40000])]
+    concurrent_requests: Annotated[int | None, Meta(examples=[32])]
 
 
 class LimitsList(Struct, frozen=True, kw_only=True):
@@ -71,8 +74,9 @@ class RemovedLimits(Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
-_EXAMPLE = "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"
 _NEW = msgspec.json.Decoder(NewLimits)
+_EXAMPLE = NewLimits(600, 200_000, 40_000, 32, "agreed with the customer")
+_PROJECT = {"project": f"{PROJECT_PREFIX}{_EXAMPLE_HEX}"}
 
 
 def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
@@ -80,7 +84,10 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     limits, wait = gateway.services.rate_limits, gateway.management_breakers.limits.wait
     client_timeout = gateway.services.options.client_timeout
 
-    async def project_of(request: Request[Any, Any, Any], project_id: UUID, permission: Permission) -> LimitSubject:
+    async def project_of(request: Request[Any, Any, Any], project: str, permission: Permission) -> LimitSubject:
+        project_id = prefixed_id(project, PROJECT_PREFIX)
+        if project_id is None:
+            raise _no_such("project")
         with _limit_errors("project"):
             return _permitted(request, await wait(limits.subject_of_project(project_id)), permission, "project")
 
@@ -119,46 +126,55 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         | describes(
             LimitsList,
             query=(
-                query("tenant_id", UUID, "Only of this tenant's projects.", example=_EXAMPLE),
-                query("project_id", UUID, "Only of this project and its keys.", example=_EXAMPLE),
+                query(
+                    "tenant_id", str, "Only this tenant's: `tenant_<hex>`.", example=f"{TENANT_PREFIX}{_EXAMPLE_HEX}"
+                ),
+                query(
+                    "project_id",
+                    str,
+                    "Only this project's, `project_<hex>`, and those of its keys.",
+                    example=_PROJECT["project"],
+                ),
             ),
         ),
     )
     async def list_limits(request: Request[Any, Any, Any]) -> Response[bytes]:
         """All limits that the caller may see, or those of one tenant or project."""
         parameters = Parameters.of(request)
-        tenants, projects = parameters.ids("tenant_id"), parameters.ids("project_id")
+        tenant, project = _id(parameters, "tenant_id", TENANT_PREFIX), _id(parameters, "project_id", PROJECT_PREFIX)
         parameters.reject_unknown()
         principal = request_context(request.scope).authenticated_principal
-        tenant, project = tenants[-1] if tenants else principal.tenant_id, projects[-1] if projects else None
-        found = await wait(limits.list(tenant_id=tenant, project_id=project))
+        found = await wait(limits.list(tenant_id=tenant or principal.tenant_id, project_id=project))
         return json_response(
             LimitsList(
                 data=[_object(one) for one in found if principal.may("limits.read", one.tenant_id, one.project_id)]
             )
         )
 
-    @get("/admin/v1/limits/projects/{project_id:uuid}", opt=demands("limits.read") | describes(LimitsObject))
-    async def retrieve_project_limits(request: Request[Any, Any, Any], project_id: FromPath[UUID]) -> Response[bytes]:
+    @get(
+        "/admin/v1/limits/projects/{project:str}",
+        opt=demands("limits.read") | describes(LimitsObject, path=_PROJECT),
+    )
+    async def retrieve_project_limits(request: Request[Any, Any, Any], project: FromPath[str]) -> Response[bytes]:
         """The limits of a project."""
-        return await read(await project_of(request, project_id, "limits.read"))
+        return await read(await project_of(request, project, "limits.read"))
 
     @put(
-        "/admin/v1/limits/projects/{project_id:uuid}",
-        opt=demands("limits.write") | describes(LimitsObject, body=NewLimits(600, 200_000)),
+        "/admin/v1/limits/projects/{project:str}",
+        opt=demands("limits.write") | describes(LimitsObject, body=_EXAMPLE, path=_PROJECT),
     )
-    async def set_project_limits(request: Request[Any, Any, Any], project_id: FromPath[UUID]) -> Response[bytes]:
+    async def set_project_limits(request: Request[Any, Any, Any], project: FromPath[str]) -> Response[bytes]:
         """Set all limits of a project."""
-        return await change(request, await project_of(request, project_id, "limits.write"))
+        return await change(request, await project_of(request, project, "limits.write"))
 
     @delete(
-        "/admin/v1/limits/projects/{project_id:uuid}",
+        "/admin/v1/limits/projects/{project:str}",
         status_code=200,
-        opt=demands("limits.write") | describes(RemovedLimits),
+        opt=demands("limits.write") | describes(RemovedLimits, path=_PROJECT),
     )
-    async def remove_project_limits(request: Request[Any, Any, Any], project_id: FromPath[UUID]) -> Response[bytes]:
+    async def remove_project_limits(request: Request[Any, Any, Any], project: FromPath[str]) -> Response[bytes]:
         """Remove the limits of a project; its keys keep theirs."""
-        return await remove(await project_of(request, project_id, "limits.write"))
+        return await remove(await project_of(request, project, "limits.write"))
 
     @get("/admin/v1/limits/keys/{key:str}", opt=demands("limits.read") | describes(LimitsObject))
     async def retrieve_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
@@ -167,7 +183,7 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @put(
         "/admin/v1/limits/keys/{key:str}",
-        opt=demands("limits.write") | describes(LimitsObject, body=NewLimits(60, concurrent_requests=4)),
+        opt=demands("limits.write") | describes(LimitsObject, body=_EXAMPLE),
     )
     async def set_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Set all limits of a key; those of its project apply beside them."""
@@ -191,6 +207,15 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         set_key_limits,
         remove_key_limits,
     ]
+
+
+def _id(parameters: Parameters, name: str, prefix: str) -> UUID | None:
+    """The id in a parameter, None if it is absent. Raises InvalidField."""
+    text = parameters.text(name)
+    found = None if text is None else prefixed_id(text, prefix)
+    if text is not None and found is None:
+        raise InvalidField(name, f"not an id such as {prefix}{_EXAMPLE_HEX}")
+    return found
 
 
 def _permitted(
@@ -220,9 +245,9 @@ def _limit_errors(kind: str) -> Iterator[None]:
 def _object(found: SubjectLimits) -> LimitsObject:
     return LimitsObject(
         scope=found.scope,
-        tenant_id=found.tenant_id,
+        tenant_id=tenant_public_id(found.tenant_id),
         tenant=found.tenant,
-        project_id=found.project_id,
+        project_id=project_public_id(found.project_id),
         project=found.project,
         key=found.key,
         **msgspec.structs.asdict(found.limits),

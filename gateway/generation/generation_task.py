@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 
 import structlog
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from gateway.generation.lease_promise import LeasePromise, computed_prompt
 from gateway.generation.outcome import finish_reasons, invalid_grammar, left_undone, outcome_of, replica_lost_error
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
 from gateway.generation.usage_recording import EndedRequest, UsageRecording
-from gateway.limits.permit import Permit
+from gateway.limits.permit import FREE, Permit
 from gateway.metering.billable_usage import NONSENSE, to_billing_counts, usage_of
 from gateway.request_context import public_name
 from protocol.requests import Began, Done, PromptLogprobs, Tokens
@@ -324,9 +325,10 @@ class GenerationTask:
             self._delivered(self.delivery.delivered)
         self._end_unpaid()
 
-    async def _end_permit(self) -> None:
-        if self._permit is not None:
-            await self._permit.ended(self.prepared.request_id, self._choices.tokens)
+    def _end_permit(self) -> Awaitable[object]:
+        if self._permit is None:
+            return FREE
+        return self._permit.ended(self.prepared.request_id, self._choices.tokens)
 
     def _end_writes(self, *, succeeded: bool) -> None:
         if self.prepared.leases is not None:
@@ -348,10 +350,11 @@ class GenerationTask:
         delivered = self._choices.tokens if outcome.status == "ok" else self.delivery.delivered
         ended = EndedRequest(prepared, hold, stream, outcome, self._began, self._began_s, done, delivered)
         recording = UsageRecording(deps)
+        freed = self._end_permit()
         unrecorded = Interrupted("The answer's usage could not be recorded.")
         event = await recording.record(ended, failing=lambda: self.delivery.fail(unrecorded))
         explanation = None if event is None else await recording.remember(ended, event)
-        await self._end_permit()  # whoever has the answer may ask again at once
+        await freed  # whoever has the answer may ask again at once
         if event is not None and outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at

@@ -7,7 +7,7 @@ request without any limit asks nobody.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from uuid import UUID
 
 import structlog
@@ -31,7 +31,7 @@ from gateway.limits.operations import (
     Verdict,
 )
 from gateway.limits.outage import Outage
-from gateway.limits.permit import Permit
+from gateway.limits.permit import FREE, Permit
 from gateway.limits.redis_buckets import RedisBuckets
 from storage.database.batcher import MicroBatcher
 from storage.redis_script import ScriptUnavailable
@@ -143,18 +143,20 @@ class Limiter:
         elif self._shared.asks:
             self._batcher.submit((permit.tenant, operation))
 
-    async def end(self, permit: Permit, operation: Ended) -> None:
-        """Settle and free the request's places; waits for these alone."""
+    def end(self, permit: Permit, operation: Ended) -> Awaitable[object]:
+        """Settle and free the request's places; what is returned is done when other workers see them free. This one
+        asks in order, so it need not wait for itself."""
         self._placed.pop(permit.request, None)
         if self._shared is None:
             self._memory.run(operation)
-            return
+            return FREE
         if self._outage.active:
             self._outage.run(operation)
         if self._shared.asks:
             done = self._batcher.submit((permit.tenant, operation))
-            if permit.has_places:
-                await done
+            if permit.has_places and self._outage.workers > 1:
+                return done
+        return FREE
 
     async def _ask(self, tenant: UUID, operation: Reserve) -> Verdict:
         if self._shared is None:

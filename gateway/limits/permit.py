@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Generator
 from typing import Protocol
 from uuid import UUID
 
 from gateway.limits.expected_tokens import ExpectedTokens
 from gateway.limits.operations import UNLIMITED, Began, Ended, Renew, Scopes
+
+
+class _Free:
+    """Nothing to wait for."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+FREE = _Free()
 
 
 class Settling(Protocol):
@@ -18,8 +30,8 @@ class Settling(Protocol):
         """Settle in the background."""
         ...
 
-    async def end(self, permit: Permit, operation: Ended) -> None:
-        """Settle; returns when the request's places are free, if it had any."""
+    def end(self, permit: Permit, operation: Ended) -> Awaitable[object]:
+        """Settle; what is returned is done when the request's places are free."""
         ...
 
 
@@ -39,6 +51,7 @@ class Permit:
         self._project = project
         self._input: dict[UUID, int] = {}
         """Part -> its uncached input tokens, once it began."""
+        self._freed: Awaitable[object] = FREE
         self._output: dict[UUID, int] = {}
         """Part -> its output tokens, once it ended."""
 
@@ -56,13 +69,15 @@ class Permit:
         if len(self._input) == self.parts and self._counts_tokens:
             self._limiter.settle(self, Began(self.request, sum(self._input.values()), self.scopes))
 
-    async def ended(self, part: UUID, output_tokens: int) -> None:
-        """A part has ended, or never began; returns when its places are free. Only the first call counts."""
+    def ended(self, part: UUID, output_tokens: int) -> Awaitable[object]:
+        """A part has ended, or never began. Only the first call counts; what it returns is done when the places are
+        free for whoever asks next, at any gateway."""
         if part in self._output:
-            return
+            return self._freed
         self._output[part] = output_tokens
         if output_tokens:
             self._limiter.expected.learn_output(self._project, output_tokens)
         if len(self._output) == self.parts and (self._counts_tokens or self.has_places):
             used = sum(self._input.values()), sum(self._output.values())
-            await self._limiter.end(self, Ended(self.request, *used, self.scopes))
+            self._freed = self._limiter.end(self, Ended(self.request, *used, self.scopes))
+        return self._freed

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import select
 
-from audit_log.actors import Actor, NoActor, acting_as
+from audit_log.actors import Actor, acting_as
+from audit_log.tables import audit_entry
 from storage.bus import LocalBus
 from storage.database.database import Database, DatabaseUnavailable
 from tenancy.keys import Peppers
@@ -96,12 +98,10 @@ async def test_old_limits_serve_while_they_are_read_and_while_the_database_is_aw
         await cache.load(uuid4(), owner.key.project_id, owner.key.tenant_id)
 
 
-async def test_limits_have_bounds_owners_and_an_actor(database: Database, bus: LocalBus, owner: Owner) -> None:
+async def test_limits_have_bounds_and_owners(owner: Owner) -> None:
     for limits in (Limits(), Limits(requests_per_minute=0), Limits(concurrent_requests=10**9 + 1)):
         with pytest.raises(InvalidLimit):
             await owner.store.set(owner.key, limits)
-    with pytest.raises(NoActor):
-        await owner.store.set(owner.key, Limits(requests_per_minute=1))
     assert await owner.store.get(owner.key) is None
     for look in (owner.store.subject_of_key("nobody"), owner.store.subject_of_project(uuid4())):
         with pytest.raises(NoSuchRecord):
@@ -118,3 +118,20 @@ async def test_a_list_names_owners_and_is_of_one_tenant(owner: Owner) -> None:
     ]
     assert found[1].key
     assert await owner.store.list(tenant_id=uuid4()) == []
+
+
+async def test_every_change_is_in_the_audit_log(database: Database, owner: Owner) -> None:
+    await owner.set(owner.key, requests_per_minute=5)
+    await owner.set(owner.key, concurrent_requests=2)
+    with acting_as(ACTOR):
+        await owner.store.remove(owner.key, "trial over")
+    query = select(audit_entry).where(audit_entry.c.tenant_id == owner.key.tenant_id).order_by(audit_entry.c.number)
+    async with database.reading() as session:
+        rows = [row for row in (await session.execute(query)).all() if row.action.startswith("limits.")]
+    assert [(row.action, row.target, row.target_id, row.actor_name) for row in rows] == [
+        (action, "key", str(owner.key.id), "tester") for action in ("limits.set", "limits.set", "limits.removed")
+    ]
+    assert rows[2].reason == "trial over"
+    assert rows[0].before is None
+    assert rows[1].before == rows[0].after
+    assert rows[2].after is None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from turnpike.command_context import DEFAULT_PROJECT, admin_command, print_table
@@ -58,8 +56,7 @@ async def set_limits(admin: AdminServices, arguments: argparse.Namespace) -> Non
     found = await admin.limits.get(subject)
     before = asdict(found.limits if found else Limits())
     limits = Limits(**before | {name: _number(name, text) for name, text in named.items()})
-    with _command_acts():
-        await admin.limits.set(subject, limits, arguments.reason)
+    await admin.limits.set(subject, limits, arguments.reason)
     said = ", ".join(f"{_shown(getattr(limits, name))} {text}" for name, text in _FLAGS.values())
     print(f"set: {said}")
 
@@ -84,27 +81,9 @@ async def list_limits(admin: AdminServices, arguments: argparse.Namespace) -> No
 async def remove_limits(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike limits remove TENANT`."""
     subject = await _subject(admin, arguments)
-    with _command_acts():
-        removed = await admin.limits.remove(subject, arguments.reason)
-    if removed is None:
+    if await admin.limits.remove(subject, arguments.reason) is None:
         raise CommandError("no limits are set there: see `turnpike limits list`")
     print("removed")
-
-
-@contextmanager
-def _command_acts() -> Iterator[None]:
-    """Changes are this command's, unless it is known already who runs it."""
-    from audit_log.actors import Actor, NoActor, acting_as, current_actor
-    from turnpike.admin_services import system_user
-
-    try:
-        current_actor()
-    except NoActor:
-        user = system_user()
-        with acting_as(Actor("command", user, user)):
-            yield
-    else:
-        yield
 
 
 async def _subject(admin: AdminServices, arguments: argparse.Namespace) -> LimitSubject:

@@ -164,7 +164,10 @@ async def call(stack: Stack, key: str, method: str, path: str, body: Any = None)
 
 async def test_operators_and_the_tenants_administrators_change_limits(stack: Stack) -> None:
     operator = (await stack.tenancy.create_operator_key("ada")).key
-    project, key = f"/admin/v1/limits/projects/{stack.project.id}", f"/admin/v1/limits/keys/{stack.public_id}"
+    project, key = (
+        f"/admin/v1/limits/projects/project_{stack.project.id.hex}",
+        f"/admin/v1/limits/keys/{stack.public_id}",
+    )
     assert (await call(stack, operator, "GET", project))[0] == 404
     status, limits = await call(stack, operator, "PUT", project, {"requests_per_minute": 3, "reason": "trial"})
     assert (status, limits["requests_per_minute"], limits["key"]) == (200, 3, None)
@@ -174,7 +177,7 @@ async def test_operators_and_the_tenants_administrators_change_limits(stack: Sta
         status, found = await call(stack, who, "GET", "/admin/v1/limits")
         assert status == 200
         assert [one["scope"] for one in found["data"]] == ["project", "key"]
-    assert await call(stack, operator, "GET", f"/admin/v1/limits?tenant_id={stack.project.id}") == (
+    assert await call(stack, operator, "GET", f"/admin/v1/limits?tenant_id=tenant_{stack.project.id.hex}") == (
         200,
         {"object": "list", "data": []},
     )
@@ -188,14 +191,16 @@ async def test_foreign_limits_are_not_found_and_wrong_ones_refused(stack: Stack)
     foreign = await stack.tenancy.create_project(other.id, "theirs")
     issued = await stack.tenancy.create_key(other.id, foreign.id)
     theirs = (await stack.tenancy.create_key(other.id, None)).key
-    for path in (f"/admin/v1/limits/projects/{foreign.id}", f"/admin/v1/limits/keys/{issued.public_id}"):
+    for path in (f"/admin/v1/limits/projects/project_{foreign.id.hex}", f"/admin/v1/limits/keys/{issued.public_id}"):
         assert (await call(stack, theirs, "PUT", path, {"requests_per_minute": 3}))[0] == 200
         for method, body in (("GET", None), ("PUT", {"requests_per_minute": 1}), ("DELETE", None)):
             assert (await call(stack, stack.admin_key, method, path, body))[0] == 404
             assert (await call(stack, stack.key, method, path, body))[0] == 403
-    status, found = await call(stack, stack.admin_key, "GET", f"/admin/v1/limits?tenant_id={other.id}")
+    status, found = await call(stack, stack.admin_key, "GET", f"/admin/v1/limits?tenant_id=tenant_{other.id.hex}")
     assert (status, found["data"]) == (200, [])
-    own = f"/admin/v1/limits/projects/{stack.project.id}"
+    assert (await call(stack, stack.admin_key, "GET", "/admin/v1/limits?tenant_id=other"))[0] == 400
+    assert (await call(stack, stack.admin_key, "GET", "/admin/v1/limits/projects/nonsense"))[0] == 404
+    own = f"/admin/v1/limits/projects/project_{stack.project.id.hex}"
     for body, path in (
         ({}, "$.requests_per_minute"),
         ({"requests_per_minute": 0}, "$.requests_per_minute"),
