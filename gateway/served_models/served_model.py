@@ -68,6 +68,11 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer
     template: ChatTemplate
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its name, and the digest of what makes tokens of text."""
+        return self.name, self.text_digest
+
     def prompt(self, turns: tuple[Turn, ...], tools: tuple[Tool, ...] = (), *, continued: bool = False) -> Prompt:
         """The conversation as tokens and spans; `continued`: up to the end of the last turn, with which the model goes
         on. Raises ConversationRefused, PromptTooLong."""

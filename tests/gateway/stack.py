@@ -31,6 +31,7 @@ from gateway.server import GatewayServer
 from gateway.services import Gateway, GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
+from prompt_cache.promise.shared_prefixes import SharedPrefixes
 from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.authenticator import Authenticator
@@ -242,7 +243,9 @@ async def running_stack(
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
         webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), WEBHOOK_TOPICS),
-        domains=CacheDomains(b"s" * 32, scope_keys, retention=3600.0),
+        domains=CacheDomains(
+            b"s" * 32, scope_keys, retention=3600.0, shared=SharedPrefixes(stack.database, scope_keys)
+        ),
         scope_keys=scope_keys,
         options=options or GatewayOptions(timeouts=quick_timeouts(), drain_timeout=20.0),
     )

@@ -21,6 +21,7 @@ from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
+from prompt_cache.promise.shared_prefixes import SharedPrefixes
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from turnpike.admin_services import AdminServices, webhook_endpoints
@@ -76,7 +77,12 @@ async def open_gateway_services(
             exports=ExportJobs(admin.database, admin.prices, settings.exports),
             webhooks=webhook_endpoints(settings, admin.database, secrets),
             epoch=keeper,
-            domains=CacheDomains(secrets.scope_secret, scope_keys, retention=settings.cache_retention),
+            domains=CacheDomains(
+                secrets.scope_secret,
+                scope_keys,
+                retention=settings.cache_retention,
+                shared=SharedPrefixes(admin.database, scope_keys),
+            ),
             scope_keys=scope_keys,
             options=GatewayOptions(
                 body_limit=settings.body_limit,
