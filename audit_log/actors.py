@@ -49,6 +49,11 @@ def acting_as(actor: Actor) -> Iterator[None]:
         _actor.reset(token)
 
 
+def become(actor: Actor) -> None:
+    """Act as this actor from here on, until the innermost `acting_as` or this task ends."""
+    _actor.set(actor)
+
+
 def current_actor() -> Actor:
     """Who acts now. Raises NoActor outside `acting_as`."""
     try:

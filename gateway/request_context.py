@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import cast
 from uuid import UUID
 
@@ -20,12 +21,16 @@ def public_name(request_id: UUID) -> str:
 
 
 class RequestContext:
-    """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`."""
+    """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`, and `limit_headers` where
+    limits apply: they go with whatever is answered. `address` is the client's, as `gateway.http.client_address` knows
+    it."""
 
-    __slots__ = ("id", "model", "principal", "started")
+    __slots__ = ("address", "id", "limit_headers", "model", "principal", "started")
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
+        self.address = ""
+        self.limit_headers: Sequence[tuple[bytes, bytes]] = ()
         self.model = ""
         self.principal: Principal | None = None
         self.started = time.monotonic()

@@ -6,7 +6,7 @@ given by roles at the platform alone, since what it changes belongs to nobody el
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias, get_args
 
 Role: TypeAlias = Literal["owner", "admin", "finance", "developer", "viewer"]
@@ -48,6 +48,8 @@ Permission: TypeAlias = Literal[
     "webhooks.read",
     "webhooks.write",
     "audit.read",
+    "approvals.read",
+    "approvals.decide",
     "fleet.read",
     "fleet.write",
     "tenants.read",
@@ -99,6 +101,8 @@ ROLE_PERMISSIONS: Mapping[Permission, frozenset[Role]] = {
     "webhooks.read": _roles("oafdv"),
     "webhooks.write": _roles("oaf"),
     "audit.read": _roles("oaf"),
+    "approvals.read": _roles("oaf"),
+    "approvals.decide": _roles("of"),
     "fleet.read": _roles("oafdv"),
     "fleet.write": _roles("oa"),
     "tenants.read": _roles("oafdv"),
@@ -116,6 +120,8 @@ PLATFORM_ONLY: frozenset[Permission] = frozenset(
         "prices.approve",
         "periods.write",
         "invoices.write",
+        "approvals.read",
+        "approvals.decide",
         "fleet.read",
         "fleet.write",
         "tenants.write",
@@ -128,3 +134,38 @@ PROJECT_KEY_PERMISSIONS: frozenset[Permission] = frozenset(
     {"inference", "models.read", "usage.read", "requests.read", "caches.read", "caches.write", "prices.read"}
 )
 """What a project's key may do, in its project, unless its scopes say less."""
+
+SCOPE_GROUPS: Mapping[str, frozenset[Permission]] = {
+    "read": frozenset(one for one in PERMISSIONS if one.endswith(".read")) - {"content.read"},
+    **{
+        group: frozenset(one for one in PERMISSIONS if one.split(".")[0] == group)
+        for group in sorted({one.split(".")[0] for one in PERMISSIONS if "." in one})
+    },
+}
+"""Short names for several permissions, which a key's scopes may use: `read` is all that looks without changing
+anything, except at stored content; `keys` is `keys.read` and `keys.write`, and so for every other object. A key keeps
+the permissions that a group had when it was made."""
+
+
+class UnknownScope(ValueError):
+    """A scope that is neither a permission nor a group of them."""
+
+
+def permissions_of_scopes(scopes: Iterable[str]) -> frozenset[Permission]:
+    """The permissions that these scopes name, each a permission or a group. Raises UnknownScope."""
+    named: set[Permission] = set()
+    known: Mapping[str, Permission] = {one: one for one in PERMISSIONS}
+    for scope in scopes:
+        if scope in known:
+            named.add(known[scope])
+        elif scope in SCOPE_GROUPS:
+            named |= SCOPE_GROUPS[scope]
+        else:
+            raise UnknownScope(f"{scope[:80]!r} is no scope; one of {', '.join((*SCOPE_GROUPS, *PERMISSIONS))}")
+    return frozenset(named)
+
+
+def permissions_of_role(role: Role, *, platform: bool) -> frozenset[Permission]:
+    """What a role may do at the platform, or at a tenant and its projects."""
+    held = frozenset(one for one in PERMISSIONS if role in ROLE_PERMISSIONS[one])
+    return held if platform else held - PLATFORM_ONLY

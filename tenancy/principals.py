@@ -7,6 +7,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from tenancy.key_limits import NO_LIMITS, KeyLimits
 from tenancy.permissions import PLATFORM_ONLY, PROJECT_KEY_PERMISSIONS, ROLE_PERMISSIONS, Permission, Role
 
 PrincipalKind: TypeAlias = Literal["project_key", "admin_key", "operator_key", "session", "command"]
@@ -24,7 +25,9 @@ class Principal(Struct, frozen=True):
     """Who asks. `id` is the key's or the session's; `public_id` may be logged; `name` is for people to read.
 
     `tenant_id` and `project_id` are those that a tenant's key belongs to, with their names; a session or an operator's
-    key has neither. `permissions` narrows what the memberships allow: a key's scopes; None: no narrowing.
+    key has neither. `permissions` narrows what the memberships allow: a key's scopes; None: no narrowing. `limits` are
+    the key's, with the same scopes; `expires_at` is when it ends (microseconds since the Unix epoch). `old_secret`: the
+    key was rotated, and the secret from before was presented.
     """
 
     kind: PrincipalKind
@@ -37,6 +40,9 @@ class Principal(Struct, frozen=True):
     project_id: UUID | None = None
     project: str | None = None
     permissions: frozenset[Permission] | None = None
+    limits: KeyLimits = NO_LIMITS
+    expires_at: int | None = None
+    old_secret: bool = False
 
     def may(self, permission: Permission, tenant_id: UUID | None = None, project_id: UUID | None = None) -> bool:
         """Whether it may do this to what belongs to this project, this tenant or, without either, the platform."""

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention_splits import HIDDEN, LOG2_E, attend_split, fold, normalize, pipeline_stages
-from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
+from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_and_let_next_begin, wait_for_inputs
 from engine.kernels.paged_kv import PagedKv, Scores
 
 _SMALL_ROWS, _LARGE_ROWS = 16, 64
@@ -108,9 +108,17 @@ class DecodeAttention:
         )
 
     def __call__(
-        self, query: torch.Tensor, kv: PagedKv, batch: DecodeBatch, scores: Scores, output: torch.Tensor
+        self,
+        query: torch.Tensor,
+        kv: PagedKv,
+        batch: DecodeBatch,
+        scores: Scores,
+        output: torch.Tensor,
+        *,
+        ahead: bool = False,
     ) -> None:
-        """Write the attention of [rows, heads, head dim] queries to `output`, by the last plan."""
+        """Write the attention of [rows, heads, head dim] queries to `output`, by the last plan; `ahead` as in
+        `rms_norm`."""
         dim = triton.next_power_of_2(kv.head_dim)
         for size, rows in enumerate((_SMALL_ROWS, _LARGE_ROWS)):
             if size and min(self.limit, len(query)) * self.heads_per_kv_head <= _SMALL_ROWS:
@@ -150,9 +158,11 @@ class DecodeAttention:
                 num_stages=stages,
                 **LAUNCH,
             )
-        self.merge(query, batch, scores, output)
+        self.merge(query, batch, scores, output, ahead=ahead)
 
-    def merge(self, query: torch.Tensor, batch: DecodeBatch, scores: Scores, output: torch.Tensor) -> None:
+    def merge(
+        self, query: torch.Tensor, batch: DecodeBatch, scores: Scores, output: torch.Tensor, *, ahead: bool = False
+    ) -> None:
         """Fold the splits of each row into `output`: what a call ends with."""
         _merge[(len(batch.positions), self.heads)](
             self._tops,
@@ -171,6 +181,7 @@ class DecodeAttention:
             SPLITS_PADDED=triton.next_power_of_2(self.splits),
             WINDOW=scores.window,
             SINKS=scores.sinks is not None,
+            AHEAD=ahead,
             num_warps=1,
             **LAUNCH,
         )
@@ -336,9 +347,9 @@ def _merge(
     SPLITS_PADDED: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    wait_for_inputs()
-    let_next_begin()
+    wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     position = tl.load(positions + row)

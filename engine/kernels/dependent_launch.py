@@ -2,7 +2,9 @@
 
 Every kernel calls `wait_for_inputs` before it reads or writes anything that another kernel reads or writes, and then
 `let_next_begin`. What it does before that (addresses, fetching weights) runs beside the end of the kernel before it.
-Not the other way round: kernels that wait for several others hold multiprocessors that these need.
+Not the other way round: kernels that wait for several others take the multiprocessors that come free first, several
+programs on one. Only a kernel in front of one that wants a multiprocessor for each program, as `linear_hopper` does,
+lets it begin at once (`wait_and_let_next_begin`).
 Hopper and later; elsewhere, and in the interpreter, both are nothing.
 """
 
@@ -38,6 +40,16 @@ def let_next_begin():
     """Allow the next kernel to be launched as soon as all programs of this one have begun."""
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_and_let_next_begin(AT_ONCE: tl.constexpr):
+    """Both; `AT_ONCE`: the next kernel may be launched although this one waits."""
+    if AT_ONCE:
+        let_next_begin()
+    wait_for_inputs()
+    if not AT_ONCE:
+        let_next_begin()
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_for_inputs
+from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_and_let_next_begin, wait_for_inputs
 from engine.kernels.paged_kv import PagedKv
 from engine.kernels.stored_in_fp8 import narrow
 
@@ -25,10 +25,12 @@ def rms_norm(
     *,
     plus: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    ahead: bool = False,
 ) -> None:
     """x / rms(x) · weight → `out` [rows, size]. With `plus`, x + plus first replaces x (Zhang and Sennrich 2019).
 
-    With `scales` fp32 [rows], `out` is e4m3 and each row is divided by its scale, which is written there.
+    With `scales` fp32 [rows], `out` is e4m3 and each row is divided by its scale, which is written there. `ahead`: the
+    next kernel is one of `linear_hopper`, which begins before this one does.
     """
     rows, size = x.shape
     _rms_norm[(rows,)](
@@ -45,6 +47,7 @@ def rms_norm(
         PADDED=triton.next_power_of_2(size),
         PLUS=plus is not None,
         SCALED=scales is not None,
+        AHEAD=ahead,
         num_warps=8 if size > 2_048 else 4,
         **LAUNCH,
     )
@@ -54,9 +57,9 @@ def rms_norm(
 def _rms_norm(
     x, plus, weight, out, scales, eps, x_row, plus_row, out_row,
     SIZE: tl.constexpr, PADDED: tl.constexpr, PLUS: tl.constexpr, SCALED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    wait_for_inputs()
-    let_next_begin()
+    wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, PADDED)
     inside = i < SIZE
@@ -82,19 +85,18 @@ def _scaled(x, scale):
     return x / (largest / 448.0)
 
 
-def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
+def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, *, ahead: bool = False) -> None:
     """x [rows, size] → e4m3 `out`, each row divided by its scale, which is written to `scales` fp32 [rows]."""
     rows, size = x.shape
     _quantize_rows[(rows,)](
         x, out, scales, x.stride(0), out.stride(0),
-        SIZE=size, PADDED=triton.next_power_of_2(size), num_warps=8 if size > 2_048 else 4, **LAUNCH,
+        SIZE=size, PADDED=triton.next_power_of_2(size), AHEAD=ahead, num_warps=8 if size > 2_048 else 4, **LAUNCH,
     )  # fmt: skip
 
 
 @triton.jit
-def _quantize_rows(x, out, scales, x_row, out_row, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    wait_for_inputs()
-    let_next_begin()
+def _quantize_rows(x, out, scales, x_row, out_row, SIZE: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr):
+    wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, PADDED)
     inside = i < SIZE
@@ -102,25 +104,27 @@ def _quantize_rows(x, out, scales, x_row, out_row, SIZE: tl.constexpr, PADDED: t
     tl.store(out + row * out_row + i, _scaled(value, scales + row).to(out.dtype.element_ty), mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor, *, scales: torch.Tensor | None = None) -> None:
-    """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020); with `scales` in e4m3, as `rms_norm`."""
+def silu_mul(
+    gate_up: torch.Tensor, out: torch.Tensor, *, scales: torch.Tensor | None = None, ahead: bool = False
+) -> None:
+    """silu(gate) · up of [rows, 2 · size] → [rows, size] (Shazeer 2020); with `scales` in e4m3, and `ahead`, as
+    `rms_norm`."""
     rows, size = out.shape
     if scales is not None:
         _silu_mul_scaled[(rows,)](
             gate_up, out, scales, gate_up.stride(0), out.stride(0),
-            SIZE=size, PADDED=triton.next_power_of_2(size), num_warps=16, **LAUNCH,
+            SIZE=size, PADDED=triton.next_power_of_2(size), AHEAD=ahead, num_warps=16, **LAUNCH,
         )  # fmt: skip
         return
     block = 2_048
     _silu_mul[(rows, triton.cdiv(size, block))](
-        gate_up, out, gate_up.stride(0), out.stride(0), SIZE=size, BLOCK=block, num_warps=8, **LAUNCH
+        gate_up, out, gate_up.stride(0), out.stride(0), SIZE=size, BLOCK=block, AHEAD=ahead, num_warps=8, **LAUNCH
     )
 
 
 @triton.jit
-def _silu_mul(gate_up, out, in_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    wait_for_inputs()
-    let_next_begin()
+def _silu_mul(gate_up, out, in_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+    wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < SIZE
@@ -129,9 +133,10 @@ def _silu_mul(gate_up, out, in_row, out_row, SIZE: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def _silu_mul_scaled(gate_up, out, scales, in_row, out_row, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    wait_for_inputs()
-    let_next_begin()
+def _silu_mul_scaled(
+    gate_up, out, scales, in_row, out_row, SIZE: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr
+):
+    wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, PADDED)
     inside = i < SIZE

@@ -12,6 +12,7 @@ from litestar.types import ASGIApp
 from gateway.dialects.openai import chat_request
 from gateway.dialects.openai.chat_response import ChatWriter
 from gateway.dialects.openai.common_response import ResponseIdentity
+from gateway.endpoints.generation_description import CHAT
 from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
 from gateway.http.authentication import project_payer
@@ -25,7 +26,7 @@ from gateway.services import Gateway
 def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
-    @post("/v1/chat/completions", opt=demands("inference"))
+    @post("/v1/chat/completions", opt=demands("inference", "project_key") | CHAT)
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         gateway.requests.check()

@@ -13,6 +13,7 @@ from uuid_utils.compat import uuid7
 from gateway.dialects.openai import completions_request
 from gateway.dialects.openai.common_response import ResponseIdentity
 from gateway.dialects.openai.completions_response import TextWriter
+from gateway.endpoints.generation_description import COMPLETIONS
 from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
 from gateway.http.authentication import project_payer
@@ -26,7 +27,7 @@ from gateway.services import Gateway
 def completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
-    @post("/v1/completions", opt=demands("inference"))
+    @post("/v1/completions", opt=demands("inference", "project_key") | COMPLETIONS)
     async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue texts or token ids, whole or streamed."""
         gateway.requests.check()

@@ -10,7 +10,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from gateway.dialects.anthropic import messages_request
-from gateway.dialects.anthropic.messages_response import MessageIdentity, MessageWriter
+from gateway.dialects.anthropic.messages_response import MessageIdentity, MessageWriter, TokenCount
+from gateway.endpoints.generation_description import COUNT_TOKENS, MESSAGES
 from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
 from gateway.errors import InvalidRequest
@@ -26,7 +27,7 @@ from gateway.services import Gateway
 def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
 
-    @post("/v1/messages", opt=demands("inference", surface="anthropic"))
+    @post("/v1/messages", opt=demands("inference", "project_key", surface="anthropic") | MESSAGES)
     async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         gateway.requests.check()
@@ -44,7 +45,11 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         )
         return await respond(gateway, request, [prepared], MessageWriter(identity), stream=call.stream)
 
-    @post("/v1/messages/count_tokens", opt=demands("inference", surface="anthropic"), status_code=200)
+    @post(
+        "/v1/messages/count_tokens",
+        opt=demands("inference", "project_key", surface="anthropic") | COUNT_TOKENS,
+        status_code=200,
+    )
     async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tokens of a prompt, as a request with it would be billed. It costs nothing."""
         context, payer = request_context(request.scope), project_payer(request.scope)
@@ -52,8 +57,9 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         generation = await read_call(gateway, request, payer, parse)
         model = gateway.services.models.get(generation.model)
         context.model = model.name
+        payer.check(model.name)
         prompt = await gateway.admission.prompt(payer.tenant_id, model, generation)
-        return json_response({"input_tokens": len(prompt.tokens)})
+        return json_response(TokenCount(len(prompt.tokens)))
 
     return [create_message, count_tokens]
 

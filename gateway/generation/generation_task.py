@@ -26,6 +26,7 @@ from gateway.generation.lease_promise import LeasePromise, computed_prompt
 from gateway.generation.outcome import finish_reasons, invalid_grammar, left_undone, outcome_of, replica_lost_error
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
 from gateway.generation.usage_recording import EndedRequest, UsageRecording
+from gateway.limits.permit import Permit
 from gateway.metering.billable_usage import NONSENSE, to_billing_counts, usage_of
 from gateway.request_context import public_name
 from protocol.requests import Began, Done, PromptLogprobs, Tokens
@@ -40,11 +41,19 @@ _DEADLINE_GRACE = 2.0
 class GenerationTask:
     """One request. `state` says how far it is and what came of it."""
 
-    def __init__(self, deps: GenerationDependencies, prepared: PreparedRequest, *, streamed: bool) -> None:
+    def __init__(
+        self,
+        deps: GenerationDependencies,
+        prepared: PreparedRequest,
+        *,
+        streamed: bool,
+        permit: Permit | None = None,
+    ) -> None:
         self.prepared = prepared
         self.state = RequestState()
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._client_left)
         self._deps = deps
+        self._permit = permit
         self._name = public_name(prepared.request_id)
         self._attempt = 1
         self._choices = Choices(prepared)
@@ -66,6 +75,7 @@ class GenerationTask:
         try:
             await self._run()
         except GatewayError as failure:
+            await self._end_permit()
             self._fail(failure)
         except Exception:
             log.exception("a request failed inside the gateway", request_id=self._name, model=self.prepared.model.name)
@@ -81,6 +91,7 @@ class GenerationTask:
                 self._deps.fleet.end(self._stream)
             self.delivery.fail(Interrupted("The request ended before its answer did."))  # if a reader waits still
             self.delivery.detach()
+            await self._end_permit()
 
     def interrupt(self, failure: GatewayError) -> None:
         """End the request for a reason of ours; what was delivered is billed."""
@@ -120,6 +131,8 @@ class GenerationTask:
         if invalid is None and computed and (refusal := await self._keep_promise(computed)) is not None:
             invalid = failed(refusal)
         self.state.move("answered" if invalid is None else "input_refused", invalid or outcome_of(done, ends))
+        if self._outcome().failure is not None:
+            await self._end_permit()  # before the client is told: it may try again at once
         await self._deliver_rest()
         self.state.move("delivered")
         outcome = self._outcome()
@@ -283,6 +296,9 @@ class GenerationTask:
         """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise."""
         try:
             usage = usage_of(began.counts, self.prepared.terms, 0, "none")
+            if self._permit is not None:
+                prepared, counted = self.prepared, usage.prompt - sum(usage.read.values())
+                self._permit.began(prepared.request_id, prepared.conversation, usage.prompt, counted)
             self.delivery.start(Started(usage, to_billing_counts(began.counts)))
         except NONSENSE:
             log.warning("a replica began with counts that make no sense", request_id=self._name)
@@ -310,6 +326,10 @@ class GenerationTask:
             self._delivered(self.delivery.delivered)
         self._end_unpaid()
 
+    async def _end_permit(self) -> None:
+        if self._permit is not None:
+            await self._permit.ended(self.prepared.request_id, self._choices.tokens)
+
     def _end_writes(self, *, succeeded: bool) -> None:
         if self.prepared.leases is not None:
             self._deps.writes.end(self.prepared.request_id, succeeded=succeeded)
@@ -333,6 +353,7 @@ class GenerationTask:
         unrecorded = Interrupted("The answer's usage could not be recorded.")
         event = await recording.record(ended, failing=lambda: self.delivery.fail(unrecorded))
         explanation = None if event is None else await recording.remember(ended, event)
+        await self._end_permit()  # whoever has the answer may ask again at once
         if event is not None and outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at

@@ -53,7 +53,11 @@ _OWN = Policy(None)
 
 
 def demands(
-    permission: Permission, *kinds: PrincipalKind, fresh: bool = False, access: Access = "authenticated", **opt: Any
+    permission: Permission | None,
+    *kinds: PrincipalKind,
+    fresh: bool = False,
+    access: Access = "authenticated",
+    **opt: Any,
 ) -> dict[str, Any]:
     """A handler's `opt` with a policy, beside what else it has."""
     return {POLICY: Policy(permission, frozenset(kinds) or None, fresh, access), **opt}

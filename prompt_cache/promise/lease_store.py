@@ -17,6 +17,7 @@ import msgspec
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from prompt_cache.promise.confirmations import Confirmation, confirm_in_order
 from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseWish
 from prompt_cache.promise.lease_rows import COLUMNS, EndCause, LeaseRows, ended_row, lease_of, row_of
@@ -282,6 +283,10 @@ class LeaseStore:
                 return None
             extended = found.refreshed(now)
             await session.execute(update(lease).where(lease.c.id == identity).values(expires_at=extended.expires_at))
+            await record_change(session, "cache.extended", target="cache", target_id=str(identity),
+                                tenant_id=found.tenant_id, project_id=project_id,
+                                before={"expires_at": found.expires_at},
+                                after={"expires_at": extended.expires_at})  # fmt: skip
             return extended
 
     async def purge(
@@ -308,6 +313,10 @@ class LeaseStore:
                 blocks = [LeaseBlocks(*row) for row in await session.execute(found)]
                 now = (await session.execute(select(self._database.clock))).scalar_one()
                 await self._rows.end(session, gone, "purged", now)
+                said = {"caches": [one.id for one in gone], **({} if tag is None else {"tag": tag})}
+                await record_change(session, "cache.purged", target="project" if identity is None else "cache",
+                                    target_id=str(identity or project_id), tenant_id=gone[0].tenant_id,
+                                    project_id=project_id, before=said)  # fmt: skip
         self._live_tokens.pop(project_id, None)
         return PurgedLeases(gone, blocks)
 

@@ -20,13 +20,16 @@ from uuid import UUID
 import msgspec
 import structlog
 from sqlalchemy import func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.actors import current_actor
+from audit_log.record import record_change
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.promise.scope_keys import ScopeKeys, ScopeKeyUnreadable
 from prompt_cache.tables import shared_prefix
 from storage.database.base import new_id
 from storage.database.database import Database, DatabaseUnavailable
-from storage.free_text import NAME, REASON, check_text
+from storage.free_text import REASON, check_text
 from storage.reported_error import ReportedError
 
 log = structlog.get_logger("prompt_cache.shared_prefixes")
@@ -125,11 +128,10 @@ class SharedPrefixes:
     # ------------------------------------------------ what operators do
 
     async def share(
-        self, reach: Reach, tenant_id: UUID, model: tuple[str, str], tokens: Sequence[int], *, by: str, reason: str
+        self, reach: Reach, tenant_id: UUID, model: tuple[str, str], tokens: Sequence[int], *, reason: str
     ) -> SharedPrefix:
         """Share the whole blocks of these tokens with the tenant, or with everybody. What is shared already is
         returned. Raises SharingRefused, InvalidText, DatabaseUnavailable."""
-        check_text("actor", by, NAME)
         check_text("reason", reason, REASON)
         whole = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
         if not whole:
@@ -147,15 +149,15 @@ class SharedPrefixes:
             count = await session.scalar(select(func.count()).select_from(shared_prefix).where(of.ended_at.is_(None)))
             if (count or 0) >= MOST_SHARED:
                 raise SharingRefused(f"{MOST_SHARED} prefixes are shared, which is the most")
-            made = SharedPrefix(new_id(), reach, owner, model[0], whole, digest, by, reason, now)
+            made = SharedPrefix(new_id(), reach, owner, model[0], whole, digest, current_actor().name, reason, now)
             await session.execute(insert(shared_prefix).values(msgspec.structs.asdict(made)))
+            await _record(session, "cache.shared", made, reason)
         await self._keys.load(owner, made.id)
         return made
 
-    async def end(self, identity: UUID, *, by: str, reason: str) -> SharedPrefix:
+    async def end(self, identity: UUID, *, reason: str) -> SharedPrefix:
         """Share this no longer, and destroy the data key of its scope: replicas forget what they have of it. Raises
         SharingRefused, InvalidText, DatabaseUnavailable."""
-        check_text("actor", by, NAME)
         check_text("reason", reason, REASON)
         async with self._database.transaction() as session:
             now = (await session.execute(select(self._database.clock))).scalar_one()
@@ -164,11 +166,12 @@ class SharedPrefixes:
             row = (await session.execute(self._database.locked(select(shared_prefix).where(*live)))).one_or_none()
             if row is None:
                 raise SharingRefused(f"no prefix {identity} is shared")
-            ended = {"ended_at": now, "ended_by": by, "end_reason": reason}
+            ended = {"ended_at": now, "ended_by": current_actor().name, "end_reason": reason}
             await session.execute(update(shared_prefix).where(*live).values(ended))
-        found = SharedPrefix(*row)
+            found = SharedPrefix(*row)
+            await _record(session, "cache.unshared", found, reason)
         await self._keys.destroy(found.tenant_id, found.id, reason)
-        return msgspec.structs.replace(found, ended_at=now, ended_by=by, end_reason=reason)
+        return msgspec.structs.replace(found, **ended)
 
     async def listed(self, *, ended: bool = False) -> list[SharedPrefix]:
         """What is shared, the oldest first; with `ended`, also what was. Raises DatabaseUnavailable."""
@@ -178,3 +181,13 @@ class SharedPrefixes:
             query = query.where(shared_prefix.c.ended_at.is_(None))
         async with self._database.reading() as session:
             return [SharedPrefix(*row) for row in await session.execute(query)]
+
+
+async def _record(session: AsyncSession, action: str, one: SharedPrefix, reason: str) -> None:
+    what = {"with": one.reach, "model": one.model, "tokens": one.tokens, "digest": one.digest.hex()}
+    tenant_id = None if one.tenant_id == EVERYBODY else one.tenant_id
+    shares = action == "cache.shared"
+    await record_change(
+        session, action, target="shared_prefix", target_id=str(one.id), tenant_id=tenant_id, reason=reason,
+        before=None if shares else what, after=what if shares else None,
+    )  # fmt: skip

@@ -113,6 +113,7 @@ class DecodeSteps:
 
     def _compute(self, rows: torch.Tensor) -> None:
         count = rows.shape[1]
+        streamed = self.model.streams(count)
         slots, positions, order = rows
         tables = self.slots.block_tables
         batches = [DecodeBatch(positions, slots, order, table) for table in tables]
@@ -120,10 +121,10 @@ class DecodeSteps:
             attention.plan(batch, window=window)
 
         def attend(layer: FusedLayer, query: torch.Tensor, mixed: torch.Tensor) -> None:
-            self._attentions[layer.group](query, layer.kv, batches[layer.group], layer.scores, mixed)
+            self._attentions[layer.group](query, layer.kv, batches[layer.group], layer.scores, mixed, ahead=streamed)
 
         latest = self.slots.latest.index_select(0, slots)
-        hidden = self.model(Rows(latest, positions, slots, tables), attend)
+        hidden = self.model(Rows(latest, positions, slots, tables), attend, streamed=streamed)
         logits = self.logits[:count]
-        self.model.head(hidden, out=logits)
+        self.model.head(hidden, out=logits, streamed=streamed)
         self._likeliest(logits, positions, slots, self.tokens[:count], self.slots.latest)

@@ -6,7 +6,8 @@ the library, at those counts of rows only at which it was seen to give the bits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -14,8 +15,18 @@ from engine.kernels.linear import LinearTile, fp8_tile_for, linear, tile_for
 from engine.layers.linear import Linear, PackedLinear
 from engine.quantization.fp8 import Fp8Weight
 
+try:
+    from engine.kernels import linear_hopper as hopper
+except ImportError:  # Gluon is an experimental part of Triton
+    hopper = None  # type: ignore[assignment]
+
+_HOPPER = 9
+
 _FEW_ROWS, _SEVERAL_ROWS = 64, 384
 """With fewer rows our kernel is as quick. Up to the other number rows come in multiples of 32, then of 128."""
+
+
+Compute: TypeAlias = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def padded_rows(rows: int) -> int:
@@ -55,6 +66,8 @@ class ExactLinear:
         self.library: frozenset[int] = frozenset()
         """The counts of rows that the library multiplies."""
         self._tiles: dict[int, LinearTile] = {}
+        self.streamed_rows = 0
+        """Up to so many rows the kernel for Hopper may multiply, which begins before its inputs are there."""
 
     @property
     def shape(self) -> tuple[int, int, bool]:
@@ -62,9 +75,19 @@ class ExactLinear:
         return self.outputs, self.inputs, self.bias is not None
 
     def __call__(
-        self, x: torch.Tensor, scales: torch.Tensor | None = None, out: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        scales: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        *,
+        streamed: bool = False,
     ) -> torch.Tensor:
-        """[rows, inputs] → [rows, outputs], in `out` if given. In e4m3 `scales` [rows] are those of the rows."""
+        """[rows, inputs] → [rows, outputs], in `out` if given. In e4m3 `scales` [rows] are those of the rows.
+
+        `streamed`, for at most `streamed_rows`: by the kernel for Hopper, which is worth it in a captured graph.
+        """
+        if streamed:
+            return self._by_stream(x, scales, out)
         if len(x) in self.library:
             return self._by_library(x, scales, out)
         return self._by_kernel(x, scales, out)
@@ -79,6 +102,11 @@ class ExactLinear:
             return linear(x, self.weight, out, bias=self.bias, tile=tile)
         out = torch.empty(rows, self.outputs, dtype=self.dtype, device=x.device) if out is None else out
         return linear(x, self.weight, out, bias=self.bias, tile=tile, scales=(scales, self._scales))
+
+    def _by_stream(self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
+        out = torch.empty(len(x), self.outputs, dtype=self.dtype, device=x.device) if out is None else out
+        both = None if self._scales is None or scales is None else (scales, self._scales)
+        return hopper.linear_streamed(x, self.weight, out, scales=both)
 
     def _by_library(
         self, x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor | None = None
@@ -96,6 +124,19 @@ class ExactLinear:
 
     def try_library(self, counts: Sequence[int]) -> frozenset[int]:
         """Of these counts of rows those at which the library gives the bits of our kernel, on this machine."""
+        return self._same(self._by_library, counts)
+
+    def try_stream(self) -> int:
+        """Up to how many rows the kernel for Hopper gives the bits of our other one, on this machine: all or none."""
+        fits = hopper is not None and torch.cuda.get_device_capability(self.weight.device)[0] == _HOPPER
+        if not fits or not hopper.fits(self.weight, self.bias):
+            return 0
+        most = hopper.most_rows(self.weight)
+        counts = [count for count in (1, 2, 7, 8, 9, 16, 17, 32, 33, 64) if count <= most]
+        return most if len(self._same(self._by_stream, counts)) == len(counts) else 0
+
+    def _same(self, compute: Compute, counts: Sequence[int]) -> frozenset[int]:
+        """The counts of rows at which `compute` gives the bits of our kernel."""
         if not counts:
             return frozenset()
         device = self.weight.device
@@ -106,8 +147,7 @@ class ExactLinear:
             scales = torch.rand(len(x), dtype=torch.float32, device=device) + 0.5
         own = self._by_kernel(x, scales)
         same = [
-            (self._by_library(x[:count], None if scales is None else scales[:count]) == own[:count]).all()
-            for count in counts
+            (compute(x[:count], None if scales is None else scales[:count]) == own[:count]).all() for count in counts
         ]
         return frozenset(count for count, equal in zip(counts, torch.stack(same).tolist(), strict=True) if equal)
 
@@ -120,3 +160,13 @@ def use_library(products: Iterable[ExactLinear], most: int) -> dict[tuple[int, i
             found[product.shape] = product.try_library(library_counts(most))
         product.library = found[product.shape]
     return found
+
+
+def use_stream(products: Iterable[ExactLinear]) -> bool:
+    """Let these products be streamed where that keeps the bits; returns whether all of them are."""
+    found: dict[tuple[int, int, bool], int] = {}
+    for product in products:
+        if product.shape not in found:
+            found[product.shape] = product.try_stream()
+        product.streamed_rows = found[product.shape]
+    return all(found.values())

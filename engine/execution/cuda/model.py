@@ -128,13 +128,21 @@ class FusedDecoder:
         for layer in self.layers:
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
 
-    def __call__(self, rows: Rows, attend: Attend) -> torch.Tensor:
-        """The normalized hidden states [rows, hidden]; the rows' keys and values are stored."""
+    def streams(self, count: int) -> bool:
+        """Whether all products of so many rows may be streamed."""
+        return all(product.streamed_rows >= count for product in (*self.linears(), self.head))
+
+    def __call__(self, rows: Rows, attend: Attend, *, streamed: bool = False) -> torch.Tensor:
+        """The normalized hidden states [rows, hidden]; the rows' keys and values are stored.
+
+        `streamed`: products begin before their inputs are there, that of the head as well, which is to follow.
+        """
         h = self.embedding.index_select(0, rows.tokens)
-        count = len(h)
+        count, ahead = len(h), streamed
         plus: torch.Tensor | None = None
         for layer in self.layers:
-            qkv = layer.qkv(*_normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8))
+            normal = _normalized(h, layer.attention_norm, plus, layer.qkv.in_fp8, ahead)
+            qkv = layer.qkv(*normal, streamed=streamed)
             query = torch.empty(count, self.heads, self.head_dim, dtype=h.dtype, device=h.device)
             norms = None if layer.qk_norms is None else (layer.qk_norms[0].weight, layer.qk_norms[1].weight)
             rotate_and_append(
@@ -144,12 +152,13 @@ class FusedDecoder:
             )  # fmt: skip
             mixed = torch.empty_like(query)
             attend(layer, query, mixed)
-            plus = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8))
-            gate_up = layer.gate_up(*_normalized(h, layer.mlp_norm, plus, layer.gate_up.in_fp8))
+            plus = layer.output(*_as_input(mixed.view(count, -1), layer.output.in_fp8, ahead), streamed=streamed)
+            normal = _normalized(h, layer.mlp_norm, plus, layer.gate_up.in_fp8, ahead)
+            gate_up = layer.gate_up(*normal, streamed=streamed)
             acted, scales = _input_memory(h, layer.down.inputs, layer.down.in_fp8)
-            silu_mul(gate_up, acted, scales=scales)
-            plus = layer.down(acted, scales)
-        return _normalized(h, self.norm, plus, False)[0]
+            silu_mul(gate_up, acted, scales=scales, ahead=ahead)
+            plus = layer.down(acted, scales, streamed=streamed)
+        return _normalized(h, self.norm, plus, False, ahead)[0]
 
 
 Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
@@ -164,16 +173,16 @@ def _input_memory(like: torch.Tensor, size: int, in_fp8: bool) -> Input:
     return values, torch.empty(rows, dtype=torch.float32, device=device)
 
 
-def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | None, in_fp8: bool) -> Input:
+def _normalized(h: torch.Tensor, norm: RmsNorm, plus: torch.Tensor | None, in_fp8: bool, ahead: bool) -> Input:
     out, scales = _input_memory(h, h.shape[1], in_fp8)
-    rms_norm(h, norm.weight, norm.eps, out, plus=plus, scales=scales)
+    rms_norm(h, norm.weight, norm.eps, out, plus=plus, scales=scales, ahead=ahead)
     return out, scales
 
 
-def _as_input(x: torch.Tensor, in_fp8: bool) -> Input:
+def _as_input(x: torch.Tensor, in_fp8: bool, ahead: bool) -> Input:
     if not in_fp8:
         return x, None
     out, scales = _input_memory(x, x.shape[1], in_fp8)
     assert scales is not None
-    quantize_rows(x, out, scales)
+    quantize_rows(x, out, scales, ahead=ahead)
     return out, scales

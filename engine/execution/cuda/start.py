@@ -9,7 +9,7 @@ import numpy as np
 import structlog
 import torch
 
-from engine.execution.cuda.linears import use_library
+from engine.execution.cuda.linears import use_library, use_stream
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner, spare_blocks
@@ -53,23 +53,26 @@ def ensure_exact(runner: CudaRunner) -> bool:
     began = time.perf_counter()
     fused, sizes = runner.fused, runner.sizes
     counts: dict[str, int] = {}
+    streamed = False
     if runner.device.type == "cuda":
         found = use_library(fused.linears(), max(sizes.budget, sizes.running))
         found |= use_library([fused.head], sizes.running)
+        streamed = use_stream([*fused.linears(), fused.head])
         counts = {f"{outputs}x{inputs}": len(at) for (outputs, inputs, _), at in found.items()}
     tried_s = time.perf_counter() - began
     runner.steps.capture()
     captured_s = time.perf_counter() - began - tried_s
     held = rows_keep_their_bits(runner)
     if not held and counts:
-        logger.error("the library's products depend on the batch in the model: they are not used")
+        logger.error("products depend on the batch in the model: all are computed by one kernel")
         for product in (*fused.linears(), fused.head):
-            product.library = frozenset()
+            product.library, product.streamed_rows = frozenset(), 0
         runner.steps.forget()
         runner.steps.capture()
         held = rows_keep_their_bits(runner)
     told = {
         "library_counts": counts,
+        "streamed": streamed,
         "tried_s": round(tried_s, 2),
         "captured_s": round(captured_s, 2),
         "s": round(time.perf_counter() - began, 2),

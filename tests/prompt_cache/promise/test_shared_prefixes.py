@@ -47,9 +47,9 @@ def scopes(domains: CacheDomains, tenant: UUID, project: UUID, tokens: list[int]
 @pytest.mark.both_databases
 async def test_whole_blocks_are_shared_within_a_tenant(domains: CacheDomains) -> None:
     shared = shared_of(domains)
-    made = await shared.share("tenant", ONE, MODEL, PROMPT[:200], by="ada", reason="one system prompt")
-    assert (made.tokens, made.shared_by, made.reason) == (192, "ada", "one system prompt")
-    assert await shared.share("tenant", ONE, MODEL, PROMPT[:192], by="bob", reason="again") == made
+    made = await shared.share("tenant", ONE, MODEL, PROMPT[:200], reason="one system prompt")
+    assert (made.tokens, made.shared_by, made.reason) == (192, "tests", "one system prompt")
+    assert await shared.share("tenant", ONE, MODEL, PROMPT[:192], reason="again") == made
     assert scopes(domains, ONE, FIRST, PROMPT) == [(300, "own")], "the gateway does not know yet"
     await shared.look()
     name = domains.project(ONE, made.id).scope
@@ -64,9 +64,9 @@ async def test_whole_blocks_are_shared_within_a_tenant(domains: CacheDomains) ->
 
 async def test_what_is_public_comes_before_what_is_a_tenants(domains: CacheDomains) -> None:
     shared = shared_of(domains)
-    everybodys = await shared.share("public", ONE, MODEL, PROMPT[:64], by="ada", reason="a")
-    longer = await shared.share("tenant", ONE, MODEL, PROMPT[:128], by="ada", reason="b")
-    await shared.share("tenant", ONE, MODEL, PROMPT[:64], by="ada", reason="no longer than the public one")
+    everybodys = await shared.share("public", ONE, MODEL, PROMPT[:64], reason="a")
+    longer = await shared.share("tenant", ONE, MODEL, PROMPT[:128], reason="b")
+    await shared.share("tenant", ONE, MODEL, PROMPT[:64], reason="no longer than the public one")
     await shared.look()
     public, tenants = (domains.project(one.tenant_id, one.id).scope for one in (everybodys, longer))
     assert everybodys.tenant_id == EVERYBODY
@@ -76,28 +76,28 @@ async def test_what_is_public_comes_before_what_is_a_tenants(domains: CacheDomai
 
 async def test_the_end_destroys_the_key_and_says_who_and_why(domains: CacheDomains) -> None:
     shared = shared_of(domains)
-    made = await shared.share("tenant", ONE, MODEL, PROMPT, by="ada", reason="a")
+    made = await shared.share("tenant", ONE, MODEL, PROMPT, reason="a")
     await shared.look()
-    ended = await shared.end(made.id, by="bob", reason="it had a secret in it")
+    ended = await shared.end(made.id, reason="it had a secret in it")
     await shared.look()
     assert scopes(domains, ONE, FIRST, PROMPT) == [(300, "own")]
     assert await shared.listed() == []
     assert await shared.listed(ended=True) == [ended]
-    assert (ended.ended_by, ended.end_reason) == ("bob", "it had a secret in it")
+    assert (ended.ended_by, ended.end_reason) == ("tests", "it had a secret in it")
     assert domains.project(ONE, made.id).data_key == b""
     with pytest.raises(SharingRefused):
-        await shared.end(made.id, by="bob", reason="again")
-    again = await shared.share("tenant", ONE, MODEL, PROMPT, by="ada", reason="without it")
+        await shared.end(made.id, reason="again")
+    again = await shared.share("tenant", ONE, MODEL, PROMPT, reason="without it")
     assert again.id != made.id
 
 
 async def test_what_cannot_be_shared_is_refused(domains: CacheDomains) -> None:
     shared = shared_of(domains)
     with pytest.raises(SharingRefused, match="too few"):
-        await shared.share("tenant", ONE, MODEL, PROMPT[:63], by="ada", reason="a")
+        await shared.share("tenant", ONE, MODEL, PROMPT[:63], reason="a")
     with pytest.raises(InvalidText):
-        await shared.share("tenant", ONE, MODEL, PROMPT, by="ada", reason="")
+        await shared.share("tenant", ONE, MODEL, PROMPT, reason="")
     for number in range(MOST_SHARED):
-        await shared.share("tenant", ONE, MODEL, [number] * 64, by="ada", reason="a")
+        await shared.share("tenant", ONE, MODEL, [number] * 64, reason="a")
     with pytest.raises(SharingRefused, match="the most"):
-        await shared.share("tenant", ONE, MODEL, PROMPT, by="ada", reason="a")
+        await shared.share("tenant", ONE, MODEL, PROMPT, reason="a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -33,7 +32,6 @@ def add_arguments(parser: CommandParser) -> None:
     unshare.add_argument("id", type=UUID, metavar="ID", help="from `turnpike cache shared`")
     for action in (share, unshare):
         action.add_argument("--reason", required=True, help="why; kept for ever")
-        action.add_argument("--by", help="who says so; default: who runs the command")
     listing = parser.add_action("shared", "what is shared, by whom and why", list_shared)
     listing.add_argument("--ended", action="store_true", help="also what is shared no longer")
     listing.add_format("json")
@@ -52,7 +50,6 @@ async def share_prefix(admin: AdminServices, arguments: argparse.Namespace) -> N
         tenant,
         model.names,
         tokens,
-        by=arguments.by or getpass.getuser(),
         reason=arguments.reason,
     )
     whom = "everybody" if arguments.public else f"all projects of {arguments.tenant}"
@@ -62,8 +59,7 @@ async def share_prefix(admin: AdminServices, arguments: argparse.Namespace) -> N
 @admin_command
 async def unshare_prefix(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike cache unshare ID --reason WHY`."""
-    by = arguments.by or getpass.getuser()
-    ended = await _shared(admin).end(arguments.id, by=by, reason=arguments.reason)
+    ended = await _shared(admin).end(arguments.id, reason=arguments.reason)
     print(f"{ended.id}: shared no longer; gateways tell replicas within seconds to forget its KV")
 
 

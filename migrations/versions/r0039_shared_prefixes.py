@@ -1,4 +1,4 @@
-"""Leases know the one before them, and whether their writers have begun and paid; prefixes that operators share."""
+"""Beginnings of prompts whose KV operators share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "r0033"
-down_revision = "r0032"
+revision = "r0039"
+down_revision = "r0038"
 branch_labels = None
 depends_on = None
 
@@ -16,11 +16,6 @@ COUNT = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    op.add_column("lease", sa.Column("base", ID, nullable=True))
-    op.add_column("lease", sa.Column("told", sa.Integer(), nullable=False, server_default="0"))
-    op.add_column("lease", sa.Column("paid", sa.Integer(), nullable=False, server_default="0"))
-    op.create_index("ix_lease_base", "lease", ["base"])
-    op.execute("UPDATE lease SET told = billed, paid = billed")
     op.create_table(
         "shared_prefix",
         sa.Column("id", ID, nullable=False),
@@ -40,6 +35,3 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("shared_prefix")
-    op.drop_index("ix_lease_base", "lease")
-    for name in ("paid", "told", "base"):
-        op.drop_column("lease", name)
