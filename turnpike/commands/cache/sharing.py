@@ -24,7 +24,7 @@ def add_arguments(parser: CommandParser) -> None:
     text = "compute and store a system prompt once for a tenant's projects, or for everybody's"
     share = parser.add_action("share", text, share_prefix)
     share.add_argument("file", type=Path, metavar="FILE", help="the system prompt's text, as the requests have it")
-    share.add_argument("--model", required=True, dest="served", metavar="NAME", help="the served model")
+    share.add_argument("--served", required=True, metavar="NAME", help="the served model whose prompts begin so")
     with_whom = share.add_mutually_exclusive_group(required=True)
     with_whom.add_argument("--tenant", metavar="NAME", help="with this tenant's projects")
     with_whom.add_argument("--public", action="store_true", help="with every project of every tenant")
@@ -39,7 +39,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 @admin_command
 async def share_prefix(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike cache share FILE --model NAME (--tenant NAME | --public) --reason WHY`."""
+    """`turnpike cache share FILE --served NAME (--tenant NAME | --public) --reason WHY`."""
     from prompt_cache.promise.shared_prefixes import EVERYBODY
 
     model = _served(admin.settings, arguments.served)
@@ -98,7 +98,7 @@ def _served(settings: Settings, name: str) -> ServedModel:
     for model in served:
         if model.name == name:
             return model
-    raise CommandError(f"--model: {name!r} is not served here, but {', '.join(model.name for model in served)}")
+    raise CommandError(f"--served: {name!r} is not served here, but {', '.join(model.name for model in served)}")
 
 
 def _system_tokens(model: ServedModel, file: Path) -> list[int]:
