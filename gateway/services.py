@@ -255,6 +255,8 @@ class Gateway:
         self._tasks.start(self._probe_dependencies())
         if services.scope_keys is not None:
             self._tasks.start(ForgottenScopes(services.scope_keys, services.domains, services.fleet.links).run())
+        if services.domains.shared is not None:
+            self._tasks.start(services.domains.shared.run())
         if self.metrics.shared:
             self._tasks.start(self._refresh_metrics())
 

@@ -27,6 +27,27 @@ cache_scope_key = Table(
 was forgotten when. `retention_s`: how long the project's KV may lie in DRAM and on disk, null for the setting's;
 `limits`: JSON, its reserve and limit in each tier."""
 
+shared_prefix = Table(
+    "shared_prefix",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("reach", Text, nullable=False),
+    Column("tenant_id", Id, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("tokens", Count, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("shared_by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("shared_at", Count, nullable=False),
+    Column("ended_at", Count, nullable=True),
+    Column("ended_by", Text, nullable=True),
+    Column("end_reason", Text, nullable=True),
+    **STRICT,
+)
+"""A beginning of prompts whose KV operators share: within a tenant, or (`reach` `public`, of the tenant with the id 0)
+with everybody. `digest` stands for its `tokens` tokens. Its `id` is that of the scope's data key. Who shared it and who
+ended that, and why, is kept for ever."""
+
 lease = Table(
     "lease",
     Base.metadata,

@@ -182,7 +182,9 @@ class GenerationTask:
         prepared, fleet = self.prepared, self._deps.fleet
         payer = prepared.payer
         tokens, partition = len(prepared.prompt.tokens), prepared.generation.cache.partition
-        segments, scopes = self._deps.domains.segments(payer.tenant_id, payer.project_id, tokens, partition)
+        segments, scopes = self._deps.domains.prompt_segments(
+            payer.tenant_id, payer.project_id, prepared.model.names, prepared.prompt.tokens, partition
+        )
         window = fleet.options.credit_window if self.delivery.streamed else max(1, prepared.sampling.max_tokens)
         in_slices = prepared.held_output < prepared.sampling.max_tokens
         paid = prepared.held_output if self._slices is None else self._slices.paid

@@ -51,8 +51,13 @@ class LeasedBlocks:
 
     async def _note(self, prepared: PreparedRequest, model_digest: str) -> None:
         payer = prepared.payer
-        count, partition = len(prepared.prompt.tokens), prepared.generation.cache.partition
-        segments, scopes = self._domains.segments(payer.tenant_id, payer.project_id, count, partition)
+        segments, scopes = self._domains.prompt_segments(
+            payer.tenant_id,
+            payer.project_id,
+            prepared.model.names,
+            prepared.prompt.tokens,
+            prepared.generation.cache.partition,
+        )
         roots = {scope.scope: scope.root for scope in scopes}
         assert prepared.leases is not None
         written = prepared.leases.written
@@ -61,12 +66,12 @@ class LeasedBlocks:
         try:
             keys = await self._threads.run(payer.tenant_id, partial(chain, model_root(model_digest), named, tokens))
             blocks: list[LeaseBlocks] = []
-            start = prepared.leases.read_tokens // BLOCK_TOKENS
+            shared = segments[-2].until if len(segments) > 1 else 0  # others have these blocks too
+            start = max(prepared.leases.read_tokens, shared) // BLOCK_TOKENS
             for one in written:
                 end = one.tokens // BLOCK_TOKENS
-                scope = next(segment.scope for segment in segments if segment.until >= one.tokens)
-                blocks.append(LeaseBlocks(one.id, scope, b"".join(keys[start:end])))
-                start = end
+                blocks.append(LeaseBlocks(one.id, segments[-1].scope, b"".join(keys[start:end])))
+                start = max(start, end)
             purged = await self._store.name_blocks(blocks)
             for owned in blocks:
                 if owned.lease_id in purged and owned.keys:

@@ -72,6 +72,11 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     output_format: str
     """How the model writes reasoning and calls: a key of `OUTPUT_FORMATS`."""
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its name, and the digest of what makes tokens of text."""
+        return self.name, self.text_digest
+
     def prompt(self, turns: tuple[Turn, ...], tools: tuple[Tool, ...] = (), *, continued: bool = False) -> Prompt:
         """The conversation as tokens and spans; `continued`: up to the end of the last turn, with which the model goes
         on. Raises ConversationRefused, PromptTooLong."""

@@ -10,6 +10,7 @@ import structlog
 
 from prompt_cache.kv.block_keys import scope_root
 from prompt_cache.promise.scope_keys import ProjectKey, ScopeKeys, ScopeKeyUnreadable
+from prompt_cache.promise.shared_prefixes import SharedPrefixes
 from protocol.replicas import Scope, TierLimit
 from protocol.requests import Segment
 from storage.database.database import DatabaseUnavailable
@@ -24,7 +25,8 @@ class CacheDomains:
 
     `keys`: the projects' data keys; without them, and for a project whose key is not in memory, a scope has no
     retention: its blocks never leave the device. `retention`: seconds that KV may lie in DRAM and on disk where the
-    project says nothing else; `limits`: likewise its reserve and limit by tier.
+    project says nothing else; `limits`: likewise its reserve and limit by tier. `shared`: prefixes that are shared
+    beyond a project, each in a scope of its own.
     """
 
     def __init__(
@@ -34,10 +36,12 @@ class CacheDomains:
         *,
         retention: float = 0.0,
         limits: Sequence[TierLimit] = (),
+        shared: SharedPrefixes | None = None,
     ) -> None:
         self._scope_secret = scope_secret
         self._keys = keys
         self._retention, self._limits = retention, tuple(limits)
+        self.shared = shared
         self._roots: dict[tuple[str, ...], bytes] = {}
         self._made: dict[UUID, tuple[ProjectKey | None, Scope]] = {}
         self._partitions: dict[tuple[str, str], tuple[Scope, Scope]] = {}
@@ -96,6 +100,19 @@ class CacheDomains:
         """The segments of a prompt of `tokens` tokens by scope, and these scopes."""
         scope = self.project(tenant_id, project_id, partition)
         return (Segment(tokens, scope.scope),), (scope,)
+
+    def prompt_segments(
+        self, tenant_id: UUID, project_id: UUID, model: tuple[str, str], tokens: Sequence[int], partition: str = ""
+    ) -> tuple[tuple[Segment, ...], tuple[Scope, ...]]:
+        """The segments of this prompt for a `model` (name, text digest), what is shared of it first. A partition shares
+        nothing."""
+        own, scopes = self.segments(tenant_id, project_id, len(tokens), partition)
+        if self.shared is None or partition:
+            return own, scopes
+        shared = self.shared.of_prompt(tenant_id, model, tokens)
+        begin = tuple((one.tokens, self._project(one.tenant_id, one.id)) for one in shared)
+        segments = tuple(Segment(until, scope.scope) for until, scope in begin if until < len(tokens))
+        return (*segments, *own), (*(scope for until, scope in begin if until < len(tokens)), *scopes)
 
     def _partition(self, whole: Scope, partition: str) -> Scope:
         made = self._partitions.get((whole.scope, partition))

@@ -91,16 +91,24 @@ class RecordFiles:
         """Whether there is a file of this name."""
         text = name.hex()
         try:
-            return stat.S_ISREG(os.lstat(f"{self.records}/{text[:2]}/{text[2:]}").st_mode)
+            with self._inside(text[:2]) as folder:
+                return stat.S_ISREG(os.lstat(text[2:], dir_fd=folder).st_mode)
         except OSError:
             return False
+
+    @contextlib.contextmanager
+    def _inside(self, folder: str) -> Iterator[int]:
+        """A descriptor of one of this identity's folders, which is no link, nor is the identity's. Raises NotAFile."""
+        with _folder(str(self.records)) as records, _folder(folder, records) as opened:
+            yield opened
 
     # ------------------------------------------------------------ reading
 
     @contextlib.contextmanager
     def opened(self, name: bytes) -> Iterator[tuple[int, int]]:
         """The descriptor and the length of a record's file. Raises NotAFile."""
-        with _opened(self.path(name)) as opened:
+        text = name.hex()
+        with self._inside(text[:2]) as folder, _opened(text[2:], folder) as opened:
             yield opened
 
     def read(self, file: int, into: memoryview, offset: int) -> int:
@@ -118,18 +126,23 @@ class RecordFiles:
     def write(self, parts: Iterable[Bytes]) -> Path:
         """Write a new file to the disk; returns its path, under which nobody looks for it. Leaves none if it fails."""
         path = self.records / _NEW / f"{next(self._numbers):x}"
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        with self._inside(_NEW) as folder:
+            file = os.open(path.name, flags, 0o600, dir_fd=folder)
         try:
             for part in parts:
                 self.append(file, memoryview(part))
             self.sync(file)
         except BaseException:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            self._discard(path)
             raise
         finally:
             os.close(file)
         return path
+
+    def _discard(self, new: Path) -> None:
+        with contextlib.suppress(OSError), self._inside(_NEW) as folder:
+            os.unlink(new.name, dir_fd=folder)
 
     def append(self, file: int, part: memoryview) -> None:
         """Write all of this part, and wait until the disk has its bytes, so that few are ever on their way there."""
@@ -146,9 +159,10 @@ class RecordFiles:
         deletes what was written, where a folder has the name."""
         path = self.path(name)
         try:
-            new.rename(path)
-        except IsADirectoryError as error:
-            new.unlink()
+            with self._inside(_NEW) as source, self._inside(path.parent.name) as target:
+                os.rename(new.name, path.name, src_dir_fd=source, dst_dir_fd=target)
+        except (IsADirectoryError, NotAFile) as error:
+            self._discard(new)
             raise NotAFile(*error.args) from error
         with self._lock:
             self._unsynced.add(path.parent)
@@ -158,22 +172,21 @@ class RecordFiles:
         with self._lock:
             folders, self._unsynced = self._unsynced, set()
         for folder in folders:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+            with contextlib.suppress(NotAFile), self._inside(folder.name) as descriptor:
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
     def delete(self, name: bytes) -> bool:
         """Delete a record; whether there was one. A folder in its place goes if it is empty."""
-        path = self.path(name)
+        text = name.hex()
         try:
-            path.unlink()
-        except FileNotFoundError:
-            return False
-        except IsADirectoryError:
-            with contextlib.suppress(OSError):
-                path.rmdir()
+            with self._inside(text[:2]) as folder:
+                try:
+                    os.unlink(text[2:], dir_fd=folder)
+                except IsADirectoryError:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(text[2:], dir_fd=folder)
+                    return False
+        except (FileNotFoundError, NotAFile):
             return False
         return True
 
@@ -199,7 +212,7 @@ class RecordFiles:
 
     def description(self) -> bytes:
         """What is written of the identity. Raises OSError."""
-        with _opened(self.records / _IDENTITY) as (file, length):
+        with _opened(str(self.records / _IDENTITY)) as (file, length):
             return os.pread(file, length, 0)
 
     def others(self) -> list[Path]:
@@ -208,11 +221,24 @@ class RecordFiles:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """The descriptor and the length of a file; nothing that lies in its place is followed or waited for. Raises
-    NotAFile."""
+def _folder(path: str, within: int | None = None) -> Iterator[int]:
+    """The descriptor of a folder, in an open one; a link in its place is not followed. Raises NotAFile."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=within)
+    except NotADirectoryError as error:
+        raise NotAFile(*error.args) from error
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def _opened(path: str, within: int | None = None) -> Iterator[tuple[int, int]]:
+    """The descriptor and the length of a file, in an open folder; nothing that lies in its place is followed or waited
+    for. Raises NotAFile."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=within)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
             raise NotAFile(*error.args) from error

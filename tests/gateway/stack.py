@@ -34,6 +34,7 @@ from gateway.server import GatewayServer
 from gateway.services import Gateway, GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
+from prompt_cache.promise.shared_prefixes import SharedPrefixes
 from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.authenticator import Authenticator
@@ -258,7 +259,9 @@ async def running_stack(
         webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), WEBHOOK_TOPICS),
         limiter=Limiter(LimitCache(stack.database, bus), limit_buckets, name),
         rate_limits=RateLimits(stack.database, bus),
-        domains=CacheDomains(b"s" * 32, scope_keys, retention=3600.0),
+        domains=CacheDomains(
+            b"s" * 32, scope_keys, retention=3600.0, shared=SharedPrefixes(stack.database, scope_keys)
+        ),
         scope_keys=scope_keys,
         options=options or GatewayOptions(timeouts=quick_timeouts(), drain_timeout=20.0),
     )

@@ -23,6 +23,7 @@ from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
+from prompt_cache.promise.shared_prefixes import SharedPrefixes
 from tenancy.authenticator import Authenticator
 from tenancy.key_limits import parse_networks
 from tenancy.keys import Peppers
@@ -89,7 +90,12 @@ async def open_gateway_services(
             limiter=Limiter(LimitCache(admin.database, admin.bus, patience=settings.database_timeout), buckets, name),
             rate_limits=admin.limits,
             epoch=keeper,
-            domains=CacheDomains(secrets.scope_secret, scope_keys, retention=settings.cache_retention),
+            domains=CacheDomains(
+                secrets.scope_secret,
+                scope_keys,
+                retention=settings.cache_retention,
+                shared=SharedPrefixes(admin.database, scope_keys),
+            ),
             scope_keys=scope_keys,
             options=GatewayOptions(
                 body_limit=settings.body_limit,

@@ -1,6 +1,7 @@
 """POST /v1/completions: the response as OpenAI's JSON, whole or in events of the same shape.
 
-Source: https://platform.openai.com/docs/api-reference/completions/object. `cost` and `limited_by` are ours.
+Source: https://platform.openai.com/docs/api-reference/completions/object. `cost` and `limited_by` are ours, and
+`prompt_cache_diagnostics` is that of chat completions.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.conversation.tokenizer import Tokenizer
+from gateway.dialects.cache_explanation import CacheExplanation
 from gateway.dialects.openai.common_response import (
     DONE,
     CompletionWriter,
@@ -21,8 +23,10 @@ from gateway.dialects.openai.common_response import (
     usage_at,
 )
 from gateway.dialects.openai.completion_usage import CompletionUsage
+from gateway.dialects.openai.diagnostics import PromptCacheDiagnostics, cache_explanation, openai_diagnostics
 from gateway.dialects.openai.logprobs import TextLogprobs, text_logprobs
 from gateway.generation.delivery import ChoiceDelta, Finished
+from gateway.generation.request_history import Explanation
 
 
 class TextChoice(Struct, frozen=True):
@@ -44,6 +48,8 @@ class TextCompletion(Struct, frozen=True):
     usage: CompletionUsage | UnsetType | None = UNSET
     object: str = "text_completion"
     system_fingerprint: str | None = None
+    prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET
+    cache_explanation: CacheExplanation | UnsetType = UNSET
 
 
 class TextWriter(CompletionWriter):
@@ -58,7 +64,7 @@ class TextWriter(CompletionWriter):
     def whole(self, deltas: Sequence[ChoiceDelta], end: Finished) -> bytes:
         """The whole response, of one delta for each choice."""
         choices = [self._choice(d, finish) for d, finish in zip(deltas, finishes_of(end.reasons), strict=True)]
-        return encoder.encode(self._completion(choices, usage_at(end)))
+        return encoder.encode(self._completion(choices, usage_at(end), end.explanation))
 
     def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """An event for each delta."""
@@ -70,8 +76,9 @@ class TextWriter(CompletionWriter):
             self._event(TextChoice("", finish.reason, choice, limited_by=finish.limited_by))
             for choice, finish in enumerate(finishes_of(end.reasons))
         )
-        if self._include_usage:
-            events += event(self._completion([], usage_at(end)))
+        if self._include_usage or end.explanation is not None:
+            usage = usage_at(end) if self._include_usage else UNSET
+            events += event(self._completion([], usage, end.explanation))
         return events + DONE
 
     def _choice(self, delta: ChoiceDelta, finish: Finish | None) -> TextChoice:
@@ -83,7 +90,12 @@ class TextWriter(CompletionWriter):
     def _event(self, choice: TextChoice) -> bytes:
         return event(self._completion([choice], None if self._include_usage else UNSET))
 
-    def _completion(self, choices: list[TextChoice], usage: CompletionUsage | UnsetType | None) -> TextCompletion:
+    def _completion(
+        self,
+        choices: list[TextChoice],
+        usage: CompletionUsage | UnsetType | None,
+        explanation: Explanation | None = None,
+    ) -> TextCompletion:
         identity = self._identity
         return TextCompletion(
             id=identity.id,
@@ -93,4 +105,6 @@ class TextWriter(CompletionWriter):
             service_tier=identity.service_tier,
             usage=usage,
             system_fingerprint=identity.system_fingerprint,
+            prompt_cache_diagnostics=openai_diagnostics(explanation) or UNSET,
+            cache_explanation=cache_explanation(explanation) or UNSET,
         )

@@ -154,6 +154,24 @@ async def test_openai_diagnostics(stack: Stack) -> None:
     assert last["prompt_cache_diagnostics"] == {"type": "cache_hit"}
 
 
+async def test_text_completions_are_explained_too(stack: Stack) -> None:
+    async def continued(**fields: Any) -> Any:
+        options = fields.pop("options", {})
+        body = {"model": "tiny", "prompt": f"{RULES} Why?", "max_tokens": 5, "prompt_cache_options": options, **fields}
+        headers = {"authorization": f"Bearer {stack.key}"}
+        return await stack.http.post("/v1/completions", json=body, headers=headers)
+
+    first = (await continued()).json()
+    assert not {"prompt_cache_diagnostics", "cache_explanation"} & set(first)
+    named = {"comparison_response_id": first["id"]}
+    told = (await continued(options=named)).json()
+    assert told["prompt_cache_diagnostics"] == {"type": "cache_hit"}
+    assert told["cache_explanation"]["read_tokens"] > 0
+    stream = await continued(options=named, stream=True)
+    last = json.loads(stream.text.strip().split("\n\n")[-2].removeprefix("data: "))
+    assert (last["prompt_cache_diagnostics"], last["choices"]) == ({"type": "cache_hit"}, [])
+
+
 async def test_anthropic_diagnostics(stack: Stack) -> None:
     marked: Any = {"type": "ephemeral"}
 

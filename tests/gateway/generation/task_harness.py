@@ -163,7 +163,7 @@ class TaskHarness:
 
     @staticmethod
     def _domains() -> Any:
-        return SimpleNamespace(segments=lambda *of: ((), ()), ready=lambda project: True)
+        return SimpleNamespace(prompt_segments=lambda *of: ((), ()), ready=lambda project: True)
 
     def _recorder(self) -> Any:
         async def release(hold: Hold, reason: str) -> None:

@@ -362,6 +362,27 @@ def test_links_lead_nowhere(tmp_path: Path, place: str) -> None:
         assert sorted(path for path in outside.rglob("*") if path.is_file()) == sorted(theirs)
 
 
+@pytest.mark.parametrize("place", ["", "new", "SHARD"])
+def test_a_link_that_appears_while_the_store_is_open_leads_nowhere(tmp_path: Path, place: str) -> None:
+    """A record behind it is a miss, a write is refused, and nothing lies outside after it."""
+    with memory_folder() as folder, opened(folder) as store:
+        assert store.write(MINE, key(1), {0: payload("mine", 1, 0)}, position=0)
+        (path,) = record_paths(folder)
+        link = folder / IDENTITY.name / (path.parent.name if place == "SHARD" else place)
+        outside = tmp_path / "outside"
+        shutil.copytree(link, outside)
+        shutil.rmtree(link)
+        link.symlink_to(outside)
+        before = {found: found.read_bytes() for found in outside.rglob("*") if found.is_file()}
+        if place != "new":
+            assert store.read(MINE, key(1), (0,)) is None
+        assert not store.write(MINE, key(1), {0: payload("mine", 1, 0)}, position=0) or place == "new"
+        store.purge("mine", [key(1)])
+        store.maintain()
+        assert {found: found.read_bytes() for found in outside.rglob("*") if found.is_file()} == before
+        assert link.is_symlink()
+
+
 def test_a_pipe_as_the_identitys_description() -> None:
     with memory_folder() as folder:
         with opened(folder):
