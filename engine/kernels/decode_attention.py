@@ -31,7 +31,7 @@ _SMALL_ROWS, _LARGE_ROWS = 16, 64
 """Rows of a tile: for items of few requests, and for the others."""
 _SHAPES = (8, 2, 2), (2, 4, 3)
 _SHAPES_FP8 = (4, 2, 3), (2, 4, 2)
-_SHAPE_FOR_FEW, _FEW_ROWS = (4, 4, 3), 32
+_SHAPE_FOR_FEW, _FEW_ROWS = (4, 4, 3), 8
 """Of both kinds of tiles: programs for each multiprocessor, warps of a program, blocks in shared memory at most; the
 quickest on an H200 (`benchmarks/gpu/NOTES.md`). Of small tiles in steps of few rows: more warps for each program."""
 
