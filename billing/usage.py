@@ -190,6 +190,16 @@ class SignedUsage(Usage, frozen=True):
             _check_number(meter, abs(tokens), MAX_TOKENS)
 
 
+class UsageSum(Usage, frozen=True):
+    """Usage added up, of any number of requests and adjustments: more tokens than one request can have, or less than
+    none where more was taken back than was used. Raises InvalidUsage for an unknown meter."""
+
+    def __post_init__(self) -> None:
+        for meter, _ in self._given():
+            if meter not in _NO_TOKENS:
+                raise InvalidUsage(f"unknown meter {meter}")
+
+
 _NARROW = ("price_version", "attempt", "context_from")
 _WIDE = ("admitted_at", "finished_at", "sequence", "cost_pico")
 _TOLD = ("status", "delivery", "source")

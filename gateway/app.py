@@ -12,7 +12,18 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
-from gateway.admin.prices import price_routes
+from gateway.admin.account import account_routes
+from gateway.admin.approvals import approval_routes
+from gateway.admin.audit import audit_route
+from gateway.admin.keys import key_routes
+from gateway.admin.limits import limit_routes
+from gateway.admin.members import member_routes
+from gateway.admin.one_time_links import one_time_link_routes
+from gateway.admin.operator_keys import operator_key_routes
+from gateway.admin.routes import admin_routes
+from gateway.admin.sign_in import sign_in_routes
+from gateway.admin.suspensions import suspension_routes
+from gateway.admin.users import user_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
 from gateway.endpoints.chat import chat_completions
@@ -24,8 +35,12 @@ from gateway.endpoints.models import model_routes
 from gateway.endpoints.prices import list_prices
 from gateway.endpoints.usage import usage_routes
 from gateway.endpoints.webhooks import webhook_routes
-from gateway.http.authentication import PUBLIC, Authentication
+from gateway.http.authentication import Authentication
+from gateway.http.csrf import CsrfGuard, check_guarded
+from gateway.http.policies import check_policies, policy_of
 from gateway.http.responses import error_response, speaks_anthropic
+from gateway.http.sessions import session_headers
+from gateway.openapi.routes import document_routes
 from gateway.request_context import request_context
 from gateway.services import Gateway, GatewayServices
 
@@ -33,11 +48,14 @@ log = structlog.get_logger("gateway.http")
 
 
 def create_app(services: GatewayServices) -> Litestar:
-    """The application, whose lifespan starts and stops the worker (`gateway_of`).
+    """The application, whose lifespan starts and stops the worker (`gateway_of`)."""
+    return application_of(Gateway(services))
 
-    There is no generated OpenAPI document, because dialects decode the bodies and Litestar does not see their types.
-    """
-    gateway = Gateway(services)
+
+def application_of(gateway: Gateway) -> Litestar:
+    """The application of a worker. Its OpenAPI document is made by `gateway.openapi`: dialects decode the bodies, and
+    Litestar does not see their types."""
+    services = gateway.services
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:
@@ -51,13 +69,13 @@ def create_app(services: GatewayServices) -> Litestar:
         if message["type"] == "http.response.start":
             context = request_context(scope)
             name = context.name.encode()  # OpenAI's clients read the first header, Anthropic's the second
-            headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name)]
-            if context.principal is not None and speaks_anthropic(scope):
+            headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name), *context.limit_headers]
+            if context.principal is not None and context.principal.tenant_id is not None and speaks_anthropic(scope):
                 headers.append((b"anthropic-organization-id", str(context.principal.tenant_id).encode()))
-            message["headers"] = headers
+            message["headers"] = [*headers, *session_headers(scope, headers)]
             _record_response(gateway, scope, message["status"])
 
-    return Litestar(
+    app = Litestar(
         route_handlers=[
             chat_completions(gateway),
             completions(gateway),
@@ -66,15 +84,35 @@ def create_app(services: GatewayServices) -> Litestar:
             *usage_routes(gateway),
             *export_routes(gateway),
             list_prices(gateway),
-            *price_routes(gateway),
+            audit_route(gateway),
+            *admin_routes(gateway),
+            *key_routes(gateway),
+            *operator_key_routes(gateway),
+            *suspension_routes(gateway),
+            *approval_routes(gateway),
+            *sign_in_routes(gateway),
+            *account_routes(gateway),
+            *one_time_link_routes(gateway),
+            *user_routes(gateway),
+            *member_routes(gateway),
+            *limit_routes(gateway),
             *cache_routes(gateway),
             *cache_explanation_routes(gateway),
             *webhook_routes(gateway),
+            *document_routes(),
             *health_routes(gateway),
             *([metrics_route(gateway)] if services.options.public_metrics else []),
         ],
         lifespan=[lifespan],
-        middleware=[Authentication(services.authenticator)],
+        middleware=[
+            CsrfGuard(),
+            Authentication(
+                services.authenticator,
+                services.users.authenticator,
+                services.suspensions,
+                services.options.trusted_proxies,
+            ),
+        ],
         before_send=[before_send],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         request_max_body_size=services.options.body_limit,
@@ -83,6 +121,9 @@ def create_app(services: GatewayServices) -> Litestar:
         debug=False,
         state=State({"gateway": gateway}),
     )
+    check_policies(app)
+    check_guarded(app)
+    return app
 
 
 def create_internal_app(gateway: Gateway) -> Litestar:
@@ -106,22 +147,22 @@ def gateway_of(app: Litestar) -> Gateway:
 def _record_response(gateway: Gateway, scope: Scope, status: int) -> None:
     """Count and log a response that begins, but not those to health and metrics probes."""
     handler = scope.get("route_handler")
-    if handler is not None and handler.opt.get(PUBLIC):
+    if handler is not None and policy_of(handler).access == "public":
         return
     context = request_context(scope)
     gateway.metrics.answered(context.model, status)
-    principal, operator = context.principal, context.operator
-    key = principal or operator
+    principal = context.principal
     log.info(
         "answered",
         request_id=context.name,
         method=scope.get("method"),
         path=scope["path"],
         status=status,
-        key=key.public_id if key else None,
+        key=principal.public_id if principal else None,
+        old_secret=True if principal and principal.old_secret else None,
         tenant=principal.tenant if principal else None,
         project=principal.project if principal else None,
-        operator=operator.name if operator else None,
+        operator=principal.name if principal and principal.kind == "operator_key" else None,
         model=context.model or None,
         seconds=round(time.monotonic() - context.started, 4),
     )

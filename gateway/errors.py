@@ -56,6 +56,19 @@ class NotAllowed(GatewayError):
     code = "not_allowed"
 
 
+class AddressRefused(NotAllowed):
+    """The key is valid, but may not be used from the client's address."""
+
+    code = "address_not_allowed"
+
+
+class SuspendedError(NotAllowed):
+    """The tenant or project of the key is suspended. The code is `tenant_suspended` or `project_suspended`."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"This {what} is suspended; ask whoever runs this service.", code=f"{what}_suspended")
+
+
 class ModelNotFound(GatewayError):
     """No served model has this name."""
 

@@ -53,6 +53,16 @@ class Tool(Struct, frozen=True):
     path: str
 
 
+class ToolChoice(Struct, frozen=True):
+    """Whether and which tools may be called. `required`: the answer is calls alone. `names`: only these; None: any.
+    `parallel`: more than one call in an answer. `path`: of the field that says so."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: tuple[str, ...] | None = None
+    parallel: bool = True
+    path: str = "$.tool_choice"
+
+
 class Grammar(Struct, frozen=True):
     """What the output must match, as in the protocol's `Generate.grammar`, and the path of the field that said so."""
 
@@ -112,6 +122,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     turns: tuple[Turn, ...]
     turns_path: str
     tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
     continued: bool = False
     """The answer goes on where the last turn, the model's own, ends."""
     max_tokens: int | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import cast
 from uuid import UUID
 
 from litestar.types import Scope
 from uuid_utils.compat import uuid7
 
-from tenancy.authenticator import Operator, Principal
+from tenancy.principals import Principal
 
 _KEY = "turnpike"
 
@@ -20,15 +21,18 @@ def public_name(request_id: UUID) -> str:
 
 
 class RequestContext:
-    """One HTTP request. Authentication sets `principal` or `operator`; a generating endpoint sets `model`."""
+    """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`, and `limit_headers` where
+    limits apply: they go with whatever is answered. `address` is the client's, as `gateway.http.client_address` knows
+    it."""
 
-    __slots__ = ("id", "model", "operator", "principal", "started")
+    __slots__ = ("address", "id", "limit_headers", "model", "principal", "started")
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
+        self.address = ""
+        self.limit_headers: Sequence[tuple[bytes, bytes]] = ()
         self.model = ""
         self.principal: Principal | None = None
-        self.operator: Operator | None = None
         self.started = time.monotonic()
 
     @property
@@ -38,7 +42,7 @@ class RequestContext:
 
     @property
     def authenticated_principal(self) -> Principal:
-        """The principal, on a route that requires a tenant's key."""
+        """The principal, on a route that requires one."""
         assert self.principal is not None, "the route is not authenticated"
         return self.principal
 

@@ -52,6 +52,7 @@ class GatewayServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # gateway.http.client_address reads them, from proxies that are trusted
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(options.drain_timeout) + _AFTER_DRAIN_S,
             )

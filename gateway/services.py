@@ -15,10 +15,12 @@ from billing.reservation.hold_service import HoldService
 from billing.settlement.settler import Settler
 from billing.spool.gateway_epochs import EpochKeeper
 from billing.spool.spool import Spool
-from gateway.admission.admission import Admission
+from gateway.admission.admission import Admission, Payer
 from gateway.admission.cache_leases import LeaseCompanion
 from gateway.admission.fair_threads import FairThreads
+from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.admission.request_timeouts import RequestTimeouts
+from gateway.errors import SuspendedError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.forgotten_scopes import ForgottenScopes
 from gateway.generation.dependencies import GenerationDependencies
@@ -27,6 +29,7 @@ from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks
 from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
+from gateway.limits.limiter import Limiter
 from gateway.metering.lease_outcomes import LeaseOutcomes
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -42,6 +45,11 @@ from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
 from tenancy.authenticator import Authenticator
+from tenancy.key_limits import Network
+from tenancy.rate_limits import RateLimits
+from tenancy.repositories import Tenancy
+from tenancy.suspension import Suspension, Suspensions
+from tenancy.users.service import Users
 from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
@@ -60,7 +68,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     money is held at a time; 0: all. `allowance_requests`: a tenant with so many requests at once gets money set aside
     for them; 0: never. `lease_tokens`: how many tokens a project may have in live leases; 0: any number.
     `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
-    `public_metrics`: whether /metrics is served beside the API. `database_patience`: how long a request waits for the
+    `public_metrics`: whether /metrics is served beside the API. `trusted_proxies`: from where
+    X-Forwarded-For is believed. `database_patience`: how long a request waits for the
     database before it is answered with 503.
     """
 
@@ -75,6 +84,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     connections: int = 10_000
     connections_per_address: int = 0
     public_metrics: bool = True
+    trusted_proxies: tuple[Network, ...] = ()
     database_patience: float = 5.0
     timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
 
@@ -89,6 +99,9 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     name: str
     database: Database
     authenticator: Authenticator
+    tenancy: Tenancy
+    suspensions: Suspensions
+    users: Users
     holds: HoldService
     prices: PriceCatalog
     spool: Spool
@@ -100,6 +113,9 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     """The keys that `domains` has: the worker tells replicas which were destroyed."""
     exports: ExportJobs
     webhooks: WebhookEndpoints
+    limiter: Limiter
+    """The worker starts and stops it."""
+    rate_limits: RateLimits
     epoch: EpochKeeper | None = None
     """Where the caller took the name already; the worker stops it."""
     options: GatewayOptions = field(default_factory=GatewayOptions)
@@ -115,6 +131,14 @@ class ManagementBreakers:
         self.webhooks = CircuitBreaker(seconds, witness)
         self.caches = CircuitBreaker(seconds, witness)
         self.prices = CircuitBreaker(seconds, witness)
+        self.tenancy = CircuitBreaker(seconds, witness)
+        self.audit = CircuitBreaker(seconds, witness)
+        self.users = CircuitBreaker(seconds, witness)
+        self.money = CircuitBreaker(seconds, witness)
+        self.requests = CircuitBreaker(seconds, witness)
+        self.invoices = CircuitBreaker(seconds, witness)
+        self.periods = CircuitBreaker(seconds, witness)
+        self.limits = CircuitBreaker(seconds, witness)
 
 
 class Gateway:
@@ -140,11 +164,13 @@ class Gateway:
             connections=lambda: len(self.open_connections),
             refused=lambda: self.refused.count,
             lingering=lambda: len(self.lingering_connections),
+            limits_degraded=lambda: services.limiter.degraded,
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.leases = LeaseStore(services.database, services.options.lease_tokens)
         self.lease_outcomes = LeaseOutcomes(self.leases)
         self.leased_holds = AccompaniedHolds(services.holds, LeaseCompanion(self.leases))
+        self.confirmations = LeaseConfirmations(self.leases, self.leased_holds)
         self.recorder = UsageRecorder(services.spool, self.allowances, self.lease_outcomes)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
@@ -187,8 +213,11 @@ class Gateway:
                 self.writes,
                 self.leased_blocks,
                 self.history,
-            )
+                self.confirmations,
+            ),
+            self._check_payer,
         )
+        services.suspensions.on_end = self._end_suspended
         self.orphaned_holds = OrphanedHolds(
             epoch, database=services.database, holds=services.holds, fleet=services.fleet
         )
@@ -215,6 +244,9 @@ class Gateway:
         services = self.services
         await services.models.check_prices(services.prices)
         await services.authenticator.start()
+        await services.suspensions.start()
+        await services.users.start()
+        await services.limiter.start()
         await self._epoch.start()
         await services.settler.start()
         services.fleet.on_stray = self.recovery.stray
@@ -249,6 +281,14 @@ class Gateway:
         self.requests.begin_drain()
         self.on_over()
 
+    def _check_payer(self, payer: Payer) -> None:
+        """Raise SuspendedError for whoever was suspended since the request was authenticated."""
+        if (what := self.services.suspensions.find(payer.tenant_id, payer.project_id)) is not None:
+            raise SuspendedError(what)
+
+    def _end_suspended(self, suspension: Suspension) -> None:
+        self.requests.end_all_of(suspension.tenant_id, suspension.project_id)
+
     def begin_drain(self) -> None:
         """Start no request; give those that run time to end."""
         if self._drain is None:
@@ -265,6 +305,7 @@ class Gateway:
         await self.recovery.stop()
         await self.services.fleet.stop()
         await self.leased_blocks.stop()
+        await self.confirmations.close()
         await self.leased_holds.close()
         await self.allowances.close()
         await self.lease_outcomes.close()
@@ -274,5 +315,7 @@ class Gateway:
         await self._tasks.stop()
         self.threads.close()
         await self._epoch.stop()
+        await self.services.suspensions.close()
+        await self.services.limiter.close()
         await self.services.authenticator.close()
         await self.services.prices.close()

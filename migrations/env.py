@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
+import audit_log.tables
+import billing.tables.approvals
 import billing.tables.budgets
 import billing.tables.chain
 import billing.tables.exports
@@ -19,10 +21,13 @@ import billing.tables.seals
 import prompt_cache.tables
 import storage.database.outbox
 import tenancy.tables
+import tenancy.users.tables
 import webhooks.tables
 from storage.database.base import Base
 
 ROOMS = (
+    audit_log.tables,
+    billing.tables.approvals,
     billing.tables.chain,
     billing.tables.exports,
     billing.tables.budgets,
@@ -37,6 +42,7 @@ ROOMS = (
     billing.tables.money,
     prompt_cache.tables,
     storage.database.outbox,
+    tenancy.users.tables,
     webhooks.tables,
     tenancy.tables,
 )

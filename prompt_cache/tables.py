@@ -46,16 +46,21 @@ lease = Table(
     Column("writer", Id, nullable=False),
     Column("billed", Integer, nullable=False),
     Column("blocks", LargeBinary, nullable=False),
+    Column("base", Id, nullable=True),
+    Column("told", Integer, nullable=False, server_default="0"),
+    Column("paid", Integer, nullable=False, server_default="0"),
     Index(None, "project_id", "prefix_key", unique=True),
     Index(None, "project_id", "id"),
     Index(None, "expires_at"),
     Index(None, "writer"),
+    Index(None, "base"),
     **STRICT,
 )
 """One row for a prefix of a project that is promised without a break since `created_at`, or was until it expired.
-`new_tokens` are those beyond the lease before it in its chain, and those of that one once it ended. `writer` is the
-request that wrote it, `billed` 1 once it is certain that this one pays. `blocks` has 8 bytes of the key of each whole
-block, where storage has a price."""
+`new_tokens` are those beyond the lease before it in its chain (`base`), and those of that one once it ended. `writer`
+is the request that writes it, `told` 1 once this one has a token: until then another may take its place. `paid` is 1
+once it is certain that the writer pays, `billed` once that holds for all leases before it too. `blocks` has 8 bytes of
+the key of each whole block, where storage has a price."""
 
 ended_lease = Table(
     "ended_lease",

@@ -13,6 +13,8 @@ MAX_CHOICE_TEXTS = 10_000
 """Texts of a `choice`."""
 MAX_CHOICE_CHARS = 262_144
 """Characters of all texts of a `choice`, together."""
+MAX_CALLABLE = 128
+"""Tools that an answer must call one of."""
 MAX_GROUP_DEPTH = 200
 """How deep groups of a regular expression or of a grammar may be nested."""
 _MAX_TEXT_BYTES = 4 * MAX_SCHEMA_BYTES
@@ -35,6 +37,12 @@ def check_grammar(kind: str, body: Any) -> None:
             check_depth(body)
         case "regex" | "grammar", str():
             _check_expression(body)
+        case "calls", {"lark": str(), "schemas": list()}:
+            _check_expression(body["lark"])
+            if len(body["schemas"]) > MAX_CALLABLE:
+                raise GrammarTooLarge(f"it has {len(body['schemas'])} tools, more than {MAX_CALLABLE}")
+            for schema in body["schemas"]:
+                check_depth(schema)
         case "choice", list():
             if len(body) > MAX_CHOICE_TEXTS:
                 raise GrammarTooLarge(f"it has {len(body)} texts, more than {MAX_CHOICE_TEXTS}")

@@ -129,8 +129,9 @@ class Generate(Message, frozen=True, tag="Generate"):
     first `Credit`. Fairness is by `lane`, `flow`, `sub_flow` and `weight`.
 
     `grammar` is a JSON object with one key, which the output must fulfil: `json_schema` (a schema), `regex` (a regular
-    expression), `choice` (a list of texts) or `grammar` (Lark or GBNF). The output then ends where the grammar ends:
-    by the model's own end tokens, or without one when nothing can follow. `stop_tokens` do not end it.
+    expression), `choice` (a list of texts), `grammar` (Lark or GBNF) or `calls` (a Lark text with places for schemas).
+    The output then ends where the grammar ends: by the model's own end tokens, or without one when nothing can follow.
+    `stop_tokens` do not end it.
     """
 
     id: str

@@ -6,6 +6,7 @@ from storage.reported_error import ReportedError
 
 NAME, REASON = 200, 500
 """The most characters of a name and of a reason."""
+_FORMULA = frozenset("=+-@\t\r\n＝＋－＠")
 
 
 class InvalidText(ReportedError, ValueError):
@@ -37,3 +38,11 @@ def check_text(field: str, text: str, most: int, *, empty: bool = False) -> None
 def counted(count: int, noun: str) -> str:
     """A count with its noun, in the plural unless the count is 1: "1 line", "2 lines"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def safe_cell(text: str) -> str:
+    """Text that no spreadsheet evaluates: a leading formula character gets an apostrophe in front.
+
+    Source: OWASP, CSV Injection.
+    """
+    return f"'{text}" if text[:1] in _FORMULA else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import time
 from collections import OrderedDict
 from typing import TypeAlias
@@ -11,13 +12,16 @@ from uuid import UUID
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from storage.bus import Bus
 from storage.database.base import from_instant, to_instant
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
+from tenancy.key_limits import Network, is_inside, parse_networks
 from tenancy.keys import Peppers, Presented, parse_key
-from tenancy.repositories import REVOKED, AllKeysRepository
+from tenancy.principals import Membership, Principal, PrincipalKind
+from tenancy.repositories import REVOKED, AllKeysRepository, grant_of
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +30,8 @@ TTL_SHARED, TTL_ALONE = 30.0, 0.5
 _TTL_UNKNOWN = 0.5
 _CAPACITY = 10_000
 _LAST_USED_EVERY_US = 60_000_000
+_KINDS: dict[str, PrincipalKind] = {"project": "project_key", "admin": "admin_key", "operator": "operator_key"}
+"""A key's kind in its row → its holder's."""
 
 
 class AuthenticationFailed(Exception):
@@ -35,39 +41,32 @@ class AuthenticationFailed(Exception):
         super().__init__("incorrect API key provided")
 
 
-class Principal(msgspec.Struct, frozen=True):
-    """The holder of a tenant's key: a project, or with an admin key the tenant's administrator."""
-
-    key_id: UUID
-    public_id: str
-    tenant_id: UUID
-    tenant: str
-    project_id: UUID | None
-    project: str | None
-    admin: bool
-
-
-class Operator(msgspec.Struct, frozen=True):
-    """The holder of an operator's key: a person who runs this installation, by `name`."""
-
-    key_id: UUID
-    public_id: str
-    name: str
-
-
 _Cache: TypeAlias = "OrderedDict[str, tuple[float, _CachedKey]]"
-"""Public id -> when the entry expires (monotonic clock), and the key; in the order of loading."""
+"""Public id -> when the key was read (monotonic clock), and the key; in the order of loading."""
+
+
+class AddressNotAllowed(Exception):
+    """The key is right, but may not be used from this address."""
 
 
 class _CachedKey(msgspec.Struct, frozen=True):
-    """What is cached for a public id. An unknown id has a MAC that no secret matches."""
+    """What is cached for a public id. An unknown id has a MAC that no secret matches.
+
+    `previous_mac` is that of the secret from before a rotation, which `previous_principal` presents until
+    `previous_until`. Instants are microseconds since the Unix epoch.
+    """
 
     mac: bytes
     pepper_version: int
-    principal: Principal | Operator | None
+    principal: Principal | None
     revoked: bool
     expires_at: int | None
     last_used_at: int | None
+    previous_mac: bytes = b""
+    previous_pepper_version: int = 0
+    previous_until: int = 0
+    previous_principal: Principal | None = None
+    networks: tuple[Network, ...] | None = None
 
     def __repr__(self) -> str:
         return f"_CachedKey(principal={self.principal!r})"
@@ -96,7 +95,7 @@ class Authenticator:
         self._revocations = 0
         self._patience = CircuitBreaker(patience)
         self._background: set[asyncio.Task[None]] = set()
-        self._last_used: dict[UUID, int] = {}
+        self._last_used: dict[tuple[UUID, bool], int] = {}
 
     async def start(self) -> None:
         """Subscribe to revocations."""
@@ -113,39 +112,49 @@ class Authenticator:
         if running:
             await asyncio.wait(running)
 
-    async def authenticate(self, presented: str) -> Principal:
-        """The principal of a tenant's key. Raises AuthenticationFailed; DatabaseUnavailable if it is not cached."""
-        holder = await self._authenticate(presented)
-        if not isinstance(holder, Principal):
-            raise AuthenticationFailed
-        return holder
-
-    async def authenticate_operator(self, presented: str) -> Operator:
+    async def authenticate_operator(self, presented: str) -> Principal:
         """The operator of a key. Raises what `authenticate` raises."""
-        holder = await self._authenticate(presented)
-        if not isinstance(holder, Operator):
+        holder = await self.authenticate(presented)
+        if holder.kind != "operator_key":
             raise AuthenticationFailed
         return holder
 
-    async def _authenticate(self, presented: str) -> Principal | Operator:
+    async def authenticate(self, presented: str, address: str | None = None) -> Principal:
+        """The principal of a key that is used from this address; None: a command on this machine, from which every key
+        may be used.
+
+        Raises AuthenticationFailed; AddressNotAllowed; DatabaseUnavailable if the key is not cached.
+        """
         key = parse_key(presented)
         if key is None:
             key, record = Presented("", ""), self._unknown_key
         else:
             record = await self._cached(key.public_id)
         # Constant time: the MAC is computed and compared in every case, before anything is decided.
-        matches = hmac.compare_digest(self._peppers.mac(record.pepper_version, key.secret), record.mac)
-        expired = record.expires_at is not None and record.expires_at <= time.time_ns() // 1000
-        if not matches or record.revoked or expired or record.principal is None:
+        mac = self._peppers.mac(record.pepper_version, key.secret)
+        matches = hmac.compare_digest(mac, record.mac)
+        now, principal = time.time_ns() // 1000, record.principal
+        if not matches and record.previous_principal is not None and self._is_previous(record, key, mac):
+            matches, principal = now < record.previous_until, record.previous_principal
+        expired = record.expires_at is not None and record.expires_at <= now
+        if not matches or record.revoked or expired or principal is None:
             raise AuthenticationFailed
-        self._record_use(record)
-        return record.principal
+        if record.networks is not None and address is not None and not is_inside(address, record.networks):
+            raise AddressNotAllowed
+        self._record_use(principal, record, now)
+        return principal
+
+    def _is_previous(self, record: _CachedKey, key: Presented, mac: bytes) -> bool:
+        """Whether it is the secret from before the key's rotation, under the pepper of then."""
+        if record.previous_pepper_version != record.pepper_version:
+            mac = self._peppers.mac(record.previous_pepper_version, key.secret)
+        return hmac.compare_digest(mac, record.previous_mac)
 
     # ------------------------------------------------------------ the cache
 
     async def _cached(self, public_id: str) -> _CachedKey:
-        until, record = self._keys.get(public_id) or self._unknown_ids.get(public_id) or (0.0, self._unknown_key)
-        if time.monotonic() < until:
+        began, record = self._keys.get(public_id) or self._unknown_ids.get(public_id) or (-math.inf, self._unknown_key)
+        if time.monotonic() < began + self._ttl_of(record):
             return record
         task = self._loads.get(public_id)
         if task is None:
@@ -155,6 +164,12 @@ class Authenticator:
             task.add_done_callback(lambda _: self._loads.pop(public_id, None))
         return await self._patience.wait_for(task)
 
+    def _ttl_of(self, record: _CachedKey) -> float:
+        """For how long a record is trusted. While the bus is away nobody says what was revoked, so not for long."""
+        if record.principal is None:
+            return min(self._ttl, _TTL_UNKNOWN)
+        return self._ttl if self._bus.connected else min(self._ttl, TTL_ALONE)
+
     async def _load(self, public_id: str) -> _CachedKey:
         """Read and cache the key; again if a revocation arrived meanwhile, because what was read may be older."""
         while True:
@@ -163,9 +178,8 @@ class Authenticator:
             record = await self._read(public_id)
             if revocations == self._revocations:
                 break
-        unknown = record.principal is None
-        cache, ttl = (self._unknown_ids, min(self._ttl, _TTL_UNKNOWN)) if unknown else (self._keys, self._ttl)
-        cache[public_id] = (began + ttl, record)
+        cache = self._unknown_ids if record.principal is None else self._keys
+        cache[public_id] = (began, record)
         cache.move_to_end(public_id)
         if len(cache) > _CAPACITY:
             cache.popitem(last=False)
@@ -177,24 +191,34 @@ class Authenticator:
         if row is None:
             return self._unknown_key
         key, tenant, project = row
-        principal: Principal | Operator = Operator(key.id, key.public_id, key.name)
-        if key.tenant_id is not None and tenant is not None:
-            principal = Principal(
-                key_id=key.id,
-                public_id=key.public_id,
-                tenant_id=key.tenant_id,
-                tenant=tenant,
-                project_id=key.project_id,
-                project=project,
-                admin=key.kind == "admin",
-            )
+        grant = grant_of(key)
+        principal = Principal(
+            kind=_KINDS[key.kind],
+            id=key.id,
+            public_id=key.public_id,
+            name=key.name,
+            memberships=(Membership(grant.role, key.tenant_id, key.project_id),),
+            tenant_id=key.tenant_id,
+            tenant=tenant,
+            project_id=key.project_id,
+            project=project,
+            permissions=None if grant.limits.permissions is None else frozenset(grant.limits.permissions),
+            limits=grant.limits,
+            expires_at=grant.expires_at,
+        )
+        previous = key.previous_mac is not None and key.previous_until is not None
         return _CachedKey(
             mac=key.mac,
             pepper_version=key.pepper_version,
             principal=principal,
             revoked=key.revoked_at is not None,
-            expires_at=None if key.expires_at is None else to_instant(key.expires_at),
+            expires_at=grant.expires_at,
             last_used_at=None if key.last_used_at is None else to_instant(key.last_used_at),
+            previous_mac=key.previous_mac or b"",
+            previous_pepper_version=key.previous_pepper_version or 0,
+            previous_until=0 if key.previous_until is None else to_instant(key.previous_until),
+            previous_principal=replace(principal, old_secret=True) if previous else None,
+            networks=None if grant.limits.networks is None else parse_networks(grant.limits.networks),
         )
 
     def _forget(self, payload: bytes) -> None:
@@ -207,25 +231,26 @@ class Authenticator:
 
     # ------------------------------------------------------------ the time of last use
 
-    def _record_use(self, record: _CachedKey) -> None:
-        """Write the time of use in the background, at most once a minute for each key."""
-        now = time.time_ns() // 1000
-        principal = record.principal
-        if (
-            principal is None
-            or now - self._last_used.get(principal.key_id, record.last_used_at or 0) < _LAST_USED_EVERY_US
-        ):
+    def _record_use(self, principal: Principal, record: _CachedKey, now: int) -> None:
+        """Write the time of use in the background, at most once a minute for each secret of a key."""
+        secret = (principal.id, principal.old_secret)
+        last = 0 if principal.old_secret else record.last_used_at or 0
+        if now - self._last_used.get(secret, last) < _LAST_USED_EVERY_US:
             return
+        if principal.old_secret:
+            until = from_instant(record.previous_until).isoformat()
+            log.warning("the secret from before a key's rotation was used", key=principal.public_id, valid_until=until)
         if len(self._last_used) >= _CAPACITY:
             self._last_used.clear()
-        self._last_used[principal.key_id] = now
-        task = asyncio.create_task(self._write_use(principal.key_id, now))
+        self._last_used[secret] = now
+        task = asyncio.create_task(self._write_use(principal, now))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _write_use(self, key_id: UUID, now: int) -> None:
+    async def _write_use(self, principal: Principal, now: int) -> None:
         try:
             async with self._database.transaction() as session:
-                await AllKeysRepository(session=session).record_use(key_id, from_instant(now))
+                keys = AllKeysRepository(session=session)
+                await keys.record_use(principal.id, from_instant(now), old_secret=principal.old_secret)
         except DatabaseUnavailable:
             log.info("the time of a key's last use was not recorded: the database is unavailable")

@@ -76,9 +76,9 @@ def _checksum(body: str) -> str:
     return _base62(zlib.crc32(body.encode()), 6)
 
 
-def generate_key() -> tuple[IssuedKey, str]:
-    """A new random key, and its secret for the MAC."""
-    public_id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
+def generate_key(public_id: str | None = None) -> tuple[IssuedKey, str]:
+    """A new random key, and its secret for the MAC. `public_id`: of a key that gets another secret."""
+    public_id = public_id or "".join(secrets.choice(_ALPHABET) for _ in range(12))
     secret = _base62(int.from_bytes(secrets.token_bytes(32), "big"), 43)
     body = f"{PREFIX}_{public_id}_{secret}"
     return IssuedKey(public_id, f"{body}_{_checksum(body)}"), secret

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
 from advanced_alchemy.repository import SQLAlchemyAsyncRepository
+from msgspec import UNSET, Struct, UnsetType
 from sqlalchemy import Select, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from storage.bus import Bus, BusUnavailable
-from storage.database.base import from_instant
+from storage.database.base import from_instant, to_instant
 from storage.database.database import Database
 from storage.free_text import NAME, check_text
 from storage.reported_error import ReportedError
+from tenancy.delegation import KeyGrant, KeyKind
+from tenancy.key_limits import NO_LIMITS, KeyLimits, decode_limits, encode_limits
 from tenancy.keys import IssuedKey, Peppers, generate_key
+from tenancy.permissions import Role
 from tenancy.tables import ApiKey, Project, Tenant
 
 log = structlog.get_logger(__name__)
 
 REVOKED = "turnpike.keys.revoked"
-"""The bus topic of revocations. The payload is the public id of the key."""
+"""The bus topic of keys that were revoked or changed. The payload is the public id of the key."""
+LONGEST_OVERLAP_S = 90 * 86_400
+"""How long a key's earlier secret may live beside the new one."""
+
+DEFAULT_PROJECT = "default"
+"""The project that a tenant is opened with."""
 
 Owned = TypeVar("Owned", Project, ApiKey)
 
@@ -36,6 +46,19 @@ class NameTaken(ReportedError, ValueError):
 
 class NoSuchRecord(ReportedError, LookupError):
     """The tenant, project or key does not exist, or belongs to another tenant."""
+
+
+class InvalidKeyChange(ReportedError, ValueError):
+    """A key cannot be changed like this: it was revoked, or what is given does not fit its kind."""
+
+
+class KeyChange(Struct, frozen=True):
+    """What to change of a key; what is UNSET stays. `expires_at` in microseconds since the Unix epoch."""
+
+    name: str | UnsetType = UNSET
+    expires_at: int | UnsetType | None = UNSET
+    role: Role | UnsetType = UNSET
+    limits: KeyLimits | UnsetType = UNSET
 
 
 class TenantRepository(SQLAlchemyAsyncRepository[Tenant]):
@@ -80,9 +103,10 @@ class AllKeysRepository(SQLAlchemyAsyncRepository[ApiKey]):
         row = (await self.session.execute(query)).one_or_none()
         return None if row is None else (row[0], row[1], row[2])
 
-    async def record_use(self, key_id: UUID, moment: datetime) -> None:
-        """Write when the key was last used."""
-        await self.session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=moment))
+    async def record_use(self, key_id: UUID, moment: datetime, *, old_secret: bool = False) -> None:
+        """Write when the key was last used, and its earlier secret."""
+        used = {"last_used_at": moment, **({"previous_used_at": moment} if old_secret else {})}
+        await self.session.execute(update(ApiKey).where(ApiKey.id == key_id).values(used))
 
 
 class Tenancy:
@@ -100,9 +124,14 @@ class Tenancy:
         """Create a tenant. Raises NameTaken, InvalidText."""
         check_text("name", name, NAME)
         async with self._creating("tenant", name) as session:
-            return await TenantRepository(session=session, wrap_exceptions=False).add(
-                Tenant(name=name, created_at=_now())
-            )
+            return await _add_tenant(session, name)
+
+    async def open_tenant(self, name: str) -> tuple[Tenant, Project]:
+        """Create a tenant with its first project, both or neither. Raises NameTaken, InvalidText."""
+        check_text("name", name, NAME)
+        async with self._creating("tenant", name) as session:
+            tenant = await _add_tenant(session, name)
+            return tenant, await _add_project(session, tenant.id, DEFAULT_PROJECT)
 
     async def tenant(self, name: str) -> Tenant:
         """The tenant of this name. Raises NoSuchRecord."""
@@ -124,8 +153,7 @@ class Tenancy:
         """Create a project. Raises NameTaken, InvalidText; NoSuchRecord if there is no such tenant."""
         check_text("name", name, NAME)
         async with self._creating("project", name) as session:
-            project = Project(tenant_id=tenant_id, name=name, created_at=_now())
-            return await ProjectRepository(session, tenant_id).add(project)
+            return await _add_project(session, tenant_id, name)
 
     async def project(self, tenant_id: UUID, name: str) -> Project:
         """The tenant's project of this name. Raises NoSuchRecord."""
@@ -138,46 +166,114 @@ class Tenancy:
             return list(await ProjectRepository(session, tenant_id).get_many(order_by=("name", False)))
 
     async def create_key(
-        self, tenant_id: UUID, project_id: UUID | None, name: str = "", *, expires_at: int | None = None
+        self,
+        tenant_id: UUID,
+        project_id: UUID | None,
+        name: str = "",
+        *,
+        expires_at: int | None = None,
+        role: Role = "owner",
+        limits: KeyLimits = NO_LIMITS,
     ) -> IssuedKey:
-        """Create a key of a project, or without a project an admin key of the tenant.
+        """Create a key of a project, or without a project an admin key of the tenant, with a role.
 
         `expires_at` is in microseconds since the Unix epoch. Raises NoSuchRecord if the project is not the tenant's,
         InvalidText.
         """
         check_text("name", name, NAME, empty=True)
-        issued, key = self._new_key(name, expires_at)
-        key.kind, key.tenant_id, key.project_id = "admin" if project_id is None else "project", tenant_id, project_id
+        issued, key = self._new_key("admin" if project_id is None else "project", name, expires_at, role, limits)
+        key.tenant_id, key.project_id = tenant_id, project_id
         async with self._database.transaction() as session:
             if project_id is not None:
                 project = await ProjectRepository(session, tenant_id).get_one_or_none(id=project_id)
                 _found(project, "project", str(project_id))
-            await KeyRepository(session, tenant_id).add(key)
+            await _record(session, "key.created", await KeyRepository(session, tenant_id).add(key))
         return issued
 
-    async def create_operator_key(self, name: str, *, expires_at: int | None = None) -> IssuedKey:
+    async def create_operator_key(
+        self, name: str, *, expires_at: int | None = None, role: Role = "owner", limits: KeyLimits = NO_LIMITS
+    ) -> IssuedKey:
         """Create an operator's key. Its name is recorded with what the operator does; keys of one name are one
         person's.
 
         `expires_at` is in microseconds since the Unix epoch. Raises InvalidText.
         """
         check_text("name", name, NAME)
-        issued, key = self._new_key(name.strip(), expires_at)
-        key.kind = "operator"
+        issued, key = self._new_key("operator", name.strip(), expires_at, role, limits)
         async with self._database.transaction() as session:
-            await AllKeysRepository(session=session).add(key)
+            # all tenants: an operator's key is of none
+            await _record(session, "key.created", await AllKeysRepository(session=session).add(key))
         return issued
 
-    def _new_key(self, name: str, expires_at: int | None) -> tuple[IssuedKey, ApiKey]:
+    def _new_key(
+        self, kind: KeyKind, name: str, expires_at: int | None, role: Role, limits: KeyLimits
+    ) -> tuple[IssuedKey, ApiKey]:
         issued, secret = generate_key()
         return issued, ApiKey(
             public_id=issued.public_id,
+            kind=kind,
             name=name,
             mac=self._peppers.mac(self._peppers.current, secret),
             pepper_version=self._peppers.current,
             created_at=_now(),
             expires_at=None if expires_at is None else from_instant(expires_at),
+            role=None if kind == "project" else role,
+            limits=encode_limits(limits),
         )
+
+    async def key(self, public_id: str, tenant_id: UUID | None = None) -> ApiKey:
+        """The key with this public id, of this tenant or for an operator (None) of anybody. Raises NoSuchRecord."""
+        async with self._database.reading() as session:
+            return _found(await _keys(session, tenant_id).get_one_or_none(public_id=public_id), "key", public_id)
+
+    async def change_key(
+        self, public_id: str, change: KeyChange, tenant_id: UUID | None = None, reason: str = ""
+    ) -> ApiKey:
+        """Change a key's name, end, role or limits; gateways on the bus know it at once. An operator's key keeps its
+        name, which says who that is. Raises NoSuchRecord, InvalidKeyChange, InvalidText."""
+        async with self._changing(public_id, tenant_id) as (session, key):
+            before = description(key)
+            if key.kind == "operator" and change.name not in (UNSET, key.name):
+                raise InvalidKeyChange("name: an operator's key keeps its name; make another key")
+            if key.kind == "project" and change.role is not UNSET:
+                raise InvalidKeyChange("role: the key of a project has none")
+            if not isinstance(change.name, UnsetType):
+                check_text("name", change.name, NAME, empty=True)
+                key.name = change.name
+            if not isinstance(change.expires_at, UnsetType):
+                key.expires_at = None if change.expires_at is None else from_instant(change.expires_at)
+            if not isinstance(change.role, UnsetType):
+                key.role = change.role
+            if not isinstance(change.limits, UnsetType):
+                key.limits = encode_limits(change.limits)
+            await _record(session, "key.changed", key, reason, before)
+        await self._announce(public_id)
+        return key
+
+    async def rotate_key(
+        self, public_id: str, tenant_id: UUID | None = None, *, until: int, reason: str = ""
+    ) -> tuple[IssuedKey, ApiKey]:
+        """Give a key a new secret; the present one is valid `until` then (microseconds since the Unix epoch), any
+        earlier one no more.
+
+        Raises NoSuchRecord, InvalidKeyChange.
+        """
+        now = _now()
+        longest = now + timedelta(seconds=LONGEST_OVERLAP_S)
+        if from_instant(until) > longest:
+            raise InvalidKeyChange(f"the old secret may live until {longest.isoformat()} at most")
+        issued, secret = generate_key(public_id)
+        async with self._changing(public_id, tenant_id) as (session, key):
+            before = description(key)
+            key.rotated_at = now
+            key.previous_mac, key.previous_pepper_version = key.mac, key.pepper_version
+            key.previous_until = max(now, from_instant(until))
+            key.previous_used_at = None
+            key.mac = self._peppers.mac(self._peppers.current, secret)
+            key.pepper_version = self._peppers.current
+            await _record(session, "key.rotated", key, reason, before)
+        await self._announce(public_id)
+        return issued, key
 
     async def list_keys(self, tenant_id: UUID) -> list[ApiKey]:
         """The tenant's keys with revoked ones, oldest first."""
@@ -193,24 +289,34 @@ class Tenancy:
                 )
             )
 
-    async def revoke(self, public_id: str, tenant_id: UUID | None = None) -> bool:
-        """Revoke a key for good: one of this tenant, or for an operator (None) any. Raises NoSuchRecord.
+    async def revoke(self, public_id: str, tenant_id: UUID | None = None, reason: str = "") -> bool:
+        """Revoke a key for good, with all its secrets: one of this tenant, or for an operator (None) any. Raises
+        NoSuchRecord.
 
         Every gateway on the bus drops the key from its cache at once. False if the bus was down: then they accept the
         key until their caches expire.
         """
         async with self._database.transaction() as session:
-            keys = (
-                AllKeysRepository(session=session, wrap_exceptions=False)
-                if tenant_id is None
-                else KeyRepository(session, tenant_id)
-            )
-            key = _found(await keys.get_one_or_none(public_id=public_id), "key", public_id)
-            key.revoked_at = key.revoked_at or _now()
+            key = _found(await _keys(session, tenant_id).get_one_or_none(public_id=public_id), "key", public_id)
+            if key.revoked_at is None:
+                before = description(key)
+                key.revoked_at = _now()
+                await _record(session, "key.revoked", key, reason, before)
+        return await self._announce(public_id)
+
+    @asynccontextmanager
+    async def _changing(self, public_id: str, tenant_id: UUID | None) -> AsyncIterator[tuple[AsyncSession, ApiKey]]:
+        async with self._database.transaction() as session:
+            key = _found(await _keys(session, tenant_id).get_one_or_none(public_id=public_id), "key", public_id)
+            if key.revoked_at is not None:
+                raise InvalidKeyChange(f"the key {public_id} was revoked; make another")
+            yield session, key
+
+    async def _announce(self, public_id: str) -> bool:
         try:
             await self._bus.publish(REVOKED, public_id.encode())
         except BusUnavailable:
-            log.warning("the bus is down: a revoked key may be accepted until caches expire", key=public_id)
+            log.warning("the bus is down: gateways learn of a key's change when their caches expire", key=public_id)
             return False
         return True
 
@@ -232,6 +338,70 @@ def _found(row: Row | None, kind: str, name: str) -> Row:
     if row is None:
         raise NoSuchRecord(f"there is no {kind} {name!r}")
     return row
+
+
+def _keys(session: AsyncSession, tenant_id: UUID | None) -> KeyRepository | AllKeysRepository:
+    """The tenant's keys; for operators (None) everybody's."""
+    if tenant_id is None:
+        return AllKeysRepository(session=session, wrap_exceptions=False)
+    return KeyRepository(session, tenant_id)
+
+
+def grant_of(key: ApiKey) -> KeyGrant:
+    """What a key gives."""
+    kind: KeyKind = key.kind  # type: ignore[assignment]
+    return KeyGrant(
+        kind=kind,
+        tenant_id=key.tenant_id,
+        project_id=key.project_id,
+        role=key.role or "owner",  # type: ignore[arg-type]
+        limits=decode_limits(key.limits),
+        expires_at=None if key.expires_at is None else to_instant(key.expires_at),
+    )
+
+
+def description(key: ApiKey) -> dict[str, Any]:
+    """What the audit log says of a key: nothing secret."""
+    return {
+        "kind": key.kind,
+        "name": key.name,
+        "role": key.role,
+        "limits": decode_limits(key.limits or "{}"),
+        "expires_at": key.expires_at,
+        "old_secret_until": key.previous_until,
+        "revoked_at": key.revoked_at,
+    }
+
+
+async def _record(
+    session: AsyncSession, action: str, key: ApiKey, reason: str = "", before: dict[str, Any] | None = None
+) -> None:
+    await record_change(
+        session,
+        action,
+        target="key",
+        target_id=key.public_id,
+        tenant_id=key.tenant_id,
+        project_id=key.project_id,
+        reason=reason,
+        before=before,
+        after=description(key),
+    )
+
+
+async def _add_tenant(session: AsyncSession, name: str) -> Tenant:
+    made = await TenantRepository(session=session, wrap_exceptions=False).add(Tenant(name=name, created_at=_now()))
+    await record_change(session, "tenant.created", target="tenant", target_id=str(made.id), tenant_id=made.id,
+                        after={"name": name})  # fmt: skip
+    return made
+
+
+async def _add_project(session: AsyncSession, tenant_id: UUID, name: str) -> Project:
+    project = Project(tenant_id=tenant_id, name=name, created_at=_now())
+    made = await ProjectRepository(session, tenant_id).add(project)
+    await record_change(session, "project.created", target="project", target_id=str(made.id),
+                        tenant_id=tenant_id, project_id=made.id, after={"name": name})  # fmt: skip
+    return made
 
 
 def _now() -> datetime:

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, Integer, LargeBinary, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.database.base import STRICT, Base, Id, Instant, new_id
+from storage.database.base import STRICT, Base, Count, Id, Instant, new_id
 
 
 class Tenant(Base):
@@ -20,6 +20,9 @@ class Tenant(Base):
     id: Mapped[UUID] = mapped_column(Id, primary_key=True, default=new_id)
     name: Mapped[str] = mapped_column(Text, unique=True)
     created_at: Mapped[datetime] = mapped_column(Instant)
+    suspended_at: Mapped[datetime | None] = mapped_column(Instant, index=True)
+    suspended_for: Mapped[str | None] = mapped_column(Text)
+    suspended_running: Mapped[str | None] = mapped_column(Text)
 
 
 class Project(Base):
@@ -32,11 +35,17 @@ class Project(Base):
     tenant_id: Mapped[UUID] = mapped_column(Id, ForeignKey("tenant.id"))
     name: Mapped[str] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(Instant)
+    suspended_at: Mapped[datetime | None] = mapped_column(Instant, index=True)
+    suspended_for: Mapped[str | None] = mapped_column(Text)
+    suspended_running: Mapped[str | None] = mapped_column(Text)
 
 
 class ApiKey(Base):
     """A key: its public id and the MAC of its secret. A tenant's admin key has no project. An operator's key has no
     tenant either, and its name is the operator's.
+
+    `limits` is JSON of `tenancy.key_limits.KeyLimits`. A key that was rotated keeps its earlier secret's MAC as
+    `previous_mac`, which is valid until `previous_until`.
     """
 
     __tablename__ = "api_key"
@@ -62,6 +71,31 @@ class ApiKey(Base):
     expires_at: Mapped[datetime | None] = mapped_column(Instant)
     revoked_at: Mapped[datetime | None] = mapped_column(Instant)
     last_used_at: Mapped[datetime | None] = mapped_column(Instant)
+    role: Mapped[str | None] = mapped_column(Text)
+    limits: Mapped[str] = mapped_column(Text, default="{}", server_default="{}")
+    rotated_at: Mapped[datetime | None] = mapped_column(Instant)
+    previous_mac: Mapped[bytes | None] = mapped_column(LargeBinary)
+    previous_pepper_version: Mapped[int | None] = mapped_column(Integer)
+    previous_until: Mapped[datetime | None] = mapped_column(Instant)
+    previous_used_at: Mapped[datetime | None] = mapped_column(Instant)
 
     def __repr__(self) -> str:
         return f"ApiKey(public_id={self.public_id!r}, kind={self.kind!r}, name={self.name!r})"
+
+
+class RateLimit(Base):
+    """What a project, or one of its keys (`key_id`), may use: requests and tokens a minute, requests at once. None is
+    no limit; `subject_id` is the project's id or the key's."""
+
+    __tablename__ = "rate_limit"
+    __table_args__ = (STRICT,)
+
+    subject_id: Mapped[UUID] = mapped_column(Id, primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(Id, ForeignKey("tenant.id"), index=True)
+    project_id: Mapped[UUID] = mapped_column(Id, ForeignKey("project.id"), index=True)
+    key_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("api_key.id"))
+    requests_per_minute: Mapped[int | None] = mapped_column(Count)
+    input_tokens_per_minute: Mapped[int | None] = mapped_column(Count)
+    output_tokens_per_minute: Mapped[int | None] = mapped_column(Count)
+    concurrent_requests: Mapped[int | None] = mapped_column(Count)
+    changed_at: Mapped[datetime] = mapped_column(Instant)

@@ -13,34 +13,53 @@ from pathlib import Path
 
 ROOMS: Mapping[str, frozenset[str]] = {
     "turnpike": frozenset(
-        {"gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}
+        {"gateway", "engine", "webhooks", "billing", "tenancy", "prompt_cache", "audit_log", "protocol", "storage"}
     ),
-    "gateway": frozenset({"webhooks", "billing", "tenancy", "prompt_cache", "protocol", "storage"}),
+    "gateway": frozenset({"webhooks", "billing", "tenancy", "prompt_cache", "audit_log", "protocol", "storage"}),
     "engine": frozenset(
         (
             *("protocol", "prompt_cache.kv", "prompt_cache.model_digest", "prompt_cache.placement"),
             *("prompt_cache.tiers", "storage.disk_space", "storage.reported_error"),
         )
     ),
-    "webhooks": frozenset({"storage"}),
-    "billing": frozenset({"storage"}),
-    "tenancy": frozenset({"storage"}),
-    "prompt_cache": frozenset({"protocol", "storage"}),
+    "webhooks": frozenset({"audit_log", "storage"}),
+    "billing": frozenset({"audit_log", "storage"}),
+    "tenancy": frozenset({"audit_log", "storage"}),
+    "prompt_cache": frozenset({"audit_log", "protocol", "storage"}),
+    "audit_log": frozenset({"storage"}),
     "protocol": frozenset(),
     "storage": frozenset(),
-    "migrations": frozenset({"storage", "billing.tables", "tenancy.tables", "webhooks.tables", "prompt_cache.tables"}),
+    "migrations": frozenset(
+        {
+            *("storage", "audit_log.tables", "billing.tables", "tenancy.tables", "tenancy.users.tables"),
+            *("webhooks.tables", "prompt_cache.tables"),
+        }
+    ),
 }
 """What each room may import, beside itself."""
 
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
-    "storage": ("reported_error", "backoff", "bus", "disk_space", "free_text", "database"),
-    "tenancy": ("keys", "tables", "repositories", "authenticator"),
+    "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
+    "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "csv_rows", "verification"),
+    "tenancy": (
+        *("permissions", "key_limits", "principals", "delegation", "keys", "tables", "directory", "repositories"),
+        *("rate_limits", "suspension", "operators", "authenticator", "users"),
+    ),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
         *("calendar", "money", "usage", "tables", "ledger", "events", "holds", "spool", "budgets", "integrity"),
-        *("retention", "platform_settings", "replica_journals", "transaction", "periods", "prices", "accounts"),
-        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "verification"),
+        *(
+            "retention",
+            "platform_settings",
+            "pending_changes",
+            "replica_journals",
+            "transaction",
+            "periods",
+            "prices",
+            "accounts",
+        ),
+        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "verification"),
     ),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
     "engine": (
@@ -49,8 +68,19 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "gateway": (
         *("errors", "generation_request", "request_context", "conversation", "metering", "served_models", "fleet"),
-        *("admission", "metrics", "recovery", "generation", "dialects", "http", "services", "endpoints", "admin"),
-        *("app", "server"),
+        *(
+            "limits",
+            "admission",
+            "metrics",
+            "recovery",
+            "generation",
+            "dialects",
+            "http",
+            "services",
+            "openapi",
+            "endpoints",
+        ),
+        *("admin", "app", "server"),
     ),
     "turnpike": (
         *("logs", "settings", "admin_services", "processes", "command_line", "command_context", "operator_identity"),
@@ -64,7 +94,8 @@ MOST_LOOSE = 6
 HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
-    *("storage/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
+    *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
+    *("tenancy/directory.py", "tenancy/rate_limits.py", "tenancy/suspension.py", "tenancy/users/"),
     *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
@@ -72,11 +103,38 @@ TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
-        *("lease", "ended_lease", "lease_tag"),
+        *("rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
+        *("audit_entry", "audit_chain", "audit_anchor"),
     )
 )
 """Tables whose rows belong to a tenant."""
+
+AUDITED_TABLES = frozenset(
+    (
+        *("tenant", "project", "api_key", "budget", "platform_setting", "contract_terms"),
+        *("price_book", "price_sheet", "price_interval", "price_change", "billing_period", "journal_loss"),
+        *("billing_profile", "legal_entity", "invoice", "invoice_payment", "export_job", "webhook_endpoint"),
+        *("cache_scope_key", "gateway_epoch"),
+    )
+)
+"""Tables that say something of money, access, sharing or prices that people decide: whoever writes one records it."""
+UNAUDITED_TABLES = frozenset(
+    (
+        *("audit_entry", "audit_chain", "audit_anchor"),
+        # written with every request, or by rules that are recorded where they are set
+        *("usage_fact", "usage_traits", "usage_batch", "usage_chain", "rollup_hour", "refused_settlement", "outbox"),
+        *("hold_batch", "ended_hold", "budget_charge", "budget_window", "storage_event", "lease_storage_hour"),
+        *("lease", "ended_lease", "lease_tag", "lease_blocks"),
+        *("cache_request", "cache_prefix", "cache_day", "cache_history_day"),
+        *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
+        # written by money transactions, beside what is recorded
+        *("balance", "grant", "grant_balance", "ledger_txn", "ledger_entry", "seal", "number_series", "invoice_line"),
+        # what a price sheet consists of and leads to
+        *("price", "price_row", "price_version", "price_resolution"),
+    )
+)
+"""All other tables."""
 
 
 @cache
@@ -269,6 +327,45 @@ def _tenant_tables_imported(path: Path) -> set[str]:
         for alias in node.names
         if alias.name in TENANT_TABLES
     }
+
+
+def changes_without_an_entry(root: Path) -> list[str]:
+    """Functions that write an audited table and do not record it (`audit_log.record`), nor say why not in a comment
+    that begins `# no entry:`."""
+    wrong = []
+    for path in modules(root):
+        where = path.relative_to(root).as_posix()
+        if where.startswith(("migrations/", "audit_log/")):
+            continue
+        models = _audited_names(path)
+        lines = path.read_text().splitlines() if models else []
+        for function in _outermost_functions(path) if models else ():
+            source = "\n".join(lines[function.lineno - 1 : function.end_lineno])
+            if _writes(function, models) and not re.search(r"\b_?record_\w+\(|\b_record\(|# no entry:", source):
+                wrong.append(f"{where}:{function.lineno} {function.name}")
+    return wrong
+
+
+def _audited_names(path: Path) -> set[str]:
+    """The names of audited tables, and of their classes, that a module imports."""
+    return {
+        alias.asname or alias.name
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and ".tables" in f".{node.module}"
+        for alias in node.names
+        if re.sub(r"(?<!^)(?=[A-Z])", "_", alias.name).lower() in AUDITED_TABLES
+    }
+
+
+def _writes(function: ast.AST, tables: set[str]) -> bool:
+    """Whether there is an INSERT, UPDATE or DELETE of one of the tables, or a new object of one of the classes."""
+    for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        made = name in tables and name[:1].isupper()
+        changed = name in ("insert", "update", "delete") and call.args and getattr(call.args[0], "id", "") in tables
+        if made or changed:
+            return True
+    return False
 
 
 def _outermost_functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 from hypothesis.internal.conjecture import engine as hypothesis_engine
 
+from audit_log.actors import Actor, become
 from storage.database import migrate
 from storage.database.base import Base
 from storage.database.database import Database
@@ -37,6 +38,7 @@ _numbers = itertools.count(1)
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis_engine.MAX_SHRINKING_SECONDS = SHRINKING_S
     compiled.share()
+    become(Actor("system", "tests", "tests"))  # every context begins as a copy of this one
     config.addinivalue_line(
         "filterwarnings",
         # advanced-alchemy 1.12 decorates its mixins with what SQLAlchemy 2.1 no longer needs

@@ -59,6 +59,16 @@ PLANTED: dict[Rule, tuple[dict[str, str], str]] = {
         },
         "billing/reports/sums.py:2 total",
     ),
+    architecture.changes_without_an_entry: (
+        {
+            "billing/accounts/budgets.py": (
+                "from billing.tables.budgets import budget\n"
+                "async def raise_all(session, tenant):\n"
+                "    await session.execute(update(budget).values(limit_pico=7))\n"
+            )
+        },
+        "billing/accounts/budgets.py:2 raise_all",
+    ),
     architecture.values_formatted_into_sql: (
         {"billing/money.py": 'rows = text(f"select {name}")\n'},
         "billing/money.py:1",

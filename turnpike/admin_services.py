@@ -33,7 +33,9 @@ from storage.database import migrate
 from storage.database.database import Database
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
+from tenancy.rate_limits import RateLimits
 from tenancy.repositories import Tenancy
+from tenancy.users.service import Users
 from turnpike.settings import secrets
 from turnpike.settings.data_folder import check_data, prepare_data_folder, read_secrets
 from turnpike.settings.secrets import Secrets
@@ -78,6 +80,7 @@ class AdminServices(msgspec.Struct, frozen=True):
     bus: Bus
     tenancy: Tenancy
     authenticator: Authenticator
+    users: Users
     prices: PriceCatalog
     sheets: PriceSheets
     platform: PlatformSettings
@@ -85,6 +88,7 @@ class AdminServices(msgspec.Struct, frozen=True):
     contracts: Contracts
     balances: Balances
     budgets: BudgetSettings
+    limits: RateLimits
     holds: HoldService
 
     async def tenant_names(self) -> dict[UUID, str]:
@@ -155,6 +159,7 @@ async def open_admin_services(settings: Settings, setup: Setup = "never") -> Asy
     peppers = Peppers(keys.peppers, keys.pepper_current)
     holds, prices = HoldService(database), PriceCatalog(database)
     authenticator = Authenticator(database, peppers, bus, patience=settings.database_timeout)
+    users = Users(database, keys.master_key, bus, patience=settings.database_timeout)
     try:
         yield AdminServices(
             settings=settings,
@@ -162,6 +167,7 @@ async def open_admin_services(settings: Settings, setup: Setup = "never") -> Asy
             bus=bus,
             tenancy=Tenancy(database, peppers, bus),
             authenticator=authenticator,
+            users=users,
             prices=prices,
             sheets=PriceSheets(database, via=system_user()),
             platform=PlatformSettings(database),
@@ -169,9 +175,11 @@ async def open_admin_services(settings: Settings, setup: Setup = "never") -> Asy
             contracts=Contracts(database, prices),
             balances=Balances(database),
             budgets=BudgetSettings(database),
+            limits=RateLimits(database, bus),
             holds=holds,
         )
     finally:
+        await users.close()
         await authenticator.close()
         await prices.close()
         await holds.close()

@@ -11,9 +11,11 @@ import functools
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from audit_log.actors import Actor, become
 from turnpike.command_line import Command
 from turnpike.settings.settings import Settings
 
@@ -23,17 +25,53 @@ if TYPE_CHECKING:
 CURRENCY = "USD"
 """Of a tenant that never had money."""
 DEFAULT_PROJECT = "default"
+EXIT_PENDING = 3
+"""The status of a command whose change is kept until another operator approves it."""
 
 
 def with_admin_services(settings: Settings, work: Callable[[AdminServices], Awaitable[int | None]]) -> int:
-    """Run `work` with the admin services of these settings; the exit status, 0 for None. Raises NoData."""
+    """Run `work` with the admin services of these settings, as who runs this; the exit status, 0 for None. Raises
+    NoData."""
     from turnpike.admin_services import open_admin_services
 
     async def run() -> int:
         async with open_admin_services(settings) as admin:
-            return await work(admin) or 0
+            become(await _actor(admin))
+            return await _until_pending(work(admin)) or 0
 
     return asyncio.run(run())
+
+
+async def _until_pending(work: Awaitable[int | None]) -> int | None:
+    """The status of a command; that of one whose change takes a second operator, who is told what to do."""
+    from billing.pending_changes import ChangePending
+
+    try:
+        return await work
+    except ChangePending as pending:
+        print(f"{pending}: `turnpike approvals approve {pending.change.id}`")
+        return EXIT_PENDING
+
+
+async def _actor(admin: AdminServices) -> Actor:
+    """Who runs this command: the operator whose key is presented, else USER@HOST.
+
+    With a key that is not valid it is USER@HOST too; a command that needs the key says what is wrong with it.
+    """
+    from tenancy.authenticator import AuthenticationFailed
+    from turnpike.admin_services import system_user
+
+    user = system_user()
+    if admin.settings.operator_key_file:
+        try:
+            file = Path(admin.settings.operator_key_file)
+            key = file.read_text(encoding="utf-8").strip()  # noqa: ASYNC240  # nothing else runs yet
+            operator = await admin.authenticator.authenticate_operator(key)
+        except (OSError, UnicodeDecodeError, AuthenticationFailed):
+            pass
+        else:
+            return Actor("operator_key", operator.public_id, operator.name, through=user)
+    return Actor("command", user, user)
 
 
 def admin_command(work: Callable[[AdminServices, argparse.Namespace], Awaitable[int | None]]) -> Command:
@@ -48,8 +86,7 @@ def admin_command(work: Callable[[AdminServices, argparse.Namespace], Awaitable[
 
 async def currency_of(admin: AdminServices, tenant_id: UUID) -> str:
     """The currency of the tenant's balance; the default if it never had money."""
-    balance = await admin.balances.get(tenant_id)
-    return balance.currency if balance else CURRENCY
+    return await admin.balances.currency_of(tenant_id)
 
 
 async def tenant_id_of(admin: AdminServices, name: str | None) -> UUID | None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from audit_log.actors import become, current_actor
 from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
     from billing.prices.approval import PriceSheets
+    from tenancy.permissions import Permission
     from turnpike.admin_services import AdminServices
 
 FLAG = "--operator-key-file"
@@ -52,17 +54,19 @@ async def approvals_are_on(admin: AdminServices) -> bool:
     return await admin.platform.value(APPROVALS) == "on"
 
 
-async def find_author(admin: AdminServices, arguments: argparse.Namespace) -> Author:
+async def find_author(
+    admin: AdminServices, arguments: argparse.Namespace, permission: Permission = "prices.propose"
+) -> Author:
     """Who runs this command: the operator whose key is presented, else who `--by` names, else USER@HOST.
 
-    While approvals are on, only a key will do. Raises CommandError.
+    A key has to allow `permission`. While approvals are on, only a key will do. Raises CommandError.
     """
     from billing.prices.approval import BY_KEY, PriceSheets
     from turnpike.admin_services import system_user
 
     key_file = admin.settings.operator_key_file
     if key_file:
-        name = await _operator(admin, Path(key_file))
+        name = await _operator(admin, Path(key_file), permission)
         if arguments.by not in (None, name):
             raise CommandError(f"--by: the key in {key_file} is {name}'s; leave --by out")
         return Author(name, PriceSheets(admin.database, via=f"{BY_KEY}, {system_user()}"))
@@ -70,7 +74,15 @@ async def find_author(admin: AdminServices, arguments: argparse.Namespace) -> Au
         raise CommandError(
             f"changing prices takes two operators (`turnpike platform show`): present your key, {FLAG} FILE"
         )
-    return Author(system_user() if arguments.by is None else str(arguments.by), admin.sheets)
+    return Author(act_for(arguments.by) or system_user(), admin.sheets)
+
+
+def act_for(name: str | None) -> str | None:
+    """Let the audit log have this name for who runs the command, if one is given; return it. It proves nothing, and
+    what is known of who runs the command is recorded too."""
+    if name is not None:
+        become(msgspec.structs.replace(current_actor(), name=name))
+    return name
 
 
 async def check_operators(admin: AdminServices, arguments: argparse.Namespace) -> list[str]:
@@ -80,25 +92,46 @@ async def check_operators(admin: AdminServices, arguments: argparse.Namespace) -
     """
     if not admin.settings.operator_key_file:
         raise CommandError(f"present your operator's key: {FLAG} FILE")
-    names = [await _operator(admin, Path(admin.settings.operator_key_file))]
+    names = [await _operator(admin, Path(admin.settings.operator_key_file), "platform.write")]
     if await approvals_are_on(admin):
         if not arguments.second_operator_key_file:
             raise CommandError(f"approvals are on, so this takes a second operator's key too: {SECOND_FLAG} FILE")
-        names.append(await _operator(admin, Path(arguments.second_operator_key_file), SECOND_FLAG))
+        names.append(await _operator(admin, Path(arguments.second_operator_key_file), "platform.write", SECOND_FLAG))
         if names[0].casefold() == names[1].casefold():
             raise CommandError(f"{SECOND_FLAG}: both keys are {names[0]}'s; it takes another operator's")
+        actor = current_actor()
+        become(msgspec.structs.replace(actor, through=f"{actor.through}, with the key of {names[1]}"))
     return names
 
 
-async def _operator(admin: AdminServices, path: Path, flag: str = FLAG) -> str:
-    """The operator whose key the file holds."""
+async def check_own_operator(admin: AdminServices, permission: Permission) -> str:
+    """The name of the operator whose key is presented, which has to allow this. Raises CommandError."""
+    key_file = admin.settings.operator_key_file
+    if not key_file:
+        raise CommandError(f"present your operator's key: {FLAG} FILE")
+    return await _operator(admin, Path(key_file), permission)
+
+
+async def is_own_key(admin: AdminServices, name: str) -> bool:
+    """Whether the operator whose key is presented has this name. Raises CommandError."""
+    from tenancy.operators import same_person
+
+    key_file = admin.settings.operator_key_file
+    return bool(key_file) and same_person(await _operator(admin, Path(key_file), None), name)
+
+
+async def _operator(admin: AdminServices, path: Path, permission: Permission | None, flag: str = FLAG) -> str:
+    """The operator whose key the file holds; the key has to allow `permission`."""
     from tenancy.authenticator import AuthenticationFailed
 
     try:
-        return (await admin.authenticator.authenticate_operator(_read_key(path, flag))).name
+        operator = await admin.authenticator.authenticate_operator(_read_key(path, flag))
     except AuthenticationFailed as error:
         make = "`turnpike keys create --operator --name WHO`"
         raise CommandError(f"{flag}: {path} holds no operator's key that is valid: {make}") from error
+    if permission is not None and not operator.may(permission):
+        raise CommandError(f"{flag}: the key of {operator.name} does not allow this ({permission})")
+    return operator.name
 
 
 def _read_key(path: Path, flag: str) -> str:

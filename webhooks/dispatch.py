@@ -17,6 +17,7 @@ import structlog
 from cryptography.exceptions import InvalidTag
 from sqlalchemy import Column, ColumnElement, Select, delete, func, select, update
 
+from audit_log.record import record_change
 from storage.database.base import least_id
 from storage.database.database import Database
 from storage.database.outbox import outbox
@@ -200,9 +201,18 @@ class Dispatcher:
             if result.gone:
                 disabled = {"state": "disabled", "reason": "it answered 410 Gone"}
                 own = (_ENDPOINT.tenant_id == delivery.tenant_id) & (_ENDPOINT.id == delivery.endpoint_id)
-                await session.execute(
-                    update(webhook_endpoint).where(own, _ENDPOINT.state == "enabled").values(disabled)
-                )
+                gone = update(webhook_endpoint).where(own, _ENDPOINT.state == "enabled").values(disabled)
+                if (await session.execute(gone.returning(_ENDPOINT.id))).one_or_none() is not None:
+                    await record_change(
+                        session,
+                        "webhook_endpoint.disabled",
+                        target="webhook_endpoint",
+                        target_id=str(delivery.endpoint_id),
+                        tenant_id=delivery.tenant_id,
+                        reason=disabled["reason"],
+                        before={"state": "enabled"},
+                        after={"state": "disabled"},
+                    )
                 error = "the endpoint answered 410 Gone"
                 await fail_pending(self._database, session, delivery.tenant_id, delivery.endpoint_id, error)
             number = delivery.attempts + 1

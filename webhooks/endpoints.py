@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from storage.database.base import from_instant, new_id
 from storage.database.database import Database
 from storage.free_text import REASON, problem_of_text
@@ -135,6 +136,8 @@ class WebhookEndpoints:
                     created_at=self._database.clock,
                 )
             )
+            after = {"url": url, "topics": patterns, "description": description}
+            await _record(session, "added", tenant_id, endpoint_id, after=after)
         return await self.get(tenant_id, endpoint_id), encode_secret(secret)
 
     async def list_all(self, tenant_id: UUID) -> list[WebhookEndpoint]:
@@ -152,17 +155,21 @@ class WebhookEndpoints:
     async def remove(self, tenant_id: UUID, endpoint_id: UUID) -> None:
         """Remove an endpoint and destroy its secret; its deliveries stay on record. Raises WebhookNotFound."""
         async with self._database.transaction() as session:
-            await self._row(session, tenant_id, endpoint_id)
+            row = await self._row(session, tenant_id, endpoint_id)
             removed = {"state": "removed", "secret": b"", "previous_secret": None, "previous_until": None}
             await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(removed))
             await fail_pending(self._database, session, tenant_id, endpoint_id, "the endpoint was removed")
+            before = {"url": row.url, "topics": row.topics.split(","), "description": row.description}
+            await _record(session, "removed", tenant_id, endpoint_id, before=before)
 
     async def enable(self, tenant_id: UUID, endpoint_id: UUID) -> WebhookEndpoint:
         """Enable a disabled endpoint: it gets the messages from now on. Raises WebhookNotFound."""
         async with self._database.transaction() as session:
-            await self._row(session, tenant_id, endpoint_id)
+            row = await self._row(session, tenant_id, endpoint_id)
             values = {"state": "enabled", "reason": ""}
             await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(values))
+            before = {"state": row.state, "reason": row.reason}
+            await _record(session, "enabled", tenant_id, endpoint_id, before=before, after=values)
         return await self.get(tenant_id, endpoint_id)
 
     async def rotate(self, tenant_id: UUID, endpoint_id: UUID, overlap_s: int = OVERLAP_S) -> str:
@@ -187,6 +194,8 @@ class WebhookEndpoints:
                 "previous_until": now + overlap_s * _SECOND if overlap_s else None,
             }
             await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(values))
+            after = {"overlap_s": overlap_s}
+            await _record(session, "rotated", tenant_id, endpoint_id, after=after)
         return encode_secret(secret)
 
     async def send_test(self, tenant_id: UUID, endpoint_id: UUID) -> UUID:
@@ -257,6 +266,16 @@ class WebhookEndpoints:
                     "invoice.* or *",
                 )
         return unique
+
+
+async def _record(
+    session: AsyncSession, verb: str, tenant_id: UUID, endpoint_id: UUID, *, before: Any = None, after: Any = None
+) -> None:
+    """Record what becomes of an endpoint; never its secrets."""
+    action, target_id = f"webhook_endpoint.{verb}", str(endpoint_id)
+    await record_change(
+        session, action, target="webhook_endpoint", target_id=target_id, tenant_id=tenant_id, before=before, after=after
+    )
 
 
 def delivery_row(

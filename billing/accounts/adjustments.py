@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
+from audit_log.record import record_change
 from billing.accounts.idempotency import IdempotencyConflict, check_id_unused
 from billing.events import partitions
 from billing.events.columns import EventColumns, as_bytes, dimension_ids, event_dimensions
@@ -22,11 +23,12 @@ from billing.events.rows import EventRows
 from billing.integrity.hash_chain import chain_batches
 from billing.ledger.entries import Transaction
 from billing.ledger.wallet import ModelCost, Wallet
+from billing.money import format_pico
 from billing.periods.periods import book_late
 from billing.prices import PriceCatalog
 from billing.tables.money import usage_event
 from billing.transaction.budget_charges import BudgetCharges, charge_budgets
-from billing.transaction.opening import money_transaction
+from billing.transaction.opening import money_transaction, recorded_money_transaction
 from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
 from storage.database.base import new_id
 from storage.database.database import Database
@@ -96,7 +98,7 @@ async def adjust(
         return await _tried(database, event_id, event)
     await partitions.ensure_partitions(database, as_bytes([identity]))
     ids = await dimension_ids(database, event_dimensions([event]))
-    async with money_transaction(database) as money:
+    async with recorded_money_transaction(database) as (session, money):
         if await money.existing_attempts([identity]):  # since a moment ago
             raise IdempotencyConflict(identity, "this adjustment alone")
         columns = await book_late(money, EventColumns([event]))
@@ -114,6 +116,10 @@ async def adjust(
         counted = {identity: await money.budgets.charged(event_id)}
         notices = await charge_budgets(money, BudgetCharges((), [event], counted, {tenant_id: found.currency}))
         await money.save([wallet.balance], posted if entries else (), notices, list(wallet.changed.values()))
+        said = {"corrects": event_id, "units": dict(units), "cost": format_pico(cost), "currency": found.currency,
+                "period": event.period}  # fmt: skip
+        await record_change(session, "usage.adjusted", target="usage_event", target_id=str(identity),
+                            tenant_id=tenant_id, project_id=event.project_id, reason=reason, after=said)  # fmt: skip
     return event
 
 

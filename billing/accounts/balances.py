@@ -9,16 +9,19 @@ from __future__ import annotations
 from typing import Literal
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.accounts.idempotency import check_id_unused
 from billing.ledger.entries import Balance, Transaction, TransactionKind
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
+from billing.pending_changes import propose_if_needed
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
 from billing.transaction.money_transaction import Grant, MoneyTransaction
-from billing.transaction.opening import money_transaction, money_transaction_in
+from billing.transaction.opening import money_transaction, money_transaction_in, recorded_money_transaction
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
@@ -26,6 +29,8 @@ from storage.reported_error import ReportedError
 
 GrantKind = Literal["paid", "promo"]
 _MOST_PRIORITY = 2**31 - 1
+DEFAULT_CURRENCY = "USD"
+"""Of a tenant that never had money."""
 
 
 class CurrencyMismatch(ReportedError, ValueError):
@@ -66,6 +71,11 @@ class Balances:
             row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
         return None if row is None else Balance(*row)
 
+    async def currency_of(self, tenant_id: UUID) -> str:
+        """The currency of the tenant's balance; the default if it never had money."""
+        found = await self.get(tenant_id)
+        return DEFAULT_CURRENCY if found is None else found.currency
+
     async def grants(self, tenant_id: UUID) -> list[OpenGrant]:
         """The tenant's grants with what became of each, in the order in which they are used."""
         given = (grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id"))
@@ -94,7 +104,7 @@ class Balances:
 
         A grant that is repeated under the same id counts once. `billing.ledger.wallet` says what is used first; what
         is given (kind promo) can be for one model or project only. Raises InvalidMoney, InvalidGrant, CurrencyMismatch
-        or IdempotencyConflict, InvalidText; then nothing is written.
+        or IdempotencyConflict, InvalidText; then nothing is written. Raises ChangePending while it takes two people.
         """
         check_currency(currency)
         check_text("reason", reason, REASON, empty=True)
@@ -121,13 +131,28 @@ class Balances:
             if found is not None:
                 _check(self._database, found, made)
             return made.id
+        summary = f"{'a payment' if kind == 'paid' else 'a grant'} of {format_pico(amount_pico)} {currency}"
+        await propose_if_needed(self._database, "grant.create", made, summary, tenant_id=tenant_id, reason=reason,
+                                amount_pico=amount_pico)  # fmt: skip
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
             await _begin(self._database, session, tenant_id, currency)
-        async with money_transaction(self._database) as money:
+        async with recorded_money_transaction(self._database) as (session, money):
             new = await _put_in(self._database, money, made)
+            if new:
+                await _record_grant(session, made)
         if not new:  # a moment ago
             await self._was_given(made)
         return made.id
+
+    async def grant_in(self, session: AsyncSession, made: Grant) -> None:
+        """Put in what another person has approved, in this transaction. Raises InvalidGrant if its time has passed or
+        its id was used meanwhile, InvalidMoney, CurrencyMismatch."""
+        if made.expires_at is not None and made.expires_at <= await self._database.now():
+            raise InvalidGrant("expires_at: it lies in the past")
+        await _begin(self._database, session, made.tenant_id, made.currency)
+        if not await _put_in(self._database, await money_transaction_in(self._database, session), made):
+            raise InvalidGrant(f"id: {made.id} was used meanwhile")
+        await _record_grant(session, made)
 
     async def _was_given(self, made: Grant) -> bool:
         """Whether this very grant is there. Raises IdempotencyConflict if another thing is under its id."""
@@ -168,7 +193,7 @@ class Balances:
         identity = refund_id or new_id()
         if refund_id is not None and await self._was_refunded(identity, tenant_id, amount_pico, currency):
             return identity
-        async with money_transaction(self._database) as money:
+        async with recorded_money_transaction(self._database) as (session, money):
             found = (await money.lock([tenant_id])).get(tenant_id)
             if found is None:
                 raise RefundRefused(0, currency)
@@ -182,6 +207,9 @@ class Balances:
                 if not dry_run:
                     await _post(money, wallet, Transaction(identity, tenant_id, currency, "refund", "",
                                                            wallet.refund(amount_pico), reason))  # fmt: skip
+                    said = {"amount": format_pico(amount_pico), "currency": currency}
+                    await record_change(session, "refund.created", target="refund", target_id=str(identity),
+                                        tenant_id=tenant_id, reason=reason, after=said)  # fmt: skip
         if posted:  # since a moment ago
             await self._was_refunded(identity, tenant_id, amount_pico, currency)
         return identity
@@ -209,12 +237,15 @@ class Balances:
             raise InvalidMoney(f"a credit line of {pico} pico-units")
         async with self._database.transaction() as session:
             await _begin(self._database, session, tenant_id, currency)
-        async with money_transaction(self._database) as money:
+        async with recorded_money_transaction(self._database) as (session, money):
             found = (await money.lock([tenant_id]))[tenant_id]
             if found.currency != currency:
                 raise CurrencyMismatch(found.currency, currency)
             after = found.with_credit_line(pico)
             await money.save([after])
+            lines = [{"limit": format_pico(one.credit_line), "currency": currency} for one in (found, after)]
+            await record_change(session, "credit_line.set", target="balance", target_id=str(tenant_id),
+                                tenant_id=tenant_id, before=lines[0], after=lines[1])  # fmt: skip
         return after
 
     async def expire(self, now: int | None = None) -> int:
@@ -233,7 +264,7 @@ class Balances:
             tenants = list(await session.scalars(due))
         taken = 0
         for tenant in tenants:
-            async with money_transaction(self._database) as money:
+            async with recorded_money_transaction(self._database) as (session, money):
                 found = (await money.lock([tenant]))[tenant]
                 wallet = Wallet(found, await money.grants([tenant]))
                 entries = wallet.expire(instant)
@@ -241,6 +272,9 @@ class Balances:
                     taken += 1
                     posted = Transaction(new_id(), tenant, found.currency, "expiry", "", entries, "expired")
                     await _post(money, wallet, posted)
+                    gone = {str(grant_id): format_pico(one.gone) for grant_id, one in wallet.changed.items()}
+                    await record_change(session, "grants.expired", target="balance", target_id=str(tenant),
+                                        tenant_id=tenant, after={"gone": gone, "currency": found.currency})  # fmt: skip
         return taken
 
 
@@ -248,6 +282,14 @@ async def settle_payment(database: Database, session: AsyncSession, made: Grant)
     """Put money in that came in for a document, in the transaction that writes down that it did; once under its id."""
     await _begin(database, session, made.tenant_id, made.currency)
     await _put_in(database, await money_transaction_in(database, session), made)
+
+
+async def _record_grant(session: AsyncSession, made: Grant) -> None:
+    said = msgspec.structs.asdict(made)
+    after = {name: said[name] for name in ("currency", "kind", "priority", "expires_at", "model")}
+    after["amount"] = format_pico(made.amount_pico)
+    await record_change(session, "grant.created", target="grant", target_id=str(made.id), tenant_id=made.tenant_id,
+                        project_id=made.project_id, reason=made.reason, after=after)  # fmt: skip
 
 
 async def _begin(database: Database, session: AsyncSession, tenant_id: UUID, currency: str) -> None:

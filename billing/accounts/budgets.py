@@ -9,10 +9,11 @@ import msgspec
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.accounts.balances import CurrencyMismatch, new_balance
 from billing.budgets.store import TERMS, WINDOW
 from billing.budgets.windows import Action, BudgetLimit, BudgetScope, BudgetWindow, Span
-from billing.money import MAX_PICO, InvalidMoney, check_currency
+from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
 from billing.tables.budgets import budget, budget_window
 from billing.tables.money import balance
 from storage.database.base import new_id
@@ -69,12 +70,18 @@ class BudgetSettings:
             if known not in (None, currency):
                 raise CurrencyMismatch(currency, str(known))
             mine = (budget.c.tenant_id == tenant_id, budget.c.scope == scope)
-            query = select(budget.c.budget_id).where(*mine, budget.c.subject == subject, budget.c.span == span)
-            found = await session.scalar(query)
+            query = select(*(budget.c[name] for name in TERMS), budget.c.removed_at)
+            query = query.where(*mine, budget.c.subject == subject, budget.c.span == span)
+            row = (await session.execute(query)).one_or_none()
+            found = None if row is None else BudgetLimit(*row[:-1])
             joined = ",".join(map(str, thresholds))
-            terms = BudgetLimit(found or new_id(), tenant_id, scope, subject, span, limit_pico, action, joined)
+            budget_id = new_id() if found is None else found.budget_id
+            terms = BudgetLimit(budget_id, tenant_id, scope, subject, span, limit_pico, action, joined)
             if not dry_run:
                 await self._write(session, terms, there=found is not None)
+                before = None if row is None or row.removed_at is not None else _said(BudgetLimit(*row[:-1]))
+                await record_change(session, "budget.set", target="budget", target_id=str(budget_id),
+                                    tenant_id=tenant_id, before=before, after=_said(terms))  # fmt: skip
         return terms.budget_id
 
     async def remove(self, tenant_id: UUID, budget_id: UUID) -> None:
@@ -82,10 +89,13 @@ class BudgetSettings:
         async with self._database.transaction() as session:
             await self._lock(session, tenant_id)
             mine = (budget.c.tenant_id == tenant_id, budget.c.budget_id == budget_id, budget.c.removed_at.is_(None))
-            removed = update(budget).where(*mine).values(removed_at=self._database.clock).returning(budget.c.budget_id)
-            if (await session.execute(removed)).one_or_none() is None:
+            removed = update(budget).where(*mine).values(removed_at=self._database.clock)
+            row = (await session.execute(removed.returning(*(budget.c[name] for name in TERMS)))).one_or_none()
+            if row is None:
                 raise UnknownBudget(budget_id)
             await self._count(session, tenant_id)
+            await record_change(session, "budget.removed", target="budget", target_id=str(budget_id),
+                                tenant_id=tenant_id, before=_said(BudgetLimit(*row)))  # fmt: skip
 
     async def list(self, tenant_id: UUID) -> list[BudgetWindow]:
         """The tenant's budgets as windows at present; one that nothing was used of has its budget's id."""
@@ -107,6 +117,7 @@ class BudgetSettings:
         return (await session.scalars(self._database.locked(query))).one_or_none()
 
     async def _write(self, session: AsyncSession, terms: BudgetLimit, *, there: bool) -> None:
+        # no entry: `set` records it
         row = msgspec.structs.asdict(terms) | {"removed_at": None}
         if not there:
             await session.execute(self._database.insert(budget).values(row))
@@ -128,6 +139,12 @@ class BudgetSettings:
         mine = (budget.c.tenant_id == tenant_id, budget.c.removed_at.is_(None))
         count = select(func.count()).select_from(budget).where(*mine).scalar_subquery()
         await session.execute(update(balance).where(balance.c.tenant_id == tenant_id).values(budgets=count))
+
+
+def _said(terms: BudgetLimit) -> dict[str, str]:
+    """What the audit log says of a budget."""
+    said = {name: getattr(terms, name) for name in ("scope", "subject", "span", "action", "thresholds")}
+    return said | {"limit": format_pico(terms.limit_pico)}
 
 
 def _unused(terms: BudgetLimit, starts_at: int) -> BudgetWindow:

@@ -67,15 +67,6 @@ def format_price(micro: int) -> str:
     return f"{'-' if micro < 0 else ''}{whole}.{rest:06d}"
 
 
-def safe_cell(text: str) -> str:
-    """Text that no spreadsheet evaluates: a leading formula character gets an apostrophe in front.
-
-    Source: OWASP, CSV Injection.
-    """
-    return f"'{text}" if text[:1] in _FORMULA else text
-
-
-_FORMULA = frozenset("=+-@\t\r\n＝＋－＠")
 _TEXTS: dict[ColumnKind, Callable[[Any], str]] = {
     "money": format_pico,
     "price": format_price,

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from sqlalchemy import func, insert, or_, select, update
 
+from audit_log.record import record_change
 from billing.calendar import InvalidPeriod, check_period
 from billing.exports.datasets import PROVIDER, DisplayNames, ExportQuery, InvalidExport
 from billing.exports.files import ExportOrder, dataset_of, export, format_of, manifest_path
@@ -115,6 +116,9 @@ class ExportJobs:
                     leased_until=0,
                 )
             )
+            said = {"dataset": dataset, "period": period, "format": form}
+            await record_change(session, "export.ordered", target="export", target_id=str(identity),
+                                tenant_id=tenant_id, after=said)  # fmt: skip
         return await self.get(tenant_id, identity)
 
     async def get(self, tenant_id: UUID, job_id: UUID) -> ExportJob:
@@ -191,6 +195,7 @@ class ExportJobs:
         return len(jobs)
 
     async def _take(self) -> ExportJob | None:
+        # no entry: the order is recorded, not how its work goes on
         async with self._database.transaction() as session:  # all tenants: a worker runs every tenant's jobs
             now = (await session.execute(select(self._database.clock))).scalar_one()
             free = or_(_OF.state == "queued", (_OF.state == "running") & (_OF.leased_until < now))
@@ -234,6 +239,7 @@ class ExportJobs:
         await self._update(job, state=state, **values)
 
     async def _update(self, job: ExportJob, **values: Any) -> None:
+        # no entry: the order is recorded, not how its work goes on
         this_row = (_OF.tenant_id == job.tenant_id, _OF.id == job.id)
         async with self._database.transaction() as session:
             await session.execute(update(export_job).where(*this_row).values(**values))

@@ -135,6 +135,26 @@ class HoldStore(ABC):
         await self._save(after)
         return amended
 
+    async def reword(self, changed: Collection[Hold]) -> list[Hold]:
+        """Write locked holds with the terms that they have now. Returns them: each is in a batch of its own, since
+        those whom it was taken with keep their requests as they are."""
+        reworded: list[Hold] = []
+        after: list[HoldBatch] = []
+        wanted = {hold.request_id.bytes: hold for hold in changed}
+        for batch in await self._read({hold.batch for hold in changed if hold.batch is not None}, whole=True):
+            requests = batch.open_requests()
+            gone = batch.ids() & wanted.keys()
+            for id in gone:
+                hold = wanted[id]
+                request = msgspec.structs.replace(requests[hold.request_id], terms=hold.terms)
+                (moved,) = group_into_batches([HoldEntry(request, hold.amount_pico, hold.sources)])
+                moved = msgspec.structs.replace(moved, id=new_id())  # the row that it leaves may have its own
+                await self._write([moved], batch.admitted_at)
+                reworded.append(msgspec.structs.replace(hold, batch=moved.id))
+            after.append(batch.without(gone))
+        await self._save(after)
+        return reworded
+
     async def end(self, hints: BatchHints, state: str) -> list[EndedHolds]:
         """Close those of the requests' holds that are open, as `settled`, `released` or `expired`: each ends once."""
         if not hints:

@@ -14,6 +14,7 @@ from billing.invoices.accounting.posting import balanced_entries, entries_of, po
 from billing.invoices.errors import AmountRefused, WrongState
 from billing.invoices.notices import TOPICS, send_notice
 from billing.invoices.parties.store import lock_documents
+from billing.invoices.recording import record_document
 from billing.invoices.states import InvoiceState, check_transition, settled_state
 from billing.invoices.store import InvoiceRecord, lock_invoice, update_invoice
 from billing.ledger.entries import Entry
@@ -25,6 +26,8 @@ from storage.free_text import check_text
 
 MOST_TEXT = 200
 """Characters of a payment's reference and of a credit note's reason."""
+
+_RECORDED: dict[InvoiceState, str] = {"void": "invoice.voided", "uncollectible": "invoice.marked_uncollectible"}
 
 
 async def pay(
@@ -58,7 +61,10 @@ async def pay(
             reason = f"payment of {record.name}"
             grant = Grant(payment_id, record.tenant_id, usage_pico, record.currency, "paid", reason)
             await settle_payment(database, session, grant)
-        return await lock_invoice(database, session, record.tenant_id, record.id)
+        after = await lock_invoice(database, session, record.tenant_id, record.id)
+        if recorded is None:
+            await record_document(session, "invoice.payment_recorded", current, after, f"reference {reference}")
+        return after
 
 
 def _payment_id(record: InvoiceRecord, reference: str) -> UUID:
@@ -144,4 +150,5 @@ async def _change_state(
     await post(database, session, current, state, entries, memo=f"{current.name} {state}")
     after = await lock_invoice(database, session, current.tenant_id, current.id)
     await send_notice(database, session, TOPICS[state], after)
+    await record_document(session, _RECORDED[state], current, after)
     return after

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import date
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import select
@@ -18,8 +19,10 @@ from billing.invoices.errors import AmountRefused, WrongState
 from billing.invoices.finalizing import issue
 from billing.invoices.parties.store import lock_documents, read_seller
 from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
+from billing.invoices.recording import record_document
 from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, update_invoice, write_draft
 from billing.money import format_minor, minor_to_pico, minor_unit
+from billing.pending_changes import propose_if_needed
 from billing.tables.invoices import invoice
 from billing.transaction.money_transaction import Grant
 from storage.database.database import Database
@@ -31,6 +34,17 @@ class Creditable(msgspec.Struct, frozen=True):
 
     lines: list[int]
     taxes: dict[tuple[str, int], int]
+
+
+class CreditArguments(msgspec.Struct, frozen=True):
+    """A credit note, as it is kept until another person approves it."""
+
+    tenant_id: UUID
+    invoice_id: UUID
+    reason: str
+    request: str
+    amounts: Mapping[int, int | None] | None = None
+    issued: date | None = None
 
 
 async def credit(
@@ -50,31 +64,63 @@ async def credit(
     balance. `request` is an idempotency key: repeated with the same reason and lines, it changes nothing. Without
     `write` (a dry run) only the document is returned.
 
-    Raises WrongState, AmountRefused, NumberRefused, InvalidText, DatabaseUnavailable.
+    Raises WrongState, AmountRefused, NumberRefused, InvalidText, DatabaseUnavailable; ChangePending while it takes two
+    people.
     """
     check_text("reason", reason, MOST_TEXT)
     check_text("request", request, MOST_TEXT)
-    tenant_id, note_id = record.tenant_id, step_id(record.id, f"credit:{request}")
+    arguments = CreditArguments(record.tenant_id, record.id, reason, request, amounts, issued)
     if not write:
         async with database.reading() as session:
             return None, await _compose(session, record, reason, amounts)
+    await _propose(database, record, arguments)
     async with database.transaction() as session:
-        await lock_documents(database, session, tenant_id)
-        current = await lock_invoice(database, session, tenant_id, record.id)
-        if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
-            _check_same_request(await read_document(session, tenant_id, note_id), request, reason, amounts)
-        else:
-            document = await _compose(session, current, reason, amounts)
-            await write_draft(database, session, note_id, document, corrects=current.id)
-            draft = await lock_invoice(database, session, tenant_id, note_id)
-            await _settle(database, session, current, await issue(database, session, draft, document, issued))
-        note = await lock_invoice(database, session, tenant_id, note_id)
-        document = await read_document(session, tenant_id, note_id)
-        if note.settled_pico:
-            text = f"credit note {note.number}"
-            to_balance = Grant(note_id, tenant_id, note.settled_pico, note.currency, "paid", text)
-            await settle_payment(database, session, to_balance)
+        return await credit_in(database, session, arguments)
+
+
+async def credit_in(
+    database: Database, session: AsyncSession, arguments: CreditArguments
+) -> tuple[InvoiceRecord, Document]:
+    """As `credit`, in this transaction and without another person's approval."""
+    tenant_id, reason, request = arguments.tenant_id, arguments.reason, arguments.request
+    amounts, note_id = arguments.amounts, step_id(arguments.invoice_id, f"credit:{request}")
+    await lock_documents(database, session, tenant_id)
+    current = await lock_invoice(database, session, tenant_id, arguments.invoice_id)
+    if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
+        _check_same_request(await read_document(session, tenant_id, note_id), request, reason, amounts)
+    else:
+        document = await _compose(session, current, reason, amounts)
+        await write_draft(database, session, note_id, document, corrects=current.id)
+        draft = await lock_invoice(database, session, tenant_id, note_id)
+        issued_note = await issue(database, session, draft, document, arguments.issued)
+        await _settle(database, session, current, issued_note)
+        await record_document(session, "credit_note.issued", None, issued_note, reason)
+    note = await lock_invoice(database, session, tenant_id, note_id)
+    document = await read_document(session, tenant_id, note_id)
+    if note.settled_pico:
+        text = f"credit note {note.number}"
+        to_balance = Grant(note_id, tenant_id, note.settled_pico, note.currency, "paid", text)
+        await settle_payment(database, session, to_balance)
     return note, document
+
+
+async def _propose(database: Database, record: InvoiceRecord, arguments: CreditArguments) -> None:
+    """Keep the credit note for another person to approve, where it takes two and was not issued before."""
+    note_id = step_id(record.id, f"credit:{arguments.request}")
+    async with database.reading() as session:
+        # tenant: the id is made of the invoice's
+        if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
+            return
+        document = await _compose(session, record, arguments.reason, arguments.amounts)
+    amount = f"{format_minor(document.gross, document.currency)} {document.currency}"
+    await propose_if_needed(
+        database,
+        "credit_note.issue",
+        arguments,
+        f"a credit note of {amount} for {record.name}",
+        tenant_id=record.tenant_id,
+        reason=arguments.reason,
+    )
 
 
 def _check_same_request(note: Document, request: str, reason: str, amounts: Mapping[int, int | None] | None) -> None:

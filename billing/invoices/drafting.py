@@ -19,6 +19,7 @@ from billing.invoices.errors import WrongState
 from billing.invoices.notices import DRAFTED, send_notice
 from billing.invoices.parties.parties import Buyer
 from billing.invoices.parties.store import lock_documents, read_buyer, read_seller
+from billing.invoices.recording import record_document
 from billing.invoices.savings import CacheHour, cache_advice, read_cache_hours, savings_statement
 from billing.invoices.store import InvoiceRecord, delete_draft, find_invoice, lock_invoice, write_draft
 from billing.prices import PriceCatalog, PriceVersion
@@ -83,11 +84,13 @@ async def draft(
         if composed.document is None:
             if before is not None:
                 await delete_draft(session, tenant_id, before.id)
+                await record_document(session, "invoice.draft_deleted", before, None)
             return None, None
         invoice_id = before.id if before else new_id()
         await write_draft(database, session, invoice_id, composed.document)
         record = await lock_invoice(database, session, tenant_id, invoice_id)
         await send_notice(database, session, DRAFTED, record)
+        await record_document(session, "invoice.drafted", before, record)
         return record, composed.document
 
 

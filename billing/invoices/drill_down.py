@@ -64,6 +64,18 @@ async def hours(database: Database, record: InvoiceRecord, line: int, day: int) 
     return await _slices(database, record, line, "hour", day)
 
 
+async def day_slice(database: Database, record: InvoiceRecord, line: int, day: int) -> LineSlice | None:
+    """The line's part of the day that begins at this instant; None if it has none."""
+    found = await _slices(database, record, line, "day", day)
+    return found[0] if found else None
+
+
+async def hour_slice(database: Database, record: InvoiceRecord, line: int, hour: int) -> LineSlice | None:
+    """The line's part of the hour that begins at this instant; None if it has none."""
+    found = await _slices(database, record, line, "hour", hour - hour % DAY)
+    return next((one for one in found if one.start == hour), None)
+
+
 async def requests(
     database: Database,
     record: InvoiceRecord,
@@ -132,6 +144,8 @@ async def _slices(
 ) -> list[LineSlice]:
     names = ("day", "hour", "request_id", "corrects", "units", "price_micro")
     used = select(*(invoice_usage.c[name] for name in names)).where(*_of(record, line))
+    if day is not None:  # so that the index by admission is used
+        used = used.where(invoice_usage.c.admitted_at >= day, invoice_usage.c.admitted_at < day + DAY)
     view = used.union_all(_stored(record, line)).subquery().c
     query = (
         select(

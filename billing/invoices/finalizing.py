@@ -20,6 +20,7 @@ from billing.invoices.errors import DraftOutdated, NumberRefused, PeriodNotClose
 from billing.invoices.notices import CREDITED, FINALIZED, PAID, send_notice
 from billing.invoices.parties.parties import Seller
 from billing.invoices.parties.store import lock_documents
+from billing.invoices.recording import record_document
 from billing.invoices.states import InvoiceState
 from billing.invoices.store import (
     ISSUED,
@@ -116,6 +117,7 @@ async def finalize(
             raise NumberRefused(f"the issue date is not after the period's last day, {draft.service_until}")
         invoiced = await issue(database, session, record, draft, issued)
         await write_return(database, session, invoiced, current.balance_return)
+        await record_document(session, "invoice.finalized", record, invoiced)
         return invoiced
 
 

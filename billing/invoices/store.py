@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Select, delete, insert, select, update
+from sqlalchemy import ColumnElement, Select, delete, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import check_period
@@ -124,6 +124,54 @@ class Invoices:
         async with self._database.reading() as session:
             return [InvoiceRecord(*row) for row in await session.execute(query)]
 
+    async def page(
+        self,
+        tenant_ids: Collection[UUID] | None,
+        *,
+        limit: int,
+        after: UUID | None = None,
+        period: str | None = None,
+        state: InvoiceState | None = None,
+        kind: DocumentKind | None = None,
+        drafts: bool = True,
+    ) -> list[InvoiceRecord]:
+        """At most `limit` invoices and credit notes of these tenants (None: of all), newest first, those after the
+        document `after`. `drafts`: with those that are not issued. Raises InvalidPeriod."""
+        row = invoice.c
+        wanted: list[ColumnElement[bool]] = [] if tenant_ids is None else [row.tenant_id.in_(tenant_ids)]
+        for column, value in ((row.period, period and check_period(period)), (row.state, state), (row.kind, kind)):
+            if value is not None:
+                wanted.append(column == value)
+        if not drafts:
+            wanted.append(row.state != "draft")
+        if after is not None:  # all tenants: who asks may see the document
+            last = select(row.drafted_at, row.id).where(row.id == after)
+            wanted.append(tuple_(row.drafted_at, row.id) < last.scalar_subquery())
+        query = select(*_COLUMNS).where(*wanted).order_by(row.drafted_at.desc(), row.id.desc()).limit(limit)
+        async with self._database.reading() as session:
+            return [InvoiceRecord(*found) for found in await session.execute(query)]
+
+    async def of_tenant(self, tenant_id: UUID, reference: UUID | str) -> InvoiceRecord:
+        """The tenant's document of this id or number. Raises UnknownInvoice."""
+        named = invoice.c.id == reference if isinstance(reference, UUID) else invoice.c.number == reference
+        query = select(*_COLUMNS).where(invoice.c.tenant_id == tenant_id, named)
+        async with self._database.reading() as session:
+            rows = (await session.execute(query.limit(2))).all()
+        if len(rows) != 1:
+            raise UnknownInvoice(
+                "several sellers have a document of this number; use its id" if rows else "no such invoice"
+            )
+        return InvoiceRecord(*rows[0])
+
+    async def content(self, record: InvoiceRecord) -> str:
+        """The canonical JSON of a document, of which `sha256` is the hash. Raises UnknownInvoice."""
+        query = select(invoice.c.content).where(invoice.c.tenant_id == record.tenant_id, invoice.c.id == record.id)
+        async with self._database.reading() as session:
+            content: str | None = await session.scalar(query)
+        if content is None:
+            raise UnknownInvoice("the draft was replaced by another one meanwhile")
+        return content
+
     async def by_number(self, number: str, seller: str | None = None) -> InvoiceRecord:
         """The document with this number, of one seller or (None) of the only one that has it.
 
@@ -204,6 +252,7 @@ async def write_draft(
     corrects: UUID | None = None,
 ) -> None:
     """Insert a draft with its lines. A draft that has this id is replaced."""
+    # no entry: its callers record the document (`record_document`)
     row = columns_of(document)
     await delete_draft(session, row["tenant_id"], invoice_id)
     row |= {
@@ -220,6 +269,7 @@ async def write_draft(
 
 async def update_invoice(session: AsyncSession, record: InvoiceRecord, values: Mapping[str, Any]) -> None:
     """Write columns of an invoice or credit note."""
+    # no entry: its callers record the document (`record_document`)
     row = invoice.c
     this_row = (row.tenant_id == record.tenant_id, row.id == record.id)
     await session.execute(update(invoice).where(*this_row).values(values))
@@ -227,6 +277,7 @@ async def update_invoice(session: AsyncSession, record: InvoiceRecord, values: M
 
 async def delete_draft(session: AsyncSession, tenant_id: UUID, invoice_id: UUID) -> None:
     """Delete a draft and its lines, if there is one."""
+    # no entry: its callers record the document (`record_document`)
     line = invoice_line.c
     await session.execute(delete(invoice_line).where(line.tenant_id == tenant_id, line.invoice_id == invoice_id))
     await session.execute(delete(invoice).where(invoice.c.tenant_id == tenant_id, invoice.c.id == invoice_id))

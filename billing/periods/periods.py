@@ -16,6 +16,7 @@ import msgspec
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.calendar import following_period, period_bounds, period_of
 from billing.events.columns import EventColumns
 from billing.integrity.hash_chain import period_root
@@ -158,6 +159,8 @@ class Periods:
             closing = update(billing_period).where(unclosed).values(values).returning(billing_period.c.period)
             if (await session.execute(closing)).one_or_none() is not None:
                 await seal_rows(session, billing_period, billing_period.c.period == period)
+                after = {"state": "closed", "root": root.hex()}
+                await record_change(session, "period.closed", target="billing_period", target_id=period, after=after)
             return await self._get(session, period)
 
     async def close_due(self, grace_s: int) -> Sequence[Period]:
@@ -174,6 +177,7 @@ class Periods:
         return closed
 
     async def _prepare(self, session: AsyncSession, now: int) -> None:
+        # no entry: months follow each other by themselves
         latest = await session.scalar(select(func.max(billing_period.c.period)))
         # all tenants: billing periods are the same for everybody
         rows, period = [], latest or await self._first(session) or period_of(now)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.integrity.row_seals import seal_rows
 from billing.platform_settings import APPROVALS, value_of
 from billing.prices.errors import (
@@ -37,15 +38,26 @@ from billing.prices.sheets import (
     sheets,
 )
 from billing.prices.version import Cell, Rows
-from billing.tables.prices import price_change, price_interval, price_row, price_sheet
+from billing.tables.prices import price_book, price_change, price_interval, price_row, price_sheet
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
 
+_RECORDED = {
+    "draft": "price_sheet.drafted",
+    "set": "price_sheet.set",
+    "approve": "price_sheet.approved",
+    "withdraw": "price_sheet.withdrawn",
+}
+"""What the audit log calls the actions of `price_change`."""
+_BOOK = price_book.c.id
 _TICK = 1000  # SQLite's clock, in microseconds
 
 
 BY_KEY = "operator key"
 """The beginning of `via` if an operator's key was presented."""
+BY_SESSION = "session"
+"""… and if it was a signed-in user."""
+_PROVEN = (BY_KEY, BY_SESSION)
 
 
 class PriceSheets:
@@ -107,6 +119,7 @@ class PriceSheets:
 
     async def withdraw(self, sheet: int, by: str, reason: str = "", *, dry_run: bool = False) -> PriceSheet:
         """Withdraw a draft or a scheduled sheet, and return it. Raises UnknownSheet, NotADraft."""
+        # no entry: `_log` records it
         _check_texts(by, reason)
         async with self._database.transaction(write=not dry_run) as session:
             await _lock_prices(session, self._database)
@@ -144,6 +157,7 @@ class PriceSheets:
     async def _insert(
         self, session: AsyncSession, proposal: PriceProposal, by: str, reason: str, force: str | None
     ) -> tuple[int, PriceBook, int]:
+        # no entry: `_log` records it
         if not by.strip():
             raise PriceRefused("a change of prices needs the name of the person who makes it")
         _check_texts(by, reason)
@@ -179,7 +193,7 @@ class PriceSheets:
 
     async def _check_identity(self, session: AsyncSession) -> None:
         """Raise PriceRefused if approvals are on and no operator's key was presented."""
-        if not self._via.startswith(BY_KEY) and await value_of(session, APPROVALS) == "on":
+        if not self._via.startswith(_PROVEN) and await value_of(session, APPROVALS) == "on":
             raise PriceRefused("approvals are on: changing prices needs an operator's key (--operator-key-file FILE)")
 
     async def _check(self, session: AsyncSession, proposal: PriceProposal, force: str | None) -> int:
@@ -219,6 +233,7 @@ class PriceSheets:
     async def _schedule(
         self, session: AsyncSession, sheet: int, book: PriceBook, proposal: PriceProposal, now: int
     ) -> None:
+        # no entry: `_log` records it
         intervals = await intervals_of(session, book.id, proposal.model)
         starts = _starts(proposal, intervals, now)
         check_no_overlap(intervals, starts, proposal.effective_until)
@@ -236,6 +251,12 @@ class PriceSheets:
         hashes = {"before_sha256": digest_before, "after_sha256": digest_before if action == "withdraw" else row.sha256}
         await session.execute(insert(price_change).values(**values, **hashes))
         await seal_rows(session, price_change, price_change.c.sheet == sheet, price_change.c.action == action)
+        book = (await session.execute(select(price_book.c.name, price_book.c.tenant_id).where(row.book == _BOOK))).one()
+        what = {"book": book.name, "model": row.model}
+        before_after = [what | {"sha256": digest} for digest in hashes.values()]
+        await record_change(session, _RECORDED[action], target="price_sheet", target_id=str(sheet),
+                            tenant_id=book.tenant_id, reason=reason, before=before_after[0] if digest_before else None,
+                            after=before_after[1] | {"effective_at": row.effective_at})  # fmt: skip
 
 
 def _starts(proposal: PriceProposal, intervals: Iterable[Interval], now: int) -> int:
@@ -262,7 +283,7 @@ async def _lock_prices(session: AsyncSession, database: Database) -> None:
 
 
 def _drafted_by_key(sheet: PriceSheet) -> bool:
-    return any(change.action == "draft" and change.via.startswith(BY_KEY) for change in sheet.changes)
+    return any(change.action == "draft" and change.via.startswith(_PROVEN) for change in sheet.changes)
 
 
 def _check_texts(by: str, reason: str) -> None:

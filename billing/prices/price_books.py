@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.integrity.row_seals import seal_rows
 from billing.money import check_currency
 from billing.prices.errors import PriceRefused, UnknownBook, WrongCurrency
@@ -102,4 +103,7 @@ async def _insert(session: AsyncSession, database: Database, book: PriceBook) ->
     made = await session.execute(insert(price_book).values(values).returning(price_book.c.id))
     number = made.scalar_one()
     await seal_rows(session, price_book, price_book.c.id == number)
+    said = {"currency": book.currency, "base": book.base}
+    await record_change(session, "price_book.created", target="price_book", target_id=book.name,
+                        tenant_id=book.tenant_id, after=said)  # fmt: skip
     return msgspec.structs.replace(book, id=number)

@@ -7,9 +7,12 @@ from uuid import UUID
 
 import msgspec
 from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.calendar import check_period, period_of
 from billing.integrity.row_seals import seal_rows
+from billing.pending_changes import propose_if_needed
 from billing.prices import PriceCatalog, PriceMissing
 from billing.prices.grid import amount
 from billing.rating.terms import ContractTerms, InvalidTerms
@@ -28,6 +31,14 @@ class Contract(msgspec.Struct, frozen=True):
     author: str
     reason: str
     created_at: int
+
+
+class TermsArguments(msgspec.Struct, frozen=True):
+    """A change of terms, as it is kept until another person approves it."""
+
+    tenant_id: UUID
+    from_period: str
+    terms: ContractTerms
 
 
 class Contracts:
@@ -52,7 +63,18 @@ class Contracts:
                 raise InvalidTerms(f"tiers[{n}].steps", problem)
 
     async def put(self, tenant_id: UUID, terms: ContractTerms, from_period: str, by: str, reason: str = "") -> int:
-        """Set a tenant's terms from a period on; return their number. Raises as `check` does."""
+        """Set a tenant's terms from a period on; return their number. Raises as `check` does; ChangePending while it
+        takes two people."""
+        await self.check(tenant_id, terms, from_period)
+        arguments = TermsArguments(tenant_id, from_period, terms)
+        summary = f"contract terms from {from_period} on"
+        await propose_if_needed(self._database, "terms.set", arguments, summary, tenant_id=tenant_id, reason=reason)
+        async with self._database.transaction() as session:
+            return await self.put_in(session, arguments, by, reason)
+
+    async def put_in(self, session: AsyncSession, arguments: TermsArguments, by: str, reason: str) -> int:
+        """As `put`, in this transaction and without another person's approval."""
+        tenant_id, from_period, terms = arguments.tenant_id, arguments.from_period, arguments.terms
         await self.check(tenant_id, terms, from_period)
         if not by.strip():
             raise InvalidTerms("by", "terms need the name of who sets them")
@@ -66,10 +88,12 @@ class Contracts:
             "reason": reason,
             "created_at": self._database.clock,
         }
-        async with self._database.transaction() as session:
-            made = await session.execute(insert(contract_terms).values(values).returning(contract_terms.c.id))
-            number: int = made.scalar_one()
-            await seal_rows(session, contract_terms, contract_terms.c.id == number)
+        made = await session.execute(insert(contract_terms).values(values).returning(contract_terms.c.id))
+        number: int = made.scalar_one()
+        await seal_rows(session, contract_terms, contract_terms.c.id == number)
+        said = {"from": from_period, "terms": terms}
+        await record_change(session, "terms.set", target="contract_terms", target_id=str(number),
+                            tenant_id=tenant_id, reason=reason, after=said)  # fmt: skip
         return number
 
     async def terms_of(self, tenant_id: UUID, period: str) -> ContractTerms:

@@ -90,6 +90,7 @@ async def mark_cleared(database: Database, epoch: str, journal: str) -> None:
 
 async def mark_holds_ended(database: Database, epoch: str) -> None:
     """Record that no hold of an ended epoch is open any more. Raises DatabaseUnavailable."""
+    # no entry: nobody decides it: the journals have answered
     of = gateway_epoch.c
     async with database.transaction() as session:
         now = (await session.execute(select(database.clock))).scalar_one()

@@ -10,7 +10,9 @@ import msgspec
 from sqlalchemy import ColumnElement, Table, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.integrity.row_seals import seal_rows
+from billing.money import format_pico
 from billing.replica_journals.comparison import JournalComparison, compare, events_between
 from billing.replica_journals.sequences import missing_between
 from billing.tables.journals import journal_loss, journal_of_epoch, replica_journal
@@ -116,6 +118,9 @@ async def declare_lost(
         loss = JournalLoss(found.journal, found.replica, found.since, now, author, reason, events, missing, holds, pico)
         await session.execute(insert(journal_loss).values(msgspec.structs.asdict(loss)))
         await seal_rows(session, journal_loss, journal_loss.c.journal == loss.journal)
+        said = {name: getattr(loss, name) for name in ("replica", "since", "events", "missing", "holds")}
+        await record_change(session, "journal.declared_lost", target="journal", target_id=loss.journal, reason=reason,
+                            after=said | {"held": format_pico(loss.held_pico)})  # fmt: skip
     return loss
 
 

@@ -17,7 +17,7 @@ from billing.events.rollups import HOUR, LIMB, SUMS, event_groups, event_sums
 from billing.money import format_pico
 from billing.rating.usage_lines import SumSource
 from billing.tables.money import price_version, rollup_hour, usage_event, usage_fact
-from billing.usage import METERS, Usage
+from billing.usage import METERS, UsageSum
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 
@@ -65,7 +65,7 @@ class Result(msgspec.Struct, frozen=True):
 
     group: dict[str, Any]
     requests: int
-    usage: Usage
+    usage: UsageSum
     costs_pico: dict[str, int]
 
 
@@ -210,7 +210,7 @@ async def usage_buckets(
     for row in rows:
         key: dict[str, Any] = {name: getattr(row, f"group_{name}") for name in group_by}
         key |= {name: bool(key[name]) for name in _BOOLEANS if name in key}
-        usage = Usage.from_meters({meter: int(getattr(row, meter)) for meter in METERS})
+        usage = UsageSum.from_meters({meter: int(getattr(row, meter)) for meter in METERS})
         result = Result(key, int(row.requests), usage, {row.currency: _cost(row)})
         results = found.setdefault(row.bucket, {})
         same = results.get(tuple(key.values()))
@@ -267,7 +267,7 @@ def _parts(low: int, high: int, width: Width, *, open_ended: bool) -> list[tuple
 def _added(result: Result, added: Result) -> Result:
     """The same group's results from two tables or in two currencies."""
     meters = added.usage.meters()
-    usage = Usage.from_meters({meter: tokens + meters[meter] for meter, tokens in result.usage.meters().items()})
+    usage = UsageSum.from_meters({meter: tokens + meters[meter] for meter, tokens in result.usage.meters().items()})
     currencies = result.costs_pico.keys() | added.costs_pico.keys()
     costs = {name: result.costs_pico.get(name, 0) + added.costs_pico.get(name, 0) for name in sorted(currencies)}
     return Result(result.group, result.requests + added.requests, usage, costs)

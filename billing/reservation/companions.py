@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.holds.records import HoldRequest
+from billing.holds.records import Hold, HoldRequest
 
 Wish = TypeVar("Wish")
 Wish_contra = TypeVar("Wish_contra", contravariant=True)
@@ -23,6 +23,10 @@ class CompanionDecisions(Protocol[Wish_contra]):
     def decide(self, request: HoldRequest, wish: Wish_contra) -> HoldRequest | Exception:
         """The request to take a hold for, with other terms or another amount; or the error that says why there is to be
         none. Nothing changes until it is taken."""
+
+    def decide_again(self, hold: Hold, wish: Wish_contra) -> Hold | Exception:
+        """The hold with other terms, of the same amount, since what was decided with it does not stand; or the error
+        that says why there are none. Nothing changes until it is taken."""
 
     def took(self, wish: Wish_contra) -> None:
         """The hold of the request that was decided last is taken: those decided after it see what was decided."""

@@ -214,6 +214,31 @@ class HoldService:
                 await beside.save()
         return _in_batches(answers, batches)
 
+    async def decide_again(
+        self, asked: Sequence[tuple[Hold, Wish]], companion: HoldCompanion[Wish]
+    ) -> list[Hold | Exception]:
+        """Let the companion decide open holds again: the amounts stay, the terms change. All in one transaction. Raises
+        DatabaseUnavailable."""
+        async with self._database.transaction() as session:
+            await session.execute(select(1))  # begins the transaction on the driver's connection
+            money = await money_transaction_in(self._database, session)
+            locked = await money.holds.lock({hold.request_id: hold.batch for hold, _ in asked})
+            holds = {hold.request_id: hold for hold in locked}
+            await money.lock({hold.tenant_id for hold in holds.values()})
+            beside = await companion.begin(session, await money.now(), [wish for _, wish in asked])
+            answers: list[Hold | Exception] = []
+            changed: dict[UUID, Hold] = {}
+            for asking, wish in asked:
+                hold = holds.get(asking.request_id)
+                answer = HoldEnded(asking.request_id) if hold is None else beside.decide_again(hold, wish)
+                if isinstance(answer, Hold):
+                    beside.took(wish)
+                    changed[answer.request_id] = answer
+                answers.append(answer)
+            reworded = {hold.request_id: hold for hold in await money.holds.reword(changed.values())}
+            await beside.save()
+        return [reworded[answer.request_id] if isinstance(answer, Hold) else answer for answer in answers]
+
     async def _raise(self, top_ups: list[TopUp]) -> list[Hold | Exception]:
         """All in one transaction. Whoever ends one of the holds at the same time does so before it, or after it."""
         async with money_transaction(self._database) as money:

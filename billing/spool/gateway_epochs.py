@@ -23,6 +23,7 @@ import structlog
 from sqlalchemy import Select, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.spool import locked_files
 from billing.spool.spool import Spool, files_of
 from billing.tables.periods import NAMES_LOCK, gateway_epoch
@@ -104,6 +105,16 @@ async def declare_dead(database: Database, epoch: str, reason: str, spool_folder
         dead = msgspec.structs.replace(found, state="dead", reason=reason)
         here = gateway_epoch.c.epoch == epoch
         await session.execute(update(gateway_epoch).where(here).values(state="dead", reason=reason))
+        said = {"gateway": found.gateway, "watermark": found.watermark}
+        await record_change(
+            session,
+            "journal.gateway_declared_dead",
+            target="gateway_epoch",
+            target_id=epoch,
+            reason=reason,
+            before=said | {"state": found.state},
+            after=said | {"state": "dead"},
+        )
     return dead
 
 
@@ -162,6 +173,7 @@ class EpochKeeper:
 
     async def publish(self) -> None:
         """Say how far we are, or find out that our epoch is over. Raises DatabaseUnavailable."""
+        # no entry: a gateway lives
         of = gateway_epoch.c
         async with self._database.transaction() as session:
             now = (await session.execute(select(self._database.clock))).scalar_one()
@@ -209,6 +221,7 @@ class EpochKeeper:
         self._claimed = True
 
     async def _insert(self, session: AsyncSession, now: int, watermark: int) -> None:
+        # no entry: a gateway has started
         row = Epoch(self._spool.owner, self._gateway, now, now, watermark, "live", "", self._folder)
         await session.execute(insert(gateway_epoch).values(msgspec.structs.asdict(row)))
 
@@ -282,6 +295,7 @@ class EpochKeeper:
         return found
 
     async def _end(self, epoch: str) -> None:
+        # no entry: nobody decides it: the spool is settled
         live = (gateway_epoch.c.epoch == epoch) & (gateway_epoch.c.state == "live")
         async with self._database.transaction() as session:
             await session.execute(update(gateway_epoch).where(live).values(state="ended"))

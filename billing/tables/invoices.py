@@ -113,6 +113,7 @@ invoice = Table(
         postgresql_where=text("kind = 'invoice' AND state <> 'void'"),
     ),
     Index(None, "corrects"),
+    Index("ix_invoice_tenant_id_drafted_at", "tenant_id", "drafted_at"),
     **STRICT,
 )
 """Invoices and credit notes. `content` is a Document as canonical JSON, `sha256` its hash.

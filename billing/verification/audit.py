@@ -16,6 +16,7 @@ from billing.calendar import check_period
 from billing.prices import PriceCatalog
 from billing.tables.money import usage_event
 from billing.usage import COUNTS
+from billing.verification.audit_log import check_audit_log
 from billing.verification.balances import check_balances, check_holds
 from billing.verification.budgets import check_budgets
 from billing.verification.chain import check_chain
@@ -48,6 +49,7 @@ OF_ALL: tuple[Check, ...] = (
     check_holds,
     check_budgets,
     check_invoices,
+    check_audit_log,
 )
 
 __all__ = ["OF_ALL", "OF_A_PERIOD", "Finding", "ReplicaCounts", "audit_money", "counts_by_replica"]

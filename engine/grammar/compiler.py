@@ -38,7 +38,7 @@ _LIMITS = llguidance.LLParserLimits(
 )
 """Parser items and lexer steps of one mask, states and symbols of one grammar. With these limits a mask took up to
 20 ms on one core of 2026; with the library's defaults up to 460 ms."""
-_VERSION = 1
+_VERSION = 2
 """Increase when this module may judge a grammar differently."""
 
 
@@ -142,15 +142,25 @@ def _library_form(text: str) -> str:
     return _by_kind(kind, body)
 
 
+def _json_options() -> JsonCompileOptions:
+    return {"whitespace_pattern": _WHITESPACE, "whitespace_flexible": True, "lenient": False}
+
+
+def _with_schemas(lark: str, schemas: list[Any]) -> str:
+    """A Lark grammar with each `@N` replaced by JSON that fulfils the N-th schema. Raises InvalidGrammar."""
+    rules = []
+    for number, schema in enumerate(schemas):
+        if not isinstance(schema, dict):
+            raise InvalidGrammar(f"schema {number} is no object")
+        prepared = {**prepare_schema(schema), "x-guidance": _json_options()}
+        rules.append(f"arguments_{number}: %json {json.dumps(prepared)}")
+    return "\n".join([re.sub(r"@(\d+)", r"arguments_\1", lark), *rules])
+
+
 def _by_kind(kind: str, body: Any) -> str:
     match kind:
         case "json_schema":
-            options: JsonCompileOptions = {
-                "whitespace_pattern": _WHITESPACE,
-                "whitespace_flexible": True,
-                "lenient": False,
-            }
-            return llguidance.LLMatcher.grammar_from_json_schema(prepare_schema(body), overrides=options)
+            return llguidance.LLMatcher.grammar_from_json_schema(prepare_schema(body), overrides=_json_options())
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(body)
         case "choice":
@@ -160,4 +170,6 @@ def _by_kind(kind: str, body: Any) -> str:
             return llguidance.LLMatcher.grammar_from_regex("|".join(map(re.escape, body)))
         case "grammar":
             return llguidance.LLMatcher.grammar_from_lark(any_to_lark(body))
+        case "calls":
+            return llguidance.LLMatcher.grammar_from_lark(_with_schemas(body["lark"], body["schemas"]))
     raise InvalidGrammar(f"there is no kind of grammar named {kind!r}")

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import InvalidMoney, InvalidPrice
 from billing.prices import EVERY_LANE, PriceMissing
-from billing.prices.approval import BY_KEY, PriceSheets
+from billing.prices.approval import BY_KEY, BY_SESSION, PriceSheets
 from billing.prices.errors import (
     NotADraft,
     OverlappingPrices,
@@ -39,10 +39,13 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, InvalidRequest, NotAllowed, NotFound
-from gateway.http.authentication import OPERATORS, authenticated_operator
+from gateway.http.operations import describes, query
+from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.free_text import InvalidText
+from tenancy.principals import Principal
 
 _STATES = ("draft", "scheduled", "active", "ended", "withdrawn")
 _ERROR_CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -142,6 +145,8 @@ class Check(Struct, frozen=True, kw_only=True):
 
 
 class SheetList(Struct, frozen=True, kw_only=True):
+    """A page of price sheets."""
+
     object: Literal["list"] = "list"
     data: list[SheetObject]
     has_more: bool
@@ -156,6 +161,11 @@ class BookPrices(Struct, frozen=True, kw_only=True):
     data: list[ModelPrices]
 
 
+_DECIDED: dict[str, Any] = {
+    "body": Decision("agreed with finance"),
+    "body_required": False,
+    "errors": {"four_eyes_required": 403, "wrong_state": 409} | {code: 400 for _, code in _ERROR_CODES},
+}
 Shape = TypeVar("Shape", SheetObject, SheetWithDifference)
 
 _NEW, _DECISION = msgspec.json.Decoder(NewSheet), msgspec.json.Decoder(Decision)
@@ -165,15 +175,30 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     """The routes, for one worker."""
     prices, database = gateway.services.prices, gateway.services.database
     client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
-    sheets, books = PriceSheets(database, via=BY_KEY), PriceBooks(database)
-    operators_only = {OPERATORS: True}
+    sheets, books = PriceSheets(database), PriceBooks(database)
+
+    def sheets_by(author: Principal) -> PriceSheets:
+        """What writes sheets, and records how it is known who does."""
+        return PriceSheets(database, via=BY_SESSION if author.kind == "session" else BY_KEY)
 
     async def sheet_object(number: int) -> SheetWithDifference:
         sheet = await sheets.get(number)
         before, after, _ = await sheets.effect(sheet)
         return _sheet(sheet, SheetWithDifference, difference=_differences(before, after))
 
-    @get("/admin/v1/prices", opt=operators_only)
+    @get(
+        "/admin/v1/prices",
+        opt=demands("prices.propose")
+        | describes(
+            BookPrices,
+            query=(
+                query("model", str, "Only this model's."),
+                query("book", str, "The price book; the base book without it."),
+                query("at", str, "An instant (RFC 3339)."),
+            ),
+            errors={"unknown_book": 400},
+        ),
+    )
     async def list_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
         """A book's prices at the instant `at`, or now."""
         parameters = Parameters.of(request)
@@ -202,8 +227,21 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         ]
         return json_response(BookPrices(book=name, at=format_instant(at), data=data))
 
-    @get("/admin/v1/prices/sheets", opt=operators_only)
-    async def list_sheets(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @get(
+        "/admin/v1/prices/sheets",
+        opt=demands("prices.propose")
+        | describes(
+            SheetList,
+            query=(
+                query("limit", Annotated[int, Meta(ge=1, le=100)], "How many to list; 20 without it.", example=20),
+                query("after", Annotated[int, Meta(ge=0, lt=2**40)], "The number of the last sheet before.", example=7),
+                query("model", str, "Only this model's."),
+                query("book", str, "Only this book's."),
+                query("state", Literal[_STATES], "Only those in this state."),
+            ),
+        ),
+    )
+    async def list_price_sheets(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Price sheets in all states, newest first."""
         parameters = Parameters.of(request)
         model, book = parameters.text("model"), parameters.text("book")
@@ -218,16 +256,28 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         listed = [_sheet(sheet, SheetObject) for sheet in found[:limit]]
         return json_response(SheetList(data=listed, has_more=len(found) > limit))
 
-    @get("/admin/v1/prices/sheets/{number:int}", opt=operators_only)
-    async def retrieve_sheet(number: FromPath[int]) -> Response[bytes]:
+    @get("/admin/v1/prices/sheets/{number:int}", opt=demands("prices.propose") | describes(SheetWithDifference))
+    async def retrieve_price_sheet(number: FromPath[int]) -> Response[bytes]:
         """One sheet, and the prices that it changes."""
         with _price_errors():
             return json_response(await wait(sheet_object(number)))
 
-    @post("/admin/v1/prices/sheets", status_code=201, opt=operators_only)
-    async def propose(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @post(
+        "/admin/v1/prices/sheets",
+        status_code=201,
+        opt=demands("prices.propose")
+        | describes(
+            {200: Check, 201: SheetWithDifference},
+            body=NewSheet("tiny", (Cell("output", "1.60"),), reason="agreed with finance"),
+            errors={"unknown_book": 400, "price_refused": 400} | {code: 400 for _, code in _ERROR_CODES},
+        ),
+    )
+    async def propose_price_sheet(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Save a proposal, which another operator may activate; or, for a dry run, only check it."""
-        author, body = authenticated_operator(request.scope), await read_management_body(request, client_timeout, _NEW)
+        author, body = (
+            request_context(request.scope).authenticated_principal,
+            await read_management_body(request, client_timeout, _NEW),
+        )
         with _price_errors(in_proposal=True):
             proposal = PriceProposal(
                 model=body.model,
@@ -241,28 +291,43 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             if body.dry_run:
                 before, after, currency = await wait(sheets.check(proposal, body.force))
                 return json_response(Check(currency=currency, difference=_differences(before, after)))
-            draft = await wait(sheets.draft(proposal, author.name, body.reason, body.force))
+            draft = await wait(sheets_by(author).draft(proposal, author.name, body.reason, body.force))
             return json_response(await wait(sheet_object(draft.id)), 201)
 
-    @post("/admin/v1/prices/sheets/{number:int}/activate", status_code=200, opt=operators_only)
-    async def activate(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
+    @post(
+        "/admin/v1/prices/sheets/{number:int}/activate",
+        status_code=200,
+        opt=demands("prices.approve") | describes(SheetWithDifference, **_DECIDED),
+    )
+    async def activate_price_sheet(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Activate a draft; it applies from its `effective_at` on."""
-        approver = authenticated_operator(request.scope)
+        approver = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
-            await wait(sheets.approve(number, approver.name, body.reason))
+            await wait(sheets_by(approver).approve(number, approver.name, body.reason))
             return json_response(await wait(sheet_object(number)))
 
-    @post("/admin/v1/prices/sheets/{number:int}/withdraw", status_code=200, opt=operators_only)
-    async def withdraw(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
+    @post(
+        "/admin/v1/prices/sheets/{number:int}/withdraw",
+        status_code=200,
+        opt=demands("prices.propose") | describes(SheetWithDifference, **_DECIDED),
+    )
+    async def withdraw_price_sheet(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
         """Withdraw a draft, or a sheet that has not taken effect."""
-        operator = authenticated_operator(request.scope)
+        operator = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
-            await wait(sheets.withdraw(number, operator.name, body.reason))
+            await wait(sheets_by(operator).withdraw(number, operator.name, body.reason))
             return json_response(await wait(sheet_object(number)))
 
-    return [list_prices, list_sheets, retrieve_sheet, propose, activate, withdraw]
+    return [
+        list_prices,
+        list_price_sheets,
+        retrieve_price_sheet,
+        propose_price_sheet,
+        activate_price_sheet,
+        withdraw_price_sheet,
+    ]
 
 
 @contextmanager

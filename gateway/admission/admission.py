@@ -36,9 +36,10 @@ from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
+from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
-from gateway.errors import InvalidRequest, Shortage, Unaffordable, Unavailable
+from gateway.errors import InvalidRequest, NotAllowed, Shortage, Unaffordable, Unavailable
 from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import CacheDirectives, GenerationRequest
@@ -52,7 +53,8 @@ from protocol.requests import CLAIM_VERSION, Generate, Retain, Sampling, Segment
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
-from tenancy.authenticator import Principal
+from tenancy.key_limits import NO_LIMITS, KeyLimits
+from tenancy.principals import Principal
 
 log = structlog.get_logger("gateway.admission")
 
@@ -71,20 +73,30 @@ _THREAD_TOKENS = 16_384
 
 
 class Payer(Struct, frozen=True):
-    """Who asks and who pays. `project` is the project's name and `key` the key's public id, for messages."""
+    """Who asks and who pays. `project` is the project's name and `key` the key's public id, for messages; `limits` are
+    the key's."""
 
     tenant_id: UUID
     project_id: UUID
     key_id: UUID
     project: str
     key: str
+    limits: KeyLimits = NO_LIMITS
+
+    def check(self, model: str, lane: str | None = None) -> None:
+        """Raise NotAllowed unless the key may use this served model, and this lane."""
+        if not self.limits.allows_model(model):
+            raise NotAllowed(f"This key may not use the model {model!r}.", path="$.model", code="model_not_allowed")
+        if lane is not None and not self.limits.allows_lane(lane):
+            raise NotAllowed(f"This key may not use the lane {lane!r}.", code="lane_not_allowed")
 
     @classmethod
     def of(cls, principal: Principal) -> Payer:
-        """The payer of what a project's key asks."""
-        assert principal.project_id is not None
-        assert principal.project is not None
-        return cls(principal.tenant_id, principal.project_id, principal.key_id, principal.project, principal.public_id)
+        """The payer of what a project's key asks. Raises NotAllowed for a principal without a project."""
+        if principal.tenant_id is None or principal.project_id is None or principal.project is None:
+            raise NotAllowed("An admin key cannot be used here: this needs the key of a project.")
+        return cls(principal.tenant_id, principal.project_id, principal.id, principal.project, principal.public_id,
+                   principal.limits)  # fmt: skip
 
 
 class PreparedRequest(Struct, frozen=True, kw_only=True):
@@ -109,6 +121,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """Whether `sampling.max_tokens` is what could be paid for, less than there was room for."""
     leases: LeaseDecision | None = None
     """What the cache promises; None until its hold is taken, and for a request without a say in it."""
+    lease_request: LeaseRequest | None = None
+    """What it wished of leases, if these have a say in it."""
 
     def message(
         self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float
@@ -175,7 +189,9 @@ class Admission:
     async def prepare(
         self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest
     ) -> PreparedRequest:
-        """Render, tokenize, plan, check. Raises InvalidRequest, RateLimited, Unavailable."""
+        """Render, tokenize, plan, check. Raises InvalidRequest, NotAllowed, RateLimited, Unavailable."""
+        payer.check(model.name, generation.lane)
+        generation = apply_tool_choice(model, generation)
         prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
@@ -322,7 +338,7 @@ class Admission:
         long = len(prepared.prompt.tokens) > _THREAD_TOKENS
         asked = await self._threads.run(payer.tenant_id, ask) if long else ask()
         hold = await self._allowances.reserve_beside(payer.tenant_id, lambda: self._leased.reserve(request, asked))
-        return replace(prepared, terms=unpack(hold.terms), leases=asked.decision), hold
+        return replace(prepared, terms=unpack(hold.terms), leases=asked.decision, lease_request=asked), hold
 
     async def _plan(self, tenant: UUID, model: ServedModel, generation: GenerationRequest, prompt: Prompt) -> CachePlan:
         pieces = len(prompt.spans) + len(generation.cache.markers)

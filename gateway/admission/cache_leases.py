@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.holds.records import HoldRequest
+from billing.holds.records import Hold, HoldRequest
 from billing.money import format_pico
 from billing.prices import PriceVersion
 from billing.prices.version import STORAGE
@@ -53,6 +53,12 @@ class LeaseRequest:
         if self._only_if_cached and decision.hit is None:
             return self._not_cached(decision)
         return replace(request, terms=pack(replace(self._terms, leases=decision.parts)))
+
+    def changed_again(self, hold: Hold, decision: LeaseDecision) -> Hold | NotCached:
+        """The hold with terms that say what was decided now; or the error, as for `changed`."""
+        if self._only_if_cached and decision.hit is None:
+            return self._not_cached(decision)
+        return replace(hold, terms=pack(replace(self._terms, leases=decision.parts)))
 
     def _not_cached(self, decision: LeaseDecision) -> NotCached:
         tokens = self._terms.prompt_tokens
@@ -156,6 +162,12 @@ class LeaseDecisions:
         """The request with the terms that it gets now."""
         self._pending = self._decider.decide(wish.wish)
         return wish.changed(request, self._pending)
+
+    def decide_again(self, hold: Hold, wish: LeaseRequest) -> Hold | Exception:
+        """The hold with the terms that it gets now."""
+        assert wish.decision is not None
+        self._pending = self._decider.decide_again(wish.wish, wish.decision, hold.admitted_at)
+        return wish.changed_again(hold, self._pending)
 
     def took(self, wish: LeaseRequest) -> None:
         """Let the last decision hold."""

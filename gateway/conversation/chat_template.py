@@ -140,7 +140,10 @@ class ChatTemplate:
         self._variables = variables
         self._first_characters = frozenset(text[0] for text in special_texts if text)
         self._knows_developer = "developer" in source
+        self.source = source
         self.knows_tools = _TOOLS.search(source) is not None
+        self.reasons = "<think>" in source or "<|channel|>" in source
+        """Whether its model marks its reasoning."""
         self._special = re.compile("|".join(map(re.escape, sorted(special_texts, reverse=True))) or r"(?!)")
 
     @classmethod

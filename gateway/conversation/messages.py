@@ -19,6 +19,8 @@ Piece: TypeAlias = Text | Tool
 JOINT = "\n"
 """Joins the text parts of a message, since templates take one string."""
 _TOOLS_BEGIN = "You can use these tools:"
+TEXT_CALL = "Tool call: "
+"""How a call begins where the template knows no tools."""
 _WORDS_OF_SCHEMAS = frozenset(
     (
         *("type", "properties", "required", "items", "enum", "description", "title", "default", "format", "const"),
@@ -172,7 +174,7 @@ def _line(tool: Tool) -> str:
 def _as_text(turn: Turn, text: Text) -> str:
     if isinstance(text, ToolCall):
         call = {"name": text.name, "arguments": json.loads(text.text)}
-        return f"Tool call: {json.dumps(call, ensure_ascii=False)}"
+        return f"{TEXT_CALL}{json.dumps(call, ensure_ascii=False)}"
     if turn.role == "tool":
         return f"Tool {'error' if turn.call_failed else 'result'}: {text.text}"
     return text.text

@@ -7,6 +7,7 @@ ids on samples, others use `tokenizers`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,11 @@ class Tokenizer:
             # seconds. Such a text is split in the middle: deterministic, and it still decodes to itself.
             middle = len(text) // 2
             return self._encode(text[:middle], recognised, slow) + self._encode(text[middle:], recognised, slow)
+
+    def ids_of(self, texts: Iterable[str]) -> dict[int, str]:
+        """The ids of those of these texts that are one added token each, special or not."""
+        known = {text: self._literal.token_to_id(text) for text in texts if text in self._added}
+        return {number: text for text, number in known.items() if number is not None}
 
     def least_tokens(self, characters: int) -> int:
         """A lower bound of the tokens of any text of so many characters; 0 if unknown."""

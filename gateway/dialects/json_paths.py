@@ -17,6 +17,17 @@ Body = TypeVar("Body")
 ABSENT = msgspec.Raw()
 """The default of a `Raw` field, which holds any JSON: the field is absent."""
 
+
+def json_object(description: str) -> msgspec.Meta:
+    """What says, beside `Raw`, that a field is an object that is decoded later."""
+    return msgspec.Meta(description=description, extra_json_schema={"type": "object", "additionalProperties": True})
+
+
+def json_bytes(value: msgspec.Raw | msgspec.UnsetType) -> bytes:
+    """The JSON of such a field; no bytes if it is absent."""
+    return b"" if value is msgspec.UNSET else bytes(value)
+
+
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 """A step of a path: the name of a field, or nothing for an index."""

@@ -7,15 +7,19 @@ alike.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
+from msgspec import Meta
 
-from gateway.dialects.cache_explanation import cache_days, explanation_of
+from gateway.dialects.cache_explanation import CacheDays, CacheExplanation, cache_days, explanation_of
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField, NotFound
+from gateway.http.authentication import own_tenant
+from gateway.http.operations import describes, query
+from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
@@ -24,20 +28,37 @@ from prompt_cache.history.store import day_of
 _DAY = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
 
 
+_Day: TypeAlias = Annotated[str, Meta(pattern=f"^{_DAY.pattern}$", examples=["2026-11-22"])]
+
+
 def cache_explanation_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     wait = gateway.management_breakers.caches.wait
 
-    @get("/v1/requests/{name:str}/cache")
+    @get(
+        "/v1/requests/{name:str}/cache",
+        opt=demands("requests.read")
+        | describes(CacheExplanation, path={"name": "req_01934f6e0d2a7b3c8e51a9c4d7f60b12"}),
+    )
     async def explain_request(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """What the cache did for one request, and why it missed."""
         principal = request_context(request.scope).authenticated_principal
-        found = await wait(gateway.history.finding(principal.tenant_id, principal.project_id, name))
+        found = await wait(gateway.history.finding(own_tenant(request.scope), principal.project_id, name))
         if found is None:
             raise NotFound(f"There is no explanation of a request {name[:80]!r}: none of yours, or not kept any more.")
         return json_response(explanation_of(found))
 
-    @get("/v1/usage/cache")
+    @get(
+        "/v1/usage/cache",
+        opt=demands("usage.read")
+        | describes(
+            CacheDays,
+            query=(
+                query("start_date", _Day, "The first day (UTC); today without it."),
+                query("end_date", _Day, "The last day (UTC); today without it."),
+            ),
+        ),
+    )
     async def cache_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Missed tokens by day, project, model and cause, with what they cost beyond reads."""
         principal = request_context(request.scope).authenticated_principal
@@ -45,7 +66,7 @@ def cache_explanation_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         today = day_of(await wait(gateway.services.prices.now()))
         first, last = _day(parameters, "start_date", today), _day(parameters, "end_date", today)
         parameters.reject_unknown()
-        rows = await wait(gateway.history.history.days(principal.tenant_id, principal.project_id, first, last))
+        rows = await wait(gateway.history.history.days(own_tenant(request.scope), principal.project_id, first, last))
         return json_response(cache_days(rows))
 
     return [explain_request, cache_usage]

@@ -6,20 +6,23 @@ that never were.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
 from litestar import Request, Response, delete, get, patch
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.generation_request import tag_of
-from gateway.http.authentication import project_principal
+from gateway.http.authentication import project_payer
+from gateway.http.operations import describes, page, query
+from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from prompt_cache.kv.block_keys import KEY_BYTES
@@ -37,10 +40,13 @@ class Extension(Struct, frozen=True, forbid_unknown_fields=True):
     ttl: str | None = None
 
 
+CacheId: TypeAlias = Annotated[str, Meta(examples=["cache_01934f6e0d2a7b3c8e51a9c4d7f60b12"])]
+
+
 class CacheObject(Struct, frozen=True, kw_only=True):
     """A lease. Instants are in seconds since the Unix epoch."""
 
-    id: str
+    id: CacheId
     object: Literal["cache"] = "cache"
     model: str
     tokens: int
@@ -52,13 +58,17 @@ class CacheObject(Struct, frozen=True, kw_only=True):
 
 
 class CacheList(Struct, frozen=True, kw_only=True):
+    """A page of leases."""
+
     object: Literal["list"] = "list"
     data: list[CacheObject]
     has_more: bool
 
 
 class PurgedCache(Struct, frozen=True, kw_only=True):
-    id: str
+    """A lease that was ended."""
+
+    id: CacheId
     object: Literal["cache.deleted"] = "cache.deleted"
     deleted: bool = True
 
@@ -72,6 +82,7 @@ class PurgedCaches(Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+_TAG = query("tag", Annotated[str, Meta(min_length=1, max_length=_LONGEST_TAG)], "The label of the requests.")
 _EXTENSION = msgspec.json.Decoder(Extension)
 
 
@@ -81,9 +92,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     wait = gateway.management_breakers.caches.wait
 
     def project_of(request: Request[Any, Any, Any]) -> UUID:
-        project = project_principal(request.scope).project_id
-        assert project is not None
-        return project
+        return project_payer(request.scope).project_id
 
     def purge_blocks(gone: PurgedLeases) -> None:
         models = {one.id: one.model for one in gone.leases}
@@ -91,7 +100,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             keys = tuple(blocks.keys[at : at + KEY_BYTES] for at in range(0, len(blocks.keys), KEY_BYTES))
             gateway.services.fleet.purge(models[blocks.lease_id], blocks.scope, keys)
 
-    @get("/v1/caches")
+    @get("/v1/caches", opt=demands("caches.read", "project_key") | describes(CacheList, query=(*page(), _TAG)))
     async def list_caches(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The project's live leases, the newest first."""
         project = project_of(request)
@@ -102,12 +111,16 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         found = await wait(leases.page(project, limit=limit + 1, after=before, tag=tag))
         return json_response(CacheList(data=[_object(one) for one in found[:limit]], has_more=len(found) > limit))
 
-    @get("/v1/caches/{name:str}")
+    @get("/v1/caches/{name:str}", opt=demands("caches.read", "project_key") | describes(CacheObject))
     async def retrieve_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One lease."""
         return json_response(_object(_known(await wait(leases.get(project_of(request), _id(name))), name)))
 
-    @patch("/v1/caches/{name:str}")
+    @patch(
+        "/v1/caches/{name:str}",
+        opt=demands("caches.write", "project_key")
+        | describes(CacheObject, body=Extension(ttl="1h"), body_required=False),
+    )
     async def extend_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Begin a lease's life anew, at no charge, as a read does."""
         project = project_of(request)
@@ -123,7 +136,9 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             )
         return json_response(_object(_known(await wait(leases.extend(project, found.id)), name)))
 
-    @delete("/v1/caches/{name:str}", status_code=200)
+    @delete(
+        "/v1/caches/{name:str}", status_code=200, opt=demands("caches.write", "project_key") | describes(PurgedCache)
+    )
     async def purge_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """End a lease."""
         identity = _id(name)
@@ -132,7 +147,12 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         purge_blocks(gone)
         return json_response(PurgedCache(id=_name(identity)))
 
-    @delete("/v1/caches", status_code=200)
+    @delete(
+        "/v1/caches",
+        status_code=200,
+        opt=demands("caches.write", "project_key")
+        | describes(PurgedCaches, query=[replace(_TAG, required=True)], errors={"missing_required_parameter": 400}),
+    )
     async def purge_caches(request: Request[Any, Any, Any]) -> Response[bytes]:
         """End the leases with a tag."""
         project = project_of(request)

@@ -9,15 +9,16 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from gateway.admission.admission import Payer
 from gateway.dialects.openai import chat_request
 from gateway.dialects.openai.chat_response import ChatWriter
 from gateway.dialects.openai.common_response import ResponseIdentity
+from gateway.endpoints.generation_description import CHAT
 from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
-from gateway.http.authentication import project_principal
+from gateway.http.authentication import project_payer
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
 from gateway.http.cache_control import apply_cache_control, parse_cache_control
+from gateway.http.policies import demands
 from gateway.request_context import request_context
 from gateway.services import Gateway
 
@@ -25,17 +26,17 @@ from gateway.services import Gateway
 def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
-    @post("/v1/chat/completions")
+    @post("/v1/chat/completions", opt=demands("inference", "project_key") | CHAT)
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         gateway.requests.check()
-        context, principal = request_context(request.scope), project_principal(request.scope)
+        context, payer = request_context(request.scope), project_payer(request.scope)
         control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-        call = await read_call(gateway, request, principal, chat_request.parse)
+        call = await read_call(gateway, request, payer, chat_request.parse)
         generation = apply_cache_control(control, call.generation)
         model = gateway.services.models.get(generation.model)
         context.model = model.name
-        prepared = await gateway.admission.prepare(context.id, Payer.of(principal), model, generation)
+        prepared = await gateway.admission.prepare(context.id, payer, model, generation)
         lane, created = generation.lane, int(time.time())
         identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
         logprobs = generation.logprobs is not None

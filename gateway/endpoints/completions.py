@@ -10,15 +10,16 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 from uuid_utils.compat import uuid7
 
-from gateway.admission.admission import Payer
 from gateway.dialects.openai import completions_request
 from gateway.dialects.openai.common_response import ResponseIdentity
 from gateway.dialects.openai.completions_response import TextWriter
+from gateway.endpoints.generation_description import COMPLETIONS
 from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
-from gateway.http.authentication import project_principal
+from gateway.http.authentication import project_payer
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
 from gateway.http.cache_control import apply_cache_control, parse_cache_control
+from gateway.http.policies import demands
 from gateway.request_context import request_context
 from gateway.services import Gateway
 
@@ -26,18 +27,17 @@ from gateway.services import Gateway
 def completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
-    @post("/v1/completions")
+    @post("/v1/completions", opt=demands("inference", "project_key") | COMPLETIONS)
     async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue texts or token ids, whole or streamed."""
         gateway.requests.check()
-        context, principal = request_context(request.scope), project_principal(request.scope)
+        context, payer = request_context(request.scope), project_payer(request.scope)
         control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-        call = await read_call(gateway, request, principal, completions_request.parse)
+        call = await read_call(gateway, request, payer, completions_request.parse)
         generations = [apply_cache_control(control, generation) for generation in call.generations]
         first = generations[0]
         model = gateway.services.models.get(first.model)
         context.model = model.name
-        payer = Payer.of(principal)
         prepared = [
             await gateway.admission.prepare(uuid7() if index else context.id, payer, model, generation)
             for index, generation in enumerate(generations)

@@ -1,8 +1,8 @@
-"""/v1/exports: a tenant's administrator orders files of usage, costs and books, and downloads them."""
+"""Exports, below /v1 and /admin/v1: a tenant's administrator orders files of usage, costs and books."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -10,16 +10,18 @@ from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response import File
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from billing.exports.datasets import InvalidExport
 from billing.exports.formats.writers import MEDIA_TYPES
 from billing.exports.jobs import ExportJob, ExportNotFound, TooManyExports
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
+from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import Conflict, InvalidField, NotFound, RateLimited, Unavailable
-from gateway.http.authentication import admin_principal
+from gateway.http.operations import describes, files, page
 from gateway.http.responses import json_response
+from gateway.request_context import request_context
 from gateway.services import Gateway
 
 _WAIT_S = 30
@@ -33,10 +35,20 @@ class ExportRequest(Struct, frozen=True, forbid_unknown_fields=True):
     format: str = "csv"
 
 
+Manifest: TypeAlias = Annotated[
+    msgspec.Raw,
+    Meta(
+        description="What the file has, how it was made, and its checksum.",
+        extra_json_schema={"type": ["object", "null"], "additionalProperties": True},
+        examples=[None],
+    ),
+]
+
+
 class ExportObject(Struct, frozen=True, kw_only=True):
     """An export as its tenant sees it. Instants are in seconds since the Unix epoch."""
 
-    id: str
+    id: Annotated[str, Meta(examples=["export_01934f6e0d2a7b3c8e51a9c4d7f60b12"])]
     object: Literal["export"] = "export"
     dataset: str
     period: str
@@ -47,58 +59,84 @@ class ExportObject(Struct, frozen=True, kw_only=True):
     started_at: int | None
     finished_at: int | None
     error: str | None
-    manifest: msgspec.Raw | None
+    manifest: Manifest | None
 
 
 class ExportList(Struct, frozen=True, kw_only=True):
+    """A page of exports."""
+
     object: Literal["list"] = "list"
     data: list[ExportObject]
     has_more: bool
 
 
+_PATH = {"name": "export_01934f6e0d2a7b3c8e51a9c4d7f60b12"}
+_FILE = "request_id,model,cost\r\nreq_01934f6e0d2a7b3c8e51a9c4d7f60b12,tiny,0.000412\r\n"
 _DECODER = msgspec.json.Decoder(ExportRequest)
 
 
-def export_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
+def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPRouteHandler]:
+    """The routes, for one worker; `at`: where, below /v1 without it."""
+    at = at or OwnTenant()
     jobs, client_timeout = gateway.services.exports, gateway.services.options.client_timeout
     wait = gateway.management_breakers.exports.wait
 
     async def find(request: Request[Any, Any, Any], name: str) -> ExportJob:
         try:
-            return await wait(jobs.get(admin_principal(request.scope).tenant_id, _id(name)))
+            return await wait(jobs.get(await at.tenant(request, "exports.read"), _id(name)))
         except ExportNotFound as error:
             raise NotFound(f"There is no export {name[:80]!r}.") from error
 
-    @post("/v1/exports", status_code=202)
+    @post(
+        f"{at.base}/exports",
+        status_code=202,
+        opt=at.demands("exports.write")
+        | describes(
+            ExportObject, status=202, body=ExportRequest("usage", "2026-11"), errors={"rate_limit_exceeded": 429}
+        ),
+    )
     async def create_export(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Queue an export."""
-        principal = admin_principal(request.scope)
+        tenant, principal = (
+            await at.tenant(request, "exports.write"),
+            request_context(request.scope).authenticated_principal,
+        )
         body = await read_management_body(request, client_timeout, _DECODER)
         try:
-            job = await wait(jobs.queue(principal.tenant_id, principal.key_id, body.dataset, body.period, body.format))
+            job = await wait(jobs.queue(tenant, principal.id, body.dataset, body.period, body.format))
         except InvalidExport as error:
             raise InvalidField(f"$.{error.field}", error.problem) from error
         except TooManyExports as error:
             raise RateLimited(f"{error}; wait until some are.", retry_after=_WAIT_S) from error
         return json_response(_object(job), 202)
 
-    @get("/v1/exports")
+    @get(f"{at.base}/exports", opt=at.demands("exports.read") | describes(ExportList, query=page()))
     async def list_exports(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's exports, newest first."""
-        principal = admin_principal(request.scope)
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = await wait(jobs.list(principal.tenant_id, limit + 1, None if after is None else _id(after)))
+        tenant = await at.tenant(request, "exports.read")
+        found = await wait(jobs.list(tenant, limit + 1, None if after is None else _id(after)))
         return json_response(ExportList(data=[_object(job) for job in found[:limit]], has_more=len(found) > limit))
 
-    @get("/v1/exports/{name:str}")
+    @get(
+        f"{at.base}/exports/{{name:str}}",
+        opt=at.demands("exports.read") | describes(ExportObject, path=_PATH),
+    )
     async def retrieve_export(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One export: its status, and its manifest once it is done."""
         return json_response(_object(await find(request, name)))
 
-    @get("/v1/exports/{name:str}/content")
+    @get(
+        f"{at.base}/exports/{{name:str}}/content",
+        opt=at.demands("exports.read")
+        | describes(
+            files(*MEDIA_TYPES.values(), description="The file.", example=_FILE),
+            path=_PATH,
+            errors={"export_expired": 404, "export_not_ready": 409},
+        ),
+    )
     async def retrieve_export_content(request: Request[Any, Any, Any], name: FromPath[str]) -> File:
         """The file of a finished export."""
         job = await find(request, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ from litestar import MediaType, Request
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.admission import PreparedRequest, database_unavailable
 from gateway.generation.delivery import (
     ChoiceDelta,
     DeliveryChunk,
@@ -25,8 +26,14 @@ from gateway.generation.delivery import (
 from gateway.generation.generation_task import GenerationTask
 from gateway.http.cache_status import HEADER as CACHE_STATUS
 from gateway.http.cache_status import cache_status
+from gateway.http.responses import speaks_anthropic
 from gateway.http.sse import ClientWatch, EventStream, EventWriter
+from gateway.limits.headers import limit_headers
+from gateway.limits.limiter import Asked
+from gateway.limits.permit import Permit
+from gateway.request_context import request_context
 from gateway.services import Gateway
+from storage.database.database import DatabaseUnavailable
 
 AFFORDABLE_TOKENS_HEADER = "x-turnpike-max-tokens"
 _NOBODY_READS = 503
@@ -60,9 +67,10 @@ async def respond(
         for task in tasks:
             gateway.requests.client_left(task, why)
 
+    permit = await _permit(gateway, request, prepared)
     watch = ClientWatch(request.receive, client_gone)
     try:
-        tasks.extend(gateway.requests.start(request_part, streamed=stream) for request_part in prepared)
+        tasks.extend(gateway.requests.start(part, streamed=stream, permit=permit) for part in prepared)
         reader = DeliverySequence([task.delivery for task in tasks], prepared[0].generation.choices)
         if not stream:
             response = await _whole(reader, writer, len(prepared) * prepared[0].generation.choices, tasks)
@@ -72,6 +80,9 @@ async def respond(
     except BaseException:
         client_gone("handler")
         watch.stop()
+        if permit is not None:
+            for part in prepared[len(tasks) :]:
+                await permit.ended(part.request_id, 0)
         raise
     return EventStream(
         reader,
@@ -83,6 +94,33 @@ async def respond(
         client_timeout=options.client_timeout,
         headers=_headers(tasks, first),
     )
+
+
+async def _permit(
+    gateway: Gateway, request: Request[Any, Any, Any], prepared: Sequence[PreparedRequest]
+) -> Permit | None:
+    """Let the request through its rate limits, None if it has none. Raises RateLimited, Unavailable.
+
+    What the limits have left goes with whatever is answered.
+    """
+    payer, context = prepared[0].payer, request_context(request.scope)
+    asked = [
+        Asked(part.conversation, len(part.prompt.tokens), part.sampling.max_tokens * part.generation.choices)
+        for part in prepared
+    ]
+    try:
+        answer = await gateway.services.limiter.reserve(
+            context.id, tenant=payer.tenant_id, project=payer.project_id, key=payer.key_id, asked=asked
+        )
+    except DatabaseUnavailable as error:
+        raise database_unavailable() from error
+    if answer is None:
+        return None
+    context.limit_headers = limit_headers(answer.standing, anthropic=speaks_anthropic(request.scope), now=time.time())
+    if answer.refusal is not None:
+        gateway.metrics.rate_limited(answer.meter)
+        raise answer.refusal
+    return answer.permit
 
 
 async def _first_items(reader: DeliveryReader, keep_alive: float) -> list[Item | None]:
@@ -105,7 +143,7 @@ def _headers(tasks: Sequence[GenerationTask], items: Sequence[Item | None]) -> d
     known = next((item for item in items if isinstance(item, Started | Finished)), None)
     if known is not None:
         headers[CACHE_STATUS] = cache_status(prepared, known.usage, known.counts)
-    elif prepared.leases is not None:
+    elif prepared.leases is not None and (prepared.leases.hit is None or prepared.leases.hit.billed):
         headers[CACHE_STATUS] = cache_status(prepared)
     return headers
 

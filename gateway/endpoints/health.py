@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from litestar import HttpMethod, Response, route
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway.http.authentication import PUBLIC
+from gateway.http.operations import describes, files
+from gateway.http.policies import public
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 
 _READY, _NOT_READY = 200, 503
 _READ = [HttpMethod.GET, HttpMethod.HEAD]
-_OPT = {PUBLIC: True}
+_OPT = public()
+_METRICS = 'turnpike_requests_total{model="tiny",status="200"} 7.0\n'
+
+
+class Alive(Struct, frozen=True):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
 
 
 class Readiness(Struct, frozen=True):
@@ -50,12 +60,12 @@ async def readiness(gateway: Gateway) -> Readiness:
 def health_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """GET and HEAD of /healthz and /readyz, for one worker, without authentication."""
 
-    @route("/healthz", http_method=_READ, opt=_OPT)
+    @route("/healthz", http_method=_READ, opt=_OPT | describes(Alive()))
     async def healthz() -> Response[bytes]:
         """The process answers: 200."""
-        return json_response(b'{"status":"ok"}')
+        return json_response(Alive())
 
-    @route("/readyz", http_method=_READ, opt=_OPT)
+    @route("/readyz", http_method=_READ, opt=_OPT | describes({200: Readiness(True, []), 503: Readiness}))
     async def readyz() -> Response[bytes]:
         """The worker takes requests: 200, else 503."""
         state = await readiness(gateway)
@@ -67,7 +77,11 @@ def health_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 def metrics_route(gateway: Gateway) -> HTTPRouteHandler:
     """GET and HEAD of /metrics, for one worker, without authentication."""
 
-    @route("/metrics", http_method=_READ, opt=_OPT)
+    @route(
+        "/metrics",
+        http_method=_READ,
+        opt=_OPT | describes(files("text/plain", description="Metrics.", example=_METRICS)),
+    )
     async def metrics() -> Response[bytes]:
         """Prometheus metrics."""
         # As a header, because Litestar adds a charset to a media type and this one names its own.

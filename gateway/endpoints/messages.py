@@ -9,16 +9,17 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from gateway.admission.admission import Payer
 from gateway.dialects.anthropic import messages_request
-from gateway.dialects.anthropic.messages_response import MessageIdentity, MessageWriter
+from gateway.dialects.anthropic.messages_response import MessageIdentity, MessageWriter, TokenCount
+from gateway.endpoints.generation_description import COUNT_TOKENS, MESSAGES
 from gateway.endpoints.generation_response import respond
 from gateway.endpoints.request_body import read_call
 from gateway.errors import InvalidRequest
-from gateway.http.authentication import project_principal
+from gateway.http.authentication import project_payer
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
 from gateway.http.cache_control import apply_cache_control, parse_cache_control
-from gateway.http.responses import SURFACE, VERSION_HEADER, json_response
+from gateway.http.policies import demands
+from gateway.http.responses import VERSION_HEADER, json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
 
@@ -26,34 +27,39 @@ from gateway.services import Gateway
 def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
 
-    @post("/v1/messages", opt={SURFACE: "anthropic"})
+    @post("/v1/messages", opt=demands("inference", "project_key", surface="anthropic") | MESSAGES)
     async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         gateway.requests.check()
-        context, principal = request_context(request.scope), project_principal(request.scope)
+        context, payer = request_context(request.scope), project_payer(request.scope)
         control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
         parse = partial(messages_request.parse, version=api_version(request))
-        call = await read_call(gateway, request, principal, parse)
+        call = await read_call(gateway, request, payer, parse)
         generation = apply_cache_control(control, call.generation)
         model = gateway.services.models.get(generation.model)
         context.model = model.name
-        prepared = await gateway.admission.prepare(context.id, Payer.of(principal), model, generation)
+        prepared = await gateway.admission.prepare(context.id, payer, model, generation)
         fills_context = prepared.sampling.max_tokens < (generation.max_tokens or 0)
         identity = MessageIdentity.of(
             context.id, model.name, context.name, lane=generation.lane, fills_context=fills_context
         )
         return await respond(gateway, request, [prepared], MessageWriter(identity), stream=call.stream)
 
-    @post("/v1/messages/count_tokens", opt={SURFACE: "anthropic"}, status_code=200)
+    @post(
+        "/v1/messages/count_tokens",
+        opt=demands("inference", "project_key", surface="anthropic") | COUNT_TOKENS,
+        status_code=200,
+    )
     async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tokens of a prompt, as a request with it would be billed. It costs nothing."""
-        context, principal = request_context(request.scope), project_principal(request.scope)
+        context, payer = request_context(request.scope), project_payer(request.scope)
         parse = partial(messages_request.parse_count, version=api_version(request))
-        generation = await read_call(gateway, request, principal, parse)
+        generation = await read_call(gateway, request, payer, parse)
         model = gateway.services.models.get(generation.model)
         context.model = model.name
-        prompt = await gateway.admission.prompt(principal.tenant_id, model, generation)
-        return json_response({"input_tokens": len(prompt.tokens)})
+        payer.check(model.name)
+        prompt = await gateway.admission.prompt(payer.tenant_id, model, generation)
+        return json_response(TokenCount(len(prompt.tokens)))
 
     return [create_message, count_tokens]
 

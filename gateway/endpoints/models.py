@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from gateway.dialects.anthropic.models import ModelInfo, model_info, model_page
+from gateway.dialects.anthropic.messages_request import VERSIONS
+from gateway.dialects.anthropic.models import ModelInfo, ModelPage, model_info, model_page
 from gateway.dialects.query_parameters import Parameters
-from gateway.http.responses import json_response, speaks_anthropic
+from gateway.errors import ModelNotFound
+from gateway.http.operations import HeaderParameter, describes, query
+from gateway.http.policies import demands
+from gateway.http.responses import VERSION_HEADER, json_response, speaks_anthropic
+from gateway.request_context import request_context
 from gateway.served_models.served_model import ServedModel
 from gateway.services import Gateway
 
@@ -19,7 +24,7 @@ from gateway.services import Gateway
 class ModelObject(Struct, frozen=True):
     """OpenAI's fields, and two of ours: the context, and the shortest prompt that can be cached, both in tokens."""
 
-    id: str
+    id: Annotated[str, Meta(examples=["tiny"])]
     created: int
     context_tokens: int
     min_cacheable_tokens: int
@@ -28,8 +33,20 @@ class ModelObject(Struct, frozen=True):
 
 
 class ModelList(Struct, frozen=True):
+    """The served models; a page of them in Anthropic's dialect."""
+
     data: list[ModelObject]
     object: str = "list"
+
+
+_VERSION = HeaderParameter(
+    VERSION_HEADER, "With it the answer is in Anthropic's dialect.", example=VERSIONS[0], values=VERSIONS
+)
+_PAGE = (
+    query("limit", Annotated[int, Meta(ge=1, le=1000)], "How many models to list, in Anthropic's dialect.", example=20),
+    query("after_id", str, "The last model of the page before, in Anthropic's dialect.", example="tiny"),
+    query("before_id", str, "The first model of the page behind, in Anthropic's dialect.", example="tiny"),
+)
 
 
 def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
@@ -43,18 +60,28 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     def anthropic_info(model: ServedModel) -> ModelInfo:
         return model_info(model, gateway.admission.context_tokens(model))
 
-    @get("/v1/models")
+    @get("/v1/models", opt=demands("models.read") | describes((ModelList, ModelPage), query=_PAGE, headers=[_VERSION]))
     async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Every served model."""
+        """Every served model that the key may use."""
+        limits = request_context(request.scope).authenticated_principal.limits
+        allowed = [model for model in models if limits.allows_model(model.name)]
         if speaks_anthropic(request.scope):
-            page = model_page([anthropic_info(model) for model in models], Parameters.of(request))
+            page = model_page([anthropic_info(model) for model in allowed], Parameters.of(request))
             return json_response(page)
-        return json_response(ModelList([model_object(model) for model in models]))
+        return json_response(ModelList([model_object(model) for model in allowed]))
 
-    @get("/v1/models/{name:path}")
+    @get(
+        "/v1/models/{name:path}",
+        opt=demands("models.read")
+        | describes(
+            (ModelObject, ModelInfo), headers=[_VERSION], path={"name": "tiny"}, errors={"model_not_found": 404}
+        ),
+    )
     async def retrieve_model(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One served model."""
         model = models.get(name.lstrip("/"))
+        if not request_context(request.scope).authenticated_principal.limits.allows_model(model.name):
+            raise ModelNotFound(f"The model {model.name!r} does not exist.", path="$.model")
         return json_response(anthropic_info(model) if speaks_anthropic(request.scope) else model_object(model))
 
     return [list_models, retrieve_model]

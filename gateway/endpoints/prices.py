@@ -19,7 +19,8 @@ from billing.prices import EVERY_LANE, LANES, PriceMissing, PriceVersion
 from billing.prices.grid import amount, in_order
 from billing.prices.version import STORAGE
 from gateway.errors import InvalidField, Unavailable
-from gateway.http.authentication import KEYLESS
+from gateway.http.operations import describes, query
+from gateway.http.policies import Access, demands
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
@@ -60,8 +61,13 @@ def list_prices(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
     services = gateway.services
     wait = gateway.management_breakers.prices.wait
+    access: Access = "keyless" if services.options.public_prices else "authenticated"
 
-    @get("/v1/prices", opt={KEYLESS: services.options.public_prices})
+    @get(
+        "/v1/prices",
+        opt=demands("prices.read", access=access)
+        | describes(PriceList, query=[query("at", str, "An instant (RFC 3339).", example="2026-11-22T09:30:00Z")]),
+    )
     async def get_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The prices of every served model, at the instant `at` or now."""
         principal = request_context(request.scope).principal

@@ -11,11 +11,11 @@ from litestar import Request
 from litestar.exceptions import InternalServerException
 from msgspec.json import Decoder
 
+from gateway.admission.admission import Payer
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.errors import BodyTooLarge, BodyTooSlow, ClientLeft, UnsupportedEncoding
 from gateway.services import Gateway
-from tenancy.authenticator import Principal
 
 Call = TypeVar("Call")
 Body = TypeVar("Body")
@@ -79,15 +79,15 @@ def _check_encoding(values: list[str]) -> None:
 
 
 async def read_call(
-    gateway: Gateway, request: Request[Any, Any, Any], principal: Principal, parse: Callable[[bytes], Call]
+    gateway: Gateway, request: Request[Any, Any, Any], payer: Payer, parse: Callable[[bytes], Call]
 ) -> Call:
     """The parsed body of a generating request. A large one is parsed in a thread, of which tenants have equal shares.
 
     Until it is parsed, its bytes count in the tenant's share of the worker's BodyBudget. Raises what `read_body` and
     `parse` raise, and RateLimited.
     """
-    with gateway.bodies.share(principal.tenant_id) as share:
+    with gateway.bodies.share(payer.tenant_id) as share:
         body = await read_body(request, gateway.services.options.client_timeout, share)
         if len(body) <= LARGE_BYTES:
             return parse(body)
-        return await gateway.threads.run(principal.tenant_id, partial(parse, body))
+        return await gateway.threads.run(payer.tenant_id, partial(parse, body))

@@ -17,11 +17,21 @@ from gateway.dialects.anthropic import usage as anthropic_usage
 from gateway.dialects.openai import usage as openai_usage
 from gateway.dialects.query_parameters import Parameters
 from gateway.dialects.usage_reports import CostQuery, UsageQuery
+from gateway.endpoints.report_parameters import (
+    ANTHROPIC_COSTS,
+    ANTHROPIC_USAGE,
+    ERRORS,
+    OPENAI_COSTS,
+    OPENAI_USAGE,
+)
 from gateway.errors import InvalidField
-from gateway.http.responses import SURFACE, json_response
+from gateway.http.authentication import own_tenant
+from gateway.http.operations import describes
+from gateway.http.policies import demands
+from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
-from tenancy.authenticator import Principal
+from tenancy.principals import Principal
 
 Query = TypeVar("Query")
 _ANTHROPIC_NAMES = {"start_time": "starting_at"}
@@ -43,7 +53,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             return UsagePage([], None)
         arguments = asdict(query) | {"project_ids": _visible(principal, query.project_ids)}
         with _invalid_report_as_request(names):
-            return await wait(usage_buckets(database, principal.tenant_id, **arguments))
+            return await wait(usage_buckets(database, own_tenant(request.scope), **arguments))
 
     async def costs(
         request: Request[Any, Any, Any], parse: Callable[[Parameters], CostQuery | None], names: dict[str, str]
@@ -53,25 +63,41 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             return CostPage([], None)
         arguments = asdict(query) | {"project_ids": _visible(principal, query.project_ids)}
         with _invalid_report_as_request(names):
-            return await wait(cost_buckets(database, prices, principal.tenant_id, **arguments))
+            return await wait(cost_buckets(database, prices, own_tenant(request.scope), **arguments))
 
-    @get("/v1/organization/usage/completions")
+    @get(
+        "/v1/organization/usage/completions",
+        opt=demands("usage.read")
+        | describes(openai_usage.BucketPage[openai_usage.UsageResult], query=OPENAI_USAGE, errors=ERRORS),
+    )
     async def get_completions_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """OpenAI's usage report: tokens, requests and exact cost by time."""
         return json_response(openai_usage.usage_page(await usage(request, openai_usage.parse_usage, {})))
 
-    @get("/v1/organization/costs")
+    @get(
+        "/v1/organization/costs",
+        opt=demands("usage.read")
+        | describes(openai_usage.BucketPage[openai_usage.CostResult], query=OPENAI_COSTS, errors=ERRORS),
+    )
     async def get_costs(request: Request[Any, Any, Any]) -> Response[bytes]:
         """OpenAI's cost report: exact costs by day, and by line item on request."""
         return json_response(openai_usage.costs_page(await costs(request, openai_usage.parse_costs, {})))
 
-    @get("/v1/organizations/usage_report/messages", opt={SURFACE: "anthropic"})
+    @get(
+        "/v1/organizations/usage_report/messages",
+        opt=demands("usage.read", surface="anthropic")
+        | describes(anthropic_usage.ReportPage[anthropic_usage.UsageResult], query=ANTHROPIC_USAGE, errors=ERRORS),
+    )
     async def get_messages_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Anthropic's usage report: tokens by time."""
         report = await usage(request, anthropic_usage.parse_usage, _ANTHROPIC_NAMES)
         return json_response(anthropic_usage.usage_page(report))
 
-    @get("/v1/organizations/cost_report", opt={SURFACE: "anthropic"})
+    @get(
+        "/v1/organizations/cost_report",
+        opt=demands("usage.read", surface="anthropic")
+        | describes(anthropic_usage.ReportPage[anthropic_usage.CostResult], query=ANTHROPIC_COSTS, errors=ERRORS),
+    )
     async def get_cost_report(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Anthropic's cost report: exact costs by day."""
         report = await costs(request, anthropic_usage.parse_cost, _ANTHROPIC_NAMES)

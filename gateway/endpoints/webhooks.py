@@ -1,22 +1,23 @@
-"""/v1/webhooks: a tenant's administrator manages the endpoints that get its messages, and sees the deliveries."""
+"""Webhooks, below /v1 and /admin/v1: a tenant manages the endpoints that get its messages, and sees the deliveries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
+from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import InvalidField, NotFound
-from gateway.http.authentication import admin_principal
+from gateway.http.operations import describes, page, query
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from webhooks.dispatch import event_name
@@ -84,68 +85,102 @@ class DeliveryObject(Struct, frozen=True, kw_only=True):
     finished_at: int | None
     last_status_code: int | None
     last_error: str
-    body: msgspec.Raw
+    body: Annotated[
+        msgspec.Raw,
+        Meta(
+            description="The message as it is sent.",
+            extra_json_schema={"type": "object", "additionalProperties": True},
+            examples=[{"type": "webhook.test", "timestamp": "2026-11-22T09:30:00Z", "data": {}}],
+        ),
+    ]
     attempts: list[AttemptObject] | UnsetType = UNSET
 
 
-class ObjectList(Struct, frozen=True, kw_only=True):
+Listed = TypeVar("Listed", EndpointObject, DeliveryObject)
+
+
+class ObjectList(Struct, Generic[Listed], frozen=True, kw_only=True):
+    """A page of endpoints or deliveries."""
+
     object: Literal["list"] = "list"
-    data: list[EndpointObject] | list[DeliveryObject]
+    data: list[Listed]
     has_more: bool = False
 
 
 class RemovedEndpoint(Struct, frozen=True, kw_only=True):
+    """An endpoint that was removed."""
+
     id: str
     object: Literal["webhook_endpoint.deleted"] = "webhook_endpoint.deleted"
     deleted: bool = True
 
 
+_PATH = {"name": "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"}
 _NEW, _ROTATION = msgspec.json.Decoder(NewEndpoint), msgspec.json.Decoder(Rotation)
 
 
-def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # ten routes
-    """The routes, for one worker."""
+def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # ten routes
+    """The routes, for one worker; `at`: where, below /v1 without it."""
+    at = at or OwnTenant()
     endpoints, client_timeout = gateway.services.webhooks, gateway.services.options.client_timeout
     wait = gateway.management_breakers.webhooks.wait
 
-    def tenant_of(request: Request[Any, Any, Any]) -> UUID:
-        return admin_principal(request.scope).tenant_id
-
-    @post("/v1/webhooks", status_code=201)
-    async def create_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @post(
+        f"{at.base}/webhooks",
+        status_code=201,
+        opt=at.demands("webhooks.write")
+        | describes(
+            EndpointObject, status=201, body=NewEndpoint("https://example.com/turnpike", ("invoice.finalized",))
+        ),
+    )
+    async def create_webhook_endpoint(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Add an endpoint. Only this response has its secret."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         body = await read_management_body(request, client_timeout, _NEW)
         with _webhook_errors():
             endpoint, secret = await wait(endpoints.add(tenant, body.url, list(body.topics), body.description))
         return json_response(_endpoint(endpoint, secret), 201)
 
-    @get("/v1/webhooks")
-    async def list_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @get(f"{at.base}/webhooks", opt=at.demands("webhooks.read") | describes(ObjectList[EndpointObject]))
+    async def list_webhook_endpoints(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's endpoints."""
         return json_response(
-            ObjectList(data=[_endpoint(endpoint) for endpoint in await wait(endpoints.list_all(tenant_of(request)))])
+            ObjectList[EndpointObject](
+                data=[
+                    _endpoint(endpoint)
+                    for endpoint in await wait(endpoints.list_all(await at.tenant(request, "webhooks.read")))
+                ]
+            )
         )
 
-    @get("/v1/webhooks/{name:str}")
-    async def retrieve_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @get(f"{at.base}/webhooks/{{name:str}}", opt=at.demands("webhooks.read") | describes(EndpointObject, path=_PATH))
+    async def retrieve_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One endpoint."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.read")
         with _webhook_errors():
             return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name)))))
 
-    @delete("/v1/webhooks/{name:str}", status_code=200)
-    async def remove_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @delete(
+        f"{at.base}/webhooks/{{name:str}}",
+        status_code=200,
+        opt=at.demands("webhooks.write") | describes(RemovedEndpoint, path=_PATH),
+    )
+    async def remove_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Remove an endpoint."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
             await wait(endpoints.remove(tenant, _id(name)))
         return json_response(RemovedEndpoint(id=str(_id(name))))
 
-    @post("/v1/webhooks/{name:str}/rotate", status_code=200)
-    async def rotate_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @post(
+        f"{at.base}/webhooks/{{name:str}}/rotate",
+        status_code=200,
+        opt=at.demands("webhooks.write")
+        | describes(EndpointObject, body=Rotation(3600), body_required=False, path=_PATH),
+    )
+    async def rotate_webhook_secret(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Replace the secret. Only this response has the new one."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         rotation = await read_management_body(request, client_timeout, _ROTATION, default=b"{}")
         if not 0 <= rotation.overlap_s <= _LONGEST_OVERLAP_S:
             raise InvalidField("$.overlap_s", f"it must be from 0 to {_LONGEST_OVERLAP_S}")
@@ -153,26 +188,41 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             secret = await wait(endpoints.rotate(tenant, _id(name), rotation.overlap_s))
             return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name))), secret))
 
-    @post("/v1/webhooks/{name:str}/enable", status_code=200)
-    async def enable_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @post(
+        f"{at.base}/webhooks/{{name:str}}/enable",
+        status_code=200,
+        opt=at.demands("webhooks.write") | describes(EndpointObject, path=_PATH),
+    )
+    async def enable_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Enable a disabled endpoint."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
             return json_response(_endpoint(await wait(endpoints.enable(tenant, _id(name)))))
 
-    @post("/v1/webhooks/{name:str}/test", status_code=202)
-    async def test_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @post(
+        f"{at.base}/webhooks/{{name:str}}/test",
+        status_code=202,
+        opt=at.demands("webhooks.write") | describes(DeliveryObject, status=202, path=_PATH),
+    )
+    async def test_webhook_endpoint(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Queue a test message."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
             delivery_id = await wait(endpoints.send_test(tenant, _id(name)))
             delivery, attempts = await wait(endpoints.delivery(tenant, delivery_id))
         return json_response(_delivery(delivery, attempts), 202)
 
-    @get("/v1/webhook_deliveries")
-    async def list_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @get(
+        f"{at.base}/webhook_deliveries",
+        opt=at.demands("webhooks.read")
+        | describes(
+            ObjectList[DeliveryObject],
+            query=(*page(least=0), query("endpoint_id", str, "Only those to this endpoint.")),
+        ),
+    )
+    async def list_webhook_deliveries(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenant's deliveries, newest first."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.read")
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(least=0), parameters.text("after")
         endpoint = parameters.text("endpoint_id")
@@ -186,34 +236,43 @@ def webhook_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
             )
         )
         return json_response(
-            ObjectList(data=[_delivery(delivery) for delivery in found[:limit]], has_more=len(found) > limit)
+            ObjectList[DeliveryObject](
+                data=[_delivery(delivery) for delivery in found[:limit]], has_more=len(found) > limit
+            )
         )
 
-    @get("/v1/webhook_deliveries/{name:str}")
-    async def retrieve_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @get(
+        f"{at.base}/webhook_deliveries/{{name:str}}",
+        opt=at.demands("webhooks.read") | describes(DeliveryObject, path=_PATH),
+    )
+    async def retrieve_webhook_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One delivery and its attempts."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.read")
         with _webhook_errors():
             return json_response(_delivery(*await wait(endpoints.delivery(tenant, _id(name)))))
 
-    @post("/v1/webhook_deliveries/{name:str}/resend", status_code=202)
-    async def resend_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @post(
+        f"{at.base}/webhook_deliveries/{{name:str}}/resend",
+        status_code=202,
+        opt=at.demands("webhooks.write") | describes(DeliveryObject, status=202, path=_PATH),
+    )
+    async def resend_webhook_delivery(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Send the same message again."""
-        tenant = tenant_of(request)
+        tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
             return json_response(_delivery(await wait(endpoints.resend(tenant, _id(name)))), 202)
 
     return [
-        create_endpoint,
-        list_endpoints,
-        retrieve_endpoint,
-        remove_endpoint,
-        rotate_secret,
-        enable_endpoint,
-        test_endpoint,
-        list_deliveries,
-        retrieve_delivery,
-        resend_delivery,
+        create_webhook_endpoint,
+        list_webhook_endpoints,
+        retrieve_webhook_endpoint,
+        remove_webhook_endpoint,
+        rotate_webhook_secret,
+        enable_webhook_endpoint,
+        test_webhook_endpoint,
+        list_webhook_deliveries,
+        retrieve_webhook_delivery,
+        resend_webhook_delivery,
     ]
 
 

@@ -32,6 +32,7 @@ class Choices:
                 frozenset(sampling.stop_tokens),
                 sampling.min_tokens,
                 offset=echoed_characters,
+                parser=prepared.model.output_parser(generation, prompt.tokens),
             )
             for _ in range(generation.choices)
         ]
@@ -80,14 +81,14 @@ class Choices:
         yield from self._opening()
         transcript = self._transcripts[message.choice]
         text = transcript.feed(message.tokens, message.logprobs)
-        yield ChoiceDelta(message.choice, text, transcript.scores())
+        yield ChoiceDelta(message.choice, text, transcript.scores(), transcript.events())
 
     def finish(self) -> Iterator[ChoiceDelta]:
         """Everything held back, when no token follows."""
         yield from self._opening()
         for choice, transcript in enumerate(self._transcripts):
             text = "" if transcript.stopped else transcript.finish()
-            yield ChoiceDelta(choice, text, transcript.scores())
+            yield ChoiceDelta(choice, text, transcript.scores(), transcript.events())
 
     def _opening(self) -> Iterator[ChoiceDelta]:
         """The echoed prompt, before the first output of each choice; once."""

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from billing.usage import Counts, Usage
+from gateway.conversation.output.events import OutputEvent
 from gateway.errors import GatewayError
 from gateway.generation.request_history import Explanation
 from gateway.generation.transcript import TokenScore
@@ -79,11 +80,15 @@ FinishReason = Literal["stop", "length", "budget"]
 
 
 class ChoiceDelta(Struct, frozen=True):
-    """More of one choice: its text, and the log probabilities of the tokens that the client asked for."""
+    """More of one choice: its text, and the log probabilities of the tokens that the client asked for.
+
+    `events`: what it says instead of text, where the request has tools or the model reasons.
+    """
 
     choice: int
     text: str
     scores: tuple[TokenScore, ...] = ()
+    events: tuple[OutputEvent, ...] = ()
 
 
 class DeliveryChunk(Struct, frozen=True):
@@ -175,7 +180,7 @@ class Delivery:
 
     def push(self, delta: ChoiceDelta, tokens: int) -> None:
         """Hand over more of a choice; with it, `tokens` output tokens have been handed over in all."""
-        if delta.text or delta.scores:
+        if delta.text or delta.scores or delta.events:
             self._deltas.append(delta)
         self._tokens = max(self._tokens, tokens)
         if self._deltas or self._tokens > self._taken:
@@ -273,7 +278,10 @@ def merge_deltas(deltas: list[ChoiceDelta]) -> tuple[ChoiceDelta, ...]:
         by_choice.setdefault(delta.choice, []).append(delta)
     return tuple(
         ChoiceDelta(
-            choice, "".join(delta.text for delta in own), tuple(score for delta in own for score in delta.scores)
+            choice,
+            "".join(delta.text for delta in own),
+            tuple(score for delta in own for score in delta.scores),
+            tuple(event for delta in own for event in delta.events),
         )
         for choice, own in by_choice.items()
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gateway.admission.admission import Admission
+from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.fleet.fleet import Fleet
 from gateway.generation.leased_blocks import LeasedBlocks
 from gateway.generation.request_history import RequestHistory
@@ -30,3 +31,4 @@ class GenerationDependencies(Struct, frozen=True):
     writes: SharedWrites
     blocks: LeasedBlocks
     history: RequestHistory | None = None
+    promises: LeaseConfirmations | None = None

@@ -15,16 +15,18 @@ from msgspec.structs import replace
 
 from billing.holds.records import Hold
 from gateway.admission.admission import PreparedRequest, database_unavailable
-from gateway.errors import GatewayError, Interrupted, TimedOut, Unaffordable, Unavailable
+from gateway.errors import GatewayError, Interrupted, NotCached, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.hold_slices import HoldSlices
+from gateway.generation.lease_promise import LeasePromise, computed_prompt
 from gateway.generation.outcome import finish_reasons, invalid_grammar, left_undone, outcome_of, replica_lost_error
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
 from gateway.generation.usage_recording import EndedRequest, UsageRecording
+from gateway.limits.permit import Permit
 from gateway.metering.billable_usage import NONSENSE, to_billing_counts, usage_of
 from gateway.request_context import public_name
 from protocol.requests import Began, Done, PromptLogprobs, Tokens
@@ -39,17 +41,27 @@ _DEADLINE_GRACE = 2.0
 class GenerationTask:
     """One request. `state` says how far it is and what came of it."""
 
-    def __init__(self, deps: GenerationDependencies, prepared: PreparedRequest, *, streamed: bool) -> None:
+    def __init__(
+        self,
+        deps: GenerationDependencies,
+        prepared: PreparedRequest,
+        *,
+        streamed: bool,
+        permit: Permit | None = None,
+    ) -> None:
         self.prepared = prepared
         self.state = RequestState()
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._client_left)
         self._deps = deps
+        self._permit = permit
         self._name = public_name(prepared.request_id)
         self._attempt = 1
         self._choices = Choices(prepared)
         self._stream: ReplicaStream | None = None
         """The current attempt's."""
         self._slices: HoldSlices | None = None
+        self._hold: Hold | None = None
+        self._promise: LeasePromise | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._began: Began | None = None
         self._started = time.monotonic()
@@ -63,6 +75,7 @@ class GenerationTask:
         try:
             await self._run()
         except GatewayError as failure:
+            await self._end_permit()
             self._fail(failure)
         except Exception:
             log.exception("a request failed inside the gateway", request_id=self._name, model=self.prepared.model.name)
@@ -78,6 +91,7 @@ class GenerationTask:
                 self._deps.fleet.end(self._stream)
             self.delivery.fail(Interrupted("The request ended before its answer did."))  # if a reader waits still
             self.delivery.detach()
+            await self._end_permit()
 
     def interrupt(self, failure: GatewayError) -> None:
         """End the request for a reason of ours; what was delivered is billed."""
@@ -89,7 +103,8 @@ class GenerationTask:
         recorder, domains, payer = self._deps.recorder, self._deps.domains, self.prepared.payer
         if not domains.ready(payer.project_id):
             await domains.prepare(payer.tenant_id, payer.project_id)
-        hold = await self._reserve()
+        hold = self._hold = await self._reserve()
+        self._promise = LeasePromise(self._deps.promises, self.prepared)
         if (leases := self.prepared.leases) is not None:
             lane = self.prepared.generation.lane
             shared = await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
@@ -112,11 +127,16 @@ class GenerationTask:
         ends = finish_reasons(done, self._choices.ends, shortened=self.prepared.shortened)
         grammar = self.prepared.generation.grammar
         invalid = None if done is None or grammar is None else invalid_grammar(done, grammar)
+        computed = computed_prompt(done, self._began, self.state.outcome)
+        if invalid is None and computed and (refusal := await self._keep_promise(computed)) is not None:
+            invalid = failed(refusal)
         self.state.move("answered" if invalid is None else "input_refused", invalid or outcome_of(done, ends))
+        if self._outcome().failure is not None:
+            await self._end_permit()  # before the client is told: it may try again at once
         await self._deliver_rest()
         self.state.move("delivered")
         outcome = self._outcome()
-        await self._record(hold, stream, done, outcome, ends)
+        await self._record(self._hold, stream, done, outcome, ends)
         self.state.move("recorded")
         log.info(
             "request ended",
@@ -231,11 +251,14 @@ class GenerationTask:
         while True:
             event = await stream.next()
             if isinstance(event, Tokens):
+                if (refusal := await self._keep_promise()) is not None:
+                    self._stop("interrupted", "not cached", failed(refusal))
                 self._take(event)
             elif isinstance(event, Began):
                 self._began = event
                 self._began_s = time.monotonic() - self._started
-                self._tell_start(event)
+                if self._promise is not None and self._promise.kept:
+                    self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
             elif isinstance(event, Done):
@@ -256,10 +279,24 @@ class GenerationTask:
                 log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
                 return None
 
+    async def _keep_promise(self, reach: int | None = None) -> NotCached | None:
+        """Let what leases promise stand for good, and tell it; or the error, if nothing is cached after all."""
+        assert self._promise is not None
+        assert self._hold is not None
+        if self._promise.kept:
+            return None
+        self.prepared, self._hold, refusal = await self._promise.keep(self.prepared, self._hold, reach)
+        if self._began is not None and refusal is None:
+            self._tell_start(self._began)
+        return refusal
+
     def _tell_start(self, began: Began) -> None:
         """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise."""
         try:
             usage = usage_of(began.counts, self.prepared.terms, 0, "none")
+            if self._permit is not None:
+                prepared, counted = self.prepared, usage.prompt - sum(usage.read.values())
+                self._permit.began(prepared.request_id, prepared.conversation, usage.prompt, counted)
             self.delivery.start(Started(usage, to_billing_counts(began.counts)))
         except NONSENSE:
             log.warning("a replica began with counts that make no sense", request_id=self._name)
@@ -287,6 +324,10 @@ class GenerationTask:
             self._delivered(self.delivery.delivered)
         self._end_unpaid()
 
+    async def _end_permit(self) -> None:
+        if self._permit is not None:
+            await self._permit.ended(self.prepared.request_id, self._choices.tokens)
+
     def _end_writes(self, *, succeeded: bool) -> None:
         if self.prepared.leases is not None:
             self._deps.writes.end(self.prepared.request_id, succeeded=succeeded)
@@ -310,6 +351,7 @@ class GenerationTask:
         unrecorded = Interrupted("The answer's usage could not be recorded.")
         event = await recording.record(ended, failing=lambda: self.delivery.fail(unrecorded))
         explanation = None if event is None else await recording.remember(ended, event)
+        await self._end_permit()  # whoever has the answer may ask again at once
         if event is not None and outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from uuid import UUID
 
 import structlog
 
-from gateway.admission.admission import PreparedRequest
-from gateway.errors import Unavailable
+from gateway.admission.admission import Payer, PreparedRequest
+from gateway.errors import SuspendedError, Unavailable
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.generation_task import GenerationTask
+from gateway.limits.permit import Permit
 
 log = structlog.get_logger("gateway.generation.running_tasks")
 
@@ -17,10 +20,12 @@ _AFTER_INTERRUPT_S = 10.0
 
 
 class RunningTasks:
-    """The tasks of all requests that run. While `draining`, no request is started."""
+    """The tasks of all requests that run. While `draining`, no request is started. `check_payer` raises the error for
+    who may start nothing now."""
 
-    def __init__(self, deps: GenerationDependencies) -> None:
+    def __init__(self, deps: GenerationDependencies, check_payer: Callable[[Payer], None] = lambda _: None) -> None:
         self.draining = False
+        self._check_payer = check_payer
         self._deps = deps
         self._running: dict[GenerationTask, asyncio.Task[None]] = {}
 
@@ -36,12 +41,14 @@ class RunningTasks:
         if self._deps.recorder.failing:
             raise Unavailable("Usage cannot be recorded at present, so nothing is started.", retry_after=5.0)
 
-    def start(self, prepared: PreparedRequest, *, streamed: bool) -> GenerationTask:
-        """Run a request. Raises Unavailable while draining, or while the disk is full or usage cannot be recorded."""
+    def start(self, prepared: PreparedRequest, *, streamed: bool, permit: Permit | None = None) -> GenerationTask:
+        """Run a request. `permit`: what its limits let through. Raises Unavailable while draining, or while the disk is
+        full or usage cannot be recorded; SuspendedError."""
         self.check()
+        self._check_payer(prepared.payer)
         self._deps.admission.check()
         self._deps.fleet.candidates(prepared.model.name)  # without any, the request is refused before it holds money
-        task = GenerationTask(self._deps, prepared, streamed=streamed)
+        task = GenerationTask(self._deps, prepared, streamed=streamed, permit=permit)
         running = self._running[task] = asyncio.create_task(task.run())
         running.add_done_callback(lambda _: self._running.pop(task, None))
         return task
@@ -51,6 +58,18 @@ class RunningTasks:
         if self.draining:
             task.interrupt(_stopping())
         task.delivery.leave(why)
+
+    def end_all_of(self, tenant_id: UUID, project_id: UUID | None) -> int:
+        """End what runs for a tenant or one of its projects, which was suspended; how many requests. What was
+        delivered of them is billed."""
+        ended = 0
+        for task in list(self._running):
+            payer = task.prepared.payer
+            if payer.tenant_id == tenant_id and project_id in (None, payer.project_id):
+                task.interrupt(SuspendedError("tenant" if project_id is None else "project"))
+                ended += 1
+        log.info("suspended", tenant_id=str(tenant_id), project_id=str(project_id or ""), ended=ended)
+        return ended
 
     def begin_drain(self) -> None:
         """Take nothing new from now on."""

@@ -1,4 +1,5 @@
-"""Turns the tokens of one choice into text as they come, up to a stop string, and counts how many are shown."""
+"""Turns the tokens of one choice into text, or into a parser's events, up to a stop string, and counts how many are
+shown."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from gateway.conversation.detokenizer import Detokenizer, StopStrings
+from gateway.conversation.output.events import OutputEvent, OutputParser, TextDelta
 from protocol.requests import TokenLogprob
 
 
@@ -37,8 +39,12 @@ class Transcript:
         min_tokens: int = 0,
         *,
         offset: int = 0,
+        parser: OutputParser | None = None,
     ) -> None:
-        """`offset`: characters of the answer before this output."""
+        """`offset`: characters of the answer before this output. `parser`: reads reasoning and calls; then the output
+        is in `events`, and stop strings are looked for in its text alone."""
+        self._parser = parser
+        self._events: list[OutputEvent] = []
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
         self._end_tokens = end_tokens
@@ -73,10 +79,20 @@ class Transcript:
                 self._scores.append((self.tokens, score))
             text = "" if token in self._end_tokens else self._detokenizer.feed(token)
             self._decoded += len(text)
+            if self._parser is not None:
+                self._parse(self._parser.feed(token, text))
+                if not (self._parser.holding or self._stops.holding or self._detokenizer.pending):
+                    self.shown = self.tokens
+                continue
             # a token whose last character is incomplete is shown with the next character
             self._ends.append((self._decoded + self._detokenizer.pending, self.tokens))
             shown.append(text if self.tokens <= self._min_tokens else self._stops.feed(text))
         return self._give("".join(shown))
+
+    def events(self) -> tuple[OutputEvent, ...]:
+        """What the output says beyond what was returned before, where it has a parser."""
+        events, self._events = self._events, []
+        return tuple(events)
 
     def scores(self) -> tuple[TokenScore, ...]:
         """The log probabilities of the tokens that became shown since the last call.
@@ -91,10 +107,30 @@ class Transcript:
 
     def finish(self) -> str:
         """The text held back, when no token follows."""
+        if self._parser is not None:
+            self._parse(self._parser.finish())
+            self._say(self._stops.finish())
+            self.shown = self.tokens
+            return ""
         rest = self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
         text = self._give(rest)
         self.shown = self.tokens
         return text
+
+    def _parse(self, events: Sequence[OutputEvent]) -> None:
+        """Take in events; a stop string within their text ends the output."""
+        for event in events:
+            if self.stopped:
+                return
+            if isinstance(event, TextDelta):
+                self._say(self._stops.feed(event.text))
+            else:
+                self._say(self._stops.finish())
+                self._events.append(event)
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._events.append(TextDelta(text))
 
     def _give(self, text: str) -> str:
         self._given += len(text)

@@ -1,56 +1,150 @@
-"""Authenticates requests by their headers, before the body is read."""
+"""Authenticates requests by their headers, before the body is read, and refuses whom the route's policy excludes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
 
 from litestar.datastructures import Headers
 from litestar.enums import ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway.errors import NotAllowed, NotAuthenticated, Unavailable
+from audit_log.actors import Actor, Means, acting_as
+from gateway.admission.admission import Payer
+from gateway.errors import AddressRefused, NotAllowed, NotAuthenticated, SuspendedError, Unavailable
+from gateway.http.client_address import client_address
+from gateway.http.csrf import has_key
+from gateway.http.policies import ADMIN_PATH, TENANT_KEYS, Policy, policy_of
+from gateway.http.sessions import authenticate_session, has_session_cookie, session_principal
 from gateway.request_context import request_context
 from storage.database.database import DatabaseUnavailable
-from tenancy.authenticator import AuthenticationFailed, Authenticator, Operator, Principal
+from tenancy.authenticator import AddressNotAllowed, AuthenticationFailed, Authenticator
+from tenancy.key_limits import Network
+from tenancy.permissions import PLATFORM_ONLY
+from tenancy.principals import Principal, PrincipalKind
+from tenancy.suspension import Suspensions
+from tenancy.users.session_authenticator import SessionAuthenticator
 
-PUBLIC = "public"
-"""The key in a handler's `opt` for a route without authentication."""
-KEYLESS = "keyless"
-"""The key in a handler's `opt` for a route that needs no API key; a wrong key is still refused."""
-OPERATORS = "operators"
-"""The key in a handler's `opt` for a route that only operators' keys may use."""
+OPERATOR = "operator"
+"""Through what somebody acts who has a role for the whole platform: tenants do not learn more of them than the name."""
+_HOW: dict[PrincipalKind, str] = {
+    "project_key": "the key of a project: `turnpike keys create --tenant NAME --project NAME`",
+    "admin_key": "an admin key of the tenant: `turnpike keys create --tenant NAME --admin`",
+    "operator_key": "an operator's key: `turnpike keys create --operator --name WHO`",
+    "session": "a signed-in user",
+}
+"""What to call each kind of principal in an error, in the order in which they are offered."""
+_MEANS: dict[PrincipalKind, Means] = {
+    "project_key": "project_key",
+    "admin_key": "admin_key",
+    "operator_key": "operator_key",
+    "session": "session",
+    "command": "command",
+}
 
 
 class Authentication(ASGIMiddleware):
-    """Sets the principal or operator of the request's context, or ends the request with 401."""
+    """Sets the principal of the request's context and the actor of what it changes, or ends the request."""
 
     scopes = (ScopeType.HTTP,)
-    exclude_opt_key = PUBLIC
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        sessions: SessionAuthenticator,
+        suspensions: Suspensions,
+        trusted_proxies: Sequence[Network] = (),
+    ) -> None:
         self._authenticator = authenticator
+        self._sessions = sessions
+        self._suspensions = suspensions
+        self._trusted_proxies = trusted_proxies
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Authenticate the request and pass it on. Raises NotAuthenticated, Unavailable."""
+        """Authenticate the request and pass it on. Raises NotAuthenticated, NotAllowed (also
+        AddressRefused and SuspendedError), Unavailable."""
+        context = request_context(scope)
+        context.address = client_address(scope, self._trusted_proxies)
+        policy = policy_of(scope["route_handler"])
         headers = Headers.from_scope(scope)
-        if scope["route_handler"].opt.get(KEYLESS) and not {"authorization", "x-api-key"} & set(headers):
+        no_key = policy.access == "keyless" and not {"authorization", "x-api-key"} & set(headers)
+        if policy.access == "public" or no_key:
             await next_app(scope, receive, send)
             return
-        operators = scope["route_handler"].opt.get(OPERATORS)
+        kinds = policy.kinds_for(scope["path"])
+        if (
+            "session" in kinds
+            and scope["path"].startswith(ADMIN_PATH)
+            and not has_key(headers)
+            and (has_session_cookie(scope) or kinds == {"session"})
+        ):
+            principal = await self._signed_in(scope, policy)
+        else:
+            principal = await self._principal(headers, kinds, context.address)
+        context.principal = principal
+        check_not_suspended(self._suspensions, principal.tenant_id, principal.project_id)
+        _check(principal, policy, scope["path"])
+        with acting_as(
+            Actor(
+                _MEANS[principal.kind],
+                principal.public_id,
+                principal.name or principal.public_id,
+                through=OPERATOR if any(one.tenant_id is None for one in principal.memberships) else "",
+                address=context.address,
+                request_id=context.name,
+            )
+        ):
+            await next_app(scope, receive, send)
+
+    async def _signed_in(self, scope: Scope, policy: Policy) -> Principal:
+        """The user whose browser has a session. Raises NotAuthenticated, NotAllowed, Unavailable."""
         try:
-            if operators:
-                request_context(scope).operator = await self._authenticator.authenticate_operator(api_key(headers))
-            else:
-                request_context(scope).principal = await self._authenticator.authenticate(api_key(headers))
+            signed_in = await authenticate_session(self._sessions, scope)
+        except DatabaseUnavailable as error:
+            raise Unavailable(
+                "Sessions cannot be checked while the database is unavailable; try again shortly."
+            ) from error
+        if signed_in is None:
+            raise NotAuthenticated("You are not signed in, or your session has ended: sign in.", code="not_signed_in")
+        if policy.fresh and not signed_in.fresh:
+            raise NotAllowed(
+                "Prove first that it is you: POST /admin/v1/session/confirm with your password or a code.",
+                code="confirmation_required",
+            )
+        return session_principal(signed_in)
+
+    async def _principal(self, headers: Headers, kinds: frozenset[PrincipalKind], address: str) -> Principal:
+        try:
+            return await self._authenticator.authenticate(api_key(headers), address)
+        except AddressNotAllowed as error:
+            raise AddressRefused(f"This key may not be used from {address or 'an unknown address'}.") from error
         except AuthenticationFailed as error:
             how = "Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
-            if operators:
+            if "operator_key" in kinds:
                 how = "Use an operator's key: `turnpike keys create --operator --name WHO`."
             raise NotAuthenticated(f"Incorrect API key provided. {how}") from error
         except DatabaseUnavailable as error:
             raise Unavailable(
                 "API keys cannot be checked while the database is unavailable; try again shortly."
             ) from error
-        await next_app(scope, receive, send)
+
+
+def _check(principal: Principal, policy: Policy, path: str) -> None:
+    """Raise NotAllowed where this principal may not call the route at all."""
+    kinds = policy.kinds_for(path)
+    if principal.kind not in kinds or (policy.permission is not None and not principal.may_anywhere(policy.permission)):
+        tenants = TENANT_KEYS if policy.permission in PLATFORM_ONLY else frozenset[PrincipalKind]()
+        able = " or ".join(_HOW[kind] for kind in _HOW if kind in kinds - tenants and kind != principal.kind)
+        kind = principal.kind.replace("_", " ")
+        what = "" if policy.permission is None else f" ({policy.permission})"
+        raise NotAllowed(f"This {kind} may not do this{what}: it needs {able or 'another role'}.")
+
+
+def check_not_suspended(suspensions: Suspensions, tenant_id: UUID | None, project_id: UUID | None) -> None:
+    """Raise SuspendedError if the tenant or the project is suspended. Sessions and operators belong to neither."""
+    if tenant_id is not None and (what := suspensions.find(tenant_id, project_id)) is not None:
+        raise SuspendedError(what)
 
 
 def api_key(headers: Headers) -> str:
@@ -63,24 +157,13 @@ def api_key(headers: Headers) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def project_principal(scope: Scope) -> Principal:
-    """The principal of a project's key. Raises NotAllowed for an admin key."""
-    principal = request_context(scope).authenticated_principal
-    if principal.admin or principal.project_id is None:
-        raise NotAllowed("An admin key cannot be used here: this needs the key of a project.")
-    return principal
+def project_payer(scope: Scope) -> Payer:
+    """The project whose key was presented, and who pays. Raises NotAllowed for a principal without a project."""
+    return Payer.of(request_context(scope).authenticated_principal)
 
 
-def admin_principal(scope: Scope) -> Principal:
-    """The principal of a tenant's admin key. Raises NotAllowed for a project's key."""
-    principal = request_context(scope).authenticated_principal
-    if not principal.admin:
-        raise NotAllowed("This needs an admin key of the tenant: `turnpike keys create --tenant NAME --admin`.")
-    return principal
-
-
-def authenticated_operator(scope: Scope) -> Operator:
-    """The operator, on a route with OPERATORS."""
-    operator = request_context(scope).operator
-    assert operator is not None, "the route is not for operators"
-    return operator
+def own_tenant(scope: Scope) -> UUID:
+    """The tenant whose key was presented, on a route of `/v1`."""
+    tenant_id = request_context(scope).authenticated_principal.tenant_id
+    assert tenant_id is not None, "operators have no business on /v1"
+    return tenant_id

@@ -12,6 +12,7 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import Scope
 
+from billing.pending_changes import ChangePending
 from gateway.dialects.anthropic import errors as anthropic_errors
 from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import (
@@ -25,6 +26,7 @@ from gateway.errors import (
     Unaffordable,
     Unavailable,
 )
+from gateway.http.pending import PENDING_STATUS, change_object
 from gateway.request_context import request_context
 from storage.database.database import DatabaseUnavailable
 
@@ -45,7 +47,11 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
 
 
 def error_response(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """The response for an exception. Unexpected ones are logged, and the response says nothing about them."""
+    """The response for an exception; that of a change which takes two people says that it waits.
+
+    Unexpected ones are logged, and the response says nothing about them."""
+    if isinstance(error, ChangePending):
+        return json_response(change_object(error.change), PENDING_STATUS)
     request_id = request_context(request.scope).name
     dialect = _dialect(request)
     if isinstance(error, HTTPException) and error.status_code != _TOO_LARGE:
@@ -62,7 +68,12 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
     """The headers that say whether and when to retry, where clients would decide otherwise by themselves."""
     match failure:
         case RetryableError():
-            return {"retry-after": str(max(1, math.ceil(failure.retry_after)))}
+            milliseconds = max(1, math.ceil(failure.retry_after * 1000))
+            return {
+                "retry-after": str(max(1, math.ceil(failure.retry_after))),
+                "retry-after-ms": str(milliseconds),
+                "x-should-retry": "true",
+            }
         case Unaffordable():
             return {"x-should-retry": "false"}
         case NotCached():

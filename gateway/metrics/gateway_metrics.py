@@ -137,6 +137,12 @@ class GatewayMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self._limited = Counter(
+            "turnpike_rate_limited",
+            "Requests refused because a rate limit was reached",
+            ["meter"],
+            registry=self.registry,
+        )
         self._ended = Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
 
     def _up(self, name: str, text: str) -> Gauge:
@@ -154,6 +160,7 @@ class GatewayMetrics:
         connections: Callable[[], int] = lambda: 0,
         refused: Callable[[], int] = lambda: 0,
         lingering: Callable[[], int] = lambda: 0,
+        limits_degraded: Callable[[], bool] = lambda: False,
     ) -> None:
         """Add metrics that are polled. `refused`: entries of replicas' journals that nothing can be billed from."""
         self._local.register(_ReplicaMetrics(fleet))
@@ -180,6 +187,12 @@ class GatewayMetrics:
                 "min",
                 lambda: disk.free_bytes,
             ),
+            (
+                "turnpike_limits_degraded",
+                "1 while Redis is away and a worker keeps its share of every rate limit by itself",
+                "max",
+                limits_degraded,
+            ),
             ("turnpike_disk_full", "1 while requests are refused because that disk is full", "max", lambda: disk.full),
         )
         for name, text, over_workers, value in gauges:
@@ -202,6 +215,10 @@ class GatewayMetrics:
     def tried_again(self, model: str) -> None:
         """Count a request that was sent to a second replica, because its first was lost."""
         self._tried_again.labels(model).inc()
+
+    def rate_limited(self, meter: str) -> None:
+        """Count a request that a rate limit refused."""
+        self._limited.labels(meter).inc()
 
     def cut_off(self, reason: str) -> None:
         """Count a connection that was ended before its client had read everything."""

@@ -13,9 +13,11 @@ from msgspec import Struct
 
 from gateway.conversation.chat_template import ChatTemplate, TemplateError
 from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
+from gateway.conversation.output.events import OutputParser
+from gateway.conversation.output.families import OUTPUT_FORMATS, detect_output_format
 from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
-from gateway.generation_request import Tool, Turn
+from gateway.generation_request import GenerationRequest, Tool, Turn
 from prompt_cache.model_digest import text_digest
 from storage.reported_error import ReportedError
 
@@ -67,6 +69,8 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     created: int
     tokenizer: Tokenizer
     template: ChatTemplate
+    output_format: str
+    """How the model writes reasoning and calls: a key of `OUTPUT_FORMATS`."""
 
     def prompt(self, turns: tuple[Turn, ...], tools: tuple[Tool, ...] = (), *, continued: bool = False) -> Prompt:
         """The conversation as tokens and spans; `continued`: up to the end of the last turn, with which the model goes
@@ -81,6 +85,19 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         check_length(len(text), self.tokenizer, self.context_tokens)
         tokens = self.tokenizer.opening + self.tokenizer.literal(text)
         return Prompt(tokens, (Span(path, 0, len(tokens)),))
+
+    def output_parser(self, generation: GenerationRequest, prompt: Sequence[int]) -> OutputParser | None:
+        """What reads one output: a new parser, if the request has tools that may be called or the model reasons."""
+        calls = bool(generation.tools) and generation.tool_choice.mode != "none"
+        if not calls and (not self.template.reasons or generation.prompt is not None):
+            return None
+        made = OUTPUT_FORMATS[self.output_format if calls or self.output_format == "harmony" else "none"].parser
+        tail = "".join(self.tokenizer.spelled(token)[0] for token in prompt[-3:])
+        return made(
+            self.tokenizer.ids_of(made.MARKERS),
+            {tool.name: json.loads(tool.schema) for tool in generation.tools} if calls else {},
+            reasons=tail.rstrip().endswith("<think>"),
+        )
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for one output. `after`: the tokens that its text continues, if any."""
@@ -124,6 +141,7 @@ def load_served_model(folder: Path) -> ServedModel:
         created=int((folder / "config.json").stat().st_mtime),
         tokenizer=tokenizer,
         template=template,
+        output_format=_output_format(settings, folder, template, tokenizer),
     )
 
 
@@ -157,6 +175,17 @@ def _turnpike_setting(settings: dict[str, Any], folder: Path, name: str, default
     if type(value) is not type(default) or not value:
         raise ModelFolderError(f"{folder / 'turnpike.toml'}: {name} is {value!r}")
     return value
+
+
+def _output_format(settings: dict[str, Any], folder: Path, template: ChatTemplate, tokenizer: Tokenizer) -> str:
+    name = _turnpike_setting(
+        settings, folder, "output_format", detect_output_format(template.source, tokenizer.special_texts)
+    )
+    if name not in OUTPUT_FORMATS:
+        raise ModelFolderError(
+            f"{folder / 'turnpike.toml'}: output_format is {name!r}, not one of {', '.join(OUTPUT_FORMATS)}"
+        )
+    return name
 
 
 def _stop_tokens(generation: dict[str, Any], config: dict[str, Any], size: int) -> tuple[int, ...]:

@@ -9,8 +9,14 @@ want beyond is written:
   last one.
 
 A read begins the life of the hit anew, and that of the shorter leases in it, at no charge; it does not change a class.
-A mark inside what is read begins no lease: how long its tokens were paid for is not known. A live lease that is written
-again keeps its class, and a write of a longer class is billed as one of its own: whether it is paid for is known later.
+A mark inside what is read begins no lease: how long its tokens were paid for is not known. A mark beyond it gets a
+class that lives no longer than the hit's: else the price of a few tokens would promise all that was paid for a shorter
+time. A live lease that is written again keeps its class, and a write of a longer class is billed as one of its own:
+whether it is paid for is known later.
+
+What is decided at admission is confirmed when the request has its first token (`prompt_cache.promise.confirmations`).
+What does not stand then is decided again: leases whose writers have no token yet are passed over, and taken over where
+the request has a mark at their end.
 """
 
 from __future__ import annotations
@@ -40,8 +46,9 @@ LeaseKey: TypeAlias = tuple[UUID, bytes]
 class Lease(Struct, frozen=True):
     """A promise, live or expired. Instants are microseconds of the database's clock since the Unix epoch.
 
-    `new_tokens` are those beyond the lease before it in its chain that has not ended. `billed`: whether it is certain
-    that the `writer` pays for it. `blocks`: see `prompt_cache.tables`.
+    `new_tokens` are those beyond the lease before it in its chain that has not ended, which is `base`. `told`: whether
+    its `writer` has a token, so that nobody takes its place any more. `paid`: whether it is certain that the writer
+    pays; `billed`: that all before it is paid for too. `blocks`: see `prompt_cache.tables`.
     """
 
     id: UUID
@@ -60,6 +67,14 @@ class Lease(Struct, frozen=True):
     writer: UUID
     billed: bool
     blocks: bytes = b""
+    base: UUID | None = None
+    told: bool = False
+    paid: bool = False
+
+    @property
+    def firm(self) -> bool:
+        """Whether it can be read for certain, as long as its writer does not fail through us."""
+        return self.told or self.billed
 
     @property
     def key(self) -> LeaseKey:
@@ -165,6 +180,8 @@ class LeaseDecider:
         self.replaced: list[Lease] = []
         """Expired leases whose place another one takes."""
         self.refused: list[Lease] = []
+        self.failed: list[Lease] = []
+        """Leases that their writer does not write after all."""
         self.tags: set[tuple[UUID, str, UUID]] = set()
         """Lease, label and project."""
         self.added: dict[UUID, int] = defaultdict(int)
@@ -174,13 +191,15 @@ class LeaseDecider:
         """The leases that the database has."""
         self._live_tokens = live_tokens
         self._most_tokens = most_tokens
+        self._passed: dict[LeaseKey, Lease] = {}
+        """Leases that are as if they were not there, for a request that is decided again."""
 
     def decide(self, wish: LeaseWish) -> LeaseDecision:
         """What this request would be promised; nothing is changed until it is `take`n."""
         hits = self._readable(wish) if wish.read else []
         hit = max(hits, key=lambda lease: lease.tokens, default=None)
         start = 0 if hit is None else hit.tokens
-        marks = self._wanted(wish, start) if wish.may_write else []
+        marks = self._wanted(wish, hit) if wish.may_write else []
         fitting, limited = self._fitting(wish.project_id, marks, start)
         parts: list[LeasePart] = []
         changes: list[Lease] = []
@@ -189,21 +208,50 @@ class LeaseDecider:
             changes += [self._read(lease, counts=lease is hit) for lease in hits if lease.tokens <= start]
             hit = next(lease for lease in changes if lease.tokens == start)
         parts += _writes(fitting)
-        written = [self._written(wish, mark, new) for mark, new in _with_new_tokens(fitting, start)]
+        written: list[Lease] = []
+        for mark in fitting:
+            written.append(self._written(wish, mark, written[-1] if written else hit))
         changes += written
         return LeaseDecision(
             request_id=wish.request_id,
             parts=tuple(parts),
             hit=hit,
             collapsed=hit is not None and not hit.billed,
-            stale=wish.read and hit is None and any(key in self._leases for key in wish.keys),
+            stale=wish.read and hit is None and any(self._at(key) is not None for key in wish.keys),
             written=tuple(written),
             limited=limited,
             kept=tuple(sorted((lease.tokens, lease.expires_at) for lease in changes)),
             changes=tuple(changes),
             refused=tuple(
-                self._new(wish, mark, 0, self.now, mark.lease_class) for mark in marks if mark not in fitting
+                self._new(wish, mark, None, self.now, mark.lease_class) for mark in marks if mark not in fitting
             ),
+        )
+
+    def decide_again(self, wish: LeaseWish, earlier: LeaseDecision, admitted_at: int) -> LeaseDecision:
+        """What this request is promised now that it has a token and what was decided `earlier` does not stand.
+
+        Its leases live from its own start, and nobody takes them over any more.
+        """
+        self.now = admitted_at
+        found = {key: lease for key in wish.keys if (lease := self._leases.get(key)) is not None}
+        self._passed = {key: lease for key, lease in found.items() if not lease.firm}
+        decision = self.decide(wish)
+        hit = decision.hit
+        if hit is not None and earlier.hit is not None and hit.id == earlier.hit.id:  # it is counted already
+            hit = replace(hit, reads=hit.reads - 1)
+        told = {lease.id: replace(lease, told=True) for lease in decision.written if lease.writer == wish.request_id}
+        own = [lease for lease in self._passed.values() if lease.writer == wish.request_id]
+        self._passed = {}
+        changes = tuple(
+            hit if hit is not None and lease.id == hit.id else told.get(lease.id, lease) for lease in decision.changes
+        )
+        kept = {lease.id for lease in changes}
+        self.failed += [lease for lease in own if lease.id not in kept]
+        return replace(
+            decision,
+            hit=hit,
+            written=tuple(told.get(lease.id, lease) for lease in decision.written),
+            changes=changes,
         )
 
     def take(self, wish: LeaseWish, decision: LeaseDecision) -> None:
@@ -212,14 +260,14 @@ class LeaseDecider:
             before = self._leases.get(lease.key)
             if before is not None and before.id != lease.id:
                 self.replaced.append(before)
-            if before is None or before.id != lease.id:
-                self.added[lease.project_id] += lease.new_tokens
+            same = before is not None and before.id == lease.id
+            self.added[lease.project_id] += lease.new_tokens - (before.new_tokens if before is not None and same else 0)
             self._leases[lease.key] = self.changed[lease.key] = lease
             self.tags.update((lease.id, tag, lease.project_id) for tag in wish.tags)
         self.refused += decision.refused
 
     def _readable(self, wish: LeaseWish) -> list[Lease]:
-        found = [self._leases[key] for key in wish.keys if key in self._leases]
+        found = [lease for key in wish.keys if (lease := self._at(key)) is not None]
         least = 0 if wish.max_age is None else self.now - wish.max_age * _SECOND
         return [
             lease
@@ -227,19 +275,28 @@ class LeaseDecider:
             if lease.is_live(self.now) and lease.written_at >= least and lease.lease_class in wish.readable
         ]
 
-    def _wanted(self, wish: LeaseWish, start: int) -> list[Mark]:
-        """The marks beyond the hit, of the classes that they get: on a live lease no longer one than its own."""
-        marks = []
-        for mark in wish.marks:
-            before = self._leases.get((wish.project_id, mark.key))
-            if mark.tokens <= start:
-                continue
-            live = before is not None and before.is_live(self.now)
-            if before is None or not live or LIFE_S[mark.lease_class] <= LIFE_S[before.lease_class]:
-                marks.append(mark)
-            elif before.lease_class in (wish.readable if wish.writable is None else wish.writable):
-                marks.append(replace(mark, lease_class=before.lease_class))
-        return marks
+    def _at(self, key: LeaseKey) -> Lease | None:
+        return None if key in self._passed else self._leases.get(key)
+
+    def _wanted(self, wish: LeaseWish, hit: Lease | None) -> list[Mark]:
+        """The marks beyond the hit, of the classes that they get."""
+        beyond = [mark for mark in wish.marks if hit is None or mark.tokens > hit.tokens]
+        classes = ((mark, self._class(wish, mark, hit)) for mark in beyond)
+        return [replace(mark, lease_class=name) for mark, name in classes if name is not None]
+
+    def _class(self, wish: LeaseWish, mark: Mark, hit: Lease | None) -> str | None:
+        """The class of a lease at this mark: none that lives longer than the hit's, and on a live lease its own, or a
+        shorter one that is asked for. None where no such class has a price."""
+        writable = wish.readable if wish.writable is None else wish.writable
+        before, wanted = self._at((wish.project_id, mark.key)), mark.lease_class
+        if before is not None and before.is_live(self.now) and LIFE_S[wanted] > LIFE_S[before.lease_class]:
+            if before.lease_class not in writable:
+                return None
+            wanted = before.lease_class
+        if hit is None or LIFE_S[wanted] <= LIFE_S[hit.lease_class]:
+            return wanted
+        shorter = (name for name in writable if LIFE_S[name] <= LIFE_S[hit.lease_class])
+        return max(shorter, key=LIFE_S.__getitem__, default=None)
 
     def _fitting(self, project: UUID, marks: Sequence[Mark], start: int) -> tuple[list[Mark], int]:
         """The first marks that fit into the project's limit, and how many tokens the others would have had."""
@@ -253,40 +310,43 @@ class LeaseDecider:
         return list(marks[:count]), marks[-1].tokens - end
 
     def _live(self, project: UUID, key: bytes) -> bool:
-        lease = self._leases.get((project, key))
+        lease = self._leases.get((project, key))  # one that is passed over has its tokens counted too
         return lease is not None and lease.is_live(self.now)
 
     def _read(self, lease: Lease, *, counts: bool) -> Lease:
         read = lease.refreshed(self.now)
         return replace(read, reads=read.reads + 1, read_at=self.now) if counts else read
 
-    def _written(self, wish: LeaseWish, mark: Mark, new_tokens: int) -> Lease:
+    def _written(self, wish: LeaseWish, mark: Mark, base: Lease | None) -> Lease:
         """The lease after this write. One that lives already, and was not to be read, keeps its class and is never cut
         short."""
         expires_at = self.now + LIFE_S[mark.lease_class] * _SECOND
-        before = self._leases.get((wish.project_id, mark.key))
+        before = self._at((wish.project_id, mark.key))
         if before is None or not before.is_live(self.now):
-            return self._new(wish, mark, new_tokens, expires_at, mark.lease_class)
+            return self._new(wish, mark, base, expires_at, mark.lease_class)
         return replace(before, written_at=self.now, expires_at=max(before.expires_at, expires_at))
 
-    def _new(self, wish: LeaseWish, mark: Mark, new_tokens: int, expires_at: int, lease_class: str) -> Lease:
+    def _new(self, wish: LeaseWish, mark: Mark, base: Lease | None, expires_at: int, lease_class: str) -> Lease:
+        taken_over = self._passed.get((wish.project_id, mark.key))
         return Lease(
-            id=new_id(),
+            id=new_id() if taken_over is None else taken_over.id,
             tenant_id=wish.tenant_id,
             project_id=wish.project_id,
             prefix_key=mark.key,
             model=wish.model,
             tokens=mark.tokens,
-            new_tokens=new_tokens,
+            new_tokens=mark.tokens - (0 if base is None else base.tokens),
             lease_class=lease_class,
             created_at=self.now,
             written_at=self.now,
             expires_at=expires_at,
             read_at=None,
-            reads=0,
+            # who takes a lease over has been counted as its reader, unless it wrote it
+            reads=0 if taken_over is None else max(0, taken_over.reads - (taken_over.writer != wish.request_id)),
             writer=wish.request_id,
             billed=False,
             blocks=wish.blocks[: mark.tokens // BLOCK_TOKENS * BLOCK_NAME],
+            base=None if base is None else base.id,
         )
 
 
@@ -299,10 +359,3 @@ def _writes(marks: Sequence[Mark]) -> list[LeasePart]:
         if not parts or parts[-1].lease != longest:
             parts.append(LeasePart(mark.tokens, "write", longest))
     return parts[::-1]
-
-
-def _with_new_tokens(marks: Sequence[Mark], start: int) -> Iterable[tuple[Mark, int]]:
-    before = start
-    for mark in marks:
-        yield mark, mark.tokens - before
-        before = mark.tokens

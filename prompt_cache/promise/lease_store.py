@@ -10,29 +10,22 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
+from prompt_cache.promise.confirmations import Confirmation, confirm_in_order
 from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseWish
+from prompt_cache.promise.lease_rows import COLUMNS, EndCause, LeaseRows, ended_row, lease_of, row_of
 from prompt_cache.tables import ended_lease, lease, lease_blocks, lease_tag
 from storage.database.base import id_of
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 
-EndCause: TypeAlias = Literal["expired", "purged", "failed", "limit"]
-"""Why a lease is no more. `failed`: its writer's request failed before the tokens were paid for. `limit`: it never was,
-since the project had as many tokens in leases as it may have."""
-
-_COLUMNS = [lease.c[name] for name in Lease.__struct_fields__]
-_CHANGING = ("lease_class", "written_at", "expires_at", "read_at", "reads")
-_CHANGE = (
-    update(lease).where(lease.c.id == bindparam("lease")).values({name: bindparam(f"new_{name}") for name in _CHANGING})
-)
-_GROWTH = update(lease).where(lease.c.id == bindparam("lease")).values(new_tokens=bindparam("new_new_tokens"))
 _COUNTED_AGAIN_S = 1.0
 """How long a project's number of tokens in live leases is remembered: others' writes are seen after that."""
 _MOST_REMEMBERED = 10_000
@@ -70,6 +63,7 @@ class LeaseStore:
         self._database = database
         self._most_tokens = most_tokens
         self._counted_again_s = counted_again_s
+        self._rows = LeaseRows(database)
         self._live_tokens: dict[UUID, tuple[float, int]] = {}
 
     # ------------------------------------------------ with the holds
@@ -86,15 +80,16 @@ class LeaseStore:
         """Write what was decided."""
         # all tenants: requests of several are decided together, each row names its own
         if decider.replaced:
-            await self._end(session, decider.replaced, "expired")
+            await self._rows.end(session, decider.replaced, "expired")
         before = decider.found_ids
         new = [changed for changed in decider.changed.values() if changed.id not in before]
         old = [changed for changed in decider.changed.values() if changed.id in before]
         if new:
-            await session.execute(insert(lease), [_row(added) for added in new])
+            await session.execute(insert(lease), [row_of(added) for added in new])
         if old:
-            rows = [{"lease": kept.id, **{f"new_{name}": getattr(kept, name) for name in _CHANGING}} for kept in old]
-            await session.execute(_CHANGE, sorted(rows, key=lambda row: row["lease"].int))
+            await self._rows.change(session, old)
+        if decider.failed:  # after the others, which may go on from elsewhere now
+            await self._rows.end(session, decider.failed, "failed", decider.now)
         if decider.tags:
             tagged = self._database.insert(lease_tag).on_conflict_do_nothing()
             rows = [{"lease_id": id_, "tag": tag, "project_id": project} for id_, tag, project in decider.tags]
@@ -105,19 +100,44 @@ class LeaseStore:
             at, live = self._live_tokens.get(project, (0.0, 0))
             self._live_tokens[project] = (at, live + tokens)
 
+    # ------------------------------------------------ at the first token
+
+    async def confirm_all(self, asked: Sequence[Confirmation]) -> list[bool | Exception]:
+        """Let what was decided for these requests hold for good, where it stands; False for each that is to be decided
+        again. Raises DatabaseUnavailable."""
+        # all tenants: requests of several are confirmed together, each names its leases
+        async with self._database.transaction() as session:
+            wanted = {id_ for one in asked for id_ in one.lease_ids}
+            query = select(*COLUMNS).where(one_of(self._database, lease.c.id, wanted))
+            rows = await session.execute(self._database.locked(query.order_by(lease.c.project_id, lease.c.prefix_key)))
+            found = {one.id: one for one in map(lease_of, rows)}
+            purged: set[UUID] = set()
+            if missing := wanted - found.keys():
+                gone = one_of(self._database, ended_lease.c.id, missing)
+                purged = set(
+                    await session.scalars(select(ended_lease.c.id).where(gone, ended_lease.c.cause == "purged"))
+                )
+            answers = confirm_in_order(asked, found, purged)
+            if answers.changed:
+                await self._rows.change(session, answers.changed)
+            if answers.failed:
+                now = (await session.execute(select(self._database.clock))).scalar_one()
+                await self._rows.end(session, answers.failed, "failed", now)
+            return [*answers.stand]
+
     async def _locked(self, session: AsyncSession, keys: Collection[tuple[UUID, bytes]]) -> list[Lease]:
         # all tenants: requests of several are decided together; a prefix key is a project's own
         if not keys:
             return []
         query = (
-            select(*_COLUMNS)
+            select(*COLUMNS)
             .where(
                 one_of(self._database, lease.c.project_id, {project for project, _ in keys}),
                 one_of(self._database, lease.c.prefix_key, {key for _, key in keys}),
             )
             .order_by(lease.c.project_id, lease.c.prefix_key)
         )
-        return [_lease(row) for row in await session.execute(self._database.locked(query))]
+        return [lease_of(row) for row in await session.execute(self._database.locked(query))]
 
     async def _count_live(self, session: AsyncSession, projects: Collection[UUID], now: int) -> dict[UUID, int]:
         # all tenants: requests of several are decided together
@@ -145,63 +165,27 @@ class LeaseStore:
         # all tenants: each row names its own
         kept = self._database.insert(ended_lease)
         kept = kept.on_conflict_do_update(index_elements=["id"], set_={"ended_at": kept.excluded.ended_at})
-        rows = {(id_ := _limit_id(one)): {**_ended_row(one, now, "limit"), "id": id_, "blocks": b""} for one in refused}
+        rows = {(id_ := _limit_id(one)): {**ended_row(one, now, "limit"), "id": id_, "blocks": b""} for one in refused}
         await session.execute(kept, list(rows.values()))
-
-    async def _end(self, session: AsyncSession, ended: Sequence[Lease], cause: EndCause, at: int | None = None) -> None:
-        """Move these from the leases to those that ended, at `at` or when they expired."""
-        # all tenants: each row names its own
-        rows = [_ended_row(one, one.expires_at if at is None else at, cause) for one in ended]
-        await session.execute(insert(ended_lease), rows)
-        await session.execute(delete(lease).where(one_of(self._database, lease.c.id, [one.id for one in ended])))
-        await self._hand_on(session, ended)
-
-    async def _hand_on(self, session: AsyncSession, ended: Sequence[Lease]) -> None:
-        """Count the tokens of leases that ended with those that begin where they stopped: these promise them still.
-
-        A row does not know which lease was before it, only where that one stopped. So one of another prompt that
-        stopped there too may count more than its own, but never more than all its tokens.
-        """
-        # all tenants: leases of several may end together
-        counted: dict[tuple[UUID, str, int], int] = {}
-        for one in ended:
-            end = one.project_id, one.model, one.tokens
-            counted[end] = max(counted.get(end, 0), one.new_tokens)
-        base = lease.c.tokens - lease.c.new_tokens
-        query = select(lease.c.id, lease.c.project_id, lease.c.model, lease.c.tokens, lease.c.new_tokens).where(
-            one_of(self._database, lease.c.project_id, {one.project_id for one in ended}),
-            one_of(self._database, base, {one.tokens for one in ended}),
-        )
-        grown: list[dict[str, Any]] = []
-        # what others have locked is skipped: to wait for it while having locks out of order could be for ever
-        for id_, project, model, tokens, new in await session.execute(self._database.locked(query, skip=True)):
-            start = tokens - new
-            while start and (more := counted.get((project, model, start), 0)):
-                start -= more
-            if start < tokens - new:
-                grown.append({"lease": id_, "new_new_tokens": tokens - start})
-        if grown:
-            await session.execute(_GROWTH, grown)
 
     # ------------------------------------------------ after the requests
 
     async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
-        """Let the leases that these requests wrote be certain as far as their billed `prompts` reach, in tokens; end
-        those beyond, which nobody pays for. Returns how many ended. Raises DatabaseUnavailable."""
+        """Let the leases that these requests wrote be paid as far as their billed `prompts` reach, in tokens; end those
+        beyond, which nobody pays for. Returns how many of theirs ended. Raises DatabaseUnavailable."""
         # all tenants: requests end whoever asked
         async with self._database.transaction() as session:
-            query = select(*_COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.billed == 0)
+            query = select(*COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.paid == 0)
             rows = await session.execute(self._database.locked(query.order_by(lease.c.project_id, lease.c.prefix_key)))
-            written = [_lease(row) for row in rows]
-            if not written:
-                return 0
+            written = [lease_of(row) for row in rows]
             failed = [one for one in written if one.tokens > prompts[one.writer]]
-            sure = [one.id for one in written if one.tokens <= prompts[one.writer]]
-            if sure:
-                await session.execute(update(lease).where(one_of(self._database, lease.c.id, sure)).values(billed=1))
+            paid = [one.id for one in written if one.tokens <= prompts[one.writer]]
+            if paid:
+                await session.execute(update(lease).where(one_of(self._database, lease.c.id, paid)).values(paid=1))
+                await self._rows.bill(session, paid)
             if failed:
                 now = (await session.execute(select(self._database.clock))).scalar_one()
-                await self._end(session, failed, "failed", now)
+                await self._rows.end(session, failed, "failed", now)
             for one in failed:
                 self._live_tokens.pop(one.project_id, None)
             return len(failed)
@@ -224,7 +208,7 @@ class LeaseStore:
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
         """Requests, at most so many, of which leases of before this instant do not know whether they pay for them."""
         # all tenants: requests end whoever asked
-        query = select(lease.c.writer).where(lease.c.billed == 0, lease.c.created_at < before).distinct().limit(most)
+        query = select(lease.c.writer).where(lease.c.paid == 0, lease.c.created_at < before).distinct().limit(most)
         async with self._database.reading() as session:
             return list(await session.scalars(query))
 
@@ -234,10 +218,10 @@ class LeaseStore:
         async with self._database.transaction() as session:
             instant = (await session.execute(select(self._database.clock))).scalar_one() if now is None else now
             # all tenants: time passes for everyone
-            query = select(*_COLUMNS).where(lease.c.expires_at <= instant).order_by(lease.c.expires_at).limit(most)
-            expired = [_lease(row) for row in await session.execute(self._database.locked(query, skip=True))]
+            query = select(*COLUMNS).where(lease.c.expires_at <= instant).order_by(lease.c.expires_at).limit(most)
+            expired = [lease_of(row) for row in await session.execute(self._database.locked(query, skip=True))]
             if expired:
-                await self._end(session, expired, "expired")
+                await self._rows.end(session, expired, "expired")
             return len(expired)
 
     async def forget(self, before: int) -> int:
@@ -262,7 +246,7 @@ class LeaseStore:
             of = ended_lease.c
             query = select(of.prefix_key, of.cause, of.ended_at, of.tokens, of.lease_class).where(ended)
             found = {row[0]: LeaseFate(*row[1:]) for row in await session.execute(query.order_by(of.ended_at))}
-            for one in map(_lease, await session.execute(select(*_COLUMNS).where(wanted))):
+            for one in map(lease_of, await session.execute(select(*COLUMNS).where(wanted))):
                 cause: Literal["live", "expired"] = "live" if one.is_live(now) else "expired"
                 found[one.prefix_key] = LeaseFate(cause, one.expires_at, one.tokens, one.lease_class)
         return found
@@ -270,7 +254,7 @@ class LeaseStore:
     async def page(self, project_id: UUID, *, limit: int, after: UUID | None, tag: str | None = None) -> list[Lease]:
         """Live leases of a project, the newest first, from the one after `after`. Raises DatabaseUnavailable."""
         # a project is one tenant's
-        query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.expires_at > self._database.clock)
+        query = select(*COLUMNS).where(lease.c.project_id == project_id, lease.c.expires_at > self._database.clock)
         if after is not None:
             query = query.where(lease.c.id < after)
         if tag is not None:
@@ -278,27 +262,31 @@ class LeaseStore:
             query = query.where(lease.c.id.in_(tagged))
         async with self._database.reading() as session:
             rows = await session.execute(query.order_by(lease.c.id.desc()).limit(limit))
-            return [_lease(row) for row in rows]
+            return [lease_of(row) for row in rows]
 
     async def get(self, project_id: UUID, identity: UUID) -> Lease | None:
         """A live lease of a project; None where the project has none of this id. Raises DatabaseUnavailable."""
         # a project is one tenant's
-        query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
+        query = select(*COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
         async with self._database.reading() as session:
             row = (await session.execute(query.where(lease.c.expires_at > self._database.clock))).one_or_none()
-        return None if row is None else _lease(row)
+        return None if row is None else lease_of(row)
 
     async def extend(self, project_id: UUID, identity: UUID) -> Lease | None:
         """Begin the life of a live lease anew, as a read does. None where there is none. Raises DatabaseUnavailable."""
         # a project is one tenant's
-        query = select(*_COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
+        query = select(*COLUMNS).where(lease.c.project_id == project_id, lease.c.id == identity)
         async with self._database.transaction() as session:
             row = (await session.execute(self._database.locked(query))).one_or_none()
             now = (await session.execute(select(self._database.clock))).scalar_one()
-            if row is None or not (found := _lease(row)).is_live(now):
+            if row is None or not (found := lease_of(row)).is_live(now):
                 return None
             extended = found.refreshed(now)
             await session.execute(update(lease).where(lease.c.id == identity).values(expires_at=extended.expires_at))
+            await record_change(session, "cache.extended", target="cache", target_id=str(identity),
+                                tenant_id=found.tenant_id, project_id=project_id,
+                                before={"expires_at": found.expires_at},
+                                after={"expires_at": extended.expires_at})  # fmt: skip
             return extended
 
     async def purge(
@@ -307,7 +295,7 @@ class LeaseStore:
         """End live leases of a project now, at most so many: the one of this id, those with this label, or, without
         either, all. Returns them. Raises DatabaseUnavailable."""
         # a project is one tenant's
-        query = select(*_COLUMNS).where(lease.c.project_id == project_id)
+        query = select(*COLUMNS).where(lease.c.project_id == project_id)
         if identity is not None:
             query = query.where(lease.c.id == identity)
         if tag is not None:
@@ -315,7 +303,7 @@ class LeaseStore:
             query = query.where(lease.c.id.in_(tagged))
         query = query.where(lease.c.expires_at > self._database.clock).order_by(lease.c.prefix_key).limit(most)
         async with self._database.transaction() as session:
-            gone = [_lease(row) for row in await session.execute(self._database.locked(query))]
+            gone = [lease_of(row) for row in await session.execute(self._database.locked(query))]
             blocks: list[LeaseBlocks] = []
             if gone:
                 of = lease_blocks.c
@@ -324,25 +312,13 @@ class LeaseStore:
                 )
                 blocks = [LeaseBlocks(*row) for row in await session.execute(found)]
                 now = (await session.execute(select(self._database.clock))).scalar_one()
-                await self._end(session, gone, "purged", now)
+                await self._rows.end(session, gone, "purged", now)
+                said = {"caches": [one.id for one in gone], **({} if tag is None else {"tag": tag})}
+                await record_change(session, "cache.purged", target="project" if identity is None else "cache",
+                                    target_id=str(identity or project_id), tenant_id=gone[0].tenant_id,
+                                    project_id=project_id, before=said)  # fmt: skip
         self._live_tokens.pop(project_id, None)
         return PurgedLeases(gone, blocks)
-
-
-def _lease(row: Any) -> Lease:
-    values: dict[str, Any] = dict(zip(Lease.__struct_fields__, row, strict=True))
-    return Lease(**values | {"billed": bool(values["billed"])})
-
-
-def _row(one: Lease) -> dict[str, Any]:
-    return msgspec.structs.asdict(one) | {"billed": int(one.billed)}
-
-
-_KEPT = ("id", "tenant_id", "project_id", "prefix_key", "model", "tokens", "lease_class", "created_at", "blocks")
-
-
-def _ended_row(one: Lease, at: int, cause: EndCause) -> dict[str, Any]:
-    return {**{name: getattr(one, name) for name in _KEPT}, "ended_at": at, "cause": cause}
 
 
 def _limit_id(one: Lease) -> UUID:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from prompt_cache.tables import cache_scope_key
 from protocol.replicas import TierLimit
 from storage.database.circuit_breaker import CircuitBreaker
@@ -126,6 +127,9 @@ class ScopeKeys:
             mine = (of.project_id == project_id, of.tenant_id == tenant_id, of.generation == row.generation)
             values = {"wrapped_key": None, "changed_at": now, "destroyed_at": now, "reason": reason}
             await session.execute(update(cache_scope_key).where(*mine).values(values))
+            await record_change(session, "cache.forgotten", target="project", target_id=str(project_id),
+                                tenant_id=tenant_id, project_id=project_id, reason=reason,
+                                before={"generation": row.generation})  # fmt: skip
         self.drop(project_id)
         return int(row.generation)
 
@@ -158,7 +162,13 @@ class ScopeKeys:
                 values["retention_s"] = retention
             if limits is not msgspec.UNSET:
                 values["limits"] = msgspec.json.encode(tuple(limits)).decode() if limits else None
+            row = (await session.execute(select(of.retention_s, of.limits).where(*mine))).one_or_none()
             await session.execute(update(cache_scope_key).where(*mine).values(values))
+            before = {} if row is None else {"retention_s": row.retention_s, "limits": _limits(row.limits)}
+            after = before | {name: values[name] for name in ("retention_s",) if name in values}
+            after |= {} if limits is msgspec.UNSET else {"limits": tuple(limits)}
+            await record_change(session, "cache_policy.set", target="project", target_id=str(project_id),
+                                tenant_id=tenant_id, project_id=project_id, before=before, after=after)  # fmt: skip
         self.drop(project_id)
 
     async def refresh(self, changed: ChangedKey) -> None:
@@ -231,6 +241,7 @@ class ScopeKeys:
     async def _make(self, tenant_id: UUID, project_id: UUID) -> None:
         """Make the key of the project's next generation, unless another gateway does at the same time. How long and how
         much it may keep stays as it was set before."""
+        # no entry: the first request that needs a key makes it
         of = cache_scope_key.c
         async with self._database.transaction() as session:
             columns = (of.generation, of.retention_s, of.limits, of.wrapped_key.is_not(None))

@@ -7,7 +7,7 @@ a transaction inside another: on SQLite it would wait for itself.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -38,6 +38,11 @@ _SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "fu
 _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
 """Classes of SQLSTATE: no connection, not authorized, no such database, no resources, shutting down, I/O error, and
 transactions that may be retried."""
+
+
+LastStep = Callable[[], Awaitable[None]]
+_OWNER, _LAST_STEPS = "database", "last steps"
+"""What the `info` of a session of ours holds."""
 
 
 class InvalidDatabaseUrl(ReportedError, ValueError):
@@ -160,6 +165,7 @@ class Database:
         async with self._session(self.engine) as session:
             yield session
             if not write:
+                session.info[_LAST_STEPS].clear()
                 await session.rollback()
 
     @asynccontextmanager
@@ -171,12 +177,29 @@ class Database:
     @asynccontextmanager
     async def _session(self, engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
         try:
-            async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
+            info = {_OWNER: self, _LAST_STEPS: []}
+            async with AsyncSession(engine, expire_on_commit=False, info=info) as session, session.begin():
                 yield session
+                for step in session.info[_LAST_STEPS]:
+                    await step()
         except Exception as error:
             if _is_unavailable(error):
                 raise DatabaseUnavailable(f"{SETTING}: the database is not available: {_cause(error)}") from error
             raise
+
+    @staticmethod
+    def of(session: AsyncSession) -> Database:
+        """The database whose session this is."""
+        database: Database = session.info[_OWNER]
+        return database
+
+    @staticmethod
+    def before_commit(session: AsyncSession, step: LastStep) -> None:
+        """Await `step` in the session's transaction when all else in it is done; not if it rolls back.
+
+        So the locks that the steps take are its last, and held for the shortest time.
+        """
+        session.info[_LAST_STEPS].append(step)
 
     @asynccontextmanager
     async def direct(self, *, transaction: bool = True) -> AsyncIterator[Connection]:

@@ -25,6 +25,8 @@ from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.app import create_app, gateway_of
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica_link import FleetOptions
+from gateway.limits.limiter import Limiter
+from gateway.limits.redis_buckets import RedisBuckets
 from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import load_served_model
 from gateway.server import GatewayServer
@@ -35,7 +37,10 @@ from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
+from tenancy.rate_limits import LimitCache, RateLimits
 from tenancy.repositories import Tenancy
+from tenancy.suspension import Suspensions
+from tenancy.users.service import Users
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy
@@ -85,6 +90,7 @@ class Stack:
     server: GatewayServer
     serving: asyncio.Task[None]
     tenancy: Tenancy
+    users: Users
     balances: Balances
     tenant: Any
     project: Any
@@ -197,11 +203,13 @@ async def running_stack(
     name: str = "gateway-test",
     internal: socket.socket | None = None,
     key_ttl: float | None = None,
+    limit_buckets: RedisBuckets | None = None,
 ) -> AsyncIterator[Stack]:
     stack = Stack()
     stack.database = await Database.open(url)
     bus = LocalBus()
     stack.tenancy = Tenancy(stack.database, PEPPERS, bus)
+    stack.users = Users(stack.database, b"m" * 32, bus)
     stack.balances = Balances(stack.database)
     prices = PriceCatalog(stack.database)
     if not await stack.tenancy.list_tenants():
@@ -234,6 +242,9 @@ async def running_stack(
         authenticator=Authenticator(
             stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
         ),
+        tenancy=stack.tenancy,
+        suspensions=Suspensions(stack.database, bus),
+        users=stack.users,
         holds=HoldService(stack.database),
         prices=prices,
         spool=stack.spool,
@@ -242,6 +253,8 @@ async def running_stack(
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
         webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), WEBHOOK_TOPICS),
+        limiter=Limiter(LimitCache(stack.database, bus), limit_buckets, name),
+        rate_limits=RateLimits(stack.database, bus),
         domains=CacheDomains(b"s" * 32, scope_keys, retention=3600.0),
         scope_keys=scope_keys,
         options=options or GatewayOptions(timeouts=quick_timeouts(), drain_timeout=20.0),
@@ -249,7 +262,7 @@ async def running_stack(
     app = create_app(services)
     stack.gateway = gateway_of(app)
     stack.server = PromptServer(app, internal=internal)
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # which asyncio looks at before it sets TCP_NODELAY
     listener.bind(("127.0.0.1", 0))
     stack.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
     stack.serving = asyncio.create_task(stack.server.serve(sockets=[listener]))
@@ -271,5 +284,6 @@ async def running_stack(
                 await replica.stop()
             await stack.spool.close()
             await services.holds.close()
+            await stack.users.close()
             await bus.close()
             await stack.database.close()

@@ -47,10 +47,10 @@ async def test_a_key_says_who_is_asking(tenancy: Tenancy, authenticator: Authent
     project = await tenancy.create_project(tenant.id, "web")
     issued = await tenancy.create_key(tenant.id, project.id, "laptop")
     principal = await authenticator.authenticate(issued.key)
-    assert (principal.tenant, principal.project, principal.admin) == ("acme", "web", False)
+    assert (principal.tenant, principal.project, principal.kind) == ("acme", "web", "project_key")
     assert (principal.tenant_id, principal.project_id) == (tenant.id, project.id)
     admin = await authenticator.authenticate((await tenancy.create_key(tenant.id, None)).key)
-    assert (admin.project_id, admin.project, admin.admin) == (None, None, True)
+    assert (admin.project_id, admin.project, admin.kind) == (None, None, "admin_key")
     await authenticator.close()
     used = {key.public_id: key.last_used_at for key in await tenancy.list_keys(tenant.id)}
     assert used[issued.public_id] is not None
@@ -62,8 +62,8 @@ async def test_an_operators_key_is_no_tenants_and_the_other_way_round(
     tenant = await tenancy.create_tenant("acme")
     admin, ann = await tenancy.create_key(tenant.id, None), await tenancy.create_operator_key(" Ann ")
     assert (await authenticator.authenticate_operator(ann.key)).name == "Ann"
-    with pytest.raises(AuthenticationFailed):
-        await authenticator.authenticate(ann.key)
+    operator = await authenticator.authenticate(ann.key)
+    assert (operator.kind, operator.tenant_id, operator.may("prices.approve")) == ("operator_key", None, True)
     with pytest.raises(AuthenticationFailed):
         await authenticator.authenticate_operator(admin.key)
     assert [key.public_id for key in await tenancy.list_keys(tenant.id)] == [admin.public_id]

@@ -11,6 +11,7 @@ from billing.money import format_pico
 from storage.free_text import counted
 from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandParser
+from turnpike.operator_identity import act_for
 
 if TYPE_CHECKING:
     from billing.replica_journals.lost_journals import KnownJournal
@@ -69,7 +70,7 @@ async def declare_journal_lost(admin: AdminServices, arguments: argparse.Namespa
     loss = await declare_lost(
         admin.database,
         arguments.journal,
-        author=arguments.by or system_user(),
+        author=act_for(arguments.by) or system_user(),
         reason=arguments.reason,
         answering=await _answering(admin.settings),
     )

@@ -1,21 +1,39 @@
-"""`turnpike keys`: make, revoke and list API keys."""
+"""`turnpike keys`: make, change, rotate, revoke and list API keys."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from turnpike.command_context import admin_command, print_table, with_admin_services
+import msgspec
+
+from tenancy.permissions import ROLES
+from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
-from turnpike.operator_identity import add_second_operator, approvals_are_on, check_operators
-from turnpike.settings.settings import Settings
+from turnpike.operator_identity import add_second_operator, approvals_are_on, check_operators, is_own_key
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from tenancy.delegation import KeyGrant
+    from tenancy.key_limits import KeyLimits
     from tenancy.tables import ApiKey, Project
     from turnpike.admin_services import AdminServices
+
+_DURATION = re.compile(r"(\d{1,6})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DEFAULT_OVERLAP = "24h"
+_LIMITS = {
+    "scopes": "what it may do: permissions, or groups such as read, keys, inference (docs/access.md)",
+    "networks": "from where it may be used, such as 192.0.2.0/24",
+    "models": "served models that it may use",
+    "lanes": "lanes that it may use",
+}
+_NO_LIMIT = "none"
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -24,18 +42,70 @@ def add_arguments(parser: CommandParser) -> None:
     create.add_argument("--tenant", help="whose key it is")
     create.add_argument("--project", help="the key's project")
     create.add_argument("--create-project", action="store_true", help="make the project if the tenant has none of it")
-    create.add_argument("--admin", action="store_true", help="a key for the tenant's reports, not for inference")
+    create.add_argument("--admin", action="store_true", help="a key to administer the tenant, not for inference")
     create.add_argument("--operator", action="store_true", help="a key for who runs Turnpike (/admin/v1), of no tenant")
     create.add_argument("--name", default="", help="what the key is for; with --operator, who presents it")
-    add_second_operator(create)
+    create.add_argument("--role", choices=ROLES, help="of an admin or operator key; default: owner")
+    change = parser.add_action(
+        "change", "change a key's name, end, role or limits; what is not given stays", change_key
+    )
+    rotate = parser.add_action("rotate", "a new secret for a key; stdout has the key alone", rotate_key)
     revoke = parser.add_action("revoke", "stop a key, everywhere within a second", revoke_key)
-    revoke.add_argument("key", help="its public id, the part after tp_live_ (the whole key works too)")
+    for action in (change, rotate, revoke):
+        action.add_argument("key", help="its public id, the part after tp_live_ (the whole key works too)")
+        action.add_argument("--reason", default="", help="why; kept in the audit log")
+    change.add_argument("--name", help="what the key is for")
+    change.add_argument("--role", choices=ROLES, help="of an admin or operator key")
+    for action in (create, change):
+        for name, text in _LIMITS.items():
+            action.add_argument(f"--{name}", metavar="A,B", help=f"{text}; {_NO_LIMIT}: any")
+        action.add_argument("--expires", metavar="WHEN", help="30d, or 2027-01-01 (UTC), or none")
+    rotate.add_argument(
+        "--overlap",
+        metavar="WHEN",
+        default=_DEFAULT_OVERLAP,
+        help="until when the present secret works too: 24h, 2027-01-01, or 0s for no longer; default: %(default)s",
+    )
+    for action in (create, change, rotate, revoke):
+        action.add_dry_run()
+    for action in (create, rotate, change):
+        add_second_operator(action)
     listing = parser.add_action("list", "keys by tenant and project, without secrets", list_keys)
     listing.add_argument("--tenant", help="of one tenant alone")
+    listing.add_format("json")
 
 
-def create_key(settings: Settings, arguments: argparse.Namespace) -> int:
+@admin_command
+async def create_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike keys create`: the key alone on stdout."""
+    from tenancy.delegation import KeyGrant
+
+    _check_kind(arguments)
+    limits, expires_at = _limits(arguments), _when(arguments.expires, "--expires")
+    role = arguments.role or "owner"
+    if arguments.operator:
+        if await approvals_are_on(admin):
+            # Without a second operator's key, one person could become two by a key of another name.
+            await check_operators(admin, arguments)
+        if arguments.dry_run:
+            return _print_grant(KeyGrant("operator", role=role, limits=limits, expires_at=expires_at))
+        making = admin.tenancy.create_operator_key(arguments.name, expires_at=expires_at, role=role, limits=limits)
+        print((await making).key)
+        return None
+    tenant = await admin.tenancy.tenant(arguments.tenant)
+    if arguments.dry_run:
+        kind = "project" if arguments.project else "admin"
+        return _print_grant(KeyGrant(kind, tenant.id, None, role, limits, expires_at))  # type: ignore[arg-type]
+    project = await _project(admin, tenant.id, arguments) if arguments.project else None
+    project_id = project.id if project else None
+    making = admin.tenancy.create_key(
+        tenant.id, project_id, arguments.name, expires_at=expires_at, role=role, limits=limits
+    )
+    print((await making).key)
+    return None
+
+
+def _check_kind(arguments: argparse.Namespace) -> None:
     if [bool(arguments.project), arguments.admin, arguments.operator].count(True) != 1:
         raise CommandError("say one of --project NAME (for inference), --admin (for the tenant's reports), --operator")
     if arguments.operator == bool(arguments.tenant):
@@ -43,20 +113,10 @@ def create_key(settings: Settings, arguments: argparse.Namespace) -> int:
         raise CommandError(needed)
     if arguments.operator and not arguments.name.strip():
         raise CommandError("say --name WHO: operators are told apart by it")
-
-    async def work(admin: AdminServices) -> None:
-        if arguments.operator:
-            if await approvals_are_on(admin):
-                # Without a second operator's key, one person could become two by a key of another name.
-                await check_operators(admin, arguments)
-            print((await admin.tenancy.create_operator_key(arguments.name)).key)
-            return
-        tenant = await admin.tenancy.tenant(arguments.tenant)
-        project = await _project(admin, tenant.id, arguments) if arguments.project else None
-        issued = await admin.tenancy.create_key(tenant.id, project.id if project else None, arguments.name)
-        print(issued.key)
-
-    return with_admin_services(settings, work)
+    if arguments.project and arguments.role:
+        raise CommandError("--role is for --admin and --operator: the key of a project has none")
+    if arguments.operator and (arguments.models or arguments.lanes):
+        raise CommandError("--models and --lanes are for inference, which an operator's key is not for")
 
 
 async def _project(admin: AdminServices, tenant_id: UUID, arguments: argparse.Namespace) -> Project:
@@ -78,27 +138,66 @@ async def _project(admin: AdminServices, tenant_id: UUID, arguments: argparse.Na
 
 
 @admin_command
+async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike keys change KEY`."""
+    from tenancy.repositories import KeyChange, grant_of
+
+    found = await admin.tenancy.key(_public_id(arguments.key))
+    await _check_operators_of(admin, arguments, found)
+    given = [name for name in _LIMITS if getattr(arguments, name) is not None]
+    read, before = _limits(arguments), grant_of(found).limits
+    fields = ["permissions" if name == "scopes" else name for name in given]
+    limits = msgspec.structs.replace(before, **{name: getattr(read, name) for name in fields})
+    change = KeyChange(
+        name=msgspec.UNSET if arguments.name is None else arguments.name,
+        role=msgspec.UNSET if arguments.role is None else arguments.role,
+        limits=limits if given else msgspec.UNSET,
+        expires_at=msgspec.UNSET if arguments.expires is None else _when(arguments.expires, "--expires"),
+    )
+    if arguments.dry_run:
+        return _print_grant(msgspec.structs.replace(grant_of(found), limits=limits))
+    await admin.tenancy.change_key(found.public_id, change, reason=arguments.reason)
+    print(f"changed {found.public_id}")
+    return None
+
+
+@admin_command
+async def rotate_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike keys rotate KEY`: the key with its new secret alone on stdout."""
+    found = await admin.tenancy.key(_public_id(arguments.key))
+    await _check_operators_of(admin, arguments, found)
+    until = _when(arguments.overlap, "--overlap")
+    if until is None:
+        raise CommandError("--overlap: the present secret has to end; say when, such as 24h")
+    ends = datetime.fromtimestamp(until // 1_000_000, UTC)
+    if arguments.dry_run:
+        print(f"would give {found.public_id} a new secret; the present one until {ends:%Y-%m-%d %H:%M:%S} UTC")
+        return
+    issued, _ = await admin.tenancy.rotate_key(found.public_id, until=until, reason=arguments.reason)
+    print(f"the earlier secret of {found.public_id} works until {ends:%Y-%m-%d %H:%M:%S} UTC", file=sys.stderr)
+    print(issued.key)
+
+
+@admin_command
 async def revoke_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike keys revoke KEY`."""
-    from tenancy.keys import PREFIX
+    from tenancy.operators import check_two_remain
 
-    whole_key_or_id: str = arguments.key
-    public_id = whole_key_or_id.removeprefix(PREFIX + "_").split("_")[0]
+    public_id = _public_id(arguments.key)
     if await approvals_are_on(admin):
-        await _keep_two_operators(admin, public_id)
-    at_once = await admin.tenancy.revoke(public_id)
+        check_two_remain(await admin.tenancy.list_operator_keys(), public_id)
+    if arguments.dry_run:
+        found = await admin.tenancy.key(public_id)
+        print(f"would revoke {public_id} ({found.kind}, {found.name or 'without a name'})")
+        return
+    at_once = await admin.tenancy.revoke(public_id, reason=arguments.reason)
     print(f"revoked {public_id}" + ("" if at_once else "; Redis is away, so within 30 s"))
 
 
-async def _keep_two_operators(admin: AdminServices, public_id: str) -> None:
-    """Raise CommandError where too few operators would remain to change a price, or to turn approvals off."""
-    keys = [key for key in await admin.tenancy.list_operator_keys() if not key.revoked_at]
-    remaining = {key.name.casefold() for key in keys if key.public_id != public_id}
-    if len(remaining) < 2 and any(key.public_id == public_id for key in keys):
-        raise CommandError(
-            "approvals take two operators, and fewer would have a key: make another's key first "
-            "(`turnpike keys create --operator --name WHO`), or turn approvals off"
-        )
+async def _check_operators_of(admin: AdminServices, arguments: argparse.Namespace, key: ApiKey) -> None:
+    """While approvals are on, changing another operator's key takes two: its secret would make one person two."""
+    if key.kind == "operator" and await approvals_are_on(admin) and not await is_own_key(admin, key.name):
+        await check_operators(admin, arguments)
 
 
 @admin_command
@@ -109,13 +208,103 @@ async def list_keys(admin: AdminServices, arguments: argparse.Namespace) -> None
     for tenant in tenants:
         projects = {project.id: project.name for project in await admin.tenancy.list_projects(tenant.id)}
         keys = await admin.tenancy.list_keys(tenant.id)
-        rows += [_row(key, tenant.name, projects[key.project_id] if key.project_id else "(admin)") for key in keys]
+        rows += [(key, tenant.name, projects[key.project_id] if key.project_id else "(admin)") for key in keys]
     if not arguments.tenant:
-        rows += [_row(key, "-", "(operator)") for key in await admin.tenancy.list_operator_keys()]
-    print_table(("key", "tenant", "project", "state", "made", "last used", "name"), rows)
+        rows += [(key, "-", "(operator)") for key in await admin.tenancy.list_operator_keys()]
+    if arguments.format == "json":
+        described = [{"key": key.public_id, "tenant": tenant, "project": of, **_facts(key)} for key, tenant, of in rows]
+        print(msgspec.json.format(msgspec.json.encode(described)).decode())
+        return
+    header = ("key", "tenant", "project", "role", "state", "made", "last used", "limits", "name")
+    print_table(header, [_row(key, tenant, project) for key, tenant, project in rows])
 
 
 def _row(key: ApiKey, tenant: str, project: str) -> tuple[str, ...]:
-    state = "revoked" if key.revoked_at else "active"
+    from tenancy.repositories import grant_of
+
     used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
-    return key.public_id, tenant, project, state, f"{key.created_at:%Y-%m-%d}", used, key.name
+    role = "-" if key.kind == "project" else grant_of(key).role
+    limited = ", ".join(_limit_texts(grant_of(key).limits)) or "-"
+    return key.public_id, tenant, project, role, _state(key), f"{key.created_at:%Y-%m-%d}", used, limited, key.name
+
+
+def _facts(key: ApiKey) -> dict[str, object]:
+    from tenancy.repositories import grant_of
+
+    grant = grant_of(key)
+    return {
+        "kind": key.kind,
+        "name": key.name,
+        "role": None if key.kind == "project" else grant.role,
+        "state": _state(key),
+        "permissions": sorted(grant.permissions()),
+        "limits": grant.limits,
+        "created_at": key.created_at,
+        "expires_at": key.expires_at,
+        "last_used_at": key.last_used_at,
+        "rotated_at": key.rotated_at,
+        "old_secret_until": key.previous_until,
+        "old_secret_used_at": key.previous_used_at,
+    }
+
+
+def _state(key: ApiKey) -> str:
+    now = datetime.now(UTC)
+    if key.revoked_at:
+        return "revoked"
+    if key.expires_at is not None and key.expires_at <= now:
+        return "expired"
+    return "two secrets" if key.previous_until is not None and key.previous_until > now else "active"
+
+
+def _limit_texts(limits: KeyLimits) -> list[str]:
+    fields = ("permissions", "networks", "models", "lanes")
+    return [f"{name} {' '.join(value)}" for name in fields if (value := getattr(limits, name)) is not None]
+
+
+def _print_grant(grant: KeyGrant) -> None:
+    print(f"checked, nothing written; it would allow: {', '.join(sorted(grant.permissions()))}")
+    for text in _limit_texts(grant.limits)[1 if grant.limits.permissions is not None else 0 :]:
+        print(f"limited to {text}")
+
+
+def _limits(arguments: argparse.Namespace) -> KeyLimits:
+    """What the flags limit a key to. Raises InvalidLimit, CommandError."""
+    from protocol.requests import LANES
+    from tenancy.key_limits import key_limits
+
+    given = {name: getattr(arguments, name) for name in _LIMITS}
+    lists = {
+        name: None if text in (None, _NO_LIMIT) else [part.strip() for part in text.split(",") if part.strip()]
+        for name, text in given.items()
+    }
+    for lane in lists["lanes"] or ():
+        if lane not in LANES:
+            raise CommandError(f"--lanes: {lane!r} is not one of {', '.join(LANES)}")
+    return key_limits(**lists)
+
+
+def _when(text: str | None, flag: str) -> int | None:
+    """The instant that a duration from now or a day says, in microseconds since the Unix epoch; None for none.
+
+    Raises CommandError.
+    """
+    from billing.calendar import InvalidInstant, parse_instant
+
+    if text in (None, _NO_LIMIT):
+        return None
+    assert text is not None
+    if match := _DURATION.fullmatch(text):
+        return time.time_ns() // 1000 + int(match[1]) * _SECONDS[match[2]] * 1_000_000
+    try:
+        return parse_instant(text)
+    except InvalidInstant as error:
+        raise CommandError(
+            f"{flag}: {text!r} is neither a duration such as 30d nor a day such as 2027-01-01"
+        ) from error
+
+
+def _public_id(whole_key_or_id: str) -> str:
+    from tenancy.keys import PREFIX
+
+    return whole_key_or_id.removeprefix(PREFIX + "_").split("_")[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from turnpike.command_context import admin_command, print_table, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
-from turnpike.operator_identity import add_second_operator, check_operators
+from turnpike.operator_identity import add_second_operator, approvals_are_on, check_operators, check_own_operator
 from turnpike.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,8 +18,13 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike platform …`."""
     parser.add_action("show", "the settings, and who set them", show_platform)
     put = parser.add_action("set", "change a setting", set_platform)
-    put.add_argument("name", metavar="NAME", help="approvals: whether it takes two operators to change a price")
-    put.add_argument("value", metavar="VALUE", help="on or off")
+    put.add_argument(
+        "name",
+        metavar="NAME",
+        help="approvals: whether prices, terms, grants, credit notes and these settings take two operators; "
+        "grant_approval_over: from which amount on grants do",
+    )
+    put.add_argument("value", metavar="VALUE", help="on or off; an amount such as 100.00")
     put.add_argument("--reason", default="", help="why; kept in the log")
     add_second_operator(put)
 
@@ -28,9 +33,9 @@ def add_arguments(parser: CommandParser) -> None:
 async def show_platform(admin: AdminServices, _arguments: argparse.Namespace) -> None:
     """`turnpike platform show`."""
     from billing.calendar import format_instant
-    from billing.platform_settings import VALUES
+    from billing.platform_settings import NAMES
 
-    print_table(("setting", "value"), [(name, await admin.platform.value(name)) for name in VALUES])
+    print_table(("setting", "value"), [(name, await admin.platform.value(name)) for name in NAMES])
     for change in await admin.platform.history():
         why = f": {change.reason}" if change.reason else ""
         at = format_instant(change.at)
@@ -39,18 +44,25 @@ async def show_platform(admin: AdminServices, _arguments: argparse.Namespace) ->
 
 def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike platform set NAME VALUE`."""
+    from billing.approvals.kinds import SettingArguments
+    from billing.pending_changes import propose
     from billing.platform_settings import APPROVALS, check_platform_setting
+    from tenancy.operators import deciding_operators
     from turnpike.admin_services import system_user
 
     check_platform_setting(arguments.name, arguments.value)
 
     async def work(admin: AdminServices) -> None:
-        if arguments.name == APPROVALS and arguments.value == "on":
-            operators = {key.name.casefold() for key in await admin.tenancy.list_operator_keys() if not key.revoked_at}
-            if len(operators) < 2:
-                raise CommandError(
-                    "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
-                )
+        turns_on = arguments.name == APPROVALS and arguments.value == "on"
+        if turns_on and len(deciding_operators(await admin.tenancy.list_operator_keys())) < 2:
+            raise CommandError(
+                "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
+            )
+        if await approvals_are_on(admin) and not arguments.second_operator_key_file:
+            await check_own_operator(admin, "platform.write")
+            change = SettingArguments(arguments.name, arguments.value)
+            summary = f"{arguments.name}: {arguments.value}"
+            await propose(admin.database, "platform_setting.set", change, summary, reason=arguments.reason)
         by = " and ".join(await check_operators(admin, arguments))
         via = f"operator keys, {system_user()}"
         await admin.platform.set(arguments.name, arguments.value, by=by, via=via, reason=arguments.reason)

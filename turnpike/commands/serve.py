@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
+from audit_log.actors import Actor, acting_as
 from turnpike.command_context import CURRENCY, DEFAULT_PROJECT
 from turnpike.command_line import CommandParser
 from turnpike.processes import listener
@@ -98,7 +99,8 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
     running = asyncio.create_task(replica.run())
     try:
         async with open_admin_services(settings, "always") as admin:
-            await _provide_demo(admin)
+            with acting_as(_starter()):
+                await _provide_demo(admin)
             async with open_gateway_services(settings, admin, secrets, registry) as services:
                 # Longer than its own watchdog waits, which logs where the replica stands.
                 longest_silence_s = max(2 * settings.stall_timeout, LEAST_SILENCE_S)
@@ -171,6 +173,13 @@ async def kill_when_silent(replica: Child, link: LinkLiveness, longest_s: float,
             heard_pid = None
 
 
+def _starter() -> Actor:
+    """Who started this: what is made for them at the first start is their doing."""
+    from turnpike.admin_services import system_user
+
+    return Actor("command", system_user(), system_user(), through="turnpike serve")
+
+
 async def _provide_demo(admin: AdminServices) -> None:
     """At the first start: make a tenant with a project and money, and set the model's own prices."""
     from billing.prices.sheets import PriceProposal
@@ -228,7 +237,8 @@ async def _announce(admin: AdminServices, services: GatewayServices, server: Gat
             f" {data_dir})"
         )
     else:
-        issued = (await admin.tenancy.create_key(tenant.id, project.id, "made at the first start")).key
+        with acting_as(_starter()):
+            issued = (await admin.tenancy.create_key(tenant.id, project.id, "made at the first start")).key
         if sys.stdout.isatty():
             key, about = issued, f"{owner} (shown once; keep it):\n    {issued}"
         else:

@@ -13,7 +13,6 @@ import msgspec
 from billing.money import format_pico, parse_amount
 from turnpike.command_context import (
     CURRENCY,
-    DEFAULT_PROJECT,
     admin_command,
     currency_of,
     print_table,
@@ -41,8 +40,20 @@ def add_arguments(parser: CommandParser) -> None:
     statement = parser.add_action("statement", "what changed the balance, with the balance after each", show_statement)
     line = parser.add_action("credit-line", "how much may be used before it is paid; 0: prepaid", set_credit_line)
     parser.add_action("list", "tenants with their balances", list_tenants)
-    for action in (credit, grant, refund, adjust, statement, line):
+    suspend = parser.add_action("suspend", "refuse all its requests, everywhere within a second", suspend_tenant)
+    resume = parser.add_action("resume", "admit its requests again", resume_tenant)
+    for action in (credit, grant, refund, adjust, statement, line, suspend, resume):
         action.add_tenant_first()
+    for action in (suspend, resume):
+        action.add_argument("--project", help="of this project alone")
+        action.add_argument("--reason", default="", help="why; kept in the audit log")
+        action.add_dry_run()
+    suspend.add_argument(
+        "--running",
+        choices=["finish", "end"],
+        default="finish",
+        help="what runs now finishes, or ends, billed for what was delivered; default: %(default)s",
+    )
     for action in (credit, grant, refund, line):
         action.add_argument("amount", help="in the currency's units, such as 25.00")
     for action in (credit, grant, refund):
@@ -69,10 +80,9 @@ def add_arguments(parser: CommandParser) -> None:
 @admin_command
 async def create_tenant(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike tenants create NAME`."""
-    tenant = await admin.tenancy.create_tenant(arguments.tenant)
-    await admin.tenancy.create_project(tenant.id, DEFAULT_PROJECT)
+    tenant, project = await admin.tenancy.open_tenant(arguments.tenant)
     print(
-        f"made tenant {tenant.name} with project {DEFAULT_PROJECT}; it has no money yet: "
+        f"made tenant {tenant.name} with project {project.name}; it has no money yet: "
         f"`turnpike tenants credit {tenant.name} AMOUNT`"
     )
 
@@ -86,8 +96,44 @@ async def list_tenants(admin: AdminServices, _arguments: argparse.Namespace) -> 
         names = ("available", "held", "restricted", "credit_line")
         money = [format_pico(getattr(balance, name) if balance else 0) for name in names]
         projects = ", ".join(project.name for project in await admin.tenancy.list_projects(tenant.id))
-        rows.append((tenant.name, *money, balance.currency if balance else CURRENCY, projects))
-    print_table(("tenant", "available", "held", "restricted", "credit line", "currency", "projects"), rows)
+        state = "suspended" if tenant.suspended_at else "active"
+        rows.append((tenant.name, state, *money, balance.currency if balance else CURRENCY, projects))
+    print_table(("tenant", "state", "available", "held", "restricted", "credit line", "currency", "projects"), rows)
+
+
+@admin_command
+async def suspend_tenant(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike tenants suspend NAME`."""
+    from tenancy.suspension import Suspensions
+
+    tenant_id, project_id, name = await _suspendable(admin, arguments)
+    if arguments.dry_run:
+        print(f"would suspend {name}; what runs would {arguments.running}; nothing was written")
+        return
+    suspensions = Suspensions(admin.database, admin.bus)
+    at_once = await suspensions.suspend(tenant_id, project_id, running=arguments.running, reason=arguments.reason)
+    print(f"suspended {name}" + ("" if at_once else "; Redis is away, so within some seconds"))
+
+
+@admin_command
+async def resume_tenant(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike tenants resume NAME`."""
+    from tenancy.suspension import Suspensions
+
+    tenant_id, project_id, name = await _suspendable(admin, arguments)
+    if arguments.dry_run:
+        print(f"would resume {name}; nothing was written")
+        return
+    at_once = await Suspensions(admin.database, admin.bus).resume(tenant_id, project_id, reason=arguments.reason)
+    print(f"resumed {name}" + ("" if at_once else "; Redis is away, so within some seconds"))
+
+
+async def _suspendable(admin: AdminServices, arguments: argparse.Namespace) -> tuple[UUID, UUID | None, str]:
+    tenant = await admin.tenancy.tenant(arguments.tenant)
+    if not arguments.project:
+        return tenant.id, None, f"tenant {tenant.name}"
+    project = await admin.tenancy.project(tenant.id, arguments.project)
+    return tenant.id, project.id, f"project {project.name} of {tenant.name}"
 
 
 @admin_command

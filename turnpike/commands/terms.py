@@ -54,7 +54,7 @@ def set_terms(settings: Settings, arguments: argparse.Namespace) -> int:
             await admin.contracts.check(tenant.id, terms, period)
             print(f"{tenant.name}: checked, nothing written")
             return
-        author = await find_author(admin, arguments)
+        author = await find_author(admin, arguments, "terms.write")
         number = await admin.contracts.put(tenant.id, terms, period, author.name, arguments.reason)
         print(f"{tenant.name}: terms {number}, from {period} on")
 

@@ -1,4 +1,4 @@
-"""The event loop of a role: uvloop, until a signal says stop."""
+"""The event loop of a role: uvloop, until a signal says stop. What a role changes by itself, it does as the system."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from collections.abc import Coroutine
 
 import uvloop
 
+from audit_log.actors import Actor, become
+
 
 def run_role(role: Coroutine[None, None, int]) -> int:
     """Run a role on uvloop to its end; its exit status."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(role)
+        status = runner.run(_as_system(role))
     sys.stdout.flush()
     return status
+
+
+async def _as_system(role: Coroutine[None, None, int]) -> int:
+    become(Actor("system", "turnpike", "turnpike"))
+    return await role
 
 
 def stop_event() -> asyncio.Event:

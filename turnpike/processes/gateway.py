@@ -16,13 +16,18 @@ from billing.spool.spool import Spool
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.fleet.fleet import Fleet
 from gateway.http.connections import raise_open_files_limit
+from gateway.limits.limiter import KEEP_US, LEASE_US, Limiter
+from gateway.limits.redis_buckets import RedisBuckets
 from gateway.served_models.registry import ModelRegistry
 from gateway.server import GatewayServer
 from gateway.services import GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
 from tenancy.authenticator import Authenticator
+from tenancy.key_limits import parse_networks
 from tenancy.keys import Peppers
+from tenancy.rate_limits import LimitCache
+from tenancy.suspension import Suspensions
 from turnpike.admin_services import AdminServices, webhook_endpoints
 from turnpike.processes.listener import is_loopback
 from turnpike.settings.data_folder import folder_identity
@@ -46,13 +51,16 @@ def tune_garbage_collector() -> None:
 async def open_gateway_services(
     settings: Settings, admin: AdminServices, secrets: Secrets, registry: ModelRegistry
 ) -> AsyncIterator[GatewayServices]:
-    """What the gateway's application is made of. Raises ModelWithoutPrice, AddressError, GatewayNameTaken, OSError."""
+    """What the gateway's application is made of. Raises ModelWithoutPrice, AddressError, GatewayNameTaken, OSError,
+    InvalidLimit."""
     raise_open_files_limit()
     name = settings.own_gateway_name
+    proxies = [one for one in settings.trusted_proxies.split(",") if one.strip()]
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
     scope_keys = ScopeKeys(admin.database, secrets.master_key, patience=min(_KEY_PATIENCE_S, settings.database_timeout))
+    buckets = RedisBuckets(settings.redis_url, LEASE_US, KEEP_US) if settings.redis_url else None
     keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
         await keeper.start()
@@ -65,6 +73,9 @@ async def open_gateway_services(
                 admin.bus,
                 patience=settings.database_timeout,
             ),
+            tenancy=admin.tenancy,
+            suspensions=Suspensions(admin.database, admin.bus),
+            users=admin.users,
             holds=admin.holds,
             prices=admin.prices,
             spool=spool,
@@ -75,6 +86,8 @@ async def open_gateway_services(
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports),
             webhooks=webhook_endpoints(settings, admin.database, secrets),
+            limiter=Limiter(LimitCache(admin.database, admin.bus, patience=settings.database_timeout), buckets, name),
+            rate_limits=admin.limits,
             epoch=keeper,
             domains=CacheDomains(secrets.scope_secret, scope_keys, retention=settings.cache_retention),
             scope_keys=scope_keys,
@@ -88,6 +101,7 @@ async def open_gateway_services(
                 connections=settings.max_connections,
                 connections_per_address=settings.max_connections_per_address,
                 public_metrics=not settings.metrics_listen and is_loopback(settings.host),
+                trusted_proxies=parse_networks(proxies, "trusted_proxies") if proxies else (),
                 database_patience=settings.database_timeout,
                 timeouts=RequestTimeouts(request=settings.request_timeout),
             ),

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 import structlog
 
+from audit_log.actors import Actor, become
+from audit_log.anchors import anchor_chains, latest_witness
 from billing.events import partitions
 from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
@@ -78,6 +80,7 @@ async def repeat_jobs(all_jobs: Sequence[Job], outage: Outage | None = None) -> 
 
 
 async def _repeat(job: Job, outage: Outage) -> None:
+    become(Actor("system", f"worker/{job.name}", "turnpike worker"))
     backoff = Backoff(min(job.every_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
     while True:
         more = False
@@ -99,7 +102,7 @@ async def _repeat(job: Job, outage: Outage) -> None:
 
 def jobs(admin: AdminServices) -> list[Job]:
     """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, keep leases, remove old
-    rows."""
+    rows, anchor the audit log."""
     settings, periods = admin.settings, Periods(admin.database)
     exports = ExportJobs(admin.database, admin.prices, settings.exports)
     dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
@@ -127,10 +130,17 @@ def jobs(admin: AdminServices) -> list[Job]:
         charges = await forget_charges(admin.database, settings.budget_keep_days * _DAY_S)
         windows = await forget_windows(admin.database, settings.budget_keep_days * _DAY_S)
         history = await History(admin.database).forget_old()
-        if removed or holds or charges or windows or history:
-            gone = {"holds": holds, "charges": charges, "windows": windows, "history": history}
+        users = await admin.users.forget_old()
+        if removed or holds or charges or windows or history or users:
+            gone = {"holds": holds, "charges": charges, "windows": windows, "history": history, "users": users}
             logger.info("old rows are forgotten", webhooks=removed, **gone)
         return removed >= REMOVAL_BATCH or max(holds, charges, windows, history) >= BATCH
+
+    async def anchor() -> bool:
+        if anchored := await anchor_chains(admin.database):
+            witness = await latest_witness(admin.database)
+            logger.info("the audit log is anchored", chains=anchored, witness=witness and witness.text)
+        return False
 
     return [
         Job("sweep", 30.0, sweep),
@@ -138,4 +148,5 @@ def jobs(admin: AdminServices) -> list[Job]:
         Job("webhooks", 1.0, dispatcher.run),
         Job("leases", 5.0, leases.run),
         Job("clean", 3600.0, clean),
+        Job("anchor", 3600.0, anchor),
     ]

@@ -125,6 +125,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_least=0,
         ),
     ] = 0
+    trusted_proxies: Annotated[
+        str,
+        _about(
+            "networks of load balancers, separated by commas, whose X-Forwarded-For says who the client is; default: "
+            "none, the connection's address is the client's",
+            SERVE,
+            GATEWAY,
+        ),
+    ] = ""
     database_timeout: Annotated[
         float,
         _about(

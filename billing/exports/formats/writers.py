@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from billing.calendar import period_bounds
-from billing.exports.datasets import Column, Row, as_text, safe_cell
+from billing.exports.datasets import Column, Row, as_text
+from storage.free_text import safe_cell
 
 Format = Literal["csv", "jsonl", "parquet", "xlsx"]
 FORMATS: tuple[Format, ...] = ("csv", "jsonl", "parquet", "xlsx")

@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.record import record_change
 from billing.integrity.canonical_json import canonical
 from billing.invoices.errors import NoProfile
 from billing.invoices.parties.parties import Buyer, Seller, check_countries, check_vat_id
@@ -29,10 +30,14 @@ class Parties:
         own = select(legal_entity.c.profile).where(legal_entity.c.id == seller.id)
         async with self._database.transaction() as session:
             profile = await session.scalar(self._database.locked(own))
-            check_vat_id(seller, None if profile is None else msgspec.json.decode(profile, type=Seller))
+            before = None if profile is None else msgspec.json.decode(profile, type=Seller)
+            check_vat_id(seller, before)
             await session.execute(
                 self._database.insert(legal_entity).values(row).on_conflict_do_update(index_elements=["id"], set_=new)
             )
+            if before != seller:
+                await record_change(session, "seller.set", target="seller", target_id=seller.id,
+                                    before=before, after=seller)  # fmt: skip
 
     async def set_buyer(self, tenant_id: UUID, buyer: Buyer) -> None:
         """Create or replace a tenant's billing profile.
@@ -52,12 +57,16 @@ class Parties:
         async with self._database.transaction() as session:
             await read_seller(session, buyer.seller)
             profile = await session.scalar(self._database.locked(own))
-            check_vat_id(buyer, None if profile is None else msgspec.json.decode(profile, type=Buyer))
+            before = None if profile is None else msgspec.json.decode(profile, type=Buyer)
+            check_vat_id(buyer, before)
             await session.execute(
                 self._database.insert(billing_profile)
                 .values(row)
                 .on_conflict_do_update(index_elements=["tenant_id"], set_=new)
             )
+            if before != buyer:
+                await record_change(session, "billing_profile.set", target="billing_profile", target_id=str(tenant_id),
+                                    tenant_id=tenant_id, before=before, after=buyer)  # fmt: skip
 
     async def sellers(self) -> list[Seller]:
         """All sellers, ordered by id."""

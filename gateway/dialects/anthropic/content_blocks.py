@@ -8,13 +8,23 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from gateway.dialects.json_paths import ABSENT
+from gateway.dialects.json_paths import json_object
 from gateway.errors import InvalidField
 
 ToolId: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]+$", max_length=256)]
 ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]+$", max_length=128)]
+
+
+Citations: TypeAlias = Annotated[
+    Raw,
+    Meta(
+        description="Of an earlier answer's text: not looked at there. Other texts cannot have any from 2026-10-21 on.",
+        extra_json_schema={"type": ["array", "null"], "items": {"type": "object", "additionalProperties": True}},
+    ),
+]
+NoMarker: TypeAlias = Annotated[Raw, Meta(description="Thinking cannot be marked.", extra_json_schema={"type": "null"})]
 
 
 class CacheControl(Struct, frozen=True, tag="ephemeral", tag_field="type"):
@@ -26,13 +36,13 @@ class CacheControl(Struct, frozen=True, tag="ephemeral", tag_field="type"):
 class TextBlock(Struct, frozen=True, tag="text", tag_field="type"):
     text: str
     cache_control: CacheControl | None = None
-    citations: Raw = ABSENT
+    citations: Citations | UnsetType = UNSET
 
 
 class ToolUseBlock(Struct, frozen=True, tag="tool_use", tag_field="type"):
     id: ToolId
     name: ToolName
-    input: Raw
+    input: Annotated[Raw, json_object("The arguments of the call.")]
     cache_control: CacheControl | None = None
 
 
@@ -41,12 +51,12 @@ class ThinkingBlock(Struct, frozen=True, tag="thinking", tag_field="type"):
 
     thinking: str
     signature: str = ""
-    cache_control: Raw = ABSENT
+    cache_control: NoMarker | UnsetType = UNSET
 
 
 class RedactedThinkingBlock(Struct, frozen=True, tag="redacted_thinking", tag_field="type"):
     data: str
-    cache_control: Raw = ABSENT
+    cache_control: NoMarker | UnsetType = UNSET
 
 
 _UNSUPPORTED = {
@@ -69,7 +79,14 @@ _UNSUPPORTED = {
 
 
 def _refused(kind: str) -> Any:
-    return msgspec.defstruct(f"Unsupported_{kind}", [], tag=kind, tag_field="type", frozen=True)
+    return msgspec.defstruct(
+        f"Unsupported_{kind}",
+        [],
+        tag=kind,
+        tag_field="type",
+        frozen=True,
+        namespace={"__doc__": f"Not supported ({_UNSUPPORTED[kind]}): refused."},
+    )
 
 
 _Refused = {kind: _refused(kind) for kind in _UNSUPPORTED}

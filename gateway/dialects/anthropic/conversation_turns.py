@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.dialects.anthropic.content_blocks import (
     AnyBlock,
@@ -22,8 +22,8 @@ from gateway.dialects.anthropic.content_blocks import (
     ToolUseBlock,
     refuse_unsupported,
 )
-from gateway.dialects.anthropic.json_objects import JsonObjects
-from gateway.dialects.json_paths import ABSENT
+from gateway.dialects.json_objects import JsonObjects
+from gateway.dialects.json_paths import json_bytes
 from gateway.errors import InvalidField
 from gateway.generation_request import CacheMarker, Text, ToolCall, Turn
 
@@ -162,7 +162,7 @@ class _Reader:
         """The texts of text blocks."""
         for placed in blocks:
             block = placed.block
-            if self._no_citations and role != "assistant" and bytes(block.citations) not in (b"", b"null", b"[]"):
+            if self._no_citations and role != "assistant" and json_bytes(block.citations) not in (b"", b"null", b"[]"):
                 raise InvalidField(f"{placed.path}.citations", "API version 2026-10-21 does not allow citations here")
             if block.cache_control is not None and not block.text:
                 raise InvalidField(f"{placed.path}.cache_control", "an empty text block cannot be cached")
@@ -223,6 +223,6 @@ class _Reader:
             self.markers.append(CacheMarker(path, f"{block_path}.cache_control", control.ttl))
 
 
-def _refuse_marker(control: Raw, path: str) -> None:
-    if control is not ABSENT and bytes(control) != b"null":
+def _refuse_marker(control: Raw | UnsetType, path: str) -> None:
+    if control is not UNSET and bytes(control) != b"null":
         raise InvalidField(f"{path}.cache_control", "thinking cannot be marked; it is cached with what follows it")

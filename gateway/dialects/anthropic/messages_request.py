@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, TextBlock
 from gateway.dialects.anthropic.conversation_turns import Message, read_messages, read_system
-from gateway.dialects.anthropic.json_objects import JsonObjects
-from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice, ToolParam, check_choice, read_tools
-from gateway.dialects.json_paths import ABSENT, decode
+from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice, ToolParam, read_choice, read_tools
+from gateway.dialects.json_objects import JsonObjects
+from gateway.dialects.json_paths import decode, json_bytes, json_object
 from gateway.dialects.large_bodies import check_large_messages
 from gateway.errors import InvalidField, InvalidRequest
 from gateway.generation_request import CacheDirectives, GenerationRequest, Grammar, tag_of
@@ -41,6 +41,27 @@ _FIELD_BYTES = 64 * 1024
 
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 StopSequence: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+StopSequences: TypeAlias = Annotated[
+    Raw,
+    Meta(
+        description=f"Texts that end the answer; at most {_MOST_STOPS}, none of white space only.",
+        extra_json_schema={
+            "type": ["array", "null"],
+            "items": {"type": "string", "minLength": 1, "maxLength": 256},
+            "maxItems": _MOST_STOPS,
+        },
+    ),
+]
+_Refused: TypeAlias = (
+    Annotated[
+        Raw,
+        Meta(
+            description="Not supported: refused, unless it is empty.",
+            extra_json_schema={"enum": [None, [], {}]},
+        ),
+    ]
+    | UnsetType
+)
 _Display = Literal["summarized", "omitted"]
 
 
@@ -62,7 +83,7 @@ class NoThinking(Struct, frozen=True, tag="disabled", tag_field="type"):
 
 
 class SchemaFormat(Struct, frozen=True, tag="json_schema", tag_field="type"):
-    schema: Raw
+    schema: Annotated[Raw, json_object("A JSON schema, which the answer fulfils.")]
 
 
 class OutputConfig(Struct, frozen=True):
@@ -96,10 +117,10 @@ class PromptFields(Struct, frozen=True, kw_only=True):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
-    container: Raw = ABSENT
-    context_management: Raw = ABSENT
-    mcp_servers: Raw = ABSENT
-    output_format: Raw = ABSENT
+    container: _Refused = UNSET
+    context_management: _Refused = UNSET
+    mcp_servers: _Refused = UNSET
+    output_format: _Refused = UNSET
 
 
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
@@ -107,7 +128,7 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
 
     max_tokens: Annotated[int, Meta(ge=0, lt=2**31)]
     stream: bool | None = None
-    stop_sequences: Raw = ABSENT
+    stop_sequences: StopSequences | UnsetType = UNSET
     temperature: Fraction | None = None
     top_p: Fraction | None = None
     top_k: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
@@ -183,12 +204,12 @@ def parse_count(body: bytes, version: str = _NEWEST) -> GenerationRequest:
 def _prompt(request: PromptFields, version: str) -> dict[str, Any]:
     """The fields of `GenerationRequest` that decide over the prompt, and the markers in it in Anthropic's order."""
     for name in _REFUSED:
-        if bytes(getattr(request, name)) not in _NO_EFFECT:
+        if json_bytes(getattr(request, name)) not in _NO_EFFECT:
             hint = "; use $.output_config.format" if name == "output_format" else ""
             raise InvalidField(f"$.{name}", f"it is not supported{hint}", code="unsupported_parameter")
     objects = JsonObjects()
     tools, markers = read_tools(request.tools or (), objects)
-    check_choice(request.tool_choice, tools)
+    choice = read_choice(request.tool_choice, tools)
     no_citations = version == _NEWEST
     system, system_markers = read_system(request.system, no_citations=no_citations)
     conversation = read_messages(request.messages, objects, no_citations=no_citations)
@@ -202,6 +223,7 @@ def _prompt(request: PromptFields, version: str) -> dict[str, Any]:
         "turns": (*(() if system is None else (system,)), *conversation.turns),
         "turns_path": "$.messages",
         "tools": tools,
+        "tool_choice": choice,
         "continued": conversation.continued,
         "markers": (*markers, *system_markers, *conversation.markers),
     }
@@ -216,8 +238,8 @@ def _lane(tier: str | None) -> Lane:
     return lane
 
 
-def _stop_sequences(raw: Raw) -> tuple[str, ...]:
-    if raw is ABSENT:
+def _stop_sequences(raw: Raw | UnsetType) -> tuple[str, ...]:
+    if raw is UNSET:
         return ()
     if len(raw) > _FIELD_BYTES:
         raise InvalidField("$.stop_sequences", f"it is longer than {_FIELD_BYTES} bytes")

@@ -1,31 +1,48 @@
 """POST /v1/messages: the response as Anthropic's JSON, whole or in events.
 
-Source: https://docs.anthropic.com/en/api/messages-streaming. An answer's text is one content block; without text
-there is none.
+Source: https://docs.anthropic.com/en/api/messages-streaming. Text, thinking and each call are content blocks, in the
+order in which the model wrote them; an answer without any has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from billing.usage import Usage
+from gateway.conversation.output import events as output
 from gateway.dialects.anthropic.diagnostics import AnthropicDiagnostics, anthropic_diagnostics
 from gateway.dialects.anthropic.errors import envelope
 from gateway.dialects.anthropic.message_usage import MessageUsage, message_usage
 from gateway.generation.delivery import ChoiceDelta, Failed, Finished, Started
 from protocol.requests import Lane
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
 class TextContent(Struct, frozen=True, tag="text", tag_field="type"):
     text: str
     citations: None = None
+
+
+class ThinkingContent(Struct, frozen=True, tag="thinking", tag_field="type"):
+    """Reasoning. The signature is empty: no model here signs it, and none is asked for when it is sent back."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseContent(Struct, frozen=True, tag="tool_use", tag_field="type"):
+    id: str
+    name: str
+    input: Raw = Raw(b"{}")
+
+
+Content: TypeAlias = TextContent | ThinkingContent | ToolUseContent
 
 
 class Message(Struct, frozen=True, kw_only=True, tag="message", tag_field="type"):
@@ -34,7 +51,7 @@ class Message(Struct, frozen=True, kw_only=True, tag="message", tag_field="type"
     id: str
     role: str = "assistant"
     model: str
-    content: tuple[TextContent, ...]
+    content: tuple[Content, ...]
     stop_reason: StopReason | None
     stop_sequence: str | None
     stop_details: None = None
@@ -53,16 +70,24 @@ class Ping(Struct, frozen=True, tag="ping", tag_field="type"):
 
 class BlockStart(Struct, frozen=True, tag="content_block_start", tag_field="type"):
     index: int
-    content_block: TextContent
+    content_block: Content
 
 
 class TextDelta(Struct, frozen=True, tag="text_delta", tag_field="type"):
     text: str
 
 
+class ThinkingDelta(Struct, frozen=True, tag="thinking_delta", tag_field="type"):
+    thinking: str
+
+
+class InputDelta(Struct, frozen=True, tag="input_json_delta", tag_field="type"):
+    partial_json: str
+
+
 class BlockDelta(Struct, frozen=True, tag="content_block_delta", tag_field="type"):
     index: int
-    delta: TextDelta
+    delta: TextDelta | ThinkingDelta | InputDelta
 
 
 class BlockStop(Struct, frozen=True, tag="content_block_stop", tag_field="type"):
@@ -87,6 +112,12 @@ class MessageDelta(Struct, frozen=True, tag="message_delta", tag_field="type"):
 
 class MessageStop(Struct, frozen=True, tag="message_stop", tag_field="type"):
     pass
+
+
+class TokenCount(Struct, frozen=True):
+    """The tokens of a prompt."""
+
+    input_tokens: int
 
 
 class MessageIdentity(Struct, frozen=True):
@@ -121,19 +152,39 @@ def _event(body: Struct) -> bytes:
 _PING = _event(Ping())
 
 
+def _said(deltas: Sequence[ChoiceDelta]) -> Iterator[output.OutputEvent]:
+    """What the answer says, in events."""
+    for delta in deltas:
+        if delta.text:
+            yield output.TextDelta(delta.text)
+        yield from delta.events
+
+
+def _object(arguments: str) -> Raw:
+    """Arguments as the object that a whole response has; an empty one where the limit cut them off."""
+    try:
+        msgspec.json.decode(arguments)
+    except (ValueError, RecursionError):
+        return Raw(b"{}")
+    return Raw(arguments.encode())
+
+
 class MessageWriter:
     """Writes one response, whole or as events."""
 
     def __init__(self, identity: MessageIdentity) -> None:
         self._identity = identity
         self._opened = False
-        self._in_block = False
+        self._blocks = 0
+        """Blocks that were begun; the last one is open while `_kind` says of what kind it is."""
+        self._kind: type[Struct] | None = None
+        self._called = False
 
     def whole(self, deltas: Sequence[ChoiceDelta], end: Finished) -> bytes:
         """The whole response."""
-        text = "".join(delta.text for delta in deltas)
+        content = self._content(deltas)
+        self._called = any(isinstance(block, ToolUseContent) for block in content)
         reason, stop = self._stop(end)
-        content = (TextContent(text),) if text else ()
         message = self._message(content, self._usage(end), reason, stop)
         return _encoder.encode(msgspec.structs.replace(message, diagnostics=anthropic_diagnostics(end.explanation)))
 
@@ -147,21 +198,25 @@ class MessageWriter:
 
     def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """The block's deltas; before the first the block's start."""
-        text = "".join(delta.text for delta in deltas)
         events = self._open(Usage())
-        if not text:
-            return events
-        if not self._in_block:
-            self._in_block = True
-            events += _event(BlockStart(0, TextContent("")))
-        return events + _event(BlockDelta(0, TextDelta(text)))
+        for said in _said(deltas):
+            match said:
+                case output.TextDelta(text):
+                    events += self._in_block(TextContent("")) + self._delta(TextDelta(text))
+                case output.ReasoningDelta(text):
+                    events += self._in_block(ThinkingContent("")) + self._delta(ThinkingDelta(text))
+                case output.CallStart(call, name):
+                    self._called = True
+                    events += self._close() + self._in_block(ToolUseContent(self._call_id(call), name))
+                case output.ArgumentsDelta(_, text):
+                    events += self._delta(InputDelta(text))
+        return events
 
     def finished(self, end: Finished) -> bytes:
         """The block's end, why the answer ended, the usage, and `message_stop`."""
         reason, stop = self._stop(end)
         events = self._open(end.usage)
-        if self._in_block:
-            events += _event(BlockStop(0))
+        events += self._close()
         diagnostics = anthropic_diagnostics(end.explanation) or UNSET
         delta = MessageDelta(Stop(reason, stop), self._usage(end), diagnostics)
         return events + _event(delta) + _event(MessageStop())
@@ -170,6 +225,57 @@ class MessageWriter:
         """The event `error`, which the official client raises as an exception. Nothing follows it."""
         body = _encoder.encode(envelope(end.failure, self._identity.request_id))
         return b"event: error\ndata: %b\n\n" % body
+
+    def _content(self, deltas: Sequence[ChoiceDelta]) -> tuple[Content, ...]:
+        """The blocks of a whole response."""
+        blocks: list[Content] = []
+        calls: dict[int, list[str]] = {}
+        for said in _said(deltas):
+            last = blocks[-1] if blocks else None
+            match said:
+                case output.TextDelta(text):
+                    if isinstance(last, TextContent):
+                        blocks[-1] = TextContent(last.text + text)
+                    else:
+                        blocks.append(TextContent(text))
+                case output.ReasoningDelta(text):
+                    if isinstance(last, ThinkingContent):
+                        blocks[-1] = ThinkingContent(last.thinking + text)
+                    else:
+                        blocks.append(ThinkingContent(text))
+                case output.CallStart(call, name):
+                    calls[call] = []
+                    blocks.append(ToolUseContent(self._call_id(call), name))
+                case output.ArgumentsDelta(call, text):
+                    calls[call].append(text)
+        arguments = iter("".join(parts) for parts in calls.values())
+        return tuple(
+            msgspec.structs.replace(block, input=_object(next(arguments)))
+            if isinstance(block, ToolUseContent)
+            else block
+            for block in blocks
+        )
+
+    def _call_id(self, call: int) -> str:
+        return f"toolu_{self._identity.id.removeprefix('msg_')}{call:02x}"
+
+    def _in_block(self, block: Content) -> bytes:
+        """The start of a block of this kind, unless one is open; the end of another one before it."""
+        if self._kind is type(block):
+            return b""
+        events = self._close()
+        self._kind = type(block)
+        self._blocks += 1
+        return events + _event(BlockStart(self._blocks - 1, block))
+
+    def _delta(self, delta: TextDelta | ThinkingDelta | InputDelta) -> bytes:
+        return _event(BlockDelta(self._blocks - 1, delta))
+
+    def _close(self) -> bytes:
+        if self._kind is None:
+            return b""
+        self._kind = None
+        return _event(BlockStop(self._blocks - 1))
 
     def _open(self, usage: Usage) -> bytes:
         if self._opened:
@@ -194,13 +300,13 @@ class MessageWriter:
             return "stop_sequence", stop
         match end.reasons[0]:
             case "stop":
-                return "end_turn", None
+                return "tool_use" if self._called else "end_turn", None
             case "length" if self._identity.fills_context:
                 return "model_context_window_exceeded", None
         return "max_tokens", None
 
     def _message(
-        self, content: tuple[TextContent, ...], usage: MessageUsage, reason: StopReason | None, stop: str | None
+        self, content: tuple[Content, ...], usage: MessageUsage, reason: StopReason | None, stop: str | None
     ) -> Message:
         return Message(
             id=self._identity.id,

@@ -1,36 +1,46 @@
-"""The tools of a request: definitions are read, rendered and cached; what needs a call in the answer is refused yet."""
+"""The tools of a request: their definitions, and the choice of those that may be called."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, ToolName
-from gateway.dialects.anthropic.json_objects import JsonObjects
-from gateway.dialects.json_paths import ABSENT
+from gateway.dialects.json_objects import JsonObjects
+from gateway.dialects.json_paths import json_bytes, json_object
 from gateway.errors import InvalidField
 from gateway.generation_request import CacheMarker, Tool
+from gateway.generation_request import ToolChoice as Choice
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _ABSENT_OR_NULL = (b"", b"null")
 
 
+InputExamples: TypeAlias = Annotated[
+    Raw,
+    Meta(
+        description="Arguments that the schema allows.",
+        extra_json_schema={"type": ["array", "null"], "items": {"type": "object", "additionalProperties": True}},
+    ),
+]
+
+
 class ToolParam(Struct, frozen=True):
     """A tool of the client's, or one of the server's, which are refused by their type.
 
-    `strict` and `eager_input_streaming` are about calls in the answer, and have no effect yet.
+    `strict` has no effect: under a grammar arguments always fulfil the schema. Input always streams eagerly.
     """
 
     name: str = ""
     type: str | None = None
     description: str | None = None
-    input_schema: Raw = ABSENT
-    input_examples: Raw = ABSENT
+    input_schema: Annotated[Raw, json_object("A JSON schema of the type `object`.")] | UnsetType = UNSET
+    input_examples: InputExamples | UnsetType = UNSET
     cache_control: CacheControl | None = None
     defer_loading: bool | None = None
     strict: bool | None = None
@@ -74,21 +84,22 @@ def read_tools(tools: Sequence[ToolParam], objects: JsonObjects) -> tuple[tuple[
     return tuple(read), markers
 
 
-def check_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> None:
-    """Raise InvalidRequest for a choice that cannot be kept."""
-    if choice is None or isinstance(choice, NoChoice):
-        return
+def read_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> Choice:
+    """Which tools may be called. Raises InvalidRequest naming the path."""
+    if choice is None:
+        return Choice()
+    if isinstance(choice, NoChoice):
+        return Choice("none")
     if not tools:
         raise InvalidField("$.tool_choice", "it needs $.tools")
     if isinstance(choice, NamedChoice) and choice.name not in {tool.name for tool in tools}:
         raise InvalidField("$.tool_choice.name", f"there is no tool named {choice.name}")
-    if isinstance(choice, AnyChoice | NamedChoice):
-        kind = "any" if isinstance(choice, AnyChoice) else "tool"
-        raise InvalidField(
-            "$.tool_choice.type",
-            f"{kind!r} is not supported: answers cannot call tools yet; use 'auto' or 'none'",
-            code="unsupported_parameter",
-        )
+    several = not choice.disable_parallel_tool_use
+    if isinstance(choice, AutoChoice):
+        return Choice(parallel=several)
+    if isinstance(choice, AnyChoice):
+        return Choice("required", parallel=several)
+    return Choice("required", (choice.name,), parallel=several)
 
 
 def _check(tool: ToolParam, path: str) -> None:
@@ -105,15 +116,16 @@ def _check(tool: ToolParam, path: str) -> None:
         raise InvalidField(
             f"{path}.defer_loading", "it is not supported: there is no tool search", code="unsupported_parameter"
         )
-    if bytes(tool.input_schema) in _ABSENT_OR_NULL:
+    if json_bytes(tool.input_schema) in _ABSENT_OR_NULL:
         raise InvalidField(f"{path}.input_schema", "it is missing", code="missing_required_parameter")
 
 
 def _schema(tool: ToolParam, path: str, objects: JsonObjects) -> str:
+    assert tool.input_schema is not UNSET, "_check saw it"
     schema = objects.read(tool.input_schema, f"{path}.input_schema")
     if schema.get("type") != "object":
         raise InvalidField(f"{path}.input_schema.type", "it must be 'object'")
-    if bytes(tool.input_examples) not in _ABSENT_OR_NULL:
+    if tool.input_examples is not UNSET and bytes(tool.input_examples) != b"null":
         examples = _examples(tool.input_examples, f"{path}.input_examples", objects)
         if examples:
             schema = {**schema, "examples": examples}

@@ -7,7 +7,7 @@ range are rounded down to the beginning of a bucket.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -26,7 +26,7 @@ _SECONDS = {"1m": 60, "1h": 3600, "1d": 86_400}
 _SERVICE_TIERS = {"interactive": "priority", "standard": "standard", "batch": "batch"}
 _CONTEXT_WINDOWS = {False: "0-200k", True: "200k-1M"}
 """Whether the long-context prices applied -> the name of the context window."""
-_GROUPS: dict[str, tuple[Group, ...]] = {
+GROUPS: dict[str, tuple[Group, ...]] = {
     "api_key_id": ("api_key_id",),
     "workspace_id": ("project_id",),
     "model": ("model",),
@@ -38,7 +38,7 @@ _GROUPS: dict[str, tuple[Group, ...]] = {
     "service_account_id": (),
 }
 """Values of `group_by[]` -> the report's groups; none for what is not recorded and therefore null in every result."""
-_COST_GROUPS: dict[str, tuple[CostGroup, ...]] = {
+COST_GROUPS: dict[str, tuple[CostGroup, ...]] = {
     "workspace_id": ("project_id",),
     "description": ("model", "lane", "meter"),
 }
@@ -95,14 +95,19 @@ class CostResult(Struct, frozen=True, kw_only=True):
     inference_geo: str | None = None
 
 
-class Bucket(Struct, frozen=True):
+Results = TypeVar("Results", UsageResult, CostResult)
+
+
+class ReportBucket(Struct, Generic[Results], frozen=True):
     starting_at: str
     ending_at: str
-    results: list[UsageResult] | list[CostResult]
+    results: list[Results]
 
 
-class BucketPage(Struct, frozen=True):
-    data: list[Bucket]
+class ReportPage(Struct, Generic[Results], frozen=True):
+    """A page of a report, a bucket for each span of time."""
+
+    data: list[ReportBucket[Results]]
     has_more: bool
     next_page: str | None
 
@@ -120,7 +125,7 @@ def parse_usage(parameters: Parameters) -> UsageQuery | None:
         key_ids=parameters.ids("api_key_ids"),
         models=parameters.texts("models"),
         lanes=None if tiers is None else [lane for lane, tier in _SERVICE_TIERS.items() if tier in tiers],
-        group_by=parameters.mapped("group_by", _GROUPS),
+        group_by=parameters.mapped("group_by", GROUPS),
     )
     return None if _is_empty(query) else query
 
@@ -129,7 +134,7 @@ def parse_cost(parameters: Parameters) -> CostQuery | None:
     """The query of a cost report, None if it covers no whole day. Raises InvalidRequest naming the parameter."""
     query = CostQuery(
         **_time_range(parameters, parameters.choice("bucket_width", ("1d",)) or "1d"),
-        group_by=parameters.mapped("group_by", _COST_GROUPS),
+        group_by=parameters.mapped("group_by", COST_GROUPS),
         limits=_COST_LIMITS,
     )
     return None if _is_empty(query) else query
@@ -166,8 +171,10 @@ def cost_page(report: CostPage) -> bytes:
 
 
 def _page(buckets: list[tuple[int, int, Any]], report: UsagePage | CostPage) -> bytes:
-    data = [Bucket(_timestamp(start), _timestamp(end), results) for start, end, results in buckets]
-    return msgspec.json.encode(BucketPage(data, report.next_page is not None, report.next_page))
+    data: list[ReportBucket[Any]] = [
+        ReportBucket(_timestamp(start), _timestamp(end), results) for start, end, results in buckets
+    ]
+    return msgspec.json.encode(ReportPage(data, report.next_page is not None, report.next_page))
 
 
 def _usage(result: Result) -> UsageResult:

@@ -11,7 +11,9 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
+from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import check_large_body
 from gateway.dialects.openai.cache_fields import CacheControl, ExplicitBreakpoint, Marked, parse_directives
@@ -23,8 +25,21 @@ from gateway.dialects.openai.common_request import (
     parse_streaming,
     prewarming,
 )
+from gateway.dialects.openai.tools import (
+    CallId,
+    ChatTool,
+    ChatToolChoice,
+    MessageToolCall,
+    read_calls,
+    read_choice,
+    read_tools,
+)
 from gateway.errors import InvalidField
-from gateway.generation_request import GenerationRequest, Text, Turn
+from gateway.generation_request import GenerationRequest, Text, ToolCall, Turn
+
+NoCall: TypeAlias = Annotated[
+    Raw, Meta(description="Not supported: calls are refused.", extra_json_schema={"type": "null"})
+]
 
 
 class MarkablePart(Struct, frozen=True, kw_only=True):
@@ -43,15 +58,15 @@ class RefusalPart(MarkablePart, frozen=True, tag="refusal", tag_field="type"):
 
 
 class ImagePart(Struct, frozen=True, tag="image_url", tag_field="type"):
-    pass
+    """Not supported: refused."""
 
 
 class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
-    pass
+    """Not supported: refused."""
 
 
 class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
-    pass
+    """Not supported: refused."""
 
 
 ContentPart: TypeAlias = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
@@ -74,16 +89,19 @@ class UserMessage(MarkablePart, frozen=True, tag="user", tag_field="role"):
 class AssistantMessage(MarkablePart, frozen=True, tag="assistant", tag_field="role"):
     content: Content | None = None
     refusal: str | None = None
-    tool_calls: list[Raw] | None = None
-    function_call: Raw | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    function_call: NoCall | None = None
 
 
-class ToolMessage(Struct, frozen=True, tag="tool", tag_field="role"):
-    pass
+class ToolMessage(MarkablePart, frozen=True, tag="tool", tag_field="role"):
+    """What a tool answered."""
+
+    content: Content
+    tool_call_id: CallId
 
 
 class FunctionMessage(Struct, frozen=True, tag="function", tag_field="role"):
-    pass
+    """Not supported: refused."""
 
 
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
@@ -96,6 +114,9 @@ class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     max_completion_tokens: Integer64 | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: ChatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class ChatCall(Struct, frozen=True):
@@ -117,12 +138,18 @@ def parse(body: bytes) -> ChatCall:
     if request.top_logprobs and not request.logprobs:
         raise InvalidField("$.top_logprobs", "it needs $.logprobs to be true")
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    turns = tuple(_turn(message, f"$.messages[{index}]") for index, message in enumerate(request.messages))
+    objects = JsonObjects()
+    tools = read_tools(request.tools or (), objects)
+    reader = _Reader(objects)
+    turns = tuple(reader.turn(message, f"$.messages[{index}]") for index, message in enumerate(request.messages))
+    reader.check_answered()
     generation = GenerationRequest(
         surface="openai",
         model=request.model,
         turns=turns,
         turns_path="$.messages",
+        tools=tools,
+        tool_choice=read_choice(request.tool_choice, tools, parallel=request.parallel_tool_calls),
         max_tokens=getattr(request, limit),
         max_tokens_path=f"$.{limit}",
         **parse_common(request),
@@ -154,26 +181,56 @@ def _unsupported(path: str, feature: str) -> InvalidField:
     return InvalidField(path, f"{feature} are not supported", code="unsupported_parameter")
 
 
-def _turn(message: Message, path: str) -> Turn:
-    match message:
-        case SystemMessage():
-            return Turn("system", _texts(message.content, f"{path}.content"))
-        case DeveloperMessage():
-            return Turn("developer", _texts(message.content, f"{path}.content"))
-        case UserMessage():
-            return Turn("user", _texts(message.content, f"{path}.content"))
-        case AssistantMessage():
-            return Turn("assistant", _assistant(message, path))
-    raise _unsupported(f"{path}.role", "tool messages")
+class _Reader:
+    """Makes turns of messages. A call must be answered by one tool message before anything else is said."""
+
+    def __init__(self, objects: JsonObjects) -> None:
+        self._objects = objects
+        self._open: dict[str, ToolCall] = {}
+        """The calls that no result has answered yet."""
+
+    def turn(self, message: Message, path: str) -> Turn:
+        """The turn of a message. Raises InvalidRequest naming the path."""
+        if isinstance(message, ToolMessage):
+            return self._result(message, path)
+        self.check_answered()
+        match message:
+            case SystemMessage():
+                return Turn("system", _texts(message.content, f"{path}.content"))
+            case DeveloperMessage():
+                return Turn("developer", _texts(message.content, f"{path}.content"))
+            case UserMessage():
+                return Turn("user", _texts(message.content, f"{path}.content"))
+            case AssistantMessage():
+                calls = read_calls(message.tool_calls or (), f"{path}.tool_calls", self._objects)
+                self._open = {call.id: call for call in calls}
+                if len(self._open) < len(calls):
+                    raise InvalidField(f"{path}.tool_calls", "two calls have the same id")
+                return Turn("assistant", (*_assistant(message, path, calls=bool(calls)), *calls))
+        raise _unsupported(f"{path}.role", "function messages")
+
+    def check_answered(self) -> None:
+        """Raise InvalidRequest where a call has no result."""
+        if self._open:
+            id_, call = next(iter(self._open.items()))
+            raise InvalidField(call.path, f"no tool message with tool_call_id {id_[:80]!r} follows")
+
+    def _result(self, message: ToolMessage, path: str) -> Turn:
+        call = self._open.pop(message.tool_call_id, None)
+        if call is None:
+            known = "there is no such call in the message before, or it was answered already"
+            raise InvalidField(f"{path}.tool_call_id", known)
+        texts = tuple(replace(text, kind="tool_result") for text in _texts(message.content, f"{path}.content"))
+        return Turn("tool", texts, call.id, call.name)
 
 
-def _assistant(message: AssistantMessage, path: str) -> tuple[Text, ...]:
-    if message.tool_calls:
-        raise _unsupported(f"{path}.tool_calls", "tool calls")
+def _assistant(message: AssistantMessage, path: str, *, calls: bool) -> tuple[Text, ...]:
     if message.function_call is not None and bytes(message.function_call) != b"null":
         raise _unsupported(f"{path}.function_call", "function calls")
-    if message.content is not None:
+    if message.content is not None and (message.content or not calls):
         return _texts(message.content, f"{path}.content")
+    if calls:
+        return ()
     if message.refusal is not None:
         return (Text(message.refusal, f"{path}.refusal"),)
     raise InvalidField(f"{path}.content", "it is missing", code="missing_required_parameter")

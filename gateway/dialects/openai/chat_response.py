@@ -5,15 +5,17 @@ Source: https://platform.openai.com/docs/api-reference/chat/object. `cost` and `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.conversation.output.events import ArgumentsDelta, CallStart, ReasoningDelta, TextDelta, whole_output
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.dialects.cache_explanation import CacheExplanation
 from gateway.dialects.openai.common_response import (
     DONE,
     CompletionWriter,
+    Finish,
     ResponseIdentity,
     encoder,
     event,
@@ -27,11 +29,26 @@ from gateway.generation.delivery import ChoiceDelta, Finished
 from gateway.generation.request_history import Explanation
 
 
+class CalledFunction(Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ResponseToolCall(Struct, frozen=True):
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
 class ResponseMessage(Struct, frozen=True):
-    content: str
+    """`content` is null where there are only calls. `reasoning_content` is vLLM's."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
     annotations: tuple[()] = ()
+    tool_calls: tuple[ResponseToolCall, ...] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class Choice(Struct, frozen=True):
@@ -57,10 +74,26 @@ class ChatCompletion(Struct, frozen=True):
     cache_explanation: CacheExplanation | UnsetType = UNSET
 
 
+class FunctionDelta(Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, frozen=True):
+    """More of a call. Only its first delta has its id, type and name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class Delta(Struct, frozen=True, omit_defaults=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True):
@@ -96,6 +129,8 @@ class ChatWriter(CompletionWriter):
         self._logprobs = logprobs
         self._opened: set[int] = set()
         """The choices whose role was sent."""
+        self._called: set[int] = set()
+        """The choices with a call."""
 
     def whole(self, deltas: Sequence[ChoiceDelta], end: Finished) -> bytes:
         """The whole response, of one delta for each choice."""
@@ -105,8 +140,10 @@ class ChatWriter(CompletionWriter):
                 created=self._identity.created,
                 model=self._identity.model,
                 choices=tuple(
-                    Choice(ResponseMessage(d.text), end.reason, d.choice, self._logprobs_of(d), end.limited_by)
-                    for d, end in zip(deltas, finishes_of(end.reasons), strict=True)
+                    Choice(
+                        self._said(d), self._reason(finish, d.choice), d.choice, self._logprobs_of(d), finish.limited_by
+                    )
+                    for d, finish in zip(deltas, finishes_of(end.reasons), strict=True)
                 ),
                 usage=usage_at(end),
                 service_tier=self._identity.service_tier,
@@ -120,19 +157,63 @@ class ChatWriter(CompletionWriter):
         """A chunk for each delta; before the first of a choice, a chunk with its role."""
         events = b""
         for delta in deltas:
-            chunk = ChunkChoice(Delta(content=delta.text), index=delta.choice, logprobs=self._logprobs_of(delta))
-            events += self._open(delta.choice) + self._chunk(chunk)
+            logprobs = self._logprobs_of(delta)
+            for said in self._deltas(delta):
+                chunk = ChunkChoice(said, index=delta.choice, logprobs=logprobs)
+                events += self._open(delta.choice) + self._chunk(chunk)
+                logprobs = None
         return events
 
     def finished(self, end: Finished) -> bytes:
         """A chunk with the finish reason of each choice, the usage if the client asked for it, and `DONE`."""
         events = b""
         for choice, finish in enumerate(finishes_of(end.reasons)):
-            chunk = ChunkChoice(Delta(), finish_reason=finish.reason, index=choice, limited_by=finish.limited_by)
+            reason = self._reason(finish, choice)
+            chunk = ChunkChoice(Delta(), finish_reason=reason, index=choice, limited_by=finish.limited_by)
             events += self._open(choice) + self._chunk(chunk)
         if self._include_usage or end.explanation is not None:
             events += self._chunk(None, usage_at(end), end.explanation)
         return events + DONE
+
+    def _reason(self, finish: Finish, choice: int) -> str:
+        return "tool_calls" if finish.reason == "stop" and choice in self._called else finish.reason
+
+    def _call_id(self, choice: int, call: int) -> str:
+        return f"call_{self._identity.id.partition('-')[2]}{choice:02x}{call:02x}"
+
+    def _said(self, delta: ChoiceDelta) -> ResponseMessage:
+        """All that a choice says, whole."""
+        if not delta.events:
+            return ResponseMessage(delta.text)
+        whole = whole_output(delta.events)
+        if whole.calls:
+            self._called.add(delta.choice)
+        calls = tuple(
+            ResponseToolCall(self._call_id(delta.choice, at), CalledFunction(name, arguments))
+            for at, (name, arguments) in enumerate(whole.calls)
+        )
+        return ResponseMessage(
+            whole.text or (None if calls else ""),
+            tool_calls=calls or UNSET,
+            reasoning_content=whole.reasoning or UNSET,
+        )
+
+    def _deltas(self, delta: ChoiceDelta) -> Iterator[Delta]:
+        """The deltas of OpenAI's stream for more of a choice."""
+        if not delta.events:
+            yield Delta(content=delta.text)
+        for said in delta.events:
+            match said:
+                case TextDelta(text):
+                    yield Delta(content=text)
+                case ReasoningDelta(text):
+                    yield Delta(reasoning_content=text)
+                case CallStart(call, name):
+                    self._called.add(delta.choice)
+                    first = ToolCallDelta(call, FunctionDelta("", name), self._call_id(delta.choice, call), "function")
+                    yield Delta(tool_calls=(first,))
+                case ArgumentsDelta(call, text):
+                    yield Delta(tool_calls=(ToolCallDelta(call, FunctionDelta(text)),))
 
     def _logprobs_of(self, delta: ChoiceDelta) -> ChatLogprobs | None:
         return chat_logprobs(delta.scores, self._tokenizer) if self._logprobs else None

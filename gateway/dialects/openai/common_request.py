@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
-from gateway.dialects.json_paths import ABSENT
 from gateway.dialects.openai.cache_fields import CacheFields
 from gateway.dialects.openai.structured_outputs import (
     ChoiceTexts,
     GrammarText,
     ResponseFormat,
+    Schema,
     StructuredOutputs,
     parse_grammar,
 )
@@ -93,7 +93,7 @@ class CompletionFields(CacheFields, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
-    guided_json: Raw = ABSENT
+    guided_json: Schema | UnsetType = UNSET
     guided_regex: GrammarText | None = None
     guided_choice: ChoiceTexts | None = None
     guided_grammar: GrammarText | None = None

@@ -32,10 +32,23 @@ _MAX_TOKENS = 16
 Prompt: TypeAlias = str | tuple[int, ...]
 
 
+_Texts = Annotated[list[str], Meta(min_length=1)]
+_Tokens = Annotated[list[TokenId], Meta(min_length=1)]
+_TokenLists = Annotated[list[_Tokens], Meta(min_length=1)]
+PromptField: TypeAlias = Annotated[
+    Raw,
+    Meta(
+        description="A text, token ids, a list of texts, or a list of lists of token ids.",
+        extra_json_schema={"anyOf": [msgspec.json.schema(kind) for kind in (str, _Tokens, _Texts, _TokenLists)]},
+        examples=["Once upon a time"],
+    ),
+]
+
+
 class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     """The fields that are read or refused."""
 
-    prompt: Raw
+    prompt: PromptField
     best_of: ChoiceCount | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
@@ -52,11 +65,9 @@ class CompletionCall(Struct, frozen=True):
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 _text_decoder = msgspec.json.Decoder(str)
-_texts_decoder = msgspec.json.Decoder(Annotated[list[str], Meta(min_length=1)])
-_tokens_decoder = msgspec.json.Decoder(Annotated[list[TokenId], Meta(min_length=1)])
-_token_lists_decoder = msgspec.json.Decoder(
-    Annotated[list[Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
-)
+_texts_decoder = msgspec.json.Decoder(_Texts)
+_tokens_decoder = msgspec.json.Decoder(_Tokens)
+_token_lists_decoder = msgspec.json.Decoder(_TokenLists)
 
 
 def parse(body: bytes) -> CompletionCall:

@@ -6,23 +6,29 @@ import json
 from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from gateway.dialects.json_paths import ABSENT
 from gateway.errors import InvalidField
 from gateway.generation_request import Grammar
 from protocol.grammar_limits import MAX_GRAMMAR_CHARS, MAX_SCHEMA_BYTES, GrammarTooLarge, check_depth, check_grammar
 
 GrammarText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 ChoiceTexts: TypeAlias = Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1)]
-_ABSENT_OR_NULL = (b"", b"null")
+Schema: TypeAlias = Annotated[
+    Raw,
+    Meta(
+        description="A JSON schema, which may also come as a string of JSON.",
+        extra_json_schema={"type": ["object", "string", "null"], "additionalProperties": True},
+        examples=[{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}],
+    ),
+]
 
 
 class NamedSchema(Struct, frozen=True):
     """`strict` has no effect: the output always fulfils the schema."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
-    schema: Raw = ABSENT
+    schema: Schema | UnsetType = UNSET
     description: str | None = None
     strict: bool | None = None
 
@@ -43,7 +49,7 @@ ResponseFormat: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
 
 
 class StructuredOutputs(Struct, frozen=True):
-    json: Raw = ABSENT
+    json: Schema | UnsetType = UNSET
     regex: GrammarText | None = None
     choice: ChoiceTexts | None = None
     grammar: GrammarText | None = None
@@ -56,7 +62,7 @@ class GrammarFields(Protocol):
     @property
     def response_format(self) -> ResponseFormat | None: ...
     @property
-    def guided_json(self) -> Raw: ...
+    def guided_json(self) -> Raw | UnsetType: ...
     @property
     def guided_regex(self) -> str | None: ...
     @property
@@ -85,7 +91,7 @@ def _grammars(request: GrammarFields) -> list[Grammar]:
             grammars.append(
                 _grammar(
                     "json_schema",
-                    _schema(named.schema, path) if bytes(named.schema) not in _ABSENT_OR_NULL else {},
+                    {} if named.schema is UNSET or bytes(named.schema) == b"null" else _schema(named.schema, path),
                     path,
                 )
             )
@@ -102,11 +108,13 @@ def _grammars(request: GrammarFields) -> list[Grammar]:
         ("grammar", "$.guided_grammar", request.guided_grammar),
         ("grammar", "$.structured_outputs.grammar", outputs.grammar),
     ):
+        if value is None or value is UNSET:
+            continue
         if isinstance(value, Raw):
-            if bytes(value) in _ABSENT_OR_NULL:
+            if bytes(value) == b"null":
                 continue
             grammars.append(_grammar(kind, _schema(value, path), path))
-        elif value is not None:
+        else:
             grammars.append(_grammar(kind, value, path))
     return grammars
 

@@ -6,57 +6,74 @@ as clients expect of a server older than themselves.
 
 from __future__ import annotations
 
-import msgspec
-from msgspec import Raw, Struct
+from typing import Annotated, Any, TypeAlias
 
-from gateway.dialects.json_paths import ABSENT
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
 from gateway.errors import InvalidField
+
+_NO_EFFECT: tuple[Any, ...] = (None, False, [])
+_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "function_call": (None, "none", "auto"),
+    "modalities": (None, ["text"]),
+    "add_generation_prompt": (None, True),
+    "chat_template_kwargs": (None, {}),
+    "skip_special_tokens": (None, True),
+}
+"""Field -> its values that ask for what is done anyway, where these are not `_NO_EFFECT`."""
+
+
+def _only(values: tuple[Any, ...]) -> Meta:
+    return Meta(
+        description="Not supported: refused, but for values that ask for what is done anyway.",
+        extra_json_schema={"enum": list(values)},
+    )
+
+
+_Refused: TypeAlias = Annotated[Raw, _only(_NO_EFFECT)] | UnsetType
+_Choice: TypeAlias = Annotated[Raw, _only(_DEFAULTS["function_call"])] | UnsetType
+_Modalities: TypeAlias = Annotated[Raw, _only(_DEFAULTS["modalities"])] | UnsetType
+_Always: TypeAlias = Annotated[Raw, _only(_DEFAULTS["skip_special_tokens"])] | UnsetType
+_Empty: TypeAlias = Annotated[Raw, _only(_DEFAULTS["chat_template_kwargs"])] | UnsetType
 
 
 class UnsupportedFields(Struct, frozen=True, kw_only=True):
     """The refused fields; those of the lower part are vLLM's."""
 
-    tools: Raw = ABSENT
-    tool_choice: Raw = ABSENT
-    functions: Raw = ABSENT
-    function_call: Raw = ABSENT
-    modalities: Raw = ABSENT
-    web_search_options: Raw = ABSENT
+    functions: _Refused = UNSET
+    function_call: _Choice = UNSET
+    modalities: _Modalities = UNSET
+    web_search_options: _Refused = UNSET
 
-    add_generation_prompt: Raw = ABSENT
-    allowed_token_ids: Raw = ABSENT
-    bad_words: Raw = ABSENT
-    chat_template: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
-    continue_final_message: Raw = ABSENT
-    documents: Raw = ABSENT
-    include_stop_str_in_output: Raw = ABSENT
-    prompt_logprobs: Raw = ABSENT
-    skip_special_tokens: Raw = ABSENT
-    truncate_prompt_tokens: Raw = ABSENT
-    use_beam_search: Raw = ABSENT
+    add_generation_prompt: _Always = UNSET
+    allowed_token_ids: _Refused = UNSET
+    bad_words: _Refused = UNSET
+    chat_template: _Refused = UNSET
+    chat_template_kwargs: _Empty = UNSET
+    continue_final_message: _Refused = UNSET
+    documents: _Refused = UNSET
+    include_stop_str_in_output: _Refused = UNSET
+    prompt_logprobs: _Refused = UNSET
+    skip_special_tokens: _Always = UNSET
+    truncate_prompt_tokens: _Refused = UNSET
+    use_beam_search: _Refused = UNSET
 
 
-_NO_EFFECT = (b"null", b"false", b"[]")
-_DEFAULTS: dict[str, tuple[bytes, ...]] = {
-    "tool_choice": (b"null", b'"none"', b'"auto"'),
-    "function_call": (b"null", b'"none"', b'"auto"'),
-    "modalities": (b"null", b'["text"]'),
-    "add_generation_prompt": (b"null", b"true"),
-    "chat_template_kwargs": (b"null", b"{}"),
-    "skip_special_tokens": (b"null", b"true"),
+_TAKEN = {
+    name: tuple(map(msgspec.json.encode, _DEFAULTS.get(name, _NO_EFFECT)))
+    for name in UnsupportedFields.__struct_fields__
 }
-"""Field -> its values that ask for what is done anyway, where these are not `_NO_EFFECT`."""
 _LONGEST = 256
 """A longer value is refused without looking at it."""
 
 
 def reject_unsupported(request: UnsupportedFields) -> None:
     """Raise InvalidRequest, which names the field, for a value that is not supported."""
-    for name in UnsupportedFields.__struct_fields__:
-        raw: Raw = getattr(request, name)
-        if raw is ABSENT:
+    for name, taken in _TAKEN.items():
+        raw: Raw | UnsetType = getattr(request, name)
+        if raw is UNSET:
             continue
         value = raw if len(raw) > _LONGEST else msgspec.json.encode(msgspec.json.decode(raw))
-        if value not in _DEFAULTS.get(name, _NO_EFFECT):
+        if value not in taken:
             raise InvalidField(f"$.{name}", "it is not supported", code="unsupported_parameter")

@@ -7,11 +7,10 @@ digits, which OpenAI's clients read, and as a string, which no client rounds.
 
 from __future__ import annotations
 
-from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from billing.money import format_pico
 from billing.reports.cost_report import CostGroup, CostLine, CostPage, LineItem
@@ -23,7 +22,7 @@ from gateway.dialects.usage_reports import Cost, CostQuery, UsageQuery, costs_by
 from gateway.errors import InvalidField
 
 _MICRO = 1_000_000
-_GROUPS: dict[str, tuple[Group, ...]] = {
+GROUPS: dict[str, tuple[Group, ...]] = {
     "project_id": ("project_id",),
     "api_key_id": ("api_key_id",),
     "model": ("model",),
@@ -33,7 +32,7 @@ _GROUPS: dict[str, tuple[Group, ...]] = {
     "api_source": (),
 }
 """Values of `group_by` -> the report's groups; none for what is not recorded and therefore null in every result."""
-_COST_GROUPS: dict[str, tuple[CostGroup, ...]] = {
+COST_GROUPS: dict[str, tuple[CostGroup, ...]] = {
     "project_id": ("project_id",),
     "api_key_id": ("api_key_id",),
     "line_item": ("model", "lane", "meter"),
@@ -80,20 +79,6 @@ class UsageResult(Struct, frozen=True, kw_only=True):
     api_source: str | None = None
 
 
-class Bucket(Struct, frozen=True, kw_only=True):
-    object: str = "bucket"
-    start_time: int
-    end_time: int
-    results: list[UsageResult] | list[CostResult]
-
-
-class BucketPage(Struct, frozen=True, kw_only=True):
-    object: str = "page"
-    data: list[Bucket]
-    has_more: bool
-    next_page: str | None
-
-
 def parse_usage(parameters: Parameters) -> UsageQuery:
     """The query of a usage report. Raises InvalidRequest naming the parameter."""
     parameters.reject("user_ids", _NO_USERS)
@@ -104,7 +89,7 @@ def parse_usage(parameters: Parameters) -> UsageQuery:
         project_ids=parameters.ids("project_ids"),
         key_ids=parameters.ids("api_key_ids"),
         models=parameters.texts("models"),
-        group_by=parameters.mapped("group_by", _GROUPS),
+        group_by=parameters.mapped("group_by", GROUPS),
         batch=parameters.boolean("batch"),
         limit=parameters.integer("limit"),
         page=parameters.text("page"),
@@ -149,7 +134,7 @@ def _usage(result: Result) -> UsageResult:
 class Amount(Struct, frozen=True):
     """`value` is a JSON number with all its digits. `exact` is ours: the same digits as a string."""
 
-    value: Decimal
+    value: Annotated[Raw, Meta(extra_json_schema={"type": "number"}, examples=[0.000412])]
     currency: str
     exact: str
 
@@ -178,7 +163,7 @@ def parse_costs(parameters: Parameters) -> CostQuery:
         project_ids=parameters.ids("project_ids"),
         key_ids=parameters.ids("api_key_ids"),
         line_items=None if names is None else {_line_item(name) for name in names},
-        group_by=parameters.mapped("group_by", _COST_GROUPS),
+        group_by=parameters.mapped("group_by", COST_GROUPS),
         limit=parameters.integer("limit"),
         page=parameters.text("page"),
     )
@@ -193,7 +178,7 @@ def _cost(line: CostLine) -> CostResult:
     group, exact = line.group, format_pico(line.cost_pico)
     by_item = "meter" in group
     return CostResult(
-        amount=Amount(Decimal(exact), line.currency.lower(), exact),
+        amount=Amount(Raw(exact.encode()), line.currency.lower(), exact),
         line_item=line_item_name(group["model"], group["lane"], group["meter"]) if by_item else None,
         quantity=line.units if by_item else None,
         quantity_unit="tokens" if by_item else None,
@@ -234,14 +219,30 @@ def _line_item(name: str) -> LineItem:
 
 # ---------------------------------------------------------------- both reports
 
-_ENCODER = msgspec.json.Encoder(decimal_format="number")
+Results = TypeVar("Results", UsageResult, CostResult)
+
+
+class Bucket(Struct, Generic[Results], frozen=True, kw_only=True):
+    object: str = "bucket"
+    start_time: int
+    end_time: int
+    results: list[Results]
+
+
+class BucketPage(Struct, Generic[Results], frozen=True, kw_only=True):
+    """A page of a report, a bucket for each span of time."""
+
+    object: str = "page"
+    data: list[Bucket[Results]]
+    has_more: bool
+    next_page: str | None
 
 
 def _page(buckets: list[tuple[int, int, Any]], report: UsagePage | CostPage) -> bytes:
-    data = [
+    data: list[Bucket[Any]] = [
         Bucket(start_time=start // _MICRO, end_time=end // _MICRO, results=results) for start, end, results in buckets
     ]
-    return _ENCODER.encode(BucketPage(data=data, has_more=report.next_page is not None, next_page=report.next_page))
+    return msgspec.json.encode(BucketPage(data=data, has_more=report.next_page is not None, next_page=report.next_page))
 
 
 def _start(parameters: Parameters) -> int:

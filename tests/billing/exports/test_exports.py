@@ -30,7 +30,6 @@ from billing.exports.datasets import (
     ExportQuery,
     ExportSnapshot,
     InvalidExport,
-    safe_cell,
 )
 from billing.exports.files import DATASETS, ExportOrder, Manifest, dataset_of, export, format_of, manifest_path
 from billing.exports.formats.workbook import WorkbookWriter
@@ -44,6 +43,7 @@ from billing.tables.money import ledger_entry
 from billing.usage import METERS, Usage, UsageEvent
 from storage.database.base import to_instant
 from storage.database.database import Database
+from storage.free_text import safe_cell
 from tests.billing.invoices.customers import set_clock
 from tests.billing.money import Tenant
 from tests.billing.recorded import DAY, NOVEMBER, Past, record

@@ -30,7 +30,13 @@ class Promise(msgspec.Struct):
     written: int
     expires: int
     writer: UUID
-    billed: bool = False
+    base: Promise | None = None
+    paid: bool = False
+
+    @property
+    def billed(self) -> bool:
+        """All of its tokens are paid for."""
+        return self.paid and (self.base is None or self.base.billed)
 
 
 Bill = tuple[tuple[str, int], ...]
@@ -74,6 +80,8 @@ class LeaseModel:
         for at, (pieces, lease_class) in enumerate(wanted):
             if (kept := self.live(asked.path[:pieces], now)) is not None:
                 wanted[at] = pieces, min(kept.lease_class, lease_class, key=LIVES.__getitem__)
+            if hit:
+                wanted[at] = pieces, min(wanted[at][1], hits[hit].lease_class, key=LIVES.__getitem__)
         room = self.most - sum(lease.new for lease in self.leases.values() if now < lease.expires)
         granted: list[tuple[int, str]] = []
         for pieces, lease_class in wanted:
@@ -84,34 +92,39 @@ class LeaseModel:
         for piece in range(start, granted[-1][0] if granted else start):
             longest = max((c for pieces, c in granted if pieces > piece), key=LIVES.__getitem__)
             meters += [f"write_{longest}"] * self.piece
-        before = start
+        base = self.leases[hit] if hit else None
         for pieces, lease_class in granted:
             path, expires = asked.path[:pieces], now + LIVES[lease_class] * SECOND
             if (kept := self.live(path, now)) is not None:
                 kept.written, kept.expires = now, max(kept.expires, expires)
             else:
                 self.end([path])
-                new = (pieces - before) * self.piece
-                self.leases[path] = Promise(pieces * self.piece, new, lease_class, now, expires, writer)
-            before = pieces
+                tokens = pieces * self.piece
+                new = tokens - (base.tokens if base is not None else 0)
+                self.leases[path] = Promise(tokens, new, lease_class, now, expires, writer, base)
+            base = self.leases[path]
         return meters + ["uncached"] * (len(asked.path) * self.piece - len(meters))
 
     def ended(self, writer: UUID, prompt: int) -> None:
         """A request was billed for so many tokens of its prompt."""
-        unsure = [(path, lease) for path, lease in self.leases.items() if lease.writer == writer and not lease.billed]
-        for _, lease in unsure:
-            lease.billed = lease.tokens <= prompt
-        self.end([path for path, lease in unsure if not lease.billed])
+        for lease in [lease for lease in self.leases.values() if lease.writer == writer and not lease.paid]:
+            lease.paid = lease.tokens <= prompt
+            if not lease.paid:
+                self.fail(lease)
+
+    def fail(self, failed: Promise) -> None:
+        """It is no more, and neither is what goes on from it."""
+        self.leases = {path: lease for path, lease in self.leases.items() if lease is not failed}
+        for beyond in [lease for lease in self.leases.values() if lease.base is failed]:
+            self.fail(beyond)
 
     def reclaim(self, now: int) -> None:
         """What has expired ends."""
         self.end([path for path, lease in self.leases.items() if now >= lease.expires])
 
     def end(self, paths: list[str]) -> None:
-        """These are no more, the longest first: what begins where one of them stopped counts its tokens too."""
-        gone = sorted((self.leases.pop(path) for path in paths if path in self.leases), key=lambda one: -one.tokens)
-        new = {one.tokens: max(other.new for other in gone if other.tokens == one.tokens) for one in gone}
-        for tokens, more in new.items():
+        """These are no more: what goes on from one of them counts its tokens too."""
+        for gone in [self.leases.pop(path) for path in paths if path in self.leases]:
             for lease in self.leases.values():
-                if lease.tokens - lease.new == tokens:
-                    lease.new += more
+                if lease.base is gone:
+                    lease.new, lease.base = lease.new + gone.new, gone.base

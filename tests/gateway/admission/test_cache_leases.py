@@ -389,19 +389,54 @@ async def test_a_lease_that_outlives_the_one_before_it_counts_its_tokens(databas
     doors = await Doors.open(database_url, 5 * PIECE)
     await doors.new_project()
     first, _ = await doors.ask(Asked("aaa", marks=((3, "5m"),)))
-    _, beyond = await doors.ask(Asked("aaaa", marks=((3, "5m"), (4, "1h"))))
+    _, beyond = await doors.ask(Asked("aaaa", marks=((3, "5m"), (4, "5m"))))
     assert doors.bill(first) == (("write_5m", 3 * PIECE),)
     assert beyond.decision is not None
     if how == "purge":
         assert beyond.decision.hit is not None
         await doors.stores[0].purge(doors.project, identity=beyond.decision.hit.id)
     else:
-        doors.pass_time(301)
+        doors.pass_time(200)
+        await doors.ask(Asked("aaaa", marks=((4, "5m"),)))
+        doors.pass_time(200)
         await doors.stores[0].reclaim(now=doors.now)
     (kept,) = await doors.stores[0].page(doors.project, limit=10, after=None)
     assert (kept.tokens, kept.new_tokens) == (4 * PIECE, 4 * PIECE)
     other, _ = await doors.ask(Asked("bbb", marks=((3, "5m"),)))
     assert doors.bill(other) == (("uncached", 3 * PIECE),)
+    await doors.close()
+
+
+async def test_only_what_goes_on_from_a_lease_counts_its_tokens(database_url: str) -> None:
+    """Not what stopped at the same length in another prompt."""
+    doors = await Doors.open(database_url, 100 * PIECE)
+    await doors.new_project()
+    _, gone = await doors.ask(Asked("aa", marks=((2, "5m"),)))
+    for path in ("bb", "bbb", "aaa"):
+        await doors.ask(Asked(path, marks=tuple((at, "5m") for at in range(2, len(path) + 1))))
+    assert gone.decision is not None
+    await doors.stores[0].purge(doors.project, identity=gone.decision.written[0].id)
+    page = await doors.stores[0].page(doors.project, limit=10, after=None)
+    assert sorted((one.tokens, one.new_tokens) for one in page) == [
+        (2 * PIECE, 2 * PIECE),
+        (3 * PIECE, PIECE),
+        (3 * PIECE, 3 * PIECE),
+    ]
+    await doors.close()
+
+
+async def test_a_few_tokens_beyond_a_short_lease_do_not_promise_it_for_long(database_url: str) -> None:
+    """They get the class of what they go on from; a request that does not read pays for all in the class it asks."""
+    doors = await Doors.open(database_url)
+    await doors.new_project()
+    await doors.ask(Asked("aaa", marks=((3, "5m"),)))
+    hold, _ = await doors.ask(Asked("aaab", marks=((3, "24h"), (4, "24h"))))
+    assert doors.bill(hold) == (("read_5m", 3 * PIECE), ("write_5m", PIECE))
+    doors.pass_time(301)
+    hold, _ = await doors.ask(Asked("aaab", marks=((4, "24h"),)))
+    assert doors.bill(hold) == (("write_24h", 4 * PIECE),)
+    hold, _ = await doors.ask(Asked("aaabb", marks=((4, "24h"), (5, "1h"))))
+    assert doors.bill(hold) == (("read_24h", 4 * PIECE), ("write_1h", PIECE))
     await doors.close()
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects.anthropic import messages_request
-from gateway.dialects.anthropic.json_objects import MOST_VALUES
+from gateway.dialects.json_objects import MOST_VALUES
 from gateway.dialects.large_bodies import MOST_PARTS
 from gateway.errors import InvalidRequest
-from gateway.generation_request import CacheMarker, GenerationRequest, Text, Tool, ToolCall, Turn
+from gateway.generation_request import CacheMarker, GenerationRequest, Text, Tool, ToolCall, ToolChoice, Turn
 from tests.fast import examples
 
 USER: Any = {"role": "user", "content": "a"}
@@ -141,7 +141,21 @@ def test_what_has_no_effect_is_taken(thinking: Any) -> None:
     assert (
         parse(thinking=thinking, inference_geo="eu", speed="fast", container=None, mcp_servers=[], unknown=1) == plain
     )
-    assert parse(output_config={"effort": "max"}, tool_choice={"type": "none"}) == plain
+    assert parse(output_config={"effort": "max"}) == plain
+
+
+@pytest.mark.parametrize(
+    ("choice", "meant"),
+    [
+        (None, ToolChoice()),
+        ({"type": "none"}, ToolChoice("none")),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice(parallel=False)),
+        ({"type": "any"}, ToolChoice("required")),
+        ({"type": "tool", "name": "look"}, ToolChoice("required", ("look",))),
+    ],
+)
+def test_a_choice_of_tools(choice: Any, meant: ToolChoice) -> None:
+    assert parse(tools=[TOOL], tool_choice=choice).tool_choice == meant
 
 
 def test_citations_by_version() -> None:
@@ -212,8 +226,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "a", "input_schema": nested(200)}]}, "$.tools[0].input_schema"),
     ({"tools": [{**TOOL, "defer_loading": True}]}, "$.tools[0].defer_loading"),
     ({"tool_choice": {"type": "auto"}}, "$.tool_choice"),
-    ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "$.tool_choice.type"),
-    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look"}}, "$.tool_choice.type"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "$.tool_choice.name"),
     ({"thinking": {"type": "enabled", "budget_tokens": 10}}, "$.thinking.budget_tokens"),
     ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "$.thinking.type"),

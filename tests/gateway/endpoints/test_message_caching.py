@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from billing.prices import PriceCatalog
 from billing.usage import LEASE_CLASSES
+from protocol.requests import Generate
 from storage.database.database import Database
 from tests.gateway.endpoints.test_messages import ASK, client_of, events_of, raw
+from tests.gateway.fake_replica import Script
 from tests.gateway.stack import PRICES, Stack, running_stack
 
 LEASED = {
@@ -241,3 +245,43 @@ async def test_only_if_cached_says_what_a_miss_would_cost(stack: Stack) -> None:
     assert found.status_code == 200
     assert found.headers["cache-status"].startswith("turnpike; hit")
     await stack.settled(2)
+
+
+@pytest.mark.parametrize("how", ["error", "leaves", "refused"])
+async def test_who_takes_over_from_a_writer_that_failed_says_and_pays_the_write(stack: Stack, how: str) -> None:
+    good = stack.say("ok")
+    asked = 0
+
+    def script(_: Generate) -> Script:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            return good
+        reason = {"error": "error", "refused": "rejected"}.get(how, "")
+        waits = {"queued": 5.0} if how == "leaves" else {"prefill": 0.1}
+        return structs.replace(good, reason=reason, tokens=[] if reason else good.tokens, **waits)
+
+    stack.replica.script = script
+    request = body(system=[text(RULES, HOUR)], stream=True)
+    writer = asyncio.create_task(raw(stack, request))
+    await stack.until(lambda: asked)
+    if how == "leaves":
+        readers = [asyncio.create_task(raw(stack, request)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        writer.cancel()
+    else:
+        readers = [asyncio.create_task(raw(stack, request)) for _ in range(3)]
+    shown = []
+    for answer in await asyncio.gather(*readers):
+        events = dict(events_of(answer.text))
+        start, end = events["message_start"]["message"]["usage"], events["message_delta"]["usage"]
+        told = [(usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) for usage in (start, end)]
+        assert told[0] == told[1]
+        shown.append(told[0])
+    marked = 2 + len(stack.tokens(RULES, end=False))
+    assert sorted(shown) == [(0, marked), (marked, 0), (marked, 0)]
+    await asyncio.gather(writer, return_exceptions=True)
+    billed = [(event.read_1h, event.write_1h) for event in await stack.settled(3 if how == "refused" else 4)]
+    (lease,) = await stack.rows("SELECT billed, tokens FROM lease")
+    assert tuple(lease) == (1, marked)
+    assert sorted(billed)[-3:] == [(0, marked), (marked, 0), (marked, 0)]

@@ -62,7 +62,8 @@ def test_a_full_queue_says_when_to_come_again(whose: str, status: int) -> None:
     done = Done("x", 1, "rejected", Counts(), 0, refusal=Refusal(whose, 12.3))  # type: ignore[arg-type]
     failure = outcome_of(done).failure
     assert isinstance(failure, RateLimited if status == 429 else Unavailable)
-    assert (failure.status, error_headers(failure)) == (status, {"retry-after": "13"})
+    headers = error_headers(failure)
+    assert (failure.status, headers["retry-after"], headers["x-should-retry"]) == (status, "13", "true")
     assert "in about 13 s" in failure.message
 
 

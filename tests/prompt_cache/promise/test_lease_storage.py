@@ -81,8 +81,8 @@ async def test_hours_are_recorded_once_and_reach_the_invoice(database: Database)
     await catalog.set("m", "USD", PRICES)
     upkeep = LeaseUpkeep(database, HoldService(database), catalog)
     store = LeaseStore(database)
-    await written(database, at(600), "a", "5m", tenant)  # 600-900, refreshed by the next until 1100
-    await written(database, at(800), "ab", "1h", tenant)  # 800-4400: the block of "a" until then too
+    await written(database, at(600), "a", "1h", tenant)  # 600-4200, refreshed by the next until 4400
+    await written(database, at(800), "ab", "1h", tenant)  # 800-4400: the block of "a" too
     await written(database, at(4400), "a", "5m", tenant)  # begins anew when all of that ended
     at(4500)
     await store.purge(NOBODY)

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 
+from audit_log.record import record_change
 from storage.reported_error import ReportedError
 from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
@@ -131,7 +132,7 @@ async def purge_records(admin: AdminServices, arguments: argparse.Namespace) -> 
     """`turnpike cache purge`."""
     if sum(map(bool, (arguments.of, arguments.all, arguments.expired))) != 1:
         raise CommandError("say what to purge: --of TENANT PROJECT, --all or --expired")
-    scopes = None
+    scopes = tenant_id = project_id = None
     if arguments.of:
         _, domains = _keys_and_domains(admin)
         tenant_id, project_id = await _project(admin, *arguments.of)
@@ -139,6 +140,17 @@ async def purge_records(admin: AdminServices, arguments: argparse.Namespace) -> 
         scopes = [domains.name(tenant_id, project_id, one.generation) for one in listed]
     with _inspection(admin, arguments) as inspection:
         told = inspection.purge(scopes, expired_only=arguments.expired, dry_run=arguments.dry_run)
+    if not arguments.dry_run:
+        async with admin.database.transaction() as session:  # the records lie on this machine, not in the database
+            await record_change(
+                session,
+                "cache_records.purged",
+                target="kv_folder",
+                target_id=str(_folder(admin.settings, arguments)),
+                tenant_id=tenant_id,
+                project_id=project_id,
+                before={"records": told["records"], "bytes": told["bytes"], "expired_only": arguments.expired},
+            )
     if arguments.format == "json":
         print(msgspec.json.encode({"records": told["records"], "bytes": told["bytes"]}).decode())
     else:

@@ -21,14 +21,11 @@ from billing.invoices.parties.parties import (
     parse_rate,
     vat_warning,
 )
-from billing.invoices.parties.vat_ids import compact
 from turnpike.command_context import admin_command, tenant_id_of
 from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
-
-_NEEDED = ("name", "address", "city", "country")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -81,14 +78,15 @@ def _add_address(parser: CommandParser) -> None:
 @admin_command
 async def set_seller(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices seller set ID`."""
+    from billing.invoices.parties.changing import changed_seller
     from billing.invoices.parties.store import Parties
 
     parties = Parties(admin.database)
     fields = _fields(Seller, arguments)
-    before = next((seller for seller in await parties.sellers() if seller.id == arguments.id), None)
     if arguments.rate or arguments.remove_rate:
+        before = next((seller for seller in await parties.sellers() if seller.id == arguments.id), None)
         fields["rates"] = _rates(before.rates if before else {}, arguments)
-    seller = msgspec.structs.replace(before, **fields) if before else _new_party(Seller, fields)
+    seller = await changed_seller(parties, arguments.id, fields)
     await parties.set_seller(seller)
     _show(seller.id, seller)
     _warn("seller", seller)
@@ -110,18 +108,12 @@ async def show_sellers(admin: AdminServices, arguments: argparse.Namespace) -> N
 @admin_command
 async def set_buyer(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices buyer set TENANT`."""
+    from billing.invoices.parties.changing import changed_buyer
     from billing.invoices.parties.store import Parties
 
     parties = Parties(admin.database)
     tenant = await admin.tenancy.tenant(arguments.tenant)
-    fields = _fields(Buyer, arguments)
-    before = (await parties.buyers()).get(tenant.id)
-    if before is None and "seller" not in fields:
-        sellers = await parties.sellers()
-        if len(sellers) != 1:
-            raise CommandError("say who sells to it with --seller: `turnpike invoices seller show` names them")
-        fields["seller"] = sellers[0].id
-    buyer = msgspec.structs.replace(before, **fields) if before else _new_party(Buyer, fields)
+    buyer = await changed_buyer(parties, tenant.id, _fields(Buyer, arguments))
     await parties.set_buyer(tenant.id, buyer)
     _show(tenant.name, buyer)
     _warn("buyer", buyer)
@@ -145,15 +137,7 @@ async def show_buyers(admin: AdminServices, arguments: argparse.Namespace) -> No
 def _fields(kind: type[Party], arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields that the command line gives."""
     values = {name: getattr(arguments, name, None) for name in kind.__struct_fields__}
-    fields = {name: value for name, value in values.items() if value is not None}
-    return fields | ({"vat_id": compact(fields["vat_id"])} if "vat_id" in fields else {})
-
-
-def _new_party(kind: type[Any], fields: dict[str, Any]) -> Any:
-    for name in _NEEDED:
-        if name not in fields:
-            raise InvalidParty(name, f"missing: --{name}")
-    return kind(**fields)
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _rates(before: Mapping[str, int], arguments: argparse.Namespace) -> dict[str, int]:

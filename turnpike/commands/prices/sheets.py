@@ -36,7 +36,7 @@ def add_arguments(parser: CommandParser) -> None:
 @admin_command
 async def approve_sheet(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike prices approve`."""
-    author = await find_author(admin, arguments)
+    author = await find_author(admin, arguments, "prices.approve")
     _print_decided(
         await author.sheets.approve(arguments.sheet, author.name, arguments.reason, dry_run=arguments.dry_run),
         arguments,

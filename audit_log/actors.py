@@ -1,0 +1,62 @@
+"""Who acts now. Every change is recorded with its actor, so whatever changes something runs inside `acting_as`.
+
+The actor travels in a context variable, not in arguments: tasks inherit it, and no call on the way can leave it out.
+The gateway sets it when it has authenticated a request, `turnpike` when a command begins, and a worker for its jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+Means: TypeAlias = Literal["session", "project_key", "admin_key", "operator_key", "command", "system"]
+"""How it is known who acts. `command`: a command on this machine, known by its user only. `system`: a job of ours."""
+
+
+class NoActor(Exception):
+    """Something was about to change, and nobody was named who does it: a defect of ours."""
+
+
+class Actor(Struct, frozen=True):
+    """Who makes a change. `id` is a user's id, a key's public id, or USER@HOST; `name` is for people to read.
+
+    `through`: a second fact about how, such as the USER@HOST of a command that presented a key. `address`: the
+    client's. `request_id`: as clients see it, empty outside a request.
+    """
+
+    means: Means
+    id: str
+    name: str
+    through: str = ""
+    address: str = ""
+    request_id: str = ""
+
+
+_actor: ContextVar[Actor] = ContextVar("actor")
+
+
+@contextmanager
+def acting_as(actor: Actor) -> Iterator[None]:
+    """Whatever runs inside, and the tasks begun there, act as this actor."""
+    token = _actor.set(actor)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+def become(actor: Actor) -> None:
+    """Act as this actor from here on, until the innermost `acting_as` or this task ends."""
+    _actor.set(actor)
+
+
+def current_actor() -> Actor:
+    """Who acts now. Raises NoActor outside `acting_as`."""
+    try:
+        return _actor.get()
+    except LookupError:
+        raise NoActor("a change needs an actor: run it inside acting_as") from None

@@ -1,0 +1,88 @@
+"""The kinds of changes that take two people: the permission that each needs, and how it is made when approved."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.accounts.balances import Balances
+from billing.invoices.credit_notes import CreditArguments, credit_in
+from billing.pending_changes import ChangeKind, PendingChange
+from billing.platform_settings import PlatformSettings
+from billing.prices import PriceCatalog
+from billing.rating.contract_store import Contracts, TermsArguments
+from billing.transaction.money_transaction import Grant
+from storage.database.database import Database
+
+Needed: TypeAlias = Literal["terms.write", "balance.write", "invoices.write", "platform.write", "prices.approve"]
+"""The permission, at the platform, of whoever approves."""
+
+
+class SettingArguments(Struct, frozen=True):
+    """A change of a platform setting."""
+
+    name: str
+    value: str
+
+
+class Makers(Struct, frozen=True):
+    """What makes the changes."""
+
+    database: Database
+    contracts: Contracts
+    balances: Balances
+    platform: PlatformSettings
+
+    @classmethod
+    def of(cls, database: Database, prices: PriceCatalog) -> Makers:
+        """Those that work on this database."""
+        return cls(database, Contracts(database, prices), Balances(database), PlatformSettings(database))
+
+
+class Kind(Struct, frozen=True):
+    """`make` makes the change in the session's transaction, with its checks, and returns what came of it."""
+
+    permission: Needed
+    arguments: type[Struct]
+    make: Callable[[Makers, AsyncSession, PendingChange, Any], Awaitable[str]]
+
+
+async def _set_terms(makers: Makers, session: AsyncSession, change: PendingChange, arguments: TermsArguments) -> str:
+    number = await makers.contracts.put_in(session, arguments, change.author, change.reason)
+    return f"terms {number}"
+
+
+async def _grant(makers: Makers, session: AsyncSession, change: PendingChange, made: Grant) -> str:
+    await makers.balances.grant_in(session, made)
+    return f"grant {made.id}"
+
+
+async def _credit(makers: Makers, session: AsyncSession, change: PendingChange, arguments: CreditArguments) -> str:
+    note, _ = await credit_in(makers.database, session, arguments)
+    return f"credit note {note.number}"
+
+
+async def _set(makers: Makers, session: AsyncSession, change: PendingChange, arguments: SettingArguments) -> str:
+    names = f"{change.author} and {change.decider}"
+    via = f"{change.author_via}; {change.decider_via}"
+    await makers.platform.set_in(session, arguments.name, arguments.value, by=names, via=via, reason=change.reason)
+    return f"{arguments.name}: {arguments.value}"
+
+
+KINDS: Mapping[ChangeKind, Kind] = {
+    "terms.set": Kind("terms.write", TermsArguments, _set_terms),
+    "grant.create": Kind("balance.write", Grant, _grant),
+    "credit_note.issue": Kind("invoices.write", CreditArguments, _credit),
+    "platform_setting.set": Kind("platform.write", SettingArguments, _set),
+}
+"""Every kind. One more is an entry here, and a call of `propose_if_needed` where the change is made."""
+
+
+async def make(makers: Makers, session: AsyncSession, change: PendingChange) -> str:
+    """Make a change that was approved, in this transaction; what came of it. Raises what its checks raise."""
+    kind = KINDS[change.kind]  # type: ignore[index]
+    return await kind.make(makers, session, change, msgspec.convert(change.arguments, kind.arguments, strict=False))

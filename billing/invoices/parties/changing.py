@@ -1,0 +1,48 @@
+"""Changes of sellers and billing profiles by their fields: what is not given stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from billing.invoices.parties.parties import Buyer, InvalidParty, Seller, check_countries, check_vat_id
+from billing.invoices.parties.store import Parties
+from billing.invoices.parties.vat_ids import compact
+
+NEEDED = ("name", "address", "city", "country")
+"""The fields without which there is no party."""
+Kind = TypeVar("Kind", Seller, Buyer)
+
+
+async def changed_seller(parties: Parties, seller_id: str, fields: Mapping[str, Any]) -> Seller:
+    """The seller of this id with these fields changed, or a new one; nothing is written. Raises InvalidParty,
+    DatabaseUnavailable."""
+    before = next((seller for seller in await parties.sellers() if seller.id == seller_id), None)
+    return _changed(Seller, before, {**fields, "id": seller_id})
+
+
+async def changed_buyer(parties: Parties, tenant_id: UUID, fields: Mapping[str, Any]) -> Buyer:
+    """The tenant's billing profile with these fields changed, or a new one; nothing is written. A new one is sold to by
+    the only seller, where there is one. Raises InvalidParty, DatabaseUnavailable."""
+    before = (await parties.buyers()).get(tenant_id)
+    if before is None and "seller" not in fields:
+        sellers = await parties.sellers()
+        if len(sellers) != 1:
+            raise InvalidParty("seller", "say who sells to it: there is not just one seller")
+        fields = {**fields, "seller": sellers[0].id}
+    return _changed(Buyer, before, fields)
+
+
+def _changed(kind: type[Kind], before: Kind | None, fields: Mapping[str, Any]) -> Kind:
+    if "vat_id" in fields:
+        fields = {**fields, "vat_id": compact(fields["vat_id"])}
+    for name in NEEDED:
+        if before is None and name not in fields:
+            raise InvalidParty(name, "it is missing")
+    after = kind(**fields) if before is None else msgspec.structs.replace(before, **fields)
+    check_countries(after)
+    check_vat_id(after, before)
+    return after

@@ -1,0 +1,230 @@
+"""Changes that take a second person: proposed here by whatever would make them, and kept until somebody decides.
+
+While the platform's approvals are on, whoever would make such a change calls `propose_if_needed` before it writes. If
+the change takes two, it is stored with its typed arguments, and `ChangePending` ends the call. `billing.approvals`
+makes it when another person approves, with its checks run anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NoReturn, TypeAlias
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from audit_log.actors import Actor, current_actor
+from audit_log.record import record_change
+from billing.money import parse_amount
+from billing.platform_settings import APPROVALS, GRANT_OVER, value_of
+from billing.tables.approvals import pending_change
+from storage.database.base import new_id
+from storage.database.database import Database
+from storage.free_text import REASON, check_text
+from storage.reported_error import ReportedError
+
+PREFIX = "change_"
+State: TypeAlias = Literal["pending", "approved", "withdrawn"]
+ChangeKind: TypeAlias = Literal["terms.set", "grant.create", "credit_note.issue", "platform_setting.set"]
+"""What takes two. Another kind, such as a payee's account, is a name here and an entry in `billing.approvals.kinds`."""
+
+
+class ApprovalRefused(ReportedError):
+    """A change cannot be proposed, approved or withdrawn like this."""
+
+
+class OwnChange(ApprovalRefused):
+    """Somebody was about to approve what they proposed."""
+
+
+class NotPending(ApprovalRefused):
+    """The change was decided before."""
+
+
+class UnknownChange(ReportedError, LookupError):
+    """No change has this id."""
+
+
+class PendingChange(Struct, frozen=True, kw_only=True):
+    """A change and what became of it. Instants are microseconds since the Unix epoch."""
+
+    id: str
+    kind: str
+    summary: str
+    arguments: Any
+    state: State
+    tenant_id: UUID | None
+    author: str
+    author_via: str
+    reason: str
+    created_at: int
+    decider: str | None = None
+    decider_via: str | None = None
+    decision_reason: str | None = None
+    result: str | None = None
+    decided_at: int | None = None
+
+
+class ChangePending(Exception):
+    """The change was not made: it waits for another person's approval."""
+
+    def __init__(self, change: PendingChange) -> None:
+        super().__init__(f"{change.summary}: waits for another operator's approval as {change.id}")
+        self.change = change
+
+
+async def propose_if_needed(
+    database: Database,
+    kind: ChangeKind,
+    arguments: Struct,
+    summary: str,
+    *,
+    tenant_id: UUID | None = None,
+    reason: str = "",
+    amount_pico: int | None = None,
+) -> None:
+    """Raise ChangePending, having kept the change, if it takes two people now; return if the caller may make it.
+
+    `amount_pico`: of a grant, which takes two only over the platform's amount. Jobs of ours need nobody's approval.
+    Raises ApprovalRefused for somebody whom no key or session proves; DatabaseUnavailable.
+    """
+    actor = current_actor()
+    if actor.means == "system":
+        return
+    async with database.reading() as session:
+        if await value_of(session, APPROVALS) != "on":
+            return
+        if amount_pico is not None and amount_pico <= _threshold(await value_of(session, GRANT_OVER)):
+            return
+    await propose(database, kind, arguments, summary, tenant_id=tenant_id, reason=reason)
+
+
+async def propose(
+    database: Database,
+    kind: ChangeKind,
+    arguments: Struct,
+    summary: str,
+    *,
+    tenant_id: UUID | None = None,
+    reason: str = "",
+) -> NoReturn:
+    """Keep a change for another person, whatever the settings say, and raise ChangePending. The very same change that
+    waits already is not kept twice. Raises ApprovalRefused, InvalidText."""
+    actor = current_actor()
+    check_proven(actor)
+    check_text("reason", reason, REASON, empty=True)
+    values = {
+        "kind": kind,
+        "arguments": msgspec.json.encode(arguments, enc_hook=str).decode(),
+        "summary": summary,
+        "state": "pending",
+        "tenant_id": tenant_id,
+        "author": actor.name,
+        "author_via": via_of(actor),
+        "reason": reason,
+    }
+    async with database.transaction() as session:
+        change = await _waiting(session, values) or await _keep(database, session, values)
+    raise ChangePending(change)
+
+
+def check_proven(actor: Actor) -> None:
+    """Raise ApprovalRefused unless a key or a session proves who acts."""
+    if actor.means not in ("operator_key", "session"):
+        raise ApprovalRefused(
+            "approvals are on, so it must be proven who does this: present your operator's key "
+            "(--operator-key-file FILE)"
+        )
+
+
+def via_of(actor: Actor) -> str:
+    """How it is known who acts, for people to read."""
+    how = {"operator_key": f"operator key {actor.id}", "session": f"session of {actor.id}"}
+    return ", ".join(part for part in (how.get(actor.means, actor.means), actor.through) if part)
+
+
+async def find_changes(
+    session: AsyncSession, *, state: State | None = None, identity: UUID | None = None
+) -> list[PendingChange]:
+    """Changes, the newest first: all, or those in a state, or the one with this id."""
+    query = select(pending_change).order_by(pending_change.c.created_at.desc(), pending_change.c.id.desc())
+    if state is not None:
+        query = query.where(pending_change.c.state == state)
+    if identity is not None:
+        query = query.where(pending_change.c.id == identity)
+    return [_change(row) for row in (await session.execute(query.limit(1000))).mappings()]
+
+
+async def decide(
+    database: Database, session: AsyncSession, identity: UUID, state: State, *, reason: str = ""
+) -> PendingChange:
+    """Lock a pending change and write what the current actor decided about it. Raises UnknownChange, NotPending,
+    InvalidText."""
+    actor = current_actor()
+    check_text("reason", reason, REASON, empty=True)
+    decided = {
+        "state": state,
+        "decider": actor.name,
+        "decider_via": via_of(actor),
+        "decision_reason": reason,
+        "decided_at": database.clock,
+    }
+    pending = (pending_change.c.id == identity, pending_change.c.state == "pending")
+    written = await session.execute(update(pending_change).where(*pending).values(decided).returning(pending_change))
+    row = written.mappings().one_or_none()
+    if row is None:
+        found = await find_changes(session, identity=identity)
+        if not found:
+            raise UnknownChange(f"there is no change {PREFIX}{identity.hex}")
+        raise NotPending(f"{found[0].id} was {found[0].state} before")
+    change = _change(row)
+    await record_change(
+        session,
+        f"change.{state}",
+        target="change",
+        target_id=change.id,
+        tenant_id=change.tenant_id,
+        reason=reason,
+        before={"state": "pending", "kind": change.kind, "author": change.author},
+        after={"state": state, "summary": change.summary},
+    )
+    return change
+
+
+async def write_result(session: AsyncSession, identity: UUID, result: str) -> None:
+    """Note what an approved change made."""
+    await session.execute(update(pending_change).where(pending_change.c.id == identity).values(result=result))
+
+
+async def _waiting(session: AsyncSession, values: dict[str, Any]) -> PendingChange | None:
+    same = [pending_change.c[name] == values[name] for name in ("kind", "arguments", "state", "author")]
+    row = (await session.execute(select(pending_change).where(*same).limit(1))).mappings().one_or_none()
+    return None if row is None else _change(row)
+
+
+async def _keep(database: Database, session: AsyncSession, values: dict[str, Any]) -> PendingChange:
+    row = {"id": new_id(), **values, "created_at": database.clock}
+    made = await session.execute(insert(pending_change).values(row).returning(pending_change))
+    change = _change(made.mappings().one())
+    await record_change(
+        session,
+        "change.proposed",
+        target="change",
+        target_id=change.id,
+        tenant_id=change.tenant_id,
+        reason=change.reason,
+        after={"kind": change.kind, "summary": change.summary, "arguments": change.arguments},
+    )
+    return change
+
+
+def _change(row: RowMapping) -> PendingChange:
+    return PendingChange(
+        **{**row, "id": f"{PREFIX}{row['id'].hex}", "arguments": msgspec.json.decode(row["arguments"])}
+    )
+
+
+def _threshold(text: str) -> int:
+    return 0 if text.strip("0.") == "" else parse_amount(text)

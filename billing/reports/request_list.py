@@ -1,0 +1,166 @@
+"""Lists of a tenant's usage events, newest first, and one event with what corrects it.
+
+A page looks at most at `MOST_LOOKED_AT` events, in the order of the index by tenant and admission. So a filter that few
+events fit never makes the database read a month of them: the page then has fewer events than were asked for, and a
+cursor at which the next page looks on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, get_args
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ColumnElement, Row, func, select
+
+from billing.tables.money import usage_event, usage_fact, usage_traits
+from billing.usage import COUNTS, DIMENSIONS, METERS, Status
+from storage.database.database import Database
+
+MOST_LOOKED_AT = 20_000
+"""Events that one page looks at, at most."""
+_FACTS = ("id", "project_id", "key_id", "price_version", "context_from", "admitted_at", "finished_at", "period",
+          "attempt", "corrects", "cost_pico")  # fmt: skip
+
+
+class ListedEvent(msgspec.Struct, frozen=True):
+    """One request's event, or the adjustment of the request that it `corrects`. Instants are in microseconds since the
+    Unix epoch; `meters` and `counts` have those that are not 0."""
+
+    id: UUID
+    project_id: UUID
+    key_id: UUID
+    price_version: int
+    context_from: int
+    admitted_at: int
+    finished_at: int
+    period: str
+    attempt: int
+    corrects: UUID | None
+    cost_pico: int
+    dimensions: dict[str, str]
+    meters: dict[str, int]
+    counts: dict[str, int]
+
+
+class EventPage(msgspec.Struct, frozen=True):
+    """Events, newest first. `after` is the cursor of the next page, which may be of an event that the filters leave
+    out; None at the end."""
+
+    events: list[ListedEvent]
+    after: tuple[int, UUID] | None
+
+
+class EventFilters(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events are listed; None: all. Instants are of admission, `until` is excluded."""
+
+    since: int | None = None
+    until: int | None = None
+    projects: Collection[UUID] | None = None
+    keys: Collection[UUID] | None = None
+    models: Sequence[str] | None = None
+    lanes: Sequence[str] | None = None
+    statuses: Sequence[Status] | None = None
+
+
+async def list_events(
+    database: Database,
+    tenant_id: UUID,
+    filters: EventFilters,
+    *,
+    limit: int,
+    after: tuple[int, UUID] | None = None,
+    most: int = MOST_LOOKED_AT,
+) -> EventPage:
+    """At most `limit` events of the tenant, those before the cursor `after`, looking at most at `most`. Raises
+    DatabaseUnavailable."""
+    fact, traits = usage_fact.c, usage_traits.c
+    span: list[ColumnElement[bool]] = [fact.tenant_id == tenant_id]
+    if filters.since is not None:
+        span.append(fact.admitted_at >= filters.since)
+    if filters.until is not None:
+        span.append(fact.admitted_at < filters.until)
+    if after is not None:
+        same = (fact.admitted_at == after[0]) & (fact.id < after[1])
+        span += [fact.admitted_at <= after[0], (fact.admitted_at < after[0]) | same]
+    newest = (fact.admitted_at.desc(), fact.id.desc())
+    looked = select(usage_fact).where(*span).order_by(*newest).limit(most).subquery()
+    of = looked.c
+    wanted: list[ColumnElement[bool]] = [
+        column.in_(values)
+        for column, values in (
+            (of.project_id, filters.projects),
+            (of.key_id, filters.keys),
+            (traits.model, filters.models),
+            (traits.lane, filters.lanes),
+            (traits.status, filters.statuses),
+        )
+        if values is not None
+    ]
+    columns = [of[name] for name in (*_FACTS, *(f"count_{name}" for name in COUNTS), *METERS)]
+    query = (
+        select(*columns, *(traits[name] for name in DIMENSIONS))
+        .join_from(looked, usage_traits, traits.id == of.traits)
+        .where(*wanted)
+        .order_by(of.admitted_at.desc(), of.id.desc())
+        .limit(limit + 1)
+    )
+    async with database.reading() as session:
+        rows = (await session.execute(query)).all()
+        events = [_event(row) for row in rows[:limit]]
+        if len(rows) > limit:
+            return EventPage(events, (events[-1].admitted_at, events[-1].id))
+        if not wanted:
+            return EventPage(events, None)
+        edge = select(fact.admitted_at, fact.id).where(*span).order_by(*newest).offset(most - 1).limit(2)
+        beyond = (await session.execute(edge)).all()
+    return EventPage(events, (beyond[0][0], beyond[0][1]) if len(beyond) > 1 else None)
+
+
+async def count_by_status(
+    database: Database, tenant_id: UUID, filters: EventFilters, *, most: int = MOST_LOOKED_AT
+) -> tuple[dict[Status, int], bool]:
+    """How the requests of a span and of some projects ended, and whether these are all: the latest `most` of the tenant
+    are counted. Adjustments and lost attempts are no requests. Raises DatabaseUnavailable."""
+    fact, traits = usage_fact.c, usage_traits.c
+    span: list[ColumnElement[bool]] = [fact.tenant_id == tenant_id]
+    if filters.since is not None:
+        span.append(fact.admitted_at >= filters.since)
+    if filters.until is not None:
+        span.append(fact.admitted_at < filters.until)
+    columns = (fact.admitted_at, fact.traits, fact.project_id, fact.corrects)
+    looked = select(*columns).where(*span).order_by(fact.admitted_at.desc()).limit(most).subquery()
+    of = looked.c
+    wanted = [of.corrects.is_(None)]
+    if filters.projects is not None:
+        wanted.append(of.project_id.in_(filters.projects))
+    by_traits = select(of.traits, func.count().label("n")).where(*wanted).group_by(of.traits).subquery().c
+    query = select(traits.status, func.sum(by_traits.n)).join(usage_traits, traits.id == by_traits.traits)
+    total = select(func.count()).select_from(looked)
+    async with database.reading() as session:
+        counted = {row[0]: int(row[1]) for row in await session.execute(query.group_by(traits.status))}
+        seen = int(await session.scalar(total) or 0)
+    return {status: counted.get(status, 0) for status in get_args(Status)}, seen < most
+
+
+async def find_event(database: Database, tenant_id: UUID, request_id: UUID) -> tuple[ListedEvent | None, list[Any]]:
+    """The event of a tenant's request and, oldest first, its adjustments. Raises DatabaseUnavailable."""
+    own = usage_event.c.tenant_id == tenant_id
+    query = select(usage_event).where(own, usage_event.c.id == request_id)
+    later = select(usage_event).where(own, usage_event.c.corrects == request_id)
+    async with database.reading() as session:
+        row = (await session.execute(query)).one_or_none()
+        if row is None:
+            return None, []
+        corrections = await session.execute(later.order_by(usage_event.c.finished_at, usage_event.c.id))
+        return _event(row), [_event(correction) for correction in corrections]
+
+
+def _event(row: Row[Any]) -> ListedEvent:
+    return ListedEvent(
+        *(getattr(row, name) for name in _FACTS),
+        dimensions={name: getattr(row, name) for name in DIMENSIONS},
+        meters={name: units for name in METERS if (units := getattr(row, name))},
+        counts={name: tokens for name in COUNTS if (tokens := getattr(row, f"count_{name}"))},
+    )

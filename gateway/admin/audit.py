@@ -1,0 +1,214 @@
+"""GET /admin/v1/audit: who changed what. A tenant's owners see their tenant's entries, finance those about money."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+from litestar import Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.response import Stream
+from msgspec import Meta, Struct
+
+from audit_log import csv_rows
+from audit_log.actors import Actor, Means
+from audit_log.reading import AuditLog, Entry, Filter, Scope
+from audit_log.tables import PLATFORM
+from gateway.admin.access import principal_of, seen_tenant
+from gateway.dialects.query_parameters import Parameters
+from gateway.errors import InvalidField
+from gateway.http.authentication import OPERATOR
+from gateway.http.operations import describes, page, query
+from gateway.http.policies import demands
+from gateway.http.responses import json_response
+from gateway.services import Gateway
+from storage.database.database import DatabaseUnavailable
+from tenancy.directory import PROJECT_PREFIX, prefixed_id, project_public_id, tenant_public_id
+from tenancy.permissions import ROLE_PERMISSIONS
+from tenancy.principals import Principal
+
+_PREFIX = "audit_"
+_LINES = 200
+"""Entries of one piece of a CSV file."""
+_FORMATS = ("json", "csv")
+
+
+class AuditActor(Struct, frozen=True):
+    """Who did it. `means` is how that is known; `name` is for people to read. What is not for the reader is empty."""
+
+    means: Means
+    id: Annotated[str, Meta(examples=["user_0199"])]
+    name: Annotated[str, Meta(examples=["Ann"])]
+    through: str
+    address: Annotated[str, Meta(examples=["192.0.2.7"])]
+
+
+class AuditTarget(Struct, frozen=True):
+    """What was changed."""
+
+    type: Annotated[str, Meta(examples=["budget"])]
+    id: str
+
+
+class AuditEntryObject(Struct, frozen=True, kw_only=True):
+    """One change. `number` counts the entries of its tenant, or of the platform. `before` is null where the target did
+    not exist, `after` where it no longer does."""
+
+    object: Literal["audit_entry"] = "audit_entry"
+    id: str
+    number: int
+    at: str
+    action: Annotated[str, Meta(examples=["budget.set"])]
+    target: AuditTarget
+    tenant: str | None
+    project: str | None
+    actor: AuditActor
+    request_id: str
+    reason: str
+    before: Any
+    after: Any
+
+
+class AuditEntryList(Struct, frozen=True, kw_only=True):
+    """Entries, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[AuditEntryObject]
+    has_more: bool
+
+
+_QUERY = (
+    *page(),
+    query("actor", str, "Only what this actor did: an id or a name.", example="Ann"),
+    query("action", str, "Only this action, or all of one kind.", example="invoice.*"),
+    query("target", str, "Only changes of this kind of object.", example="budget"),
+    query("target_id", str, "Only changes of the object with this id.", example="0199d2a0"),
+    query("tenant", str, "Only of this tenant: its name or id.", example="demo"),
+    query("platform", Literal["true", "false"], "Only what belongs to no tenant."),
+    query("project", str, "Only of the project with this id.", example="project_0199d2a07b1c7e0c8f0e6a5b4c3d2e1f"),
+    query("from", str, "Only from this instant on.", example="2026-11-01T00:00:00Z"),
+    query("to", str, "Only before this instant.", example="2026-12-01T00:00:00Z"),
+    query("format", Literal["json", "csv"], "`csv` gives all entries as a file, as `Accept: text/csv` does."),
+)
+
+
+def audit_route(gateway: Gateway) -> HTTPRouteHandler:
+    """The route, for one worker."""
+    log, wait = AuditLog(gateway.services.database), gateway.management_breakers.audit.wait
+
+    async def wanted(request: Request[Any, Any, Any], parameters: Parameters) -> Filter:
+        tenant, project = parameters.text("tenant"), parameters.text("project")
+        project_id = None if project is None else prefixed_id(project, PROJECT_PREFIX)
+        if project is not None and project_id is None:
+            raise InvalidField("project", f"{project[:80]!r} is not the id of a project, such as project_0199…")
+        return Filter(
+            actor=parameters.text("actor"),
+            action=parameters.text("action"),
+            target=parameters.text("target"),
+            target_id=parameters.text("target_id"),
+            tenant_id=None if tenant is None else (await seen_tenant(gateway, request, tenant)).id,
+            platform=parameters.boolean("platform") or False,
+            project_id=project_id,
+            since=parameters.instant("from"),
+            until=parameters.instant("to"),
+        )
+
+    @get("/admin/v1/audit", opt=demands("audit.read") | describes(AuditEntryList, query=_QUERY))
+    async def list_audit_entries(request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
+        """List changes, the newest first. Every change of money, access, sharing or prices has an entry."""
+        parameters = Parameters.of(request)
+        limit, after = parameters.page_size(), parameters.text("after")
+        form = parameters.choice("format", _FORMATS) or _accepted(request)
+        filters = await wanted(request, parameters)
+        parameters.reject_unknown()
+        scopes = scopes_of(principal_of(request))
+        whole = any(scope.tenant_id is None for scope in scopes)
+        if form == "csv":
+            first = await wait(log.page(filters, scopes, 1))  # so that an absent database is an error, not half a file
+            return _csv(log.stream(filters, scopes) if first else _nothing(), whole=whole)
+        position = None if after is None else _position(after)
+        found = await wait(log.page(filters, scopes, limit + 1, position))
+        shown = [_object(entry if whole else for_tenant(entry)) for entry in found[:limit]]
+        return json_response(AuditEntryList(data=shown, has_more=len(found) > limit))
+
+    return list_audit_entries
+
+
+def scopes_of(principal: Principal) -> list[Scope]:
+    """What of the log this principal may see."""
+    readers = ROLE_PERMISSIONS["audit.read"]
+    return [
+        Scope(one.tenant_id, one.project_id, money=one.role == "finance")
+        for one in principal.memberships
+        if one.role in readers and principal.may("audit.read", one.tenant_id, one.project_id)
+    ]
+
+
+def for_tenant(entry: Entry) -> Entry:
+    """As a tenant's people see an entry: of who runs the platform they learn the name alone."""
+    actor = entry.actor
+    if actor.means not in ("command", "system", "operator_key") and actor.through != OPERATOR:
+        return entry
+    return msgspec.structs.replace(entry, actor=Actor(actor.means, "", actor.name, request_id=actor.request_id))
+
+
+def _accepted(request: Request[Any, Any, Any]) -> str:
+    return "csv" if request.headers.get("accept", "").split(";")[0].strip().lower() == "text/csv" else "json"
+
+
+def _csv(entries: AsyncIterator[Entry], *, whole: bool) -> Stream:
+    async def pieces() -> AsyncIterator[str]:
+        yield csv_rows.header()
+        piece: list[Entry] = []
+        try:
+            async for entry in entries:
+                piece.append(entry if whole else for_tenant(entry))
+                if len(piece) == _LINES:
+                    yield csv_rows.lines(piece)
+                    piece.clear()
+        except DatabaseUnavailable as error:
+            raise ConnectionAbortedError("the database went away: the file is not whole") from error
+        yield csv_rows.lines(piece)
+
+    headers = {"content-disposition": 'attachment; filename="audit.csv"', "cache-control": "no-store"}
+    return Stream(pieces(), media_type=csv_rows.MEDIA_TYPE, headers=headers)
+
+
+async def _nothing() -> AsyncIterator[Entry]:
+    nothing: Iterable[Entry] = ()
+    for entry in nothing:
+        yield entry
+
+
+def _position(name: str) -> tuple[UUID, int]:
+    tenant, _, number = name.removeprefix(_PREFIX).partition("_")
+    try:
+        if name.startswith(_PREFIX) and number.isascii() and number.isdigit() and len(number) < 19:
+            return UUID(tenant), int(number)
+    except ValueError:
+        pass
+    raise InvalidField("after", f"{name[:80]!r} is not the id of an entry")
+
+
+def _object(entry: Entry) -> AuditEntryObject:
+    actor = entry.actor
+    return AuditEntryObject(
+        id=f"{_PREFIX}{(entry.tenant_id or PLATFORM).hex}_{entry.number}",
+        number=entry.number,
+        at=csv_rows.format_at(entry.at),
+        action=entry.action,
+        target=AuditTarget(entry.target, entry.target_id),
+        tenant=None if entry.tenant_id is None else tenant_public_id(entry.tenant_id),
+        project=None if entry.project_id is None else project_public_id(entry.project_id),
+        actor=AuditActor(actor.means, actor.id, actor.name, actor.through, actor.address),
+        request_id=actor.request_id,
+        reason=entry.reason,
+        before=_raw(entry.before),
+        after=_raw(entry.after),
+    )
+
+
+def _raw(text: str | None) -> Any:
+    return None if text is None else msgspec.Raw(text.encode())

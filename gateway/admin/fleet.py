@@ -1,0 +1,159 @@
+"""/admin/v1/fleet: the replicas as this gateway worker sees them, from their heartbeats."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from litestar import Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+from msgspec import Struct
+
+from gateway.dialects.query_parameters import Parameters
+from gateway.errors import NotFound
+from gateway.fleet.replica_link import ReplicaLink
+from gateway.http.operations import describes
+from gateway.http.policies import demands
+from gateway.http.responses import json_response
+from gateway.services import Gateway
+
+ReplicaState = Literal["healthy", "stalled", "disk_full", "down"]
+
+
+class TierObject(Struct, frozen=True, kw_only=True):
+    """KV blocks of a layer group in a tier: `free`, `referenced` and `cached` are together `total`."""
+
+    tier: Literal["hbm", "dram", "nvme"]
+    group: int
+    free: int
+    referenced: int
+    cached: int
+    total: int
+
+
+class ReplicaObject(Struct, frozen=True, kw_only=True):
+    """A replica. `stalled`: it is connected, and its heartbeats or its steps stopped. `problem`: why it is down.
+    `silent_s`: seconds since anything was heard from it. `requests` are those that it has, as far as is known here;
+    `running` and `waiting` (by lane) are what it says itself. `metrics` are its own, by Prometheus name."""
+
+    object: Literal["replica"] = "replica"
+    name: str
+    address: str
+    state: ReplicaState
+    problem: str
+    silent_s: float
+    model: str | None
+    model_digest: str | None
+    epoch: int | None
+    journal: str | None
+    protocol: int | None
+    context_tokens: int | None
+    running_most: int | None
+    requests: int
+    steps: int | None
+    running: int | None
+    waiting: dict[str, int]
+    memory: list[TierObject]
+    service_us: dict[str, int]
+    metrics: dict[str, float]
+
+
+class GatewayObject(Struct, frozen=True, kw_only=True):
+    """The worker that answers."""
+
+    name: str
+    epoch: str
+    draining: bool
+    connections: int
+
+
+class FleetObject(Struct, frozen=True, kw_only=True):
+    """All replicas that this worker is configured with."""
+
+    object: Literal["fleet"] = "fleet"
+    gateway: GatewayObject
+    data: list[ReplicaObject]
+    has_more: bool
+
+
+def fleet_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    services = gateway.services
+
+    @get("/admin/v1/fleet", opt=demands("fleet.read") | describes(FleetObject))
+    async def show_fleet(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The replicas, with state, load, queues by lane and KV by tier."""
+        Parameters.of(request).reject_unknown()
+        worker = GatewayObject(
+            name=services.name,
+            epoch=services.spool.owner,
+            draining=gateway.requests.draining,
+            connections=len(gateway.open_connections),
+        )
+        data = [replica_object(link) for link in services.fleet.links]
+        return json_response(FleetObject(gateway=worker, data=data, has_more=False))
+
+    @get("/admin/v1/fleet/{replica:str}", opt=demands("fleet.read") | describes(ReplicaObject))
+    async def show_replica(replica: FromPath[str]) -> Response[bytes]:
+        """One replica, by its name."""
+        for link in services.fleet.links:
+            if link.replica == replica:
+                return json_response(replica_object(link))
+        raise NotFound(f"There is no replica {replica[:80]!r}.")
+
+    return [show_fleet, show_replica]
+
+
+def replica_object(link: ReplicaLink) -> ReplicaObject:
+    """A replica as answers have it."""
+    hello, beat = link.hello, link.beat
+    return ReplicaObject(
+        name=link.replica,
+        address=link.address.text,
+        state=_state(link),
+        problem=link.problem,
+        silent_s=round(link.silent_for, 3),
+        model=None if hello is None else hello.model.name,
+        model_digest=None if hello is None else hello.model.digest,
+        epoch=None if hello is None else hello.epoch,
+        journal=None if hello is None else link.journal,
+        protocol=None if hello is None else hello.version,
+        context_tokens=None if hello is None else hello.capacity.context_tokens,
+        running_most=None if hello is None else hello.capacity.running,
+        requests=link.load,
+        steps=None if beat is None else beat.steps,
+        running=None if beat is None else beat.running,
+        waiting={} if beat is None else beat.waiting,
+        memory=[]
+        if beat is None
+        else [
+            TierObject(
+                tier=load.tier,
+                group=load.group,
+                free=load.free,
+                referenced=load.referenced,
+                cached=load.cached,
+                total=load.total,
+            )
+            for load in beat.memory
+        ],
+        service_us={} if beat is None else _by_lane(beat.service),
+        metrics={} if beat is None else beat.metrics,
+    )
+
+
+def _state(link: ReplicaLink) -> ReplicaState:
+    if not link.up:
+        return "down"
+    if link.disk_full:
+        return "disk_full"
+    return "healthy" if link.healthy() else "stalled"
+
+
+def _by_lane(service: dict[str, int]) -> dict[str, int]:
+    """Engine time by lane: flows are named by what requests share a queue, and there may be very many."""
+    lanes: dict[str, int] = {}
+    for flow, micros in service.items():
+        lane = flow.partition("/")[0]
+        lanes[lane] = lanes.get(lane, 0) + micros
+    return lanes

@@ -1,0 +1,209 @@
+"""An invoice as files: PDF, canonical JSON, its lines as CSV, and all of them in a ZIP archive with a manifest."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from litestar import Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+from msgspec import Struct
+
+from billing.invoices.document import Document
+from billing.invoices.store import InvoiceRecord, PaymentsAndCredits
+from gateway.admin.invoice_lines import LineObject, line_object
+from gateway.admin.invoices import AT, InvoiceFinder
+from gateway.admin.refusals import refusals
+from gateway.errors import Conflict
+from gateway.http.operations import describes, files
+from gateway.http.policies import demands
+from gateway.services import Gateway
+
+_EXAMPLE = {"invoice": "INV-2026-000042"}
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a ZIP archive can say: the same document always makes the same archive."""
+
+
+class FileEntry(Struct, frozen=True, kw_only=True):
+    """A file of the archive."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What the archive holds. `sha256` is that of the canonical JSON, `previous` that of the document before it in its
+    series: both are empty for a draft."""
+
+    object: Literal["invoice.bundle"] = "invoice.bundle"
+    number: str | None
+    kind: str
+    state: str
+    period: str
+    currency: str
+    sha256: str
+    previous: str
+    files: list[FileEntry]
+
+
+class Content(Struct, frozen=True):
+    """All that the files are made of."""
+
+    record: InvoiceRecord
+    document: Document
+    text: str
+    settled: PaymentsAndCredits
+
+    @property
+    def name(self) -> str:
+        """The files' name without its ending."""
+        name = self.record.number or f"draft-{self.record.period}-{self.record.id.hex[-12:]}"
+        return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+
+
+def invoice_file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    wait, finder = gateway.management_breakers.invoices.wait, InvoiceFinder(gateway)
+
+    async def file_of(  # noqa: PLR0917  # a file, and how it is made
+        request: Request[Any, Any, Any],
+        tenant: str,
+        invoice: str,
+        make: Callable[[Content], bytes],
+        media_type: str,
+        ending: str,
+    ) -> Response[bytes]:
+        owner, record = await finder.find(request, tenant, invoice)
+        with refusals():
+            document = await wait(finder.invoices.document(record))
+            text = await wait(finder.invoices.content(record))
+            content = Content(record, document, text, await wait(finder.invoices.settlements(record)))
+        made = await _in_thread(gateway, owner.id, partial(make, content))
+        headers = {"content-disposition": f'attachment; filename="{content.name}.{ending}"'}
+        return Response(made, media_type=media_type, headers=headers)
+
+    @get(
+        f"{AT}/pdf",
+        opt=demands("invoices.read")
+        | describes(files("application/pdf", description="PDF/A-3."), path=_EXAMPLE, errors={"not_printable": 409}),
+    )
+    async def invoice_pdf(
+        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
+    ) -> Response[bytes]:
+        """An invoice as PDF/A-3, with the payments and credit notes until now."""
+        return await file_of(request, tenant, invoice, to_pdf, "application/pdf", "pdf")
+
+    @get(
+        f"{AT}/json",
+        opt=demands("invoices.read")
+        | describes(files("application/json", description="Canonical JSON (RFC 8785)."), path=_EXAMPLE),
+    )
+    async def invoice_json(
+        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
+    ) -> Response[bytes]:
+        """An invoice as canonical JSON: its SHA-256 is the one that is kept and chained."""
+        return await file_of(request, tenant, invoice, _json, "application/json", "json")
+
+    @get(
+        f"{AT}/csv",
+        opt=demands("invoices.read") | describes(files("text/csv", description="The lines."), path=_EXAMPLE),
+    )
+    async def invoice_csv(
+        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
+    ) -> Response[bytes]:
+        """The lines of an invoice as CSV."""
+        return await file_of(request, tenant, invoice, to_csv, "text/csv", "csv")
+
+    @get(
+        f"{AT}/bundle",
+        opt=demands("invoices.read")
+        | describes(
+            files("application/zip", description="PDF, JSON, CSV and a manifest with their SHA-256."),
+            path=_EXAMPLE,
+            errors={"not_printable": 409},
+        ),
+    )
+    async def invoice_bundle(
+        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
+    ) -> Response[bytes]:
+        """An invoice in all its forms, with a manifest."""
+        return await file_of(request, tenant, invoice, to_bundle, "application/zip", "zip")
+
+    return [invoice_pdf, invoice_json, invoice_csv, invoice_bundle]
+
+
+async def _in_thread(gateway: Gateway, tenant_id: UUID, make: Callable[[], bytes]) -> bytes:
+    """Laying out a document takes a while: tenants have equal shares of the threads."""
+    return await gateway.threads.run(tenant_id, make)
+
+
+def to_pdf(content: Content) -> bytes:
+    """The document as PDF/A-3. Raises Conflict if it cannot be laid out."""
+    from billing.invoices.rendering import pdf  # noqa: PLC0415  # a compiler that only this needs
+
+    try:
+        return pdf.to_pdf(content.document, content.record.state, content.record.sha256 or "", content.settled)
+    except pdf.NotPrintable as error:
+        raise Conflict(f"The invoice cannot be laid out: {error}.", code="not_printable") from error
+
+
+def _json(content: Content) -> bytes:
+    return content.text.encode()
+
+
+def to_csv(content: Content) -> bytes:
+    """The lines, with a heading."""
+    out = io.StringIO()
+    names = [name for name in LineObject.__struct_fields__ if name not in ("object", "opens")]
+    writer = csv.DictWriter(out, names, lineterminator="\r\n")
+    writer.writeheader()
+    for n, line in enumerate(content.document.lines, 1):
+        shown = line_object(n, line, content.record.currency)
+        writer.writerow({name: _cell(getattr(shown, name)) for name in names})
+    return out.getvalue().encode()
+
+
+def _cell(value: Any) -> str:
+    """The text of a cell; one that a spreadsheet would take for a formula is quoted by an apostrophe."""
+    text = "" if value is None else str(value)
+    is_number = text[:1] == "-" and text[1:].replace(".", "", 1).isdecimal()
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not is_number else text
+
+
+def to_bundle(content: Content) -> bytes:
+    """A ZIP archive of all forms, and a manifest with their SHA-256. The same content makes the same bytes."""
+    name, record = content.name, content.record
+    parts = {
+        f"{name}.json": _json(content),
+        f"{name}.csv": to_csv(content),
+        f"{name}.pdf": to_pdf(content),
+    }
+    manifest = Manifest(
+        number=record.number,
+        kind=record.kind,
+        state=record.state,
+        period=record.period,
+        currency=record.currency,
+        sha256=record.sha256 or "",
+        previous=content.document.previous,
+        files=[
+            FileEntry(name=file, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+            for file, data in parts.items()
+        ],
+    )
+    parts["manifest.json"] = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for file, data in parts.items():
+            archive.writestr(zipfile.ZipInfo(file, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    return out.getvalue()

@@ -1,0 +1,79 @@
+"""Redeeming one-time links: an invitation is accepted, a password reset. Neither signs anybody in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, post
+from litestar.handlers import HTTPRouteHandler
+from msgspec import Struct
+
+from gateway.admin.sign_in import nobody
+from gateway.admin.user_objects import Name, Password, Token, UserObject, user_errors, user_object
+from gateway.endpoints.request_body import read_management_body
+from gateway.http.operations import describes
+from gateway.http.policies import public
+from gateway.http.responses import json_response
+from gateway.http.sessions import CookieJar, client_of, cookie_value
+from gateway.services import Gateway
+
+_NO_STORE = {"cache-control": "no-store"}
+_ERRORS = {"link_not_valid": 401, "too_many_attempts": 429, "csrf": 403}
+
+
+class Acceptance(Struct, frozen=True, forbid_unknown_fields=True):
+    """An invitation's token; the name and the password of who is no user yet. Who is one gives the password, or is
+    signed in."""
+
+    token: Token
+    name: Name = ""
+    password: Password | None = None
+
+
+class Redemption(Struct, frozen=True, forbid_unknown_fields=True):
+    """A reset link's token, and the password to have from now on."""
+
+    token: Token
+    password: Password
+
+
+_ACCEPTANCE, _REDEMPTION = msgspec.json.Decoder(Acceptance), msgspec.json.Decoder(Redemption)
+
+
+def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    users, timeout = gateway.services.users, gateway.services.options.client_timeout
+    wait = gateway.management_breakers.users.wait
+
+    @post(
+        "/admin/v1/invitations/accept",
+        status_code=200,
+        opt=public()
+        | describes(UserObject, body=Acceptance, errors=_ERRORS | {"sign_in_refused": 401, "last_owner": 409}),
+    )
+    async def accept_invitation(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Accept an invitation. A new user is made of it; sign in then."""
+        body = await read_management_body(request, timeout, _ACCEPTANCE)
+        token = cookie_value(request.scope, CookieJar.of(request.scope).session_name)
+        present = await users.authenticator.authenticate(token) if token else None
+        signed_in = None if present is None else present.session.user_id
+        with user_errors(), nobody(request):
+            accepting = users.password_changes.accept(
+                body.token, body.name, body.password, client_of(request.scope), signed_in
+            )
+            return json_response(user_object(await wait(users.accounts.get(await wait(accepting)))), headers=_NO_STORE)
+
+    @post(
+        "/admin/v1/password-resets/redeem",
+        status_code=200,
+        opt=public() | describes(UserObject, body=Redemption, errors=_ERRORS),
+    )
+    async def redeem_password_reset(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Set another password with a reset link. All sessions of the user end; sign in then."""
+        body = await read_management_body(request, timeout, _REDEMPTION)
+        with user_errors(), nobody(request):
+            user_id = await wait(users.password_changes.reset(body.token, body.password, client_of(request.scope)))
+            return json_response(user_object(await wait(users.accounts.get(user_id))), headers=_NO_STORE)
+
+    return [accept_invitation, redeem_password_reset]

@@ -1,0 +1,152 @@
+"""/admin/v1/platform: what holds for everybody who works on this installation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import Request, Response, get, put
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+from msgspec import Struct
+
+from billing.calendar import format_instant
+from billing.platform_settings import APPROVALS, VALUES, PlatformSettings, check_platform_setting
+from billing.prices.approval import BY_KEY
+from gateway.admin.access import principal_of
+from gateway.admin.refusals import refusals
+from gateway.dialects.query_parameters import Parameters
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import Conflict, NotFound
+from gateway.http.operations import describes, page
+from gateway.http.policies import demands
+from gateway.http.responses import json_response
+from gateway.services import Gateway
+from tenancy.operators import deciding_operators
+
+_TWO = 2
+"""How many operators approvals take."""
+
+
+class NewValue(Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of a setting, and why it is set."""
+
+    value: str
+    reason: str = ""
+
+
+class SettingObject(Struct, frozen=True, kw_only=True):
+    """A setting, and the values that it can have."""
+
+    object: Literal["platform.setting"] = "platform.setting"
+    name: str
+    value: str
+    values: list[str]
+
+
+class SettingList(Struct, frozen=True, kw_only=True):
+    """All settings."""
+
+    object: Literal["list"] = "list"
+    data: list[SettingObject]
+    has_more: bool
+
+
+class SettingChange(Struct, frozen=True, kw_only=True):
+    """Who set what, how that is known, when and why."""
+
+    object: Literal["platform.change"] = "platform.change"
+    number: int
+    name: str
+    value: str
+    actor: str
+    via: str
+    reason: str
+    at: str
+
+
+class SettingChanges(Struct, frozen=True, kw_only=True):
+    """Changes, the latest first; `after` is the number of the last one."""
+
+    object: Literal["list"] = "list"
+    data: list[SettingChange]
+    has_more: bool
+
+
+_NEW = msgspec.json.Decoder(NewValue)
+
+
+def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
+    platform, tenancy = PlatformSettings(gateway.services.database), gateway.services.tenancy
+
+    async def shown(name: str) -> SettingObject:
+        return SettingObject(name=name, value=await wait(platform.value(name)), values=list(VALUES[name]))
+
+    async def deciding() -> int:
+        return len(deciding_operators(await wait(tenancy.list_operator_keys())))
+
+    @get("/admin/v1/platform/settings", opt=demands("platform.read") | describes(SettingList))
+    async def list_settings(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The settings of the platform."""
+        Parameters.of(request).reject_unknown()
+        return json_response(SettingList(data=[await shown(name) for name in VALUES], has_more=False))
+
+    @get("/admin/v1/platform/changes", opt=demands("platform.read") | describes(SettingChanges, query=page()))
+    async def list_changes(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Who set what, the latest first."""
+        parameters = Parameters.of(request)
+        limit, after = parameters.page_size(), parameters.integer("after")
+        parameters.reject_unknown()
+        numbered = reversed(list(enumerate(await wait(platform.history()), 1)))
+        found = [(number, change) for number, change in numbered if after is None or number < after]
+        data = [
+            SettingChange(
+                number=number,
+                name=change.name,
+                value=change.value,
+                actor=change.actor,
+                via=change.via,
+                reason=change.reason,
+                at=format_instant(change.at),
+            )
+            for number, change in found[:limit]
+        ]
+        return json_response(SettingChanges(data=data, has_more=len(found) > limit))
+
+    @put(
+        "/admin/v1/platform/settings/{name:str}",
+        opt=demands("platform.write")
+        | describes(
+            SettingObject,
+            body=NewValue(value="on", reason="as agreed"),
+            path={"name": "approvals"},
+            errors={"second_operator_required": 409},
+        ),
+    )
+    async def change_setting(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+        """Set one. While approvals are on, nothing here is changed by one operator alone: `turnpike platform set` takes
+        the keys of two."""
+        body = await read_management_body(request, client_timeout, _NEW)
+        if name not in VALUES:
+            raise NotFound(f"There is no platform setting {name[:80]!r}.")
+        with refusals():
+            check_platform_setting(name, body.value)
+            if await wait(platform.value(APPROVALS)) == "on":
+                raise Conflict(
+                    "Approvals are on, so this takes two operators: `turnpike platform set` with both keys.",
+                    code="second_operator_required",
+                )
+            if name == APPROVALS and body.value == "on" and await deciding() < _TWO:
+                raise Conflict(
+                    "Approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`.",
+                    code="second_operator_required",
+                )
+            principal = principal_of(request)
+            via = BY_KEY if principal.kind == "operator_key" else principal.kind.replace("_", " ")
+            by = principal.name or principal.public_id
+            await wait(platform.set(name, body.value, by=by, via=via, reason=body.reason))
+        return json_response(await shown(name))
+
+    return [list_settings, list_changes, change_setting]

@@ -1,0 +1,185 @@
+"""/admin/v1/tenants and their projects: list, create and look at them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+from msgspec import Struct
+
+from billing.calendar import format_instant
+from gateway.admin.access import (
+    list_visible_projects,
+    list_visible_tenants,
+    partly_visible_tenant,
+    project_named,
+    seen_tenant,
+    visible_project,
+    visible_tenant,
+)
+from gateway.admin.refusals import refusals
+from gateway.dialects.query_parameters import Parameters
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import InvalidField, NotFound
+from gateway.http.operations import describes, page
+from gateway.http.policies import demands
+from gateway.http.responses import json_response
+from gateway.services import Gateway
+from storage.database.base import to_instant
+from tenancy.directory import project_public_id, tenant_public_id
+from tenancy.tables import Project, Tenant
+
+
+class NewTenant(Struct, frozen=True, forbid_unknown_fields=True):
+    """A new tenant. It gets a project `default` and has no money yet."""
+
+    name: str
+
+
+class NewProject(Struct, frozen=True, forbid_unknown_fields=True):
+    """A new project of a tenant. It has no keys yet."""
+
+    name: str
+
+
+class TenantObject(Struct, frozen=True, kw_only=True):
+    """A customer, with money and projects."""
+
+    object: Literal["tenant"] = "tenant"
+    id: str
+    name: str
+    created_at: str
+
+
+class TenantList(Struct, frozen=True, kw_only=True):
+    """Tenants, ordered by name."""
+
+    object: Literal["list"] = "list"
+    data: list[TenantObject]
+    has_more: bool
+
+
+class ProjectObject(Struct, frozen=True, kw_only=True):
+    """An isolation domain of a tenant: keys, limits, cache and usage belong to a project."""
+
+    object: Literal["project"] = "project"
+    id: str
+    tenant_id: str
+    name: str
+    created_at: str
+
+
+class ProjectList(Struct, frozen=True, kw_only=True):
+    """A tenant's projects, ordered by name."""
+
+    object: Literal["list"] = "list"
+    data: list[ProjectObject]
+    has_more: bool
+
+
+_TENANT, _PROJECT = msgspec.json.Decoder(NewTenant), msgspec.json.Decoder(NewProject)
+
+
+def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    tenancy, client_timeout = gateway.services.tenancy, gateway.services.options.client_timeout
+    wait = gateway.management_breakers.tenancy.wait
+
+    @get("/admin/v1/tenants", opt=demands("tenants.read") | describes(TenantList, query=page()))
+    async def list_tenants(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The tenants that you may see, ordered by name."""
+        parameters = Parameters.of(request)
+        limit, after = parameters.page_size(), parameters.text("after")
+        parameters.reject_unknown()
+        if after is not None:
+            after = (await _last_tenant(gateway, request, after)).name
+        found, more = await list_visible_tenants(gateway, request, "tenants.read", limit, after)
+        return json_response(TenantList(data=[tenant_object(tenant) for tenant in found], has_more=more))
+
+    @post(
+        "/admin/v1/tenants",
+        status_code=201,
+        opt=demands("tenants.write")
+        | describes(TenantObject, status=201, body=NewTenant(name="acme"), errors={"name_taken": 409}),
+    )
+    async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Create a tenant with a project `default`."""
+        body = await read_management_body(request, client_timeout, _TENANT)
+        with refusals():
+            tenant, _ = await wait(tenancy.open_tenant(body.name))
+        return json_response(tenant_object(tenant), 201)
+
+    @get("/admin/v1/tenants/{tenant:str}", opt=demands("tenants.read") | describes(TenantObject))
+    async def retrieve_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+        """One tenant, by its id or name."""
+        return json_response(tenant_object(await visible_tenant(gateway, request, tenant, "tenants.read")))
+
+    @get("/admin/v1/tenants/{tenant:str}/projects", opt=demands("projects.read") | describes(ProjectList, query=page()))
+    async def list_projects(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+        """The tenant's projects that you may see, ordered by name."""
+        owner, projects = await partly_visible_tenant(gateway, request, tenant, "projects.read")
+        parameters = Parameters.of(request)
+        limit, after = parameters.page_size(), parameters.text("after")
+        parameters.reject_unknown()
+        if after is not None:
+            last = await project_named(gateway, owner.id, after)
+            if last is None or (projects is not None and last.id not in projects):
+                raise InvalidField("after", "there is no such project")
+            after = last.name
+        found, more = await list_visible_projects(gateway, owner.id, projects, limit, after)
+        return json_response(ProjectList(data=[project_object(project) for project in found], has_more=more))
+
+    @post(
+        "/admin/v1/tenants/{tenant:str}/projects",
+        status_code=201,
+        opt=demands("projects.write")
+        | describes(ProjectObject, status=201, body=NewProject(name="search"), errors={"name_taken": 409}),
+    )
+    async def create_project(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+        """Create a project of the tenant."""
+        owner = await visible_tenant(gateway, request, tenant, "projects.write")
+        body = await read_management_body(request, client_timeout, _PROJECT)
+        with refusals():
+            project = await wait(tenancy.create_project(owner.id, body.name))
+        return json_response(project_object(project), 201)
+
+    @get(
+        "/admin/v1/tenants/{tenant:str}/projects/{project:str}",
+        opt=demands("projects.read") | describes(ProjectObject),
+    )
+    async def retrieve_project(
+        request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
+    ) -> Response[bytes]:
+        """One project of the tenant, by its id or name."""
+        _, found = await visible_project(gateway, request, tenant, project, "projects.read")
+        return json_response(project_object(found))
+
+    return [list_tenants, create_tenant, retrieve_tenant, list_projects, create_project, retrieve_project]
+
+
+async def _last_tenant(gateway: Gateway, request: Request[Any, Any, Any], reference: str) -> Tenant:
+    """The tenant of a cursor. Raises InvalidField."""
+    try:
+        return await seen_tenant(gateway, request, reference)
+    except NotFound as error:
+        raise InvalidField("after", "there is no such tenant") from error
+
+
+def tenant_object(tenant: Tenant) -> TenantObject:
+    """A tenant as answers have it."""
+    return TenantObject(
+        id=tenant_public_id(tenant.id), name=tenant.name, created_at=format_instant(to_instant(tenant.created_at))
+    )
+
+
+def project_object(project: Project) -> ProjectObject:
+    """A project as answers have it."""
+    return ProjectObject(
+        id=project_public_id(project.id),
+        tenant_id=tenant_public_id(project.tenant_id),
+        name=project.name,
+        created_at=format_instant(to_instant(project.created_at)),
+    )

@@ -1,0 +1,220 @@
+"""/admin/v1/tenants/{tenant}/terms: contracts that change the list prices, each from a period on."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+from msgspec import Struct
+
+from billing.calendar import format_instant, period_of
+from billing.money import format_pico
+from billing.prices.grid import amount
+from billing.rating.contract_store import Contract, Contracts
+from billing.rating.terms import ContractTerms, parse_terms
+from gateway.admin.access import principal_of, visible_tenant
+from gateway.admin.refusals import refusals
+from gateway.dialects.query_parameters import Parameters
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import InvalidField
+from gateway.http.operations import describes, page, query
+from gateway.http.policies import demands
+from gateway.http.responses import json_response
+from gateway.services import Gateway
+from tenancy.directory import tenant_public_id
+
+
+class StepObject(Struct, frozen=True, forbid_unknown_fields=True):
+    """A price per 1,000,000 units, up to so many units; the last step has no end."""
+
+    price: str
+    up_to: int | None = None
+
+
+class TiersObject(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Prices by the units of a meter in a month: each part at its step's price, or all at the last step's."""
+
+    kind: Literal["graduated", "volume"]
+    model: str
+    meter: str
+    lane: str = "standard"
+    steps: tuple[StepObject, ...]
+
+
+class DiscountObject(Struct, frozen=True, forbid_unknown_fields=True):
+    """Hundredths of a percent off the usage of these models, or of all."""
+
+    basis_points: int
+    models: tuple[str, ...] = ()
+
+
+class MinimumObject(Struct, frozen=True, forbid_unknown_fields=True):
+    """The least that a month's invoice asks for."""
+
+    amount: str
+
+
+class CommitmentObject(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is owed for the months from `first` to `last` together. `invoiced`: the rest is asked for at the end."""
+
+    amount: str
+    first: str
+    last: str
+    invoiced: bool = True
+
+
+class TermsObject(Struct, frozen=True, forbid_unknown_fields=True):
+    """All terms of a tenant; without any, list prices apply."""
+
+    tiers: tuple[TiersObject, ...] = ()
+    discounts: tuple[DiscountObject, ...] = ()
+    minimum: MinimumObject | None = None
+    commitment: CommitmentObject | None = None
+
+
+class NewTerms(Struct, frozen=True, forbid_unknown_fields=True):
+    """Terms from a month on, this one without it. They replace all that were set for it. `dry_run`: only check."""
+
+    terms: TermsObject
+    from_period: str | None = None
+    reason: str = ""
+    dry_run: bool = False
+
+
+class ContractObject(Struct, frozen=True, kw_only=True):
+    """Terms as they were set; `number` is none for terms that are only checked, and for list prices."""
+
+    object: Literal["terms"] = "terms"
+    number: int | None
+    tenant_id: str
+    from_period: str
+    terms: TermsObject
+    author: str
+    reason: str
+    created_at: str | None
+
+
+class ContractList(Struct, frozen=True, kw_only=True):
+    """All that was set, the latest first; rows never change, later ones follow."""
+
+    object: Literal["list"] = "list"
+    data: list[ContractObject]
+    has_more: bool
+
+
+_NEW = msgspec.json.Decoder(NewTerms)
+_EXAMPLE = NewTerms(terms=TermsObject(discounts=(DiscountObject(basis_points=1000),)), reason="contract 7")
+
+
+def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
+    wait, contracts = gateway.management_breakers.money.wait, Contracts(database, gateway.services.prices)
+
+    async def this_period() -> str:
+        return period_of(await wait(database.now()))
+
+    @get(
+        "/admin/v1/tenants/{tenant:str}/terms",
+        opt=demands("terms.read")
+        | describes(
+            ContractObject, query=(query("period", str, "As of this month; this one without it.", example="2026-11"),)
+        ),
+    )
+    async def retrieve_terms(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+        """The terms that apply to a month."""
+        owner = await visible_tenant(gateway, request, tenant, "terms.read")
+        parameters = Parameters.of(request)
+        period = parameters.text("period") or await this_period()
+        parameters.reject_unknown()
+        with refusals():
+            await wait(contracts.terms_of(owner.id, period))  # which checks the period
+            in_force = [one for one in await wait(contracts.list(owner.id)) if one.from_period <= period]
+        if in_force:
+            return json_response(_object(max(in_force, key=lambda one: (one.from_period, one.id))))
+        none = Contract(0, owner.id, period, ContractTerms(), "", "", 0)
+        return json_response(_object(none))
+
+    @get(
+        "/admin/v1/tenants/{tenant:str}/terms/history",
+        opt=demands("terms.read") | describes(ContractList, query=page()),
+    )
+    async def list_terms(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+        """All terms that were set, the latest first."""
+        owner = await visible_tenant(gateway, request, tenant, "terms.read")
+        parameters = Parameters.of(request)
+        limit, after = parameters.page_size(), parameters.integer("after")
+        parameters.reject_unknown()
+        found = sorted(await wait(contracts.list(owner.id)), key=lambda one: -one.id)
+        shown = [contract for contract in found if after is None or contract.id < after]
+        return json_response(ContractList(data=[_object(one) for one in shown[:limit]], has_more=len(shown) > limit))
+
+    @post(
+        "/admin/v1/tenants/{tenant:str}/terms",
+        status_code=201,
+        opt=demands("terms.write")
+        | describes({201: ContractObject, 200: ContractObject}, body=_EXAMPLE, errors={"price_missing": 409}),
+    )
+    async def set_terms(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+        """Set all terms of a tenant from a month on. A dry run answers them with 200 and without a number."""
+        owner = await visible_tenant(gateway, request, tenant, "terms.write")
+        body = await read_management_body(request, client_timeout, _NEW)
+        principal = principal_of(request)
+        author = principal.name or principal.public_id
+        with refusals({"from": "$.from_period", "reason": "$.reason", "terms": "$.terms"}, body="$.terms."):
+            terms = parse_terms(_given(body.terms))
+            period = body.from_period or await this_period()
+            await wait(contracts.check(owner.id, terms, period))
+            if body.dry_run:
+                return json_response(_object(Contract(0, owner.id, period, terms, author, body.reason, 0)))
+            number = await wait(contracts.put(owner.id, terms, period, author, body.reason))
+            made = [one for one in await wait(contracts.list(owner.id)) if one.id == number]
+        return json_response(_object(made[0]), 201)
+
+    return [retrieve_terms, list_terms, set_terms]
+
+
+def _given(terms: TermsObject) -> dict[str, Any]:
+    """Terms as a file says them: what is absent there is not null."""
+    try:
+        given: dict[str, Any] = msgspec.to_builtins(terms)
+    except ValueError as error:
+        raise InvalidField("$.terms", str(error)) from error
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def terms_object(terms: ContractTerms) -> TermsObject:
+    """Terms with amounts and prices as decimal strings: the inverse of `parse_terms`."""
+    committed = terms.commitment
+    return TermsObject(
+        tiers=tuple(
+            TiersObject(
+                kind=tiers.kind,
+                model=tiers.model,
+                meter=tiers.meter,
+                lane=tiers.lane,
+                steps=tuple(StepObject(amount(step.price_micro), step.up_to) for step in tiers.steps),
+            )
+            for tiers in terms.tiers
+        ),
+        discounts=tuple(DiscountObject(one.basis_points, one.models) for one in terms.discounts),
+        minimum=None if terms.minimum is None else MinimumObject(format_pico(terms.minimum.amount_pico)),
+        commitment=None
+        if committed is None
+        else CommitmentObject(format_pico(committed.amount_pico), committed.first, committed.last, committed.invoiced),
+    )
+
+
+def _object(contract: Contract) -> ContractObject:
+    return ContractObject(
+        number=contract.id or None,
+        tenant_id=tenant_public_id(contract.tenant_id),
+        from_period=contract.from_period,
+        terms=terms_object(contract.terms),
+        author=contract.author,
+        reason=contract.reason,
+        created_at=format_instant(contract.created_at) if contract.created_at else None,
+    )

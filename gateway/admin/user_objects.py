@@ -1,0 +1,292 @@
+"""Users, sessions, members and invitations as /admin/v1 shows them, and their errors as errors of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from billing.calendar import format_instant
+from gateway.errors import (
+    Conflict,
+    GatewayError,
+    InvalidField,
+    InvalidRequest,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    RateLimited,
+)
+from storage.free_text import InvalidText
+from tenancy.directory import project_public_id, tenant_public_id
+from tenancy.permissions import Role
+from tenancy.principals import Membership
+from tenancy.users.accounts import User
+from tenancy.users.errors import (
+    EmailTaken,
+    FieldRefused,
+    LastOwner,
+    LinkRefused,
+    NoSuchUser,
+    NotPermitted,
+    SignInRefused,
+    TooManyAttempts,
+    UserError,
+    WrongState,
+)
+from tenancy.users.identifiers import invitation_public_id, session_public_id, user_public_id
+from tenancy.users.links import Invitation, Link
+from tenancy.users.members import Member, Scope
+from tenancy.users.sessions import FRESH_US, SessionRecord
+
+Password = Annotated[str, Meta(max_length=1024)]
+Email = Annotated[str, Meta(max_length=320)]
+Name = Annotated[str, Meta(max_length=1024)]
+Token = Annotated[str, Meta(max_length=256)]
+Code = Annotated[str, Meta(max_length=64)]
+Reason = Annotated[str, Meta(max_length=500)]
+
+
+class MembershipObject(Struct, frozen=True):
+    """A role, and where it is held: at a project, a tenant, or without either at the whole platform."""
+
+    role: Role
+    tenant: str | None
+    project: str | None
+
+
+class UserObject(Struct, frozen=True, kw_only=True):
+    """A user."""
+
+    object: Literal["user"] = "user"
+    id: str
+    email: str
+    name: str
+    memberships: list[MembershipObject]
+    created_at: str
+    disabled_at: str | None
+    has_password: bool
+    has_second_factor: bool
+
+
+class OwnUserObject(UserObject, frozen=True, kw_only=True):
+    """The user who asks."""
+
+    recovery_codes_left: int
+
+
+class UserList(Struct, frozen=True, kw_only=True):
+    """A page of users, ordered by e-mail address."""
+
+    object: Literal["list"] = "list"
+    data: list[UserObject]
+    has_more: bool
+
+
+class SessionObject(Struct, frozen=True, kw_only=True):
+    """A browser that is signed in. `method`: how. What needs a fresh proof may be done until `fresh_until`."""
+
+    object: Literal["session"] = "session"
+    id: str
+    user: str
+    method: str
+    address: str
+    user_agent: str
+    created_at: str
+    last_seen_at: str
+    expires_at: str
+    fresh_until: str
+    current: bool
+
+
+class SessionList(Struct, frozen=True, kw_only=True):
+    """The user's sessions, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[SessionObject]
+    has_more: bool
+
+
+class SignInObject(Struct, frozen=True, kw_only=True):
+    """How far a sign-in has come. `next`: the page to go to, as it was asked for."""
+
+    object: Literal["sign_in"] = "sign_in"
+    state: Literal["signed_in", "second_factor_required"]
+    user: str | None
+    expires_at: str
+    next: str | None = None
+
+
+class MemberObject(Struct, frozen=True, kw_only=True):
+    """A user with its role at a scope."""
+
+    object: Literal["member"] = "member"
+    user: str
+    email: str
+    name: str
+    role: Role
+    since: str
+    disabled: bool
+    has_second_factor: bool
+
+
+class MemberList(Struct, frozen=True, kw_only=True):
+    """Who has a role at this very scope, ordered by e-mail address."""
+
+    object: Literal["list"] = "list"
+    data: list[MemberObject]
+    has_more: bool
+
+
+class InvitationObject(Struct, frozen=True, kw_only=True):
+    """An invitation that was not accepted yet."""
+
+    object: Literal["invitation"] = "invitation"
+    id: str
+    email: str
+    role: Role
+    tenant: str | None
+    project: str | None
+    invited_by: str
+    created_at: str
+    expires_at: str
+
+
+class InvitationList(Struct, frozen=True, kw_only=True):
+    """Invitations to this very scope that may still be accepted, oldest first."""
+
+    object: Literal["list"] = "list"
+    data: list[InvitationObject]
+    has_more: bool
+
+
+class LinkObject(Struct, frozen=True, kw_only=True):
+    """A one-time link, whose `token` is shown this once. Hand it to the user by a way that nobody else reads; `path` is
+    the page that redeems it."""
+
+    object: Literal["one_time_link"] = "one_time_link"
+    kind: Literal["invitation", "password_reset", "sign_in"]
+    token: str
+    path: str
+    expires_at: str
+
+
+def user_object(user: User) -> UserObject:
+    """A user as it is shown."""
+    return UserObject(**_user_fields(user))
+
+
+def own_user_object(user: User, recovery_codes_left: int) -> OwnUserObject:
+    """The user who asks, as it is shown."""
+    return OwnUserObject(recovery_codes_left=recovery_codes_left, **_user_fields(user))
+
+
+def _user_fields(user: User) -> dict[str, object]:
+    return {
+        "id": user_public_id(user.id),
+        "email": user.email,
+        "name": user.name,
+        "memberships": membership_objects(user.memberships),
+        "created_at": format_instant(user.created_at),
+        "disabled_at": None if user.disabled_at is None else format_instant(user.disabled_at),
+        "has_password": user.has_password,
+        "has_second_factor": user.has_second_factor,
+    }
+
+
+def membership_objects(memberships: Iterable[Membership]) -> list[MembershipObject]:
+    """Roles as they are shown."""
+    return [MembershipObject(one.role, *scope_ids(Scope(one.tenant_id, one.project_id))) for one in memberships]
+
+
+def scope_ids(scope: Scope) -> tuple[str | None, str | None]:
+    """The public ids of a scope's tenant and project."""
+    tenant = None if scope.tenant_id is None else tenant_public_id(scope.tenant_id)
+    return tenant, None if scope.project_id is None else project_public_id(scope.project_id)
+
+
+def session_object(session: SessionRecord, *, current: bool) -> SessionObject:
+    """A session as it is shown."""
+    return SessionObject(
+        id=session_public_id(session.id),
+        user=user_public_id(session.user_id),
+        method=session.method,
+        address=session.address,
+        user_agent=session.user_agent,
+        created_at=format_instant(session.created_at),
+        last_seen_at=format_instant(session.seen_at),
+        expires_at=format_instant(session.expires_at),
+        fresh_until=format_instant(session.proven_at + FRESH_US),
+        current=current,
+    )
+
+
+def member_object(member: Member) -> MemberObject:
+    """A member as it is shown."""
+    return MemberObject(
+        user=user_public_id(member.user_id),
+        email=member.email,
+        name=member.name,
+        role=member.role,
+        since=format_instant(member.since),
+        disabled=member.disabled,
+        has_second_factor=member.has_second_factor,
+    )
+
+
+def invitation_object(invitation: Invitation) -> InvitationObject:
+    """An invitation as it is shown."""
+    tenant, project = scope_ids(invitation.scope)
+    return InvitationObject(
+        id=invitation_public_id(invitation.id),
+        email=invitation.email,
+        role=invitation.role,
+        tenant=tenant,
+        project=project,
+        invited_by=invitation.created_by,
+        created_at=format_instant(invitation.created_at),
+        expires_at=format_instant(invitation.expires_at),
+    )
+
+
+def link_object(link: Link) -> LinkObject:
+    """A new link as it is shown."""
+    assert link.kind != "second_factor", "that one is a cookie"
+    return LinkObject(kind=link.kind, token=link.token, path=link.path, expires_at=format_instant(link.expires_at))
+
+
+_FAILURES: tuple[tuple[type[UserError], type[GatewayError], str | None], ...] = (
+    (SignInRefused, NotAuthenticated, "sign_in_refused"),
+    (LinkRefused, NotAuthenticated, "link_not_valid"),
+    (NoSuchUser, NotFound, None),
+    (NotPermitted, NotAllowed, None),
+    (EmailTaken, Conflict, "email_taken"),
+    (LastOwner, Conflict, "last_owner"),
+    (WrongState, Conflict, "wrong_state"),
+)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn errors of `tenancy.users` into errors of the request."""
+    try:
+        yield
+    except TooManyAttempts as error:
+        raise RateLimited(str(error), retry_after=error.retry_after, code="too_many_attempts") from error
+    except FieldRefused as error:
+        raise InvalidField(f"$.{error.field}", error.problem) from error
+    except InvalidText as error:
+        raise InvalidRequest(f"$.{error}.", path=f"$.{error.field}", code="invalid_value") from error
+    except UserError as error:
+        raise _failure(error) from error
+
+
+def _failure(error: UserError) -> GatewayError:
+    text = str(error)
+    text = text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    for kind, failure, code in _FAILURES:
+        if isinstance(error, kind):
+            return failure(text, code=code)
+    raise error

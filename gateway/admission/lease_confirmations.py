@@ -1,0 +1,75 @@
+"""Confirming at a request's first token what was decided of leases at its admission.
+
+`prompt_cache.promise.confirmations` says what stands. Until then nothing was told to the client. A decision that does
+not stand is made again and frozen in the hold, as the first was: so whoever bills the request bills what is told to its
+client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from msgspec.structs import replace
+
+from billing.holds.records import Hold
+from billing.reservation.accompanied_holds import AccompaniedHolds
+from billing.reservation.decisions import HoldEnded
+from gateway.admission.admission import PreparedRequest
+from gateway.admission.cache_leases import LeaseRequest
+from gateway.metering.billable_usage import unpack
+from prompt_cache.promise.confirmations import Confirmation, is_certain
+from prompt_cache.promise.lease_store import LeaseStore
+from storage.database.batcher import BatcherClosed, MicroBatcher
+from storage.database.database import DatabaseUnavailable
+
+log = structlog.get_logger("gateway.admission.lease_confirmations")
+
+_MAX_BATCH = 256
+_PATIENCE_S = 3.0
+"""How long a first token waits for a database that does not answer."""
+
+
+class LeaseConfirmations:
+    """Confirms decisions, all queued ones in one transaction. `patience`: as `_PATIENCE_S`."""
+
+    def __init__(self, store: LeaseStore, holds: AccompaniedHolds[LeaseRequest], patience: float = _PATIENCE_S) -> None:
+        self._store = store
+        self._holds = holds
+        self._patience = patience
+        self._batcher: MicroBatcher[Confirmation, bool] = MicroBatcher(self._store.confirm_all, _MAX_BATCH)
+
+    @staticmethod
+    def needed(prepared: PreparedRequest) -> bool:
+        """Whether the decision of this request can still change."""
+        return prepared.leases is not None and not is_certain(prepared.leases)
+
+    async def confirm(
+        self, prepared: PreparedRequest, hold: Hold, reach: int | None = None
+    ) -> tuple[PreparedRequest, Hold]:
+        """The request and its hold with what is promised for good. `reach`: tokens of the prompt that were computed,
+        of a request that ends without output; None: all.
+
+        Where the database does not answer, what was decided at admission is told: a request that runs ends well. Raises
+        NotCached for a request that is to run only if it is cached.
+        """
+        assert prepared.leases is not None
+        assert prepared.lease_request is not None
+        try:
+            async with asyncio.timeout(self._patience):
+                stands = await self._batcher.submit(Confirmation(prepared.leases, reach))
+            if stands:
+                return prepared, hold
+            hold = await self._holds.decide_again(hold, prepared.lease_request)
+        except (TimeoutError, DatabaseUnavailable, HoldEnded, BatcherClosed) as error:
+            cause = f"{type(error).__name__}: {error}"
+            log.warning("what leases promise is not confirmed", request_id=str(prepared.request_id), cause=cause)
+            return prepared, hold
+        decision = prepared.lease_request.decision
+        assert decision is not None
+        shared = prepared.leases.collapsed and decision.hit is not None
+        return replace(prepared, terms=unpack(hold.terms), leases=replace(decision, collapsed=shared)), hold
+
+    async def close(self) -> None:
+        """Finish what is being confirmed."""
+        await self._batcher.close()

@@ -1,0 +1,46 @@
+"""What the client's choice of tools makes of a request: a grammar, or a marker that the model may not write.
+
+Neither touches the prompt, so its prefix stays the same whatever may be called.
+"""
+
+from __future__ import annotations
+
+import json
+
+from msgspec.structs import replace
+
+from gateway.conversation.output.call_grammars import NoCallGrammar, call_grammar
+from gateway.conversation.output.families import OUTPUT_FORMATS
+from gateway.errors import InvalidField
+from gateway.generation_request import GenerationRequest, Grammar
+from gateway.served_models.served_model import ServedModel
+from protocol.grammar_limits import GrammarTooLarge, check_grammar
+
+_NEVER = -100.0
+
+
+def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> GenerationRequest:
+    """The request with what its tool choice means for this model. Raises InvalidField."""
+    choice = generation.tool_choice
+    if not generation.tools or choice.mode == "auto":
+        return generation
+    if choice.mode == "none":
+        trigger = OUTPUT_FORMATS[model.output_format].trigger
+        ids = model.tokenizer.ids_of([trigger] if trigger else [])
+        return replace(generation, logit_bias=generation.logit_bias | dict.fromkeys(ids, _NEVER))
+    if generation.grammar is not None:
+        raise InvalidField(choice.path, f"an answer that must call tools cannot fulfil {generation.grammar.path} too")
+    if generation.continued:
+        raise InvalidField(choice.path, "an answer that must call tools cannot go on from a turn of the assistant's")
+    try:
+        body = call_grammar(model.output_format, generation.tools, choice, model.tokenizer.special_texts)
+        check_grammar("calls", body)
+    except NoCallGrammar:
+        raise InvalidField(
+            choice.path,
+            f"the model {model.name} cannot be made to call tools; use 'auto'",
+            code="unsupported_parameter",
+        ) from None
+    except GrammarTooLarge as error:
+        raise InvalidField(choice.path, str(error)) from error
+    return replace(generation, grammar=Grammar(json.dumps({"calls": body}, ensure_ascii=False), "$.tools"))

@@ -1,0 +1,162 @@
+"""What a model's output says, in events that only ever append: text, reasoning, and calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+
+class TextDelta(Struct, frozen=True):
+    """More of the answer's text."""
+
+    text: str
+
+
+class ReasoningDelta(Struct, frozen=True):
+    """More of the reasoning before the answer."""
+
+    text: str
+
+
+class CallStart(Struct, frozen=True):
+    """A call of the tool `name` begins. `call`: its position among this output's calls."""
+
+    call: int
+    name: str
+
+
+class ArgumentsDelta(Struct, frozen=True):
+    """More of a call's arguments. All of a call's deltas together are the JSON text that the model wrote."""
+
+    call: int
+    text: str
+
+
+class CallEnd(Struct, frozen=True):
+    """A call is complete. A call that the output's limit cut off has no such event."""
+
+    call: int
+
+
+OutputEvent: TypeAlias = TextDelta | ReasoningDelta | CallStart | ArgumentsDelta | CallEnd
+
+
+class OutputParser(Protocol):
+    """Reads one output. A pure fold: the events depend on the tokens and their text alone, not on how they arrive."""
+
+    @property
+    def holding(self) -> bool:
+        """Whether something of the output is not in any event yet."""
+        ...
+
+    def feed(self, token: int, text: str) -> Sequence[OutputEvent]:
+        """Take in one token and the text that is complete with it; "" for a special token. Returns what is certain."""
+        ...
+
+    def finish(self) -> Sequence[OutputEvent]:
+        """What was held back, when no token follows. Never invents a brace."""
+        ...
+
+
+class WholeOutput(Struct, frozen=True):
+    """All that an output says. `calls`: name and arguments of each."""
+
+    text: str
+    reasoning: str
+    calls: tuple[tuple[str, str], ...]
+
+
+def whole_output(events: Iterable[OutputEvent]) -> WholeOutput:
+    """What these events say together."""
+    text: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[str, list[str]]] = []
+    for event in events:
+        match event:
+            case TextDelta(more):
+                text.append(more)
+            case ReasoningDelta(more):
+                reasoning.append(more)
+            case CallStart(_, name):
+                calls.append((name, []))
+            case ArgumentsDelta(call, more):
+                calls[call][1].append(more)
+    named = tuple((name, "".join(arguments)) for name, arguments in calls)
+    return WholeOutput("".join(text), "".join(reasoning), named)
+
+
+_MOST_SPACE = 64
+"""Characters of white space that may wait: a stream that shows nothing would not go on."""
+
+
+class EventLog:
+    """The events of one output as a family's parser makes them."""
+
+    def __init__(self) -> None:
+        self._events: list[OutputEvent] = []
+        self._spaces = ""
+        """White space after text: shown with the text that follows, and dropped where a call does."""
+        self._said = False
+        self.calls = 0
+
+    @property
+    def holding(self) -> bool:
+        """Whether white space waits."""
+        return bool(self._spaces)
+
+    def take(self) -> list[OutputEvent]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def text(self, text: str) -> None:
+        """More text. White space at its end waits; after calls, white space alone is none."""
+        whole = self._spaces + text
+        shown = whole.rstrip() if len(whole) - len(whole.rstrip()) <= _MOST_SPACE else whole
+        self._spaces = whole[len(shown) :]
+        if shown:
+            if self.calls and not self._said:
+                shown = shown.lstrip()
+            self._said = True
+            self._append(TextDelta, shown)
+
+    def reasoning(self, text: str) -> None:
+        """More reasoning."""
+        if text:
+            self._append(ReasoningDelta, text)
+
+    def begin_call(self, name: str) -> int:
+        """A call begins; returns its position."""
+        self._spaces, self._said = "", False
+        self._events.append(CallStart(self.calls, name))
+        self.calls += 1
+        return self.calls - 1
+
+    def arguments(self, call: int, text: str) -> None:
+        """More of a call's arguments."""
+        if not text:
+            return
+        last = self._events[-1] if self._events else None
+        if isinstance(last, ArgumentsDelta) and last.call == call:
+            self._events[-1] = ArgumentsDelta(call, last.text + text)
+        else:
+            self._events.append(ArgumentsDelta(call, text))
+
+    def end_call(self, call: int) -> None:
+        """A call is complete."""
+        self._events.append(CallEnd(call))
+
+    def finish(self) -> None:
+        """No token follows: white space that waited is text, unless only calls stand before it."""
+        if self._spaces and (self._said or not self.calls):
+            self._append(TextDelta, self._spaces)
+        self._spaces = ""
+
+    def _append(self, kind: type[TextDelta] | type[ReasoningDelta], text: str) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, TextDelta | ReasoningDelta) and type(last) is kind:
+            self._events[-1] = kind(last.text + text)
+        else:
+            self._events.append(kind(text))

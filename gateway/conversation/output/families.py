@@ -1,0 +1,444 @@
+"""How each family of models writes reasoning and calls. One class a way of writing, one line a family.
+
+Sources: the families' own chat templates and model cards; the markers are facts of their vocabularies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from msgspec import Struct
+
+from gateway.conversation.messages import TEXT_CALL
+from gateway.conversation.output.call_payloads import CallPayload, JsonCalls, NamedJson, PythonCalls, Schemas, XmlCall
+from gateway.conversation.output.events import EventLog, OutputEvent
+from gateway.conversation.output.markers import Lexeme, Mark, MarkerLexer
+
+_SPACE = " \t\r\n"
+_LONGEST_NAME = 256
+
+
+class MarkedParser:
+    """A parser over markers. A family says what a marker does in `mark`, and what text is in `text`."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {}
+    """A marker's text → its name."""
+
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+        """`tokens`: the ids of special tokens → their texts. `reasons`: the template has opened the reasoning."""
+        self.log = EventLog()
+        self.schemas = schemas
+        self.reasons = reasons
+        self.payload: CallPayload | None = None
+        self._lexer = MarkerLexer(self.MARKERS, tokens)
+
+    def feed(self, token: int, text: str) -> Sequence[OutputEvent]:
+        """Take in one token and its text."""
+        self._take(self._lexer.feed(token, text))
+        return self.log.take()
+
+    def finish(self) -> Sequence[OutputEvent]:
+        """What was held back, when no token follows."""
+        self._take(self._lexer.finish())
+        self.end()
+        self.log.finish()
+        return self.log.take()
+
+    @property
+    def holding(self) -> bool:
+        """Whether text is held back. What is read of a call counts as given: it is waited for as a whole."""
+        return self._lexer.holding or self.log.holding
+
+    def mark(self, name: str) -> None:
+        """A marker stands here."""
+        raise NotImplementedError
+
+    def text(self, text: str) -> None:
+        """Text between markers, outside of a payload."""
+        if self.reasons:
+            self.log.reasoning(text)
+        else:
+            self.log.text(text)
+
+    def end(self) -> None:
+        """No token follows."""
+        self.close_payload()
+
+    def close_payload(self) -> None:
+        """The call's text is over: what of it was no call is text."""
+        payload, self.payload = self.payload, None
+        if payload is not None and payload.unread:
+            self.log.text(payload.unread)
+
+    def _take(self, lexemes: Iterable[Lexeme]) -> None:
+        for lexeme in lexemes:
+            if isinstance(lexeme, Mark):
+                self.mark(lexeme.name)
+            else:
+                self._take_text(lexeme)
+
+    def _take_text(self, text: str) -> None:
+        while text:
+            if self.payload is None:
+                self.text(text)
+                return
+            taken = self.payload.take(text)
+            text = text[taken:]
+            if self.payload.finished:
+                self.close_payload()
+                text = self.after_payload(text)
+
+    def after_payload(self, text: str) -> str:
+        """What of the text after a whole call is still to be read."""
+        return text
+
+
+class TaggedCalls(MarkedParser):
+    """Hermes, Qwen 2.5 and 3, Qwen3-Coder: each call between `<tool_call>` and `</tool_call>`, as JSON or as XML."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {
+        "<think>": "think",
+        "</think>": "answer",
+        "<tool_call>": "call",
+        "</tool_call>": "end",
+    }
+
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+        super().__init__(tokens, schemas, reasons=reasons)
+        self._in_call = False
+        self._after_reasoning = False
+
+    def mark(self, name: str) -> None:
+        """Reasoning and calls begin and end."""
+        if name == "think":
+            self.reasons = True
+        elif name == "answer":
+            self._after_reasoning = self.reasons
+            self.reasons = False
+        elif name == "call" and not self.reasons:
+            self._in_call = True
+        elif name == "end":
+            self.close_payload()
+            self._in_call = False
+
+    def text(self, text: str) -> None:
+        """A call's text tells by its first character how it is written."""
+        if self._in_call:
+            inner = text.lstrip(_SPACE)
+            if inner:
+                self.payload = XmlCall(self.log, self.schemas) if inner[0] == "<" else JsonCalls(self.log)
+                self._take_text(inner)
+            return
+        if self._after_reasoning:
+            text = text.lstrip(_SPACE)
+            self._after_reasoning = not text
+        super().text(text)
+
+    def after_payload(self, text: str) -> str:
+        """What stands between a whole call and its end marker is nothing."""
+        return "" if self._in_call else text
+
+
+class LeadingCalls(MarkedParser):
+    """Families whose answer is either calls or text, told by how it begins."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {"<|python_tag|>": "calls"}
+    OPENS = "{"
+
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+        super().__init__(tokens, schemas, reasons=reasons)
+        self._decided = False
+
+    def mark(self, name: str) -> None:
+        """A marker before calls says nothing more than that they come."""
+        if name == "calls":
+            self._decided = False
+
+    def text(self, text: str) -> None:
+        """Text, or the beginning of calls."""
+        if self._decided:
+            super().text(text)
+            return
+        inner = text.lstrip(_SPACE)
+        if not inner:
+            return
+        self._decided = True
+        if inner[0] == self.OPENS:
+            self.payload = self.calls()
+            self._take_text(inner)
+        else:
+            super().text(text)
+
+    def calls(self) -> CallPayload:
+        """What reads the calls."""
+        return JsonCalls(self.log, many=True)
+
+
+class PythonicCalls(LeadingCalls):
+    """Llama 3.2 and 4: `[f(a=1), g(b='x')]`, maybe between `<|python_start|>` and `<|python_end|>`."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {"<|python_start|>": "calls", "<|python_end|>": "end"}
+    OPENS = "["
+
+    def calls(self) -> CallPayload:
+        """Calls as Python writes them."""
+        return PythonCalls(self.log)
+
+
+class TextCalls(MarkedParser):
+    """Models whose template knows no tools: `Tool call: {"name": …, "arguments": …}`, as they are told to write it."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {TEXT_CALL: "call"}
+
+    def mark(self, name: str) -> None:
+        """A call begins."""
+        self.payload = JsonCalls(self.log)
+
+
+class FunctoolsCalls(MarkedParser):
+    """Phi-4-mini: `functools[{"name": …, "arguments": …}, …]`."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {"functools[": "calls"}
+
+    def mark(self, name: str) -> None:
+        """The list of calls begins."""
+        self.payload = JsonCalls(self.log, many=True)
+
+
+class MistralCalls(MarkedParser):
+    """Mistral: `[TOOL_CALLS]` and a JSON array, or for each call the marker, its name, maybe `[CALL_ID]` and an id, and
+    `[ARGS]` with its arguments. Reasoning stands between `[THINK]` and `[/THINK]`."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {
+        "[TOOL_CALLS]": "calls",
+        "[CALL_ID]": "id",
+        "[ARGS]": "arguments",
+        "[THINK]": "think",
+        "[/THINK]": "answer",
+    }
+
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+        super().__init__(tokens, schemas, reasons=reasons)
+        self._part = "text"
+        self._name = ""
+
+    def mark(self, name: str) -> None:
+        """Each part of a call follows its marker."""
+        if name == "think":
+            self.reasons = True
+        elif name == "answer":
+            self.reasons = False
+        elif self.reasons:
+            return
+        elif name == "calls":
+            self.close_payload()
+            self._part, self._name = "name", ""
+        elif name == "id" and self._part == "name":
+            self._part = "id"
+        elif name == "arguments" and self._part in ("name", "id"):
+            self._begin()
+
+    def text(self, text: str) -> None:
+        """A name until the arguments begin, or an array of whole calls."""
+        if self._part == "text" or self.reasons:
+            super().text(text)
+        elif self._part == "name":
+            self._name += text
+            inner = self._name.lstrip(_SPACE)
+            if inner[:1] in ("[", "{") and inner:
+                self._part = "text"
+                self.payload = JsonCalls(self.log, many=True)
+                self._take_text(inner)
+            elif "{" in inner:  # v13 and later may leave [ARGS] out
+                self._name, brace, rest = inner.partition("{")
+                self._begin()
+                self._take_text(brace + rest)
+            elif len(inner) > _LONGEST_NAME:
+                self._part = "text"
+                super().text(self._name)
+
+    def end(self) -> None:
+        """A name without arguments is text."""
+        if self._part == "name" and self._name:
+            self.log.text(self._name)
+        super().end()
+
+    def _begin(self) -> None:
+        self.payload = NamedJson(self.log, self._name.strip())
+        self._part, self._name = "text", ""
+
+
+class DeepSeekCalls(MarkedParser):
+    """DeepSeek V3 and R1 (type, name, JSON in a fence) and V3.1 (name, JSON), each call between its two markers."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {
+        "<｜tool▁calls▁begin｜>": "calls",
+        "<｜tool▁call▁begin｜>": "call",
+        "<｜tool▁sep｜>": "sep",
+        "<｜tool▁call▁end｜>": "end",
+        "<｜tool▁calls▁end｜>": "calls end",
+        "<think>": "think",
+        "</think>": "answer",
+    }
+
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+        super().__init__(tokens, schemas, reasons=reasons)
+        self._part = "text"
+        self._held = ""
+
+    def mark(self, name: str) -> None:
+        """The parts of a call."""
+        if name in ("think", "answer"):
+            self.reasons = name == "think"
+        elif self.reasons:
+            return
+        elif name == "call":
+            self._part, self._held = "kind", ""
+        elif name == "sep" and self._part == "kind":
+            if self._held.strip() == "function":
+                self._part, self._held = "name", ""
+            else:
+                self._begin(self._held)
+        elif name == "end":
+            if isinstance(self.payload, NamedJson):
+                self.payload.close()
+            self.close_payload()
+            self._part = "between"
+        elif name in ("calls", "calls end"):
+            self._part = "between" if name == "calls" else "text"
+
+    def text(self, text: str) -> None:
+        """Names up to the line's end or the marker, then the arguments; nothing between calls."""
+        if self._part == "text" or self.reasons:
+            super().text(text)
+        elif self._part in ("kind", "name"):
+            self._held += text
+            name, newline, rest = self._held.partition("\n")
+            if self._part == "name" and newline:
+                self._begin(name)
+                self._take_text(rest)
+
+    def after_payload(self, text: str) -> str:
+        """A fence may follow the arguments."""
+        self._part = "between"
+        return ""
+
+    def _begin(self, name: str) -> None:
+        self._part, self._held = "arguments", ""
+        self.payload = NamedJson(self.log, name.strip())
+
+
+class HarmonyChannels(MarkedParser):
+    """gpt-oss: messages in channels. `analysis` is reasoning, `final` the answer, a recipient `functions.NAME` a call.
+
+    The recipient stands before the channel or behind it; `<|constrain|>` and a format may follow.
+    """
+
+    MARKERS: ClassVar[Mapping[str, str]] = {
+        "<|start|>": "start",
+        "<|channel|>": "channel",
+        "<|constrain|>": "constrain",
+        "<|message|>": "message",
+        "<|end|>": "end",
+        "<|call|>": "call",
+        "<|return|>": "return",
+    }
+
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+        super().__init__(tokens, schemas, reasons=reasons)
+        self._part = "header"
+        self._header = ""
+        self._channel = "final"
+
+    def mark(self, name: str) -> None:
+        """Headers up to the message, then its content up to the end."""
+        if name == "start":
+            self._part, self._header = "header", ""
+        elif name == "channel":
+            self._part = "header"
+            self._header += " <|channel|>"
+        elif name == "constrain":
+            self._part = "format"
+        elif name == "message":
+            self._begin()
+        elif name in ("end", "call", "return"):
+            if isinstance(self.payload, NamedJson):
+                self.payload.close()
+            self.close_payload()
+            self._part, self._header = "header", ""
+
+    def text(self, text: str) -> None:
+        """A header's words, or a message's content."""
+        if self._part == "header":
+            self._header += text
+        elif self._part == "content":
+            if self._channel == "analysis":
+                self.log.reasoning(text)
+            else:
+                self.log.text(text)
+
+    def _begin(self) -> None:
+        header, self._header = self._header.replace("<|channel|>", " channel=").split(), ""
+        joined = " ".join(header).replace("channel= ", "channel=").split()
+        self._part = "content"
+        self._channel = next((word.removeprefix("channel=") for word in joined if word.startswith("channel=")), "final")
+        recipient = next((word.removeprefix("to=") for word in joined if word.startswith("to=")), "")
+        if recipient.startswith("functions."):
+            self._part = "call"
+            self.payload = NamedJson(self.log, recipient.removeprefix("functions."))
+
+    def after_payload(self, text: str) -> str:
+        """Nothing stands between a call's arguments and its end."""
+        return ""
+
+
+class PlainText(MarkedParser):
+    """Families that write no calls: all is text, and reasoning where they mark it."""
+
+    MARKERS: ClassVar[Mapping[str, str]] = {"<think>": "think", "</think>": "answer"}
+
+    def mark(self, name: str) -> None:
+        """Reasoning begins and ends."""
+        self.reasons = name == "think"
+
+
+class OutputFormat(Struct, frozen=True):
+    """A family's way of writing its output. `trigger`: the text with which calls begin, if one marker always does."""
+
+    parser: type[MarkedParser]
+    trigger: str = ""
+
+
+OUTPUT_FORMATS: Mapping[str, OutputFormat] = {
+    "hermes": OutputFormat(TaggedCalls, "<tool_call>"),
+    "qwen": OutputFormat(TaggedCalls, "<tool_call>"),
+    "llama3_json": OutputFormat(LeadingCalls),
+    "pythonic": OutputFormat(PythonicCalls),
+    "mistral": OutputFormat(MistralCalls, "[TOOL_CALLS]"),
+    "deepseek": OutputFormat(DeepSeekCalls, "<｜tool▁calls▁begin｜>"),
+    "harmony": OutputFormat(HarmonyChannels),
+    "phi4_mini": OutputFormat(FunctoolsCalls, "functools["),
+    "gemma": OutputFormat(PythonicCalls),
+    "text": OutputFormat(TextCalls, TEXT_CALL),
+    "none": OutputFormat(PlainText),
+}
+"""A served model's `output_format` → how to read what it writes."""
+
+
+def detect_output_format(template: str, special_texts: frozenset[str]) -> str:
+    """The format that a chat template asks its model for, by the markers in it: "text" where it knows no tools."""
+    if "tools" not in template:
+        return "text"
+    for marker, name in (
+        ("<|channel|>", "harmony"),
+        ("<｜tool▁call", "deepseek"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<tool_call>", "hermes"),
+        ("functools", "phi4_mini"),
+        ("<|python_start|>", "pythonic"),
+        ("<|python_tag|>", "llama3_json"),
+    ):
+        if marker in template or (marker in special_texts and "tools" in template):
+            return name
+    return "llama3_json" if "parameters" in template else "hermes"

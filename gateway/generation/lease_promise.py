@@ -1,0 +1,41 @@
+"""What leases promise to one running request: decided at admission, confirmed before its client hears of it."""
+
+from __future__ import annotations
+
+from billing.holds.records import Hold
+from gateway.admission.admission import PreparedRequest
+from gateway.admission.lease_confirmations import LeaseConfirmations
+from gateway.errors import NotCached
+from gateway.generation.outcome import outcome_of
+from gateway.generation.request_state import Outcome
+from protocol.requests import Began, Counts, Done
+
+
+class LeasePromise:
+    """`kept`: whether what is promised stands for good, or leases have no say."""
+
+    def __init__(self, confirmations: LeaseConfirmations | None, prepared: PreparedRequest) -> None:
+        self._confirmations = confirmations
+        self.kept = confirmations is None or not confirmations.needed(prepared)
+
+    async def keep(
+        self, prepared: PreparedRequest, hold: Hold, reach: int | None = None
+    ) -> tuple[PreparedRequest, Hold, NotCached | None]:
+        """The request and its hold with what is promised for good; and the error, if nothing is cached after all that
+        was to be. `reach`: as for `LeaseConfirmations.confirm`."""
+        if self.kept:
+            return prepared, hold, None
+        self.kept = True
+        assert self._confirmations is not None
+        try:
+            return *await self._confirmations.confirm(prepared, hold, reach), None
+        except NotCached as error:
+            return prepared, hold, error
+
+
+def computed_prompt(done: Done | None, began: Began | None, outcome: Outcome | None) -> int:
+    """How many tokens of the prompt are billed to a request that ends with this `outcome`, or with what `done` means:
+    0 if nothing is."""
+    counts: Counts | None = done.counts if done is not None else began.counts if began is not None else None
+    ended = outcome or outcome_of(done)
+    return 0 if counts is None or ended.status == "failed" else counts.prompt

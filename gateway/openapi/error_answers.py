@@ -1,0 +1,104 @@
+"""The errors that an operation can answer with: by status, with their codes, in the envelope of its dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from gateway.dialects.anthropic import errors as anthropic_errors
+from gateway.dialects.openai import errors as openai_errors
+from gateway.errors import GatewayError
+from gateway.http.operations import Operation
+from gateway.http.policies import Policy
+from gateway.openapi.shown_values import shown
+
+Dialect: TypeAlias = Literal["openai", "anthropic"]
+ENVELOPES: Mapping[Dialect, Any] = {"openai": openai_errors.Envelope, "anthropic": anthropic_errors.Envelope}
+
+_BODY_ERRORS = {
+    "invalid_json": 400,
+    "invalid_type": 400,
+    "invalid_value": 400,
+    "missing_required_parameter": 400,
+    "request_timeout": 408,
+    "request_too_large": 413,
+    "unsupported_encoding": 415,
+}
+_QUERY_ERRORS = {"invalid_value": 400, "unknown_parameter": 400}
+_MEANINGS = {
+    400: "The request is wrong; the same request will fail again.",
+    401: "There is no key, or not a valid one.",
+    402: "The balance or a budget is too low.",
+    403: "The key or user is valid, but may not do this.",
+    404: "The object does not exist, or belongs to others.",
+    408: "The body did not arrive in time.",
+    409: "The object is in a state that does not allow this.",
+    412: "The request was to run only if its prompt is cached.",
+    413: "The body is too large.",
+    415: "The body has a Content-Encoding that is not supported.",
+    429: "The client's own limit or share is used up; `retry-after` says when to try again.",
+    500: "The server failed while it processed the request.",
+    503: "The server cannot do this now; `retry-after` says when to try again.",
+    504: "The request's own time limit passed.",
+    529: "The server cannot do this now; `retry-after` says when to try again.",
+}
+_RETRIED = frozenset({429, 503, 529})
+_REQUEST_ID = "req_01934f6e0d2a7b3c8e51a9c4d7f60b12"
+
+
+def error_codes(operation: Operation, policy: Policy, *, in_path: bool) -> dict[int, list[str]]:
+    """Status → codes, of what follows from policy, path, query and body, and of what the operation adds. `in_path`:
+    the path has parameters."""
+    codes: dict[str, int] = {}
+    if policy.access != "public":
+        codes |= {"invalid_api_key": 401, "not_allowed": 403}
+    if operation.body is not None:
+        codes |= _BODY_ERRORS
+    if operation.query or operation.headers:
+        codes |= _QUERY_ERRORS
+    if in_path:
+        codes["not_found"] = 404
+    if policy.access != "public":
+        codes |= {"internal_error": 500, "service_unavailable": 503}
+    by_status: dict[int, list[str]] = {}
+    for code, status in [*codes.items(), *operation.errors.items()]:
+        listed = by_status.setdefault(status, [])
+        if code not in listed:
+            listed.append(code)
+    return dict(sorted(by_status.items()))
+
+
+def error_answers(
+    codes: Mapping[int, Sequence[str]], dialects: Sequence[Dialect], schemas: Mapping[Dialect, Any]
+) -> dict[str, Any]:
+    """The document's answers of these errors. `schemas`: of each dialect's envelope."""
+    answers: dict[str, Any] = {}
+    for status, listed in codes.items():
+        for dialect in dialects:
+            shown_status = anthropic_errors.status_of(status) if dialect == "anthropic" else status
+            answer = answers.setdefault(str(shown_status), _answer(shown_status, listed))
+            content = answer["content"].setdefault("application/json", {"schema": schemas[dialect]})
+            if content["schema"] != schemas[dialect]:
+                content["schema"] = {"anyOf": [schemas[one] for one in dialects]}
+            content.setdefault("example", _example(dialect, status, listed[0]))
+    return dict(sorted(answers.items()))
+
+
+def _answer(status: int, codes: Sequence[str]) -> dict[str, Any]:
+    meaning = _MEANINGS.get(status, "The request failed.")
+    answer: dict[str, Any] = {
+        "description": f"{meaning} Codes: {', '.join(f'`{code}`' for code in codes)}.",
+        "headers": {"x-request-id": {"$ref": "#/components/headers/x-request-id"}},
+        "content": {},
+        "x-error-codes": list(codes),
+    }
+    if status in _RETRIED:
+        answer["headers"]["retry-after"] = {"$ref": "#/components/headers/retry-after"}
+    return answer
+
+
+def _example(dialect: Dialect, status: int, code: str) -> Any:
+    failure = GatewayError(_MEANINGS.get(status, "The request failed."), code=code)
+    failure.status = status
+    module = anthropic_errors if dialect == "anthropic" else openai_errors
+    return shown(module.envelope(failure, _REQUEST_ID), whole=True)

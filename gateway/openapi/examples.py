@@ -1,0 +1,218 @@
+"""Examples of bodies and answers, made of their schemas where a route gives none.
+
+A value is, in this order: the first of the schema's `examples`, a constant, a default, what `VALUES` has for the
+field's name, or for strings nothing: then a route has no example, and the check of the document says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.openapi.schemas import Schema, resolved
+
+_ID = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
+_UUID = "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"
+_SHA = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+_INSTANT = "2026-11-22T09:30:00Z"
+_SECONDS = 1_795_339_800
+_DEEPEST = 12
+
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    "account": ("clearing",),
+    "after": (_UUID,),
+    "action": ("price_sheet.activated",),
+    "actor": ("Ada",),
+    "advice": ("The prompt differs from an earlier one here: move what changes behind what stays.",),
+    "affordable": ("0.50",),
+    "amount": ("12.50",),
+    "at": (_INSTANT, _SECONDS),
+    "author": ("Ada",),
+    "book": ("base",),
+    "cause": ("diverged",),
+    "code": ("invalid_value",),
+    "content": ("The capital of France is Paris.",),
+    "cost": ("0.000412",),
+    "currency": ("USD",),
+    "dataset": ("usage",),
+    "data": ("opaque",),
+    "date": ("2026-11-22",),
+    "day": ("2026-11-22",),
+    "description": ("Notices of the billing team.",),
+    "display_name": ("tiny",),
+    "elsewhere": ("",),
+    "email": ("ada@example.com",),
+    "endpoint_id": (_UUID,),
+    "error": ("",),
+    "error_code": ("invalid_value",),
+    "event_id": (f"evt_{_ID}",),
+    "exact": ("0.000412",),
+    "finish_reason": ("stop",),
+    "first_id": ("tiny",),
+    "forced": (None, "agreed with the customer"),
+    "format": ("csv",),
+    "id": (_UUID, 7),
+    "key": (f"tpk_{_ID}",),
+    "kind": ("whole",),
+    "lane": ("standard",),
+    "last_error": ("",),
+    "last_id": ("tiny",),
+    "limited_by": ("budget",),
+    "line_item": ("tiny, input_tokens",),
+    "message": ("$.temperature: Expected `float` <= 2.0.",),
+    "meter": ("output",),
+    "missed_cost": ("0.000120",),
+    "model": ("tiny",),
+    "name": ("search",),
+    "nearest": (f"req_{_ID}",),
+    "needed": ("1.20",),
+    "next_page": (None,),
+    "object": ("list",),
+    "param": ("$.temperature",),
+    "path": ("$.messages[2].content",),
+    "period": ("2026-11",),
+    "premium": ("0.000050",),
+    "price": ("1.60",),
+    "problems": ("the database is unavailable",),
+    "project": ("search",),
+    "project_id": (_UUID,),
+    "prompt": ("Once upon a time",),
+    "public_id": ("k7WmXq2ZpR4t",),
+    "reason": ("agreed with finance",),
+    "refusal": ("I cannot help with that.",),
+    "request_id": (f"req_{_ID}",),
+    "role": ("assistant",),
+    "saved": ("0.000310",),
+    "scope": ("project",),
+    "secret": ("whsec_c2VjcmV0IG9mIHRoZSBlbmRwb2ludA==",),
+    "service_tier": ("default",),
+    "sha256": (_SHA,),
+    "state": ("active",),
+    "status": ("done",),
+    "system_fingerprint": ("fp_9f86d081884c",),
+    "tag": ("user-7",),
+    "tenant": ("acme",),
+    "text": ("The capital of France is Paris.",),
+    "thinking": ("The user asks for a capital.",),
+    "token": ("Paris",),
+    "tool_use_id": ("toolu_01",),
+    "topic": ("invoice.finalized",),
+    "topics": ("invoice.finalized",),
+    "ttl": ("1h",),
+    "type": ("invalid_request_error",),
+    "tokens": ("Paris", 2048),
+    "url": ("https://example.com/turnpike",),
+    "user": ("ada@example.com",),
+    "version": (3,),
+    "via": ("operator_key",),
+    "workspace_id": (_UUID,),
+    "api_key_id": (_UUID,),
+    "token_type": ("uncached_input_tokens",),
+    "context_from": (0,),
+    "ready": (True,),
+    "regex": ("[0-9]+",),
+    "grammar": ('start: "yes" | "no"',),
+    "choice": ("yes",),
+    "input_tokens": (27,),
+    "limit": (20,),
+    "status_code": (200,),
+    "milliseconds": (31,),
+}
+"""Name of a field → values, of which the first that has the field's type is taken."""
+
+
+class NoExample(Exception):
+    """A field whose value cannot be made up: its path within the schema."""
+
+
+class ExampleMaker:
+    """Makes examples of schemas whose references are among these components."""
+
+    def __init__(self, components: Mapping[str, Schema]) -> None:
+        self._components = components
+
+    def make(self, schema: Schema, name: str = "", path: str = "", depth: int = 0) -> Any:  # noqa: PLR0911  # a kind each
+        """An example with the fields that are required, or have examples of their own. `name`: the field's.
+
+        Raises NoExample with the path of a field that needs one.
+        """
+        if depth > _DEEPEST:
+            raise NoExample(f"{path} is nested too deeply")
+        if "examples" in schema:
+            return schema["examples"][0]
+        schema = resolved(schema, self._components)
+        given = [*schema.get("examples", ()), *schema.get("enum", ())]
+        if given or schema.get("default") is not None:
+            return given[0] if given else schema["default"]
+        if "anyOf" in schema:
+            return self._of_union(schema, name, path, depth)
+        if schema.get("type") == "object":
+            return self._object(schema, path, depth)
+        if schema.get("type") == "array":
+            if schema.get("maxItems") == 0 or "items" not in schema:
+                return []
+            return [self.make(schema["items"], name, f"{path}[0]", depth + 1)]
+        return _scalar(schema, name, path)
+
+    def _of_union(self, schema: Schema, name: str, path: str, depth: int) -> Any:
+        null = any(option.get("type") == "null" for option in schema["anyOf"])
+        if null and "default" in schema:
+            return None
+        errors = []
+        for option in schema["anyOf"]:
+            try:
+                if option.get("type") != "null":
+                    return self.make(option, name, path, depth + 1)
+            except NoExample as error:
+                errors.append(error)
+        if null:
+            return None
+        raise errors[0]
+
+    def _object(self, schema: Schema, path: str, depth: int) -> dict[str, Any]:
+        required = schema.get("required", [])
+        return {
+            field: self.make(inner, field, f"{path}.{field}" if path else field, depth + 1)
+            for field, inner in schema.get("properties", {}).items()
+            if field in required or "examples" in inner
+        }
+
+
+_KINDS: Mapping[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+
+
+def _scalar(schema: Schema, name: str, path: str) -> Any:
+    kind = schema.get("type")
+    for value in VALUES.get(name, ()):
+        if isinstance(kind, str) and isinstance(value, _KINDS.get(kind, ())):
+            return value
+    match kind:
+        case "null" | None:
+            return None
+        case "boolean":
+            return True
+        case "integer" | "number":
+            return _number(schema, name)
+        case "string":
+            return _text(schema, name, path)
+    raise NoExample(f"{path} has the type {kind}")
+
+
+def _number(schema: Schema, name: str) -> int:
+    if name.endswith(("_at", "_time", "_until")):
+        return _SECONDS
+    if name.endswith("tokens"):
+        return 2048
+    return max(1, int(schema.get("minimum", 1)))
+
+
+def _text(schema: Schema, name: str, path: str) -> str:
+    if name.endswith(("_at", "_until", "_seen")) or schema.get("format") == "date-time":
+        return _INSTANT
+    if schema.get("format") == "uuid":
+        return _UUID
+    if name.endswith("sha256"):
+        return _SHA
+    if name.endswith("_id"):
+        return f"{name.removesuffix('_id')}_{_ID}"
+    raise NoExample(f"{path} (a string) has no example: see gateway.openapi.examples.VALUES")

@@ -1,0 +1,48 @@
+"""The parameters in paths: what their names mean, and an example of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from litestar.types.internal_types import PathParameterDefinition
+
+_HEX = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
+PATH_PARAMETERS: Mapping[str, tuple[str, Any]] = {
+    "approval": ("The id of an approval.", f"approval_{_HEX}"),
+    "budget": ("The name or id of a budget.", "month"),
+    "delivery": ("The id of a delivery.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
+    "endpoint": ("The id of a webhook endpoint.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
+    "export": ("The id of an export.", f"export_{_HEX}"),
+    "invoice": ("The number or id of an invoice.", "2026-0007"),
+    "key": ("The public id of a key.", "k7WmXq2ZpR4t"),
+    "model": ("The name of a model.", "tiny"),
+    "name": ("The id of the object.", f"cache_{_HEX}"),
+    "number": ("The number of the object.", 7),
+    "period": ("A calendar month.", "2026-11"),
+    "project": ("The name of a project, or `project_<hex>`.", "search"),
+    "replica": ("The name of a replica.", "replica-0"),
+    "request": ("The id of a request.", f"req_{_HEX}"),
+    "session": ("The id of a session.", f"session_{_HEX}"),
+    "tenant": ("The name of a tenant, or `tenant_<hex>`.", "acme"),
+    "user": ("The id of a user.", f"user_{_HEX}"),
+}
+"""Name of a parameter → what it is, and an example; `describes(path=...)` gives another example."""
+_TYPES: Mapping[type, str] = {int: "integer", float: "number"}
+
+
+def path_parameter(parameter: PathParameterDefinition, examples: Mapping[str, Any]) -> dict[str, Any]:
+    """The document's parameter of one in a path. `examples`: those of the operation."""
+    description, example = PATH_PARAMETERS.get(parameter.name, ("", None))
+    schema: dict[str, Any] = {"type": _TYPES.get(parameter.type, "string")}
+    if schema["type"] == "string":
+        schema["minLength"] = 1
+    example = examples.get(parameter.name, example)
+    return {
+        "name": parameter.name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": schema,
+        **({} if example is None else {"example": example}),
+    }

@@ -1,0 +1,112 @@
+"""Confirming what was decided at admission, when a request has its first token: before anything is told to its client.
+
+At admission it is not certain that a request pays for what it writes: it may never run. So others decide to read what
+nobody has paid for yet. Who has the first token is the writer for good: its leases are `told`. A request that wants to
+read a lease whose writer has no token yet, or has failed, is decided again (`LeaseDecider.decide_again`), and so is a
+writer whose place was taken meanwhile. Nothing here uses the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from prompt_cache.promise.lease_decisions import Lease, LeaseDecision
+
+
+class Confirmation(Struct, frozen=True):
+    """A request has its first token, or ends without one: then its prompt was computed up to `reach` tokens."""
+
+    decision: LeaseDecision
+    reach: int | None = None
+
+    @property
+    def lease_ids(self) -> Iterable[UUID]:
+        """Every lease that the answer depends on."""
+        if self.decision.hit is not None:
+            yield self.decision.hit.id
+        for lease in self.decision.written:
+            yield lease.id
+
+
+def is_certain(decision: LeaseDecision) -> bool:
+    """Whether nothing that others do can change this decision any more: it writes nothing, and what it reads is paid
+    for."""
+    return not decision.written and (decision.hit is None or decision.hit.billed)
+
+
+def stands(decision: LeaseDecision, leases: Mapping[UUID, Lease], purged: Collection[UUID]) -> bool:
+    """Whether the decision can be told, given the leases that there are and those that were purged.
+
+    One that was purged while its writer ran is paid for and stays ended.
+    """
+    hit, request = decision.hit, decision.request_id
+    if hit is not None and not hit.billed:
+        found = leases.get(hit.id)
+        if found is None or not found.firm or found.lease_class != hit.lease_class:
+            return False
+    for written in decision.written:
+        found = leases.get(written.id)
+        if found is None:
+            if written.id not in purged:
+                return False
+        elif found.writer != request and written.writer == request:
+            return False
+    return True
+
+
+def confirmed(confirmation: Confirmation, leases: Mapping[UUID, Lease]) -> tuple[list[Lease], list[Lease]]:
+    """The leases of a decision that stands which change: those that are told now, and the one that is read, which lives
+    as long as was decided whoever took it over; and those that end, since their writer ends before their tokens are
+    computed."""
+    told: list[Lease] = []
+    failed: list[Lease] = []
+    decision = confirmation.decision
+    if (hit := decision.hit) is not None and (read := leases.get(hit.id)) and read.expires_at < hit.expires_at:
+        told.append(replace(read, expires_at=hit.expires_at))
+    for written in decision.written:
+        lease = leases.get(written.id)
+        if lease is None or (lease.writer != decision.request_id and lease.firm):
+            continue
+        if confirmation.reach is not None and lease.tokens > confirmation.reach:
+            if lease.writer == decision.request_id:
+                failed.append(lease)
+        elif lease.writer == decision.request_id:
+            told.append(replace(lease, told=True))
+        else:  # a write of all of it, of whatever is there: it rests on nobody else's
+            told.append(replace(lease, told=True, writer=decision.request_id, base=None))
+    return told, failed
+
+
+class Confirmed(Struct, frozen=True):
+    """Which of the decisions stand, the leases that change with them, and those that end."""
+
+    stand: list[bool]
+    changed: list[Lease]
+    failed: list[Lease]
+
+
+def confirm_in_order(asked: Sequence[Confirmation], found: Mapping[UUID, Lease], purged: Collection[UUID]) -> Confirmed:
+    """Confirm all that stand, of requests that ask at once: where a writer is among them, its readers stand too."""
+    leases = dict(found)
+    stand = [False] * len(asked)
+    changed: dict[UUID, Lease] = {}
+    ended: list[Lease] = []
+    progress = True
+    while progress:
+        progress = False
+        for at, one in enumerate(asked):
+            if stand[at] or not stands(one.decision, leases, purged):
+                continue
+            stand[at] = progress = True
+            told, failed = confirmed(one, leases)
+            ended += failed
+            changed |= {lease.id: lease for lease in told}
+            leases |= changed
+            for lease in failed:
+                del leases[lease.id]
+                changed.pop(lease.id, None)
+    return Confirmed(stand, list(changed.values()), ended)

@@ -1,0 +1,124 @@
+"""Rows of leases: how they are read and written, and what ends or is paid for with a lease beyond it in its chain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from prompt_cache.promise.lease_decisions import Lease
+from prompt_cache.tables import ended_lease, lease
+from storage.database.database import Database
+from storage.database.sql_arrays import one_of
+
+EndCause: TypeAlias = Literal["expired", "purged", "failed", "limit"]
+"""Why a lease is no more. `failed`: its writer's request failed before the tokens were paid for. `limit`: it never was,
+since the project had as many tokens in leases as it may have."""
+
+COLUMNS = [lease.c[name] for name in Lease.__struct_fields__]
+_BOOLEANS = ("billed", "told", "paid")
+_CHANGING = (
+    "new_tokens", "lease_class", "created_at", "written_at", "expires_at", "read_at", "reads", "writer", "blocks",
+    "base", *_BOOLEANS,
+)  # fmt: skip
+_CHANGE = (
+    update(lease).where(lease.c.id == bindparam("lease")).values({name: bindparam(f"new_{name}") for name in _CHANGING})
+)
+_GROWTH = (
+    update(lease)
+    .where(lease.c.id == bindparam("lease"))
+    .values(new_tokens=bindparam("new_new_tokens"), base=bindparam("new_base"))
+)
+_KEPT = ("id", "tenant_id", "project_id", "prefix_key", "model", "tokens", "lease_class", "created_at", "blocks")
+
+
+def lease_of(row: Any) -> Lease:
+    """The lease of a row of `COLUMNS`."""
+    values: dict[str, Any] = dict(zip(Lease.__struct_fields__, row, strict=True))
+    return Lease(**values | {name: bool(values[name]) for name in _BOOLEANS})
+
+
+def row_of(one: Lease) -> dict[str, Any]:
+    """The values of its row."""
+    return msgspec.structs.asdict(one) | {name: int(getattr(one, name)) for name in _BOOLEANS}
+
+
+def ended_row(one: Lease, at: int, cause: EndCause) -> dict[str, Any]:
+    """The values of the row that says what became of it."""
+    return {**{name: getattr(one, name) for name in _KEPT}, "ended_at": at, "cause": cause}
+
+
+class LeaseRows:
+    """The rows of leases in a session's transaction, which has locked those that it changes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def change(self, session: AsyncSession, changed: Collection[Lease]) -> None:
+        """Write these as they are now."""
+        # all tenants: these rows were locked
+        rows = [{"lease": one.id, **{f"new_{name}": row_of(one)[name] for name in _CHANGING}} for one in changed]
+        await session.execute(_CHANGE, sorted(rows, key=lambda row: row["lease"].int))
+
+    async def end(self, session: AsyncSession, ended: Sequence[Lease], cause: EndCause, at: int | None = None) -> None:
+        """Move these from the leases to those that ended, at `at` or when they expired. What failed takes with it all
+        that goes on from it: nobody pays for its beginning."""
+        # all tenants: each row names its own
+        if cause == "failed":
+            ended = [*ended, *await self._beyond(session, ended)]
+        rows = [ended_row(one, one.expires_at if at is None else at, cause) for one in ended]
+        await session.execute(insert(ended_lease), rows)
+        await session.execute(delete(lease).where(one_of(self._database, lease.c.id, [one.id for one in ended])))
+        if cause != "failed":
+            await self._hand_on(session, ended)
+
+    async def _beyond(self, session: AsyncSession, leases: Sequence[Lease]) -> list[Lease]:
+        """The leases that go on from these, and from those, locked."""
+        # all tenants: leases of several may end together
+        beyond: dict[UUID, Lease] = {}
+        before = {one.id for one in leases}
+        while before:
+            query = select(*COLUMNS).where(one_of(self._database, lease.c.base, before))
+            query = query.order_by(lease.c.project_id, lease.c.prefix_key)
+            found = {one.id: one for one in map(lease_of, await session.execute(self._database.locked(query)))}
+            before = found.keys() - beyond.keys() - {one.id for one in leases}
+            beyond |= {id_: found[id_] for id_ in before}
+        return list(beyond.values())
+
+    async def _hand_on(self, session: AsyncSession, ended: Sequence[Lease]) -> None:
+        """Count the tokens of leases that ended with those that go on from there: these promise them still."""
+        # all tenants: leases of several may end together
+        gone = {one.id: one for one in ended}
+        query = select(lease.c.id, lease.c.tokens, lease.c.new_tokens, lease.c.base)
+        query = query.where(one_of(self._database, lease.c.base, gone.keys()))
+        grown: list[dict[str, Any]] = []
+        # what others have locked is skipped: to wait for it while having locks out of order could be for ever
+        for id_, tokens, new, base in await session.execute(self._database.locked(query, skip=True)):
+            more, before = new, base
+            while before in gone:
+                more, before = more + gone[before].new_tokens, gone[before].base
+            grown.append({"lease": id_, "new_new_tokens": min(tokens, more), "new_base": before})
+        if grown:
+            await session.execute(_GROWTH, grown)
+            await self.bill(session, {row["lease"] for row in grown})
+
+    async def bill(self, session: AsyncSession, paid: Collection[UUID]) -> None:
+        """Let those of these leases be billed that are paid for, as all before them are, and then those beyond them."""
+        # all tenants: requests end whoever asked
+        before = lease.alias("before")
+        certain = before.c.id.is_(None) | (before.c.billed == 1)
+        query = select(lease.c.id).join_from(lease, before, lease.c.base == before.c.id, isouter=True)
+        while paid:
+            ready = query.where(
+                one_of(self._database, lease.c.id, paid), lease.c.paid == 1, lease.c.billed == 0, certain
+            )
+            billed = set(await session.scalars(ready))
+            if not billed:
+                return
+            await session.execute(update(lease).where(one_of(self._database, lease.c.id, billed)).values(billed=1))
+            beyond = select(lease.c.id).where(one_of(self._database, lease.c.base, billed), lease.c.billed == 0)
+            paid = set(await session.scalars(beyond))

@@ -1,0 +1,77 @@
+"""Keys never give more than whoever makes or changes them has."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Literal, TypeAlias
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from storage.reported_error import ReportedError
+from tenancy.key_limits import NO_LIMITS, KeyLimits
+from tenancy.permissions import PROJECT_KEY_PERMISSIONS, Permission, Role, permissions_of_role
+from tenancy.principals import Principal
+
+KeyKind: TypeAlias = Literal["project", "admin", "operator"]
+
+
+class GivesTooMuch(ReportedError):
+    """A key would do more than its maker may. `field` is what to narrow."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class KeyGrant(Struct, frozen=True):
+    """What a key gives to who holds it. `expires_at` in microseconds since the Unix epoch."""
+
+    kind: KeyKind
+    tenant_id: UUID | None = None
+    project_id: UUID | None = None
+    role: Role = "owner"
+    limits: KeyLimits = NO_LIMITS
+    expires_at: int | None = None
+
+    def permissions(self) -> frozenset[Permission]:
+        """All that it allows, somewhere."""
+        if self.kind == "project":
+            held = PROJECT_KEY_PERMISSIONS
+        else:
+            held = permissions_of_role(self.role, platform=self.kind == "operator")
+        return held if self.limits.permissions is None else held & frozenset(self.limits.permissions)
+
+
+def check_delegation(maker: Principal, grant: KeyGrant) -> None:
+    """Raise GivesTooMuch, naming the field, unless all that the key gives is its maker's too."""
+    beyond = sorted(one for one in grant.permissions() if not maker.may(one, grant.tenant_id, grant.project_id))
+    if beyond:
+        raise GivesTooMuch("scopes", f"you may not do this yourself: {', '.join(beyond)}")
+    if maker.expires_at is not None and (grant.expires_at is None or grant.expires_at > maker.expires_at):
+        raise GivesTooMuch("expires_at", "your own key ends before")
+    for field in ("models", "lanes"):
+        own, given = getattr(maker.limits, field), getattr(grant.limits, field)
+        if own is not None and (given is None or not set(given) <= set(own)):
+            raise GivesTooMuch(field, f"your own key is for {', '.join(own)} alone")
+    if maker.limits.networks is not None:
+        _check_networks(maker.limits.networks, grant.limits.networks)
+
+
+def may_end(principal: Principal, grant: KeyGrant) -> bool:
+    """Whether the principal's role lets it end a key: scopes alone do not matter, so that a key whose only purpose is
+    to revoke leaked ones can do that."""
+    if not principal.may("keys.write" if grant.tenant_id else "platform.write", grant.tenant_id, grant.project_id):
+        return False
+    unlimited = replace(principal, permissions=None, limits=NO_LIMITS, expires_at=None)
+    return all(unlimited.may(one, grant.tenant_id, grant.project_id) for one in grant.permissions())
+
+
+def _check_networks(own: tuple[str, ...], given: tuple[str, ...] | None) -> None:
+    outer = [ipaddress.ip_network(one) for one in own]
+    for text in given or ("0.0.0.0/0",):
+        inner = ipaddress.ip_network(text)
+        if not any(inner.version == one.version and inner.subnet_of(one) for one in outer):  # type: ignore[arg-type]
+            raise GivesTooMuch("networks", f"your own key works from {', '.join(own)} alone")

@@ -1,0 +1,124 @@
+"""Finds tenants and projects by name or public id, and lists them in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import InstrumentedAttribute
+
+from storage.database.database import Database
+from tenancy.tables import ApiKey, Project, Tenant
+
+TENANT_PREFIX = "tenant_"
+PROJECT_PREFIX = "project_"
+
+
+def tenant_public_id(tenant_id: UUID) -> str:
+    """A tenant's public id."""
+    return f"{TENANT_PREFIX}{tenant_id.hex}"
+
+
+def project_public_id(project_id: UUID) -> str:
+    """A project's public id."""
+    return f"{PROJECT_PREFIX}{project_id.hex}"
+
+
+def prefixed_id(text: str, prefix: str) -> UUID | None:
+    """The id in `<prefix><hex>`; None for anything else."""
+    if not text.startswith(prefix):
+        return None
+    try:
+        return UUID(text.removeprefix(prefix))
+    except ValueError:
+        return None
+
+
+class Directory:
+    """Reads tenants, projects and the names of keys. Every method may raise DatabaseUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def tenant(self, reference: str) -> Tenant | None:
+        """The tenant of this public id or name."""
+        identity = prefixed_id(reference, TENANT_PREFIX)
+        async with self._database.reading() as session:
+            if identity is not None and (tenant := await session.get(Tenant, identity)) is not None:
+                return tenant
+            return (await session.execute(select(Tenant).where(Tenant.name == reference))).scalar_one_or_none()
+
+    async def project(self, tenant_id: UUID, reference: str) -> Project | None:
+        """The tenant's project of this public id or name."""
+        own = select(Project).where(Project.tenant_id == tenant_id)
+        identity = prefixed_id(reference, PROJECT_PREFIX)
+        async with self._database.reading() as session:
+            if identity is not None:
+                found = (await session.execute(own.where(Project.id == identity))).scalar_one_or_none()
+                if found is not None:
+                    return found
+            return (await session.execute(own.where(Project.name == reference))).scalar_one_or_none()
+
+    async def tenants(
+        self, limit: int, after: str | None = None, only: Collection[UUID] | None = None
+    ) -> tuple[list[Tenant], bool]:
+        """Tenants ordered by name, at most `limit`, and whether there are more. `after`: those of later names. `only`:
+        of these ids."""
+        wanted = _wanted(Tenant.id, Tenant.name, only, after)
+        async with self._database.reading() as session:
+            query = select(Tenant).where(*wanted).order_by(Tenant.name).limit(limit + 1)
+            found = list((await session.execute(query)).scalars())
+        return found[:limit], len(found) > limit
+
+    async def projects(
+        self, tenant_id: UUID, limit: int, after: str | None = None, only: Collection[UUID] | None = None
+    ) -> tuple[list[Project], bool]:
+        """A tenant's projects, as `tenants`."""
+        wanted = [Project.tenant_id == tenant_id, *_wanted(Project.id, Project.name, only, after)]
+        async with self._database.reading() as session:
+            query = select(Project).where(*wanted).order_by(Project.name).limit(limit + 1)
+            found = list((await session.execute(query)).scalars())
+        return found[:limit], len(found) > limit
+
+    async def tenant_names(self, ids: Collection[UUID]) -> Mapping[UUID, str]:
+        """The names of these tenants."""
+        async with self._database.reading() as session:
+            query = select(Tenant.id, Tenant.name).where(Tenant.id.in_(ids))
+            return {row.id: row.name for row in await session.execute(query)}
+
+    async def project_names(self, tenant_id: UUID, ids: Collection[UUID]) -> Mapping[UUID, str]:
+        """The names of these projects of a tenant."""
+        async with self._database.reading() as session:
+            query = select(Project.id, Project.name).where(Project.tenant_id == tenant_id, Project.id.in_(ids))
+            return {row.id: row.name for row in await session.execute(query)}
+
+    async def all_project_names(self, tenant_id: UUID) -> Mapping[UUID, str]:
+        """The names of all projects of a tenant."""
+        async with self._database.reading() as session:
+            query = select(Project.id, Project.name).where(Project.tenant_id == tenant_id)
+            return {row.id: row.name for row in await session.execute(query)}
+
+    async def key_names(self, tenant_id: UUID, ids: Collection[UUID]) -> Mapping[UUID, str]:
+        """The public ids of these keys of a tenant."""
+        async with self._database.reading() as session:
+            query = select(ApiKey.id, ApiKey.public_id).where(ApiKey.tenant_id == tenant_id, ApiKey.id.in_(ids))
+            return {row.id: row.public_id for row in await session.execute(query)}
+
+    async def key(self, tenant_id: UUID, public_id: str) -> UUID | None:
+        """The id of the tenant's key of this public id."""
+        async with self._database.reading() as session:
+            query = select(ApiKey.id).where(ApiKey.tenant_id == tenant_id, ApiKey.public_id == public_id)
+            return (await session.execute(query)).scalar_one_or_none()
+
+
+def _wanted(
+    identity: InstrumentedAttribute[UUID],
+    name: InstrumentedAttribute[str],
+    only: Collection[UUID] | None,
+    after: str | None,
+) -> list[ColumnElement[bool]]:
+    wanted: list[ColumnElement[bool]] = [] if only is None else [identity.in_(only)]
+    if after is not None:
+        wanted.append(name > after)
+    return wanted

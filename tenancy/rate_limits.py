@@ -1,0 +1,307 @@
+"""Rate limits of projects and of keys: set, listed and removed; and what applies to a key, cached.
+
+A change is announced on the bus. Without Redis other processes notice it within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+from uuid import UUID
+
+import structlog
+from msgspec import Struct
+from sqlalchemy import delete, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from audit_log.record import record_change
+from storage.bus import Bus, BusUnavailable
+from storage.database.database import Database, DatabaseUnavailable
+from storage.reported_error import ReportedError
+from tenancy.repositories import NoSuchRecord
+from tenancy.tables import ApiKey, Project, RateLimit, Tenant
+
+log = structlog.get_logger(__name__)
+
+CHANGED = "turnpike.limits.changed"
+"""The bus topic of changed limits. The payload is the project's id in hex."""
+MOST = 1_000_000_000
+"""The largest limit: what the buckets count exactly (`gateway/limits/bucket_script.py`)."""
+TTL_SHARED, TTL_ALONE = 30.0, 0.5
+"""Seconds for which a key's limits are cached: with a shared bus that announces changes, and without."""
+_CAPACITY = 10_000
+
+LimitScope: TypeAlias = Literal["project", "key"]
+FIELDS = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute", "concurrent_requests")
+
+
+class InvalidLimit(ReportedError, ValueError):
+    """A limit is out of bounds; `field` names it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class Limits(Struct, frozen=True):
+    """What a project or key may use; None is no limit. Input tokens that were read from the cache do not count."""
+
+    requests_per_minute: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+    def check(self) -> None:
+        """Raise InvalidLimit unless each is from 1 to MOST, and there is one."""
+        given = {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
+        for name, limit in given.items():
+            if not 1 <= limit <= MOST:
+                raise InvalidLimit(name, f"it must be from 1 to {MOST}")
+        if not given:
+            raise InvalidLimit(FIELDS[0], "no limit is given; remove the limits instead")
+
+
+class SubjectLimits(Struct, frozen=True):
+    """The limits of one project or key."""
+
+    subject_id: UUID
+    scope: LimitScope
+    tenant_id: UUID
+    project_id: UUID
+    limits: Limits
+    tenant: str = ""
+    project: str = ""
+    key: str | None = None
+    """The key's public id."""
+
+
+class LimitSubject(Struct, frozen=True):
+    """Whose limits are meant: a project of a tenant, or one of its keys."""
+
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID | None = None
+
+    @property
+    def id(self) -> UUID:
+        """The id of the project, or of the key."""
+        return self.project_id if self.key_id is None else self.key_id
+
+
+class RateLimits:
+    """All limits, for operators. Every method may raise DatabaseUnavailable."""
+
+    def __init__(self, database: Database, bus: Bus) -> None:
+        self._database = database
+        self._bus = bus
+
+    async def subject_of_key(self, public_id: str) -> LimitSubject:
+        """The key of this public id. Raises NoSuchRecord where there is none of a project."""
+        async with self._database.reading() as session:  # all tenants: for operators
+            key = await session.scalar(select(ApiKey).where(ApiKey.public_id == public_id))
+        if key is None or key.tenant_id is None or key.project_id is None:
+            raise NoSuchRecord(f"there is no project's key {public_id!r}")
+        return LimitSubject(key.tenant_id, key.project_id, key.id)
+
+    async def subject_of_project(self, project_id: UUID) -> LimitSubject:
+        """The project of this id. Raises NoSuchRecord."""
+        async with self._database.reading() as session:  # all tenants: for operators
+            project = await session.get(Project, project_id)
+        if project is None:
+            raise NoSuchRecord(f"there is no project {str(project_id)!r}")
+        return LimitSubject(project.tenant_id, project.id)
+
+    async def set(self, subject: LimitSubject, limits: Limits, reason: str = "") -> Limits | None:
+        """Set all limits of a subject; returns those it had. Raises InvalidLimit."""
+        limits.check()
+        async with self._database.transaction() as session:
+            row = await session.get(RateLimit, subject.id)
+            before = None if row is None else _limits(row)
+            if row is None:
+                row = RateLimit(
+                    subject_id=subject.id,
+                    tenant_id=subject.tenant_id,
+                    project_id=subject.project_id,
+                    key_id=subject.key_id,
+                )
+                session.add(row)
+            for name in FIELDS:
+                setattr(row, name, getattr(limits, name))
+            row.changed_at = datetime.now(UTC)
+            await _record(session, subject, reason=reason, before=before, after=limits)
+        await self._announce(subject)
+        return before
+
+    async def remove(self, subject: LimitSubject, reason: str = "") -> Limits | None:
+        """Remove the limits of a subject; returns those it had."""
+        async with self._database.transaction() as session:
+            row = await session.get(RateLimit, subject.id)
+            if row is None:
+                return None
+            before = _limits(row)
+            tenant, identity = subject.tenant_id, subject.id
+            await session.execute(
+                delete(RateLimit).where(RateLimit.subject_id == identity, RateLimit.tenant_id == tenant)
+            )
+            await _record(session, subject, reason=reason, before=before, after=None)
+        await self._announce(subject)
+        return before
+
+    async def get(self, subject: LimitSubject) -> SubjectLimits | None:
+        """The limits of a subject, None if it has none."""
+        found = await self.list(tenant_id=subject.tenant_id, project_id=subject.project_id)
+        return next((limits for limits in found if limits.subject_id == subject.id), None)
+
+    async def list(self, *, tenant_id: UUID | None = None, project_id: UUID | None = None) -> list[SubjectLimits]:
+        """All limits, or those of one tenant or project: a project's before those of its keys."""
+        query = (
+            select(RateLimit, Tenant.name, Project.name, ApiKey.public_id)
+            .join(Tenant, Tenant.id == RateLimit.tenant_id)
+            .join(Project, Project.id == RateLimit.project_id)
+            .outerjoin(ApiKey, ApiKey.id == RateLimit.key_id)
+            .order_by(Tenant.name, Project.name, ApiKey.public_id.nulls_first())
+        )
+        if tenant_id is not None:
+            query = query.where(RateLimit.tenant_id == tenant_id)
+        if project_id is not None:
+            query = query.where(RateLimit.project_id == project_id)
+        async with self._database.reading() as session:
+            rows = (await session.execute(query)).all()
+        return [_subject_limits(row, tenant, project, key) for row, tenant, project, key in rows]
+
+    async def _announce(self, subject: LimitSubject) -> None:
+        try:
+            await self._bus.publish(CHANGED, subject.project_id.hex.encode())
+        except BusUnavailable:
+            log.warning("the bus is down: changed limits apply when caches expire", project=str(subject.project_id))
+
+
+class LimitCache:
+    """What applies to each key: the limits of its project and its own. Call `start` before use and `close` after."""
+
+    def __init__(self, database: Database, bus: Bus, ttl: float | None = None, patience: float = 5.0) -> None:
+        """`patience`: seconds to wait for the database when a key's limits are not known."""
+        self._patience = patience
+        self._database = database
+        self._bus = bus
+        self._ttl = ttl if ttl is not None else TTL_SHARED if bus.shared else TTL_ALONE
+        self._known: OrderedDict[UUID, tuple[float, UUID, tuple[SubjectLimits, ...]]] = OrderedDict()
+        """Key -> when it was read, its project, its limits."""
+        self._loads: dict[UUID, asyncio.Task[tuple[SubjectLimits, ...]]] = {}
+        self._changes = 0
+
+    async def start(self) -> None:
+        """Subscribe to changes."""
+        await self._bus.subscribe(CHANGED, self._forget, self._forget_all)
+
+    async def close(self) -> None:
+        """Wait for what is being read."""
+        if self._loads:
+            await asyncio.wait(self._loads.values())
+
+    def known(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> tuple[SubjectLimits, ...] | None:
+        """The key's limits if they are known, however old by up to two lives: they are then read again in the
+        background. None: `load` them."""
+        found = self._known.get(key_id)
+        if found is None:
+            return None
+        age = time.monotonic() - found[0]
+        if age >= self._ttl:
+            if age >= 2 * self._ttl:
+                return None
+            self._loading(key_id, project_id, tenant_id)
+        return found[2]
+
+    async def load(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> tuple[SubjectLimits, ...]:
+        """Read the key's limits; old ones while the database is away. Raises DatabaseUnavailable."""
+        try:
+            async with asyncio.timeout(self._patience):
+                return await asyncio.shield(self._loading(key_id, project_id, tenant_id))
+        except (DatabaseUnavailable, TimeoutError) as error:
+            found = self._known.get(key_id)
+            if found is None:
+                raise DatabaseUnavailable("the limits of a key could not be read") from error
+            return found[2]
+
+    def _loading(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> asyncio.Task[tuple[SubjectLimits, ...]]:
+        task = self._loads.get(key_id)
+        if task is None:
+            task = self._loads[key_id] = asyncio.create_task(self._load(key_id, project_id, tenant_id))
+            task.add_done_callback(lambda done: self._loaded(key_id, done))
+        return task
+
+    def _loaded(self, key_id: UUID, task: asyncio.Task[tuple[SubjectLimits, ...]]) -> None:
+        self._loads.pop(key_id, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; one in the background is tried again
+
+    async def _load(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> tuple[SubjectLimits, ...]:
+        while True:
+            changes, began = self._changes, time.monotonic()
+            async with self._database.reading() as session:
+                found = await _applying(session, key_id, project_id, tenant_id)
+            if changes == self._changes:  # else what was read may be older than the change
+                break
+        self._known[key_id] = (began, project_id, found)
+        self._known.move_to_end(key_id)
+        if len(self._known) > _CAPACITY:
+            self._known.popitem(last=False)
+        return found
+
+    def _forget(self, payload: bytes) -> None:
+        self._changes += 1
+        project = payload.decode(errors="replace")
+        for key_id in [key for key, (_, of, _) in self._known.items() if of.hex == project]:
+            del self._known[key_id]
+
+    def _forget_all(self) -> None:
+        self._changes += 1
+        self._known.clear()
+
+
+async def _record(
+    session: AsyncSession, subject: LimitSubject, *, reason: str, before: Limits | None, after: Limits | None
+) -> None:
+    await record_change(
+        session,
+        "limits.set" if after else "limits.removed",
+        target="project" if subject.key_id is None else "key",
+        target_id=str(subject.id),
+        tenant_id=subject.tenant_id,
+        project_id=subject.project_id,
+        reason=reason,
+        before=before,
+        after=after,
+    )
+
+
+async def _applying(
+    session: AsyncSession, key_id: UUID, project_id: UUID, tenant_id: UUID
+) -> tuple[SubjectLimits, ...]:
+    query = select(RateLimit).where(
+        RateLimit.tenant_id == tenant_id,
+        or_(RateLimit.subject_id == project_id, RateLimit.subject_id == key_id),
+    )
+    found = [_subject_limits(row) for row in await session.scalars(query)]
+    return tuple(sorted(found, key=lambda limits: limits.scope == "key"))
+
+
+def _subject_limits(row: RateLimit, tenant: str = "", project: str = "", key: str | None = None) -> SubjectLimits:
+    return SubjectLimits(
+        subject_id=row.subject_id,
+        scope="project" if row.key_id is None else "key",
+        tenant_id=row.tenant_id,
+        project_id=row.project_id,
+        limits=_limits(row),
+        tenant=tenant,
+        project=project,
+        key=key,
+    )
+
+
+def _limits(row: RateLimit) -> Limits:
+    return Limits(*(getattr(row, name) for name in FIELDS))

@@ -1,0 +1,181 @@
+"""Who has which role where: members of the platform, a tenant or a project are listed, added, changed and removed."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from msgspec import Struct
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from audit_log.record import record_change
+from storage.database.base import from_instant, to_instant
+from storage.database.database import Database
+from tenancy.permissions import Role
+from tenancy.principals import Membership, Principal
+from tenancy.users.accounts import TOTP, locked_user, membership_row, scope_name
+from tenancy.users.changes import UserChanges
+from tenancy.users.errors import LastOwner, NoSuchUser, NotPermitted, WrongState
+from tenancy.users.identifiers import user_public_id
+from tenancy.users.roles import may_give, other_owners
+from tenancy.users.sessions import rotate_sessions
+from tenancy.users.tables import Credential, MembershipRow, UserAccount
+
+
+class Scope(Struct, frozen=True):
+    """Where a role is held: a project of a tenant, a tenant, or without either the platform."""
+
+    tenant_id: UUID | None = None
+    project_id: UUID | None = None
+
+    @property
+    def name(self) -> str:
+        """The scope's name, unique among all."""
+        return scope_name(self.tenant_id, self.project_id)
+
+
+class Member(Struct, frozen=True):
+    """A user with its role at a scope. `since`: microseconds since the Unix epoch."""
+
+    user_id: UUID
+    email: str
+    name: str
+    role: Role
+    since: int
+    disabled: bool
+    has_second_factor: bool
+
+
+class Members:
+    """Memberships. A change asks whether the principal may make it, and takes effect at its next request.
+
+    Every method may raise DatabaseUnavailable.
+    """
+
+    def __init__(self, database: Database, changes: UserChanges) -> None:
+        self._database = database
+        self._changes = changes
+
+    async def at(self, scope: Scope) -> list[Member]:
+        """Who has a role at this very scope, ordered by e-mail address."""
+        query = (
+            select(MembershipRow, UserAccount)
+            .join(UserAccount, UserAccount.id == MembershipRow.user_id)
+            .where(MembershipRow.scope == scope.name)
+            .order_by(UserAccount.email)
+        )
+        async with self._database.reading() as session:
+            rows = (await session.execute(query)).all()
+            with_totp = await _with_second_factor(session, [row[1].id for row in rows])
+        return [
+            Member(
+                user.id,
+                user.email,
+                user.name,
+                row.role,
+                to_instant(row.created_at),
+                user.disabled_at is not None,
+                user.id in with_totp,
+            )
+            for row, user in rows
+        ]
+
+    async def set(self, by: Principal, user_id: UUID, scope: Scope, role: Role, now: int) -> None:
+        """Give a user that `by` may know of this role at this scope, in place of the one it has there.
+
+        Raises NoSuchUser, NotPermitted, LastOwner.
+        """
+        async with self._database.transaction() as session:
+            row = await self._membership(session, user_id, scope)
+            if row is None and not await _knows(session, by, user_id, scope):
+                raise NoSuchUser(f"there is no user {user_public_id(user_id)}")
+            if row is not None and row.role == role:
+                return
+            _check_permitted(by, user_id, scope, role)
+            if row is None:
+                await locked_user(session, self._database, user_id)
+                before = None
+                new = membership_row(user_id, Membership(role, scope.tenant_id, scope.project_id), from_instant(now))
+                session.add(new)
+            else:
+                _check_permitted(by, user_id, scope, row.role)
+                await self._check_owners(session, row, scope)
+                before, row.role = {"role": row.role}, role
+            action = "member.added" if row is None else "member.role_changed"
+            await _record(session, action, user_id, scope, before=before, after={"role": role})
+            await rotate_sessions(session, user_id)
+        await self._changes.announce(user_id)
+
+    async def remove(self, by: Principal, user_id: UUID, scope: Scope, *, own: bool = False) -> None:
+        """Take a user's role at this scope away. `own`: it is the user itself who leaves, which needs no permission.
+
+        Raises NoSuchUser, NotPermitted, LastOwner.
+        """
+        async with self._database.transaction() as session:
+            row = await self._membership(session, user_id, scope)
+            if row is None:
+                raise NoSuchUser(f"{user_public_id(user_id)} has no role here")
+            if not own and not may_give(by, row.role, scope.tenant_id, scope.project_id):
+                raise _refusal(row.role)
+            await self._check_owners(session, row, scope)
+            await session.delete(row)
+            await _record(session, "member.removed", user_id, scope, before={"role": row.role}, after=None)
+            await rotate_sessions(session, user_id)
+        await self._changes.announce(user_id)
+
+    async def _membership(self, session: AsyncSession, user_id: UUID, scope: Scope) -> MembershipRow | None:
+        where = (MembershipRow.user_id == user_id) & (MembershipRow.scope == scope.name)
+        return (await session.execute(select(MembershipRow).where(where))).scalar_one_or_none()
+
+    async def _check_owners(self, session: AsyncSession, row: MembershipRow, scope: Scope) -> None:
+        """Raise LastOwner where the platform or a tenant would be left without one; the row is locked and read again.
+
+        A project needs none of its own: the tenant's owners own it.
+        """
+        if row.role == "owner" and scope.project_id is None:
+            if not await other_owners(session, self._database, row.user_id, scope.tenant_id):
+                where = "platform" if scope.tenant_id is None else "tenant"
+                raise LastOwner(f"this is the last owner of the {where}: make another one first")
+            await session.refresh(row)
+
+
+def _check_permitted(by: Principal, user_id: UUID, scope: Scope, role: Role) -> None:
+    if by.public_id == user_public_id(user_id):
+        raise WrongState("nobody changes the own role: ask another owner or admin")
+    if not may_give(by, role, scope.tenant_id, scope.project_id):
+        raise _refusal(role)
+
+
+def _refusal(role: Role) -> NotPermitted:
+    return NotPermitted(f"your role does not let you give or take away the role {role} here")
+
+
+async def _knows(session: AsyncSession, by: Principal, user_id: UUID, scope: Scope) -> bool:
+    """Whether `by` sees a user that it wants to give a role: operators see all, others those of their tenant."""
+    if by.may("members.read"):
+        return await session.get(UserAccount, user_id) is not None
+    same_tenant: ColumnElement[bool] = MembershipRow.tenant_id == scope.tenant_id
+    found = await session.execute(
+        select(MembershipRow.tenant_id, MembershipRow.project_id).where(MembershipRow.user_id == user_id, same_tenant)
+    )
+    return any(by.may("members.read", row.tenant_id, row.project_id) for row in found)
+
+
+async def _with_second_factor(session: AsyncSession, users: list[UUID]) -> frozenset[UUID]:
+    where = (Credential.kind == TOTP) & Credential.confirmed_at.is_not(None) & Credential.user_id.in_(users)
+    return frozenset((await session.execute(select(Credential.user_id).where(where))).scalars())
+
+
+async def _record(
+    session: AsyncSession, action: str, user_id: UUID, scope: Scope, *, before: object, after: object
+) -> None:
+    await record_change(
+        session,
+        action,
+        target="user",
+        target_id=user_public_id(user_id),
+        tenant_id=scope.tenant_id,
+        project_id=scope.project_id,
+        before=before,
+        after=after,
+    )

@@ -1,0 +1,167 @@
+"""What sets a password: an invitation that is accepted, a reset by a link, and a change by who is signed in.
+
+Each ends the user's other sessions and links. None of them signs anybody in: that is `sign_in`'s, with its second
+factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from audit_log.record import record_change
+from storage.database.base import from_instant
+from storage.database.database import Database
+from tenancy.principals import Membership
+from tenancy.users.accounts import PASSWORD, add_user, credential, membership_row, set_credential
+from tenancy.users.changes import UserChanges, acting_as_user
+from tenancy.users.errors import LastOwner, LinkRefused, SignInRefused
+from tenancy.users.identifiers import invitation_public_id, user_public_id
+from tenancy.users.links import Links, withdraw_all
+from tenancy.users.members import Scope
+from tenancy.users.passwords import Passwords, check_password
+from tenancy.users.roles import other_owners
+from tenancy.users.sessions import Client, revoke_sessions, rotate_sessions
+from tenancy.users.sign_in import SignIn
+from tenancy.users.tables import MembershipRow, OneTimeToken, UserAccount
+
+
+class PasswordChanges:
+    """Sets passwords. `clock`: microseconds since the Unix epoch. Every method may raise TooManyAttempts and
+    DatabaseUnavailable."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        passwords: Passwords,
+        links: Links,
+        sign_in: SignIn,
+        changes: UserChanges,
+        clock: Callable[[], int],
+    ) -> None:
+        self._database = database
+        self._passwords = passwords
+        self._links = links
+        self._sign_in = sign_in
+        self._changes = changes
+        self._clock = clock
+
+    async def change(self, user_id: UUID, session_id: UUID, current: str | None, new: str, client: Client) -> None:
+        """Change the password of a signed-in user, whose other sessions end. `current` may be None only where there is
+        no password yet. Raises SignInRefused, FieldRefused."""
+        async with self._database.reading() as session:
+            user = await session.get_one(UserAccount, user_id)
+            kept = await credential(session, user_id, PASSWORD)
+        check_password(new, user.email, field="new")
+        if kept is not None:
+            await self._sign_in.check_password(user.email, current or "", client)
+        hashed = await self._passwords.hash(new)
+        async with self._database.transaction() as session:
+            await self._set(session, user_id, hashed, "user.password_changed", but=session_id)
+        await self._changes.announce(user_id)
+
+    async def reset(self, token: str, new: str, client: Client) -> UUID:
+        """Set the password of the user of a reset link; all its sessions end. Raises LinkRefused, FieldRefused."""
+        await self._sign_in.check_link_attempt(client)
+        async with self._database.reading() as session:
+            row = await self._links.look_at(session, "password_reset", token, self._clock())
+            assert row.user_id is not None, "a reset belongs to a user"
+            user = await session.get_one(UserAccount, row.user_id)
+        check_password(new, user.email)
+        hashed = await self._passwords.hash(new)
+        async with self._database.transaction() as session:
+            await self._links.take(session, "password_reset", token, self._clock())
+            with acting_as_user(user.id, user.email):
+                await self._set(session, user.id, hashed, "user.password_reset")
+        await self._changes.announce(user.id)
+        await self._sign_in.give_back_link(client)
+        return user.id
+
+    async def accept(
+        self, token: str, name: str, password: str | None, client: Client, signed_in: UUID | None = None
+    ) -> UUID:
+        """Accept an invitation: a new user gets this name and password. Who is a user already must be signed in as that
+        user (`signed_in`), or give its password.
+
+        Raises LinkRefused, SignInRefused, FieldRefused, InvalidText, LastOwner.
+        """
+        await self._sign_in.check_link_attempt(client)
+        async with self._database.reading() as session:
+            row = await self._links.look_at(session, "invitation", token, self._clock())
+            query = select(UserAccount).where(UserAccount.email == row.email)
+            present = (await session.execute(query)).scalar_one_or_none()
+        if present is None:
+            check_password(password or "", row.email)
+            user_id = await self._accept_as_new(token, row.email, name, password or "")
+        else:
+            if present.disabled_at is not None:
+                raise LinkRefused
+            if signed_in != present.id:
+                if password is None:
+                    raise SignInRefused("You have an account: sign in first, or give its password.")
+                await self._sign_in.check_password(present.email, password, client)
+            user_id = present.id
+            async with self._database.transaction() as session:
+                with acting_as_user(user_id, row.email):
+                    await self._join(session, user_id, token)
+        await self._changes.announce(user_id)
+        await self._sign_in.give_back_link(client)
+        return user_id
+
+    async def _accept_as_new(self, token: str, email: str, name: str, password: str) -> UUID:
+        hashed = await self._passwords.hash(password)
+        moment = from_instant(self._clock())
+        async with self._database.transaction() as session:
+            user = await add_user(session, email, name, moment)
+            await set_credential(session, user.id, PASSWORD, hashed, moment)
+            with acting_as_user(user.id, email):
+                await self._join(session, user.id, token)
+        return user.id
+
+    async def _join(self, session: AsyncSession, user_id: UUID, token: str) -> None:
+        """Use up the invitation, and give the user its role."""
+        now = self._clock()
+        row = await self._links.take(session, "invitation", token, now)
+        scope = Scope(row.tenant_id, row.project_id)
+        role = Membership(row.role, scope.tenant_id, scope.project_id)  # type: ignore[arg-type]  # only roles are kept
+        held = (MembershipRow.user_id == user_id) & (MembershipRow.scope == scope.name)
+        present = (await session.execute(select(MembershipRow).where(held))).scalar_one_or_none()
+        before = None if present is None else {"role": present.role}
+        if present is None:
+            session.add(membership_row(user_id, role, from_instant(now)))
+        else:
+            leaves = present.role == "owner" != role.role and scope.project_id is None
+            if leaves and not await other_owners(session, self._database, user_id, scope.tenant_id):
+                raise LastOwner("you are the last owner here: make another one first")
+            present.role = role.role
+        await rotate_sessions(session, user_id)
+        await self._record_acceptance(session, row, user_id, before)
+
+    async def _record_acceptance(
+        self, session: AsyncSession, row: OneTimeToken, user_id: UUID, before: dict[str, str] | None
+    ) -> None:
+        await record_change(
+            session,
+            "invitation.accepted",
+            target="user",
+            target_id=user_public_id(user_id),
+            tenant_id=row.tenant_id,
+            project_id=row.project_id,
+            before=before,
+            after={"role": row.role, "invitation": invitation_public_id(row.id), "invited_by": row.created_by},
+        )
+
+    async def _set(
+        self, session: AsyncSession, user_id: UUID, hashed: bytes, action: str, but: UUID | None = None
+    ) -> None:
+        now = self._clock()
+        await set_credential(session, user_id, PASSWORD, hashed, from_instant(now))
+        await withdraw_all(session, user_id, now)
+        ended = await revoke_sessions(session, user_id, from_instant(now), but)
+        await record_change(
+            session, action, target="user", target_id=user_public_id(user_id), after={"sessions_ended": ended}
+        )

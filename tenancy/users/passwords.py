@@ -1,0 +1,99 @@
+"""Passwords: argon2id with the library's defaults, at most two at once, each in a thread.
+
+One hash takes 64 MiB and some 50 ms of four threads. Of those who wait, there are at most MOST_WAITING.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from tenancy.users.errors import FieldRefused, TooManyAttempts
+
+LEAST_LENGTH, MOST_LENGTH = 12, 256
+AT_ONCE = 2
+MOST_WAITING = 50
+_BUSY_S = 5.0
+_FEWEST_DIFFERENT = 5
+"""Different characters that a password must have."""
+Result = TypeVar("Result")
+
+
+def check_password(password: str, email: str = "", *, field: str = "password") -> None:
+    """Raise FieldRefused for a password that is too short, too long, or easily guessed from the e-mail address."""
+    if not LEAST_LENGTH <= len(password) <= MOST_LENGTH:
+        raise FieldRefused(field, f"it must have {LEAST_LENGTH} to {MOST_LENGTH} characters")
+    if len(set(password)) < _FEWEST_DIFFERENT:
+        raise FieldRefused(field, f"it must have {_FEWEST_DIFFERENT} different characters")
+    name = email.partition("@")[0].casefold()
+    if email and (password.casefold() == email.casefold() or password.casefold().strip("0123456789") == name):
+        raise FieldRefused(field, "it must not be the e-mail address")
+
+
+class Passwords:
+    """Hashes and verifies. `verifications` counts the hashes computed to check a password, for tests of their number.
+
+    Call `close` at the end.
+    """
+
+    def __init__(self) -> None:
+        self._hasher = PasswordHasher()
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="passwords")
+        self._waiting = 0
+        self._dummy: str | None = None
+        self.verifications = 0
+
+    async def hash(self, password: str) -> bytes:
+        """What the database keeps. Raises TooManyAttempts when too many wait."""
+        text = _normal(password)
+        return (await self._run(lambda: self._hasher.hash(text))).encode()
+
+    async def verify(self, kept: bytes | None, password: str) -> bool:
+        """Whether this is the password. Without one that is kept, takes as long and is false.
+
+        Raises TooManyAttempts when too many wait.
+        """
+        text = _normal(password[: MOST_LENGTH + 1])
+        return await self._run(lambda: self._verify(kept, text))
+
+    def is_outdated(self, kept: bytes) -> bool:
+        """Whether the parameters of a hash are no longer those of today."""
+        return self._hasher.check_needs_rehash(kept.decode())
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _verify(self, kept: bytes | None, text: str) -> bool:
+        self.verifications += 1
+        dummy = self._dummy_hash()  # in every case: the first call takes as long for a known user
+        try:
+            self._hasher.verify(dummy if kept is None else kept.decode(), text)
+        except (VerificationError, InvalidHashError):
+            return False
+        return kept is not None
+
+    def _dummy_hash(self) -> str:
+        if self._dummy is None:
+            self._dummy = self._hasher.hash("nobody's password")
+        return self._dummy
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        if self._waiting >= MOST_WAITING:
+            raise TooManyAttempts(_BUSY_S)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
+
+
+def _normal(password: str) -> str:
+    """The same password from keyboards that compose characters differently."""
+    return unicodedata.normalize("NFKC", password)

@@ -1,0 +1,225 @@
+"""Signing in: by a password, a one-time link and a second factor, within the limits on guessing.
+
+An unknown user, one without a password and a disabled one are refused as a wrong password is: after as many statements
+and one hash, with the same words. Whoever signs in gets a new session, whatever token the browser had before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from audit_log.record import record_change
+from storage.database.base import from_instant
+from storage.database.database import Database
+from tenancy.users.accounts import PASSWORD, TOTP, credential, set_credential
+from tenancy.users.attempts import AttemptCounter, code_limits, link_limits, network_of, password_limits
+from tenancy.users.changes import acting_as_user
+from tenancy.users.errors import LinkRefused, SignInRefused
+from tenancy.users.identifiers import MOST_EMAIL, session_public_id, user_public_id
+from tenancy.users.links import Link, Links
+from tenancy.users.passwords import Passwords
+from tenancy.users.second_factors import WRONG_CODE, SecondFactors
+from tenancy.users.sessions import Client, NewSession, Sessions, known_since
+from tenancy.users.tables import Credential, UserAccount, UserSession
+
+SignedInOrStep: TypeAlias = NewSession | Link
+"""A session, or a sign-in that waits for its second factor."""
+Result = TypeVar("Result")
+
+
+class _Known(Struct, frozen=True):
+    """What is known of who wants to sign in; of an unknown user nothing, in as many statements."""
+
+    user_id: UUID | None
+    enabled: bool
+    password: bytes | None
+    known_address: bool
+
+
+class SignIn:
+    """Signs users in. `clock`: microseconds since the Unix epoch. Every method may raise TooManyAttempts and
+    DatabaseUnavailable."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        passwords: Passwords,
+        sessions: Sessions,
+        links: Links,
+        second_factors: SecondFactors,
+        attempts: AttemptCounter,
+        clock: Callable[[], int],
+    ) -> None:
+        self._database = database
+        self._passwords = passwords
+        self._sessions = sessions
+        self._links = links
+        self._second_factors = second_factors
+        self._attempts = attempts
+        self._clock = clock
+
+    async def with_password(self, email: str, password: str, client: Client) -> SignedInOrStep:
+        """A session for who knows the password, or the step to the second factor. Raises SignInRefused."""
+        known = await self.check_password(email, password, client)
+        now = self._clock()
+        async with self._database.transaction() as session:
+            return await self._enter(session, known, PASSWORD, client, now)
+
+    async def check_password(self, email: str, password: str, client: Client) -> UUID:
+        """The user of this password, who is not signed in yet. Raises SignInRefused."""
+        email = email.strip().lower()[:MOST_EMAIL]
+        known = await self._look_up(email, client.address)
+        limits = password_limits(email, client.address, known_address=known.known_address)
+        await self._attempts.take(limits)
+        right = await self._passwords.verify(known.password, password)
+        if not right or not known.enabled or known.user_id is None:
+            await self._record_failure(known.user_id, PASSWORD)
+            raise SignInRefused
+        await self._attempts.give_back(limits)
+        if known.password is not None and self._passwords.is_outdated(known.password):
+            hashed = await self._passwords.hash(password)
+            async with self._database.transaction() as session:
+                await set_credential(session, known.user_id, PASSWORD, hashed, from_instant(self._clock()))
+        return known.user_id
+
+    async def with_code(self, step_token: str, code: str, client: Client) -> NewSession:
+        """A session for who has passed the first step, and has a code. Raises SignInRefused, LinkRefused."""
+        now = self._clock()
+        async with self._database.reading() as session:
+            user_id = (await self._links.look_at(session, "second_factor", step_token, now)).user_id
+        assert user_id is not None, "the step belongs to a user"
+
+        async def enter(session: AsyncSession) -> NewSession | None:
+            factor = await self._second_factors.use(session, user_id, code, now)
+            if factor is None:
+                return None
+            step = await self._links.take(session, "second_factor", step_token, now)
+            user = await session.get(UserAccount, user_id)
+            if user is None or user.disabled_at is not None:
+                raise LinkRefused
+            return await self._new_session(session, user_id, f"{step.method}+{factor}", client, now)
+
+        return await self._with_code(user_id, client, enter)
+
+    async def check_code(self, user_id: UUID, code: str, client: Client) -> None:
+        """Use up a code of a user who is signed in. Raises SignInRefused."""
+
+        async def use(session: AsyncSession) -> str | None:
+            return await self._second_factors.use(session, user_id, code, self._clock())
+
+        await self._with_code(user_id, client, use)
+
+    async def confirm_second_factor(self, user_id: UUID, code: str, client: Client) -> list[str]:
+        """Let the authenticator that is being set up count; the recovery codes. Raises SignInRefused, WrongState."""
+        async with self._database.reading() as session:
+            known = await self._knows_address(session, UserAccount.id == user_id, client.address)
+        limits = code_limits(user_id, client.address, known_address=known)
+        await self._attempts.take(limits)
+        codes = await self._second_factors.confirm(user_id, code, self._clock())
+        await self._attempts.give_back(limits)
+        return codes
+
+    async def with_link(self, token: str, client: Client) -> SignedInOrStep:
+        """A session for who has a sign-in link, or the step to the second factor. Raises LinkRefused."""
+        await self.check_link_attempt(client)
+        now = self._clock()
+        async with self._database.transaction() as session:
+            row = await self._links.take(session, "sign_in", token, now)
+            assert row.user_id is not None, "a sign-in link belongs to a user"
+            user = await session.get(UserAccount, row.user_id)
+            if user is None or user.disabled_at is not None:
+                raise LinkRefused
+            outcome = await self._enter(session, row.user_id, "link", client, now)
+        await self._attempts.give_back(link_limits(client.address))
+        return outcome
+
+    async def check_link_attempt(self, client: Client) -> None:
+        """Count an attempt to redeem a link; `give_back_link` takes it back."""
+        await self._attempts.take(link_limits(client.address))
+
+    async def give_back_link(self, client: Client) -> None:
+        """The link was good."""
+        await self._attempts.give_back(link_limits(client.address))
+
+    async def _with_code(
+        self, user_id: UUID, client: Client, use: Callable[[AsyncSession], Awaitable[Result | None]]
+    ) -> Result:
+        """What `use` returns of a code that is right; None of it counts as a failure. Raises SignInRefused."""
+        async with self._database.reading() as session:
+            known = await self._knows_address(session, UserAccount.id == user_id, client.address)
+        limits = code_limits(user_id, client.address, known_address=known)
+        await self._attempts.take(limits)
+        async with self._database.transaction() as session:
+            result = await use(session)
+        if result is None:
+            await self._record_failure(user_id, "second factor")
+            raise SignInRefused(WRONG_CODE)
+        await self._attempts.give_back(limits)
+        return result
+
+    async def _enter(
+        self, session: AsyncSession, user_id: UUID, method: str, client: Client, now: int
+    ) -> SignedInOrStep:
+        second = await credential(session, user_id, TOTP)
+        if second is not None and second.confirmed_at is not None:
+            return await self._links.create_within(session, user_id, "second_factor", now, method)
+        return await self._new_session(session, user_id, method, client, now)
+
+    async def _new_session(
+        self, session: AsyncSession, user_id: UUID, method: str, client: Client, now: int
+    ) -> NewSession:
+        made = await self._sessions.create(session, user_id, method, client, now)
+        user = await session.get_one(UserAccount, user_id)
+        with acting_as_user(user_id, user.email):
+            await record_change(
+                session,
+                "user.signed_in",
+                target="user",
+                target_id=user_public_id(user_id),
+                after={"method": method, "session": session_public_id(made.id), "address": client.address},
+            )
+        return made
+
+    async def _look_up(self, email: str, address: str) -> _Known:
+        password = aliased(Credential)
+        query = (
+            select(UserAccount.id, UserAccount.disabled_at, password.secret)
+            .outerjoin(password, and_(password.user_id == UserAccount.id, password.kind == PASSWORD))
+            .where(UserAccount.email == email)
+        )
+        async with self._database.reading() as session:
+            row = (await session.execute(query)).one_or_none()
+            known = await self._knows_address(session, UserAccount.email == email, address)
+        if row is None:
+            return _Known(None, False, None, False)
+        return _Known(row[0], row[1] is None, row[2], known)
+
+    async def _knows_address(self, session: AsyncSession, who: ColumnElement[bool], address: str) -> bool:
+        """Whether the user has signed in from this network within the last weeks."""
+        query = (
+            select(UserSession.address)
+            .join(UserAccount, UserAccount.id == UserSession.user_id)
+            .where(who, UserSession.created_at > known_since(self._clock()))
+            .distinct()
+            .limit(1_000)
+        )
+        addresses = (await session.execute(query)).scalars()
+        return network_of(address) in {network_of(each) for each in addresses}
+
+    async def _record_failure(self, user_id: UUID | None, method: str) -> None:
+        async with self._database.transaction() as session:
+            await record_change(
+                session,
+                "user.sign_in_failed",
+                target="user",
+                target_id="unknown" if user_id is None else user_public_id(user_id),
+                after={"method": method},
+            )

@@ -1,0 +1,208 @@
+"""Changes that take two people: kept with their arguments, made by another's approval as a whole, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import func, select
+
+from audit_log.actors import Actor, acting_as
+from audit_log.tables import audit_entry
+from billing.accounts.balances import Balances, InvalidGrant
+from billing.approvals.approvals import Approvals
+from billing.approvals.kinds import SettingArguments
+from billing.invoices.credit_notes import credit
+from billing.invoices.errors import AmountRefused
+from billing.pending_changes import (
+    ApprovalRefused,
+    ChangePending,
+    NotPending,
+    OwnChange,
+    PendingChange,
+    UnknownChange,
+    propose,
+)
+from billing.platform_settings import APPROVALS, GRANT_OVER, InvalidPlatformSetting, PlatformSettings
+from billing.prices import PriceCatalog
+from billing.prices.approval import BY_KEY, PriceSheets
+from billing.prices.sheets import PriceProposal
+from billing.rating.contract_store import Contracts
+from billing.rating.terms import ContractTerms, Discount, InvalidTerms
+from billing.tables.rating import contract_terms
+from billing.verification.audit import audit_money
+from storage.database.base import new_id
+from storage.database.database import Database
+from tests.billing.invoices.customers import Customer, set_clock
+from tests.billing.invoices.test_invoices import USAGE
+from tests.billing.money import Tenant
+
+DOLLAR = 10**12
+OFF = ContractTerms(discounts=(Discount(basis_points=500),))
+
+
+@contextmanager
+def by(name: str, means: str = "operator_key") -> Iterator[None]:
+    with acting_as(Actor(means, f"key-of-{name}", name)):  # type: ignore[arg-type]
+        yield
+
+
+@pytest.fixture
+async def approvals(database: Database) -> Approvals:
+    return Approvals(database, PriceCatalog(database))
+
+
+async def _turn_on(database: Database) -> None:
+    await PlatformSettings(database).set(APPROVALS, "on", by="Ann and bob", via="test")
+
+
+async def _pending(work: object) -> PendingChange:
+    with pytest.raises(ChangePending) as pending:
+        await work  # type: ignore[misc]
+    return pending.value.change
+
+
+async def test_a_grant_waits_for_another_person_and_is_made_once(approvals: Approvals, database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+    with by("Ann"):
+        change = await _pending(balances.grant(tenant.id, 25 * DOLLAR, "USD", kind="promo", reason="goodwill"))
+        with pytest.raises(OwnChange):
+            await approvals.approve(change.id)
+    assert await balances.grants(tenant.id) == []
+    with by(" ann "), pytest.raises(OwnChange):
+        await approvals.approve(change.id)
+    with by("bob"):
+        assert (await approvals.approve(change.id, dry_run=True)).state == "approved"
+        assert [waiting.id for waiting in await approvals.list()] == [change.id]
+        done = await approvals.approve(change.id, "as agreed")
+        assert (done.state, done.author, done.decider, done.decision_reason) == ("approved", "Ann", "bob", "as agreed")
+        with pytest.raises(NotPending):
+            await approvals.approve(change.id)
+    (given,) = await balances.grants(tenant.id)
+    assert (given.remaining, done.result) == (25 * DOLLAR, f"grant {given.id}")
+    assert await approvals.list() == []
+    assert await audit_money(database) == []
+    async with database.reading() as session:
+        rows = await session.execute(select(audit_entry.c.action, audit_entry.c.actor_name).order_by(audit_entry.c.at))
+        recorded = [tuple(row) for row in rows if row.actor_name != "tests"]
+    assert sorted(recorded) == [("change.approved", "bob"), ("change.proposed", "Ann"), ("grant.created", "bob")]
+
+
+async def test_small_grants_and_our_own_jobs_need_nobody(approvals: Approvals, database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+    await PlatformSettings(database).set(GRANT_OVER, "100.00", by="Ann and bob", via="test")
+    with by("Ann"):
+        await balances.grant(tenant.id, 100 * DOLLAR, "USD")
+        await _pending(balances.grant(tenant.id, 100 * DOLLAR + 1, "USD"))
+        await balances.grant(tenant.id, 500 * DOLLAR, "USD", dry_run=True)
+    await balances.grant(tenant.id, 500 * DOLLAR, "USD")  # the tests act as a job of ours
+    with by("root@host", "command"), pytest.raises(ApprovalRefused):
+        await balances.grant(tenant.id, 500 * DOLLAR, "USD")
+    for wrong in ("-1", "much", ""):
+        with pytest.raises(InvalidPlatformSetting):
+            await PlatformSettings(database).set(GRANT_OVER, wrong, by="Ann", via="test")
+    await PlatformSettings(database).set(APPROVALS, "off", by="Ann and bob", via="test")
+    with by("Ann"):
+        await balances.grant(tenant.id, 900 * DOLLAR, "USD")
+
+
+async def test_the_same_change_waits_once_and_can_be_withdrawn(approvals: Approvals, database: Database) -> None:
+    tenant, balances, same = await Tenant.rich(database, 0), Balances(database), new_id()
+    await _turn_on(database)
+    with by("Ann"):
+        first, second = [
+            await _pending(balances.grant(tenant.id, DOLLAR, "USD", grant_id=same)) for _ in range(2)
+        ]  # fmt: skip
+        assert first.id == second.id
+        withdrawn = await approvals.withdraw(first.id, "a slip")
+        assert (withdrawn.state, withdrawn.decider) == ("withdrawn", "Ann")
+    with by("bob"):
+        with pytest.raises(NotPending):
+            await approvals.approve(first.id)
+        for unknown in ("change_0", f"change_{new_id().hex}", "price_sheet_99", "price_sheet_x"):
+            with pytest.raises(UnknownChange):
+                await approvals.approve(unknown)
+    assert await balances.grants(tenant.id) == []
+
+
+async def test_checks_run_anew_and_a_change_that_fails_still_waits(approvals: Approvals, database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+    contracts = Contracts(database, PriceCatalog(database))
+    set_clock(database, "2026-10-15")
+    with by("Ann"):
+        terms = await _pending(contracts.put(tenant.id, OFF, "2026-10", "Ann"))
+        expires = 1_792_000_000_000_000  # in October 2026
+        grant = await _pending(balances.grant(tenant.id, DOLLAR, "USD", kind="promo", expires_at=expires))
+    set_clock(database, "2026-11-01")
+    with by("bob"):
+        with pytest.raises(InvalidTerms):
+            await approvals.approve(terms.id)
+        with pytest.raises(InvalidGrant):
+            await approvals.approve(grant.id)
+    assert {change.id for change in await approvals.list()} == {terms.id, grant.id}
+    assert await contracts.list() == []
+    set_clock(database, "2026-10-16")
+    with by("bob"):
+        assert (await approvals.approve(terms.id)).result == "terms 1"
+    (contract,) = await contracts.list(tenant.id)
+    assert (contract.terms, contract.author) == (OFF, "Ann")
+
+
+async def test_two_approvals_at_once_make_it_once(approvals: Approvals, database: Database) -> None:
+    tenant = await Tenant.rich(database, 0)
+    await _turn_on(database)
+    contracts = Contracts(database, PriceCatalog(database))
+    period = "2999-01"
+    with by("Ann"):
+        change = await _pending(contracts.put(tenant.id, OFF, period, "Ann"))
+    with by("bob"):
+        ends = await asyncio.gather(*(approvals.approve(change.id) for _ in range(4)), return_exceptions=True)
+    assert sorted(type(end).__name__ for end in ends) == ["NotPending"] * 3 + ["PendingChange"]
+    async with database.reading() as session:
+        assert await session.scalar(select(func.count()).select_from(contract_terms)) == 1
+
+
+async def test_a_credit_note_waits(approvals: Approvals, database: Database) -> None:
+    customer = await Customer.make(database)
+    await customer.use("2026-10-03", USAGE)
+    october = await customer.invoice("2026-10")
+    await _turn_on(database)
+    with by("Ann"):
+        change = await _pending(credit(database, october, "A gesture", request="1", amounts={4: 1000}))
+        twin = await _pending(credit(database, october, "Another", request="2"))
+    assert october.name in change.summary
+    with by("bob"):
+        assert (await approvals.approve(twin.id)).result.startswith("credit note ")  # type: ignore[union-attr]
+        with pytest.raises(AmountRefused):  # nothing is left of the invoice
+            await approvals.approve(change.id)
+    with by("Ann"):  # repeated, it answers with what was issued
+        note, _ = await credit(database, october, "Another", request="2")
+    assert note is not None
+    assert await audit_money(database) == []
+
+
+async def test_settings_and_price_sheets_are_in_the_same_list(approvals: Approvals, database: Database) -> None:
+    tenant = await Tenant.rich(database, 0)
+    await _turn_on(database)
+    sheets = PriceSheets(database, via=BY_KEY)
+    (before,) = await sheets.history()
+    sheet = await sheets.draft(PriceProposal(before.model, before.rows), "Ann", "contract 7")
+    with by("Ann"):
+        setting = await _pending(
+            propose(database, "platform_setting.set", SettingArguments(APPROVALS, "off"), "approvals: off")
+        )
+    assert {change.id for change in await approvals.list()} == {f"price_sheet_{sheet.id}", setting.id}
+    with by("bob"):
+        active = await approvals.approve(f"price_sheet_{sheet.id}")
+        assert (active.state, active.decider) == ("approved", "bob")
+        assert (await approvals.approve(setting.id)).result == "approvals: off"
+    (*_, last) = await PlatformSettings(database).history()
+    assert (last.value, last.actor) == ("off", "Ann and bob")
+    with by("Ann"):
+        await Balances(database).grant(tenant.id, DOLLAR, "USD")
+    assert await audit_money(database) == []

@@ -1,0 +1,8 @@
+"""All proofs: a new module of them is imported here."""
+
+from __future__ import annotations
+
+from tests.gateway.access import proofs_prices, proofs_v1
+from tests.gateway.access.proofs import PROOFS
+
+__all__ = ["PROOFS", "proofs_prices", "proofs_v1"]

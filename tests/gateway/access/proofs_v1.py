@@ -1,0 +1,213 @@
+"""Proofs of the routes below /v1, and of those that anybody may call."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+import httpx
+
+from billing.exports.datasets import DisplayNames
+from tests.gateway.access.proofs import Call, proof
+from tests.gateway.access.world import Place, World, bearer
+
+_CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Say it."}], "max_tokens": 8}
+_MARKED = "A long prompt that is worth keeping. " * 6
+_VERSION = {"anthropic-version": "2023-06-01"}
+_START = int(time.time()) - 3600
+
+
+@proof("healthz", "readyz", "metrics", "get_docs", "get_openapi_document", "list_models", "get_prices")
+async def _(world: World, place: Place) -> Call:
+    return Call()
+
+
+@proof("retrieve_model")
+async def _(world: World, place: Place) -> Call:
+    return Call({"name": "tiny"}, shared=frozenset({"name"}))
+
+
+@proof("create_chat_completion")
+async def _(world: World, place: Place) -> Call:
+    world.stack.say("said")
+    return Call(body=_CHAT)
+
+
+@proof("create_completion")
+async def _(world: World, place: Place) -> Call:
+    return Call(body={"model": "tiny", "prompt": "Say it.", "max_tokens": 8})
+
+
+@proof("create_message", "count_tokens")
+async def _(world: World, place: Place) -> Call:
+    return Call(body=_CHAT, headers=_VERSION)
+
+
+async def _marked_chat(world: World, place: Place) -> httpx.Response:
+    """The answer to a new request of the place whose prompt is cached."""
+    world.stack.say("said")
+    text = f"{place.project} {time.monotonic_ns()} {_MARKED}"
+    part = {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    body = _CHAT | {"messages": [{"role": "user", "content": [part]}]}
+    answer = await world.call("POST", "/v1/chat/completions", bearer(place.keys["project_key"]), body=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def a_lease(world: World, place: Place) -> str:
+    """The id of a new cache of the place."""
+    status = (await _marked_chat(world, place)).headers["cache-status"]
+    found = re.search(r'stored;.*key="(cache_[0-9a-f]+)"', status)
+    assert found, status
+    return found[1]
+
+
+@proof("retrieve_cache", "purge_cache")
+async def _(world: World, place: Place) -> Call:
+    name = await a_lease(world, place)
+    return Call({"name": name}, tells=(name,))
+
+
+@proof("extend_cache")
+async def _(world: World, place: Place) -> Call:
+    name = await a_lease(world, place)
+    return Call({"name": name}, body={"ttl": "1h"}, tells=(name,))
+
+
+@proof("list_caches")
+async def _(world: World, place: Place) -> Call:
+    return Call(tells=(await a_lease(world, place),))
+
+
+@proof("purge_caches")
+async def _(world: World, place: Place) -> Call:
+    return Call(query={"tag": "user-7"})
+
+
+@proof("explain_request")
+async def _(world: World, place: Place) -> Call:
+    answer = await _marked_chat(world, place)
+    name = answer.headers["x-request-id"]
+    for _ in range(400):
+        found = await world.call("GET", f"/v1/requests/{name}/cache", bearer(place.keys["project_key"]))
+        if found.status_code == 200:
+            break
+        await asyncio.sleep(0.005)
+    return Call({"name": name}, tells=(name,))
+
+
+@proof("cache_usage")
+async def _(world: World, place: Place) -> Call:
+    return Call()
+
+
+@proof("get_completions_usage", "get_costs")
+async def _(world: World, place: Place) -> Call:
+    grouped = {"start_time": _START, "group_by": "project_id", "project_ids": str(place.project_id)}
+    return Call(query=grouped, tells=(f'"project_id":"{place.project_id}"',))
+
+
+@proof("get_messages_usage")
+async def _(world: World, place: Place) -> Call:
+    start = time.strftime("%Y-%m-%dT00:00:00Z", time.gmtime(_START))
+    query = {"starting_at": start, "group_by[]": "workspace_id", "workspace_ids[]": str(place.project_id)}
+    return Call(query=query, tells=(f'"workspace_id":"{place.project_id}"',))
+
+
+@proof("get_cost_report")
+async def _(world: World, place: Place) -> Call:
+    start = time.strftime("%Y-%m-%dT00:00:00Z", time.gmtime(_START))
+    query = {"starting_at": start, "group_by[]": "workspace_id"}
+    return Call(query=query, tells=(f'"workspace_id":"{place.project_id}"',))
+
+
+@proof("create_export")
+async def _(world: World, place: Place) -> Call:
+    return Call(body={"dataset": "usage", "period": "2026-10"})
+
+
+async def _names() -> DisplayNames:
+    return DisplayNames()
+
+
+async def _export(world: World, place: Place) -> str:
+    jobs: Any = world.stack.gateway.services.exports
+    listed = await jobs.list(place.tenant_id, 1, None)
+    if listed:
+        return f"export_{listed[0].id.hex}"
+    body = {"dataset": "usage", "period": "2026-10"}
+    answer = await world.call("POST", "/v1/exports", bearer(place.keys["admin_key"]), body=body)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+@proof("list_exports")
+async def _(world: World, place: Place) -> Call:
+    return Call(tells=(await _export(world, place),))
+
+
+@proof("retrieve_export")
+async def _(world: World, place: Place) -> Call:
+    name = await _export(world, place)
+    return Call({"name": name}, tells=(name,))
+
+
+@proof("retrieve_export_content")
+async def _(world: World, place: Place) -> Call:
+    name = await _export(world, place)
+    jobs: Any = world.stack.gateway.services.exports
+    while await jobs.run_next(_names):
+        pass
+    return Call({"name": name})
+
+
+async def an_endpoint(world: World, place: Place) -> str:
+    """The id of a new webhook endpoint of the place's tenant."""
+    url = f"https://{place.tenant}.example.com/{time.monotonic_ns()}"
+    answer = await world.call(
+        "POST", "/v1/webhooks", bearer(place.keys["admin_key"]), body={"url": url, "topics": ["budget.threshold"]}
+    )
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+async def _delivery(world: World, place: Place) -> str:
+    endpoint = await an_endpoint(world, place)
+    answer = await world.call("POST", f"/v1/webhooks/{endpoint}/test", bearer(place.keys["admin_key"]))
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+@proof("create_webhook_endpoint")
+async def _(world: World, place: Place) -> Call:
+    return Call(body={"url": f"https://hooks.example.com/{time.monotonic_ns()}", "topics": ["budget.threshold"]})
+
+
+@proof("list_webhook_endpoints")
+async def _(world: World, place: Place) -> Call:
+    return Call(tells=(await an_endpoint(world, place),))
+
+
+@proof(
+    "retrieve_webhook_endpoint",
+    "remove_webhook_endpoint",
+    "rotate_webhook_secret",
+    "enable_webhook_endpoint",
+    "test_webhook_endpoint",
+)
+async def _(world: World, place: Place) -> Call:
+    name = await an_endpoint(world, place)
+    return Call({"name": name}, tells=(name,))
+
+
+@proof("list_webhook_deliveries")
+async def _(world: World, place: Place) -> Call:
+    return Call(tells=(await _delivery(world, place),))
+
+
+@proof("retrieve_webhook_delivery", "resend_webhook_delivery")
+async def _(world: World, place: Place) -> Call:
+    name = await _delivery(world, place)
+    return Call({"name": name}, tells=(name,))

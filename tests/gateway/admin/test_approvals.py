@@ -1,0 +1,71 @@
+"""/admin/v1/approvals: a change that takes two waits with 202, and another operator approves it."""
+
+from __future__ import annotations
+
+from audit_log.actors import Actor, acting_as
+from billing.accounts.balances import Balances
+from billing.pending_changes import ChangePending
+from billing.platform_settings import APPROVALS, PlatformSettings
+from tests.gateway.admin.test_keys import Holder
+from tests.gateway.stack import Stack
+
+PATH = "/admin/v1/approvals"
+
+
+async def _grant_by(stack: Stack, name: str) -> str:
+    """Propose a grant as an operator; the change's id."""
+    try:
+        with acting_as(Actor("operator_key", name, name)):
+            await Balances(stack.database).grant(stack.tenant.id, 10**12, "USD", kind="promo", reason="goodwill")
+    except ChangePending as pending:
+        return pending.change.id
+    raise AssertionError("it was made at once")
+
+
+async def test_another_operator_decides(stack: Stack) -> None:
+    keys = [(await stack.tenancy.create_operator_key(name, role=role)).key  # type: ignore[arg-type]
+            for name, role in (("Ann", "owner"), ("bob", "finance"), ("cy", "admin"), ("vera", "viewer"))]  # fmt: skip
+    ann, bob, cy, vera = [Holder(stack, key) for key in keys]
+    await PlatformSettings(stack.database).set(APPROVALS, "on", by="Ann and bob", via="test")
+    first, second = await _grant_by(stack, "Ann"), await _grant_by(stack, "Ann")
+    listed = (await bob.ask("GET", f"{PATH}?state=pending"))["data"]
+    assert [change["id"] for change in listed] == [second, first]
+    assert listed[0]["arguments"]["amount_pico"] == 10**12
+    page = await bob.ask("GET", f"{PATH}?state=pending&limit=1")
+    assert ([change["id"] for change in page["data"]], page["has_more"]) == ([second], True)
+    assert (await bob.ask("GET", f"{PATH}/{first}"))["author"] == "Ann"
+
+    assert (await ann.error("POST", f"{PATH}/{first}/approve"))[0] == "four_eyes_required"
+    assert (await cy.error("POST", f"{PATH}/{first}/approve"))[0] == "not_allowed"  # admins do not decide
+    assert (await vera.error("GET", PATH))[0] == "not_allowed"
+    tenant = Holder(stack, stack.admin_key)
+    for method, path in (("GET", PATH), ("GET", f"{PATH}/{first}"), ("POST", f"{PATH}/{first}/approve")):
+        assert (await tenant.error(method, path))[0] == "not_allowed"
+
+    assert (await bob.ask("POST", f"{PATH}/{first}/approve", {"dry_run": True}))["state"] == "approved"
+    done = await bob.ask("POST", f"{PATH}/{first}/approve", {"reason": "as agreed"})
+    assert (done["state"], done["decider"], done["result"][:6]) == ("approved", "bob", "grant ")
+    assert (await bob.error("POST", f"{PATH}/{first}/approve", status=409))[0] == "wrong_state"
+    gone = await ann.ask("POST", f"{PATH}/{second}/withdraw", {"reason": "a slip"})
+    assert gone["state"] == "withdrawn"
+    assert (await bob.error("POST", f"{PATH}/change_0/approve", status=404))[0] == "not_found"
+    grants = await Balances(stack.database).grants(stack.tenant.id)
+    assert [grant.kind for grant in grants].count("promo") == 1
+
+
+async def test_a_narrowed_key_decides_nothing_and_sudden_changes_count_at_once(stack: Stack) -> None:
+    await PlatformSettings(stack.database).set(APPROVALS, "on", by="Ann and bob", via="test")
+    change = await _grant_by(stack, "Ann")
+    eve = await stack.tenancy.create_operator_key("eve")
+    holder = Holder(stack, eve.key)
+    assert (await holder.ask("GET", f"{PATH}/{change}"))["state"] == "pending"
+    from tenancy.key_limits import key_limits
+    from tenancy.repositories import KeyChange
+
+    limits = key_limits(scopes=["approvals", "platform.read"])
+    await stack.tenancy.change_key(eve.public_id, KeyChange(limits=limits))
+    await stack.until(lambda: eve.public_id not in stack.gateway.services.authenticator._keys)
+    assert (await holder.error("POST", f"{PATH}/{change}/approve"))[0] == "not_allowed"  # it lacks balance.write
+    await stack.tenancy.change_key(eve.public_id, KeyChange(role="viewer"))
+    await stack.until(lambda: eve.public_id not in stack.gateway.services.authenticator._keys)
+    assert (await holder.error("GET", f"{PATH}/{change}"))[0] == "not_allowed"

@@ -1,0 +1,243 @@
+"""/admin/v1/session: signing in and out, second factors, sessions, and what an attacker tries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from gateway.http.sessions import CookieJar
+from tenancy.users.sessions import ABSOLUTE_US, FRESH_US, IDLE_US
+from tests.gateway.browser import ADMIN, OWN, PASSWORD, Browser, add_totp, browser_of, code_now, make_user
+from tests.gateway.stack import Stack
+
+ANN = "ann@example.com"
+
+
+@pytest.fixture
+async def browser(stack: Stack) -> AsyncIterator[Browser]:
+    await make_user(stack.users, ANN, "owner")
+    async with browser_of(stack) as browser:
+        yield browser
+
+
+async def test_a_user_signs_in_and_out(browser: Browser, stack: Stack) -> None:
+    await browser.get("/session", 401)
+    signed_in = await browser.sign_in("  Ann@Example.com ")
+    assert signed_in["state"] == "signed_in"
+    me = await browser.get("/users/me")
+    assert (me["email"], me["has_password"], me["has_second_factor"]) == (ANN, True, False)
+    assert me["memberships"] == [{"role": "owner", "tenant": None, "project": None}]
+    assert (await browser.get("/session"))["current"] is True
+    stolen = browser.token
+    await browser.call("DELETE", "/session", status=204)
+    assert browser.token == ""
+    async with browser_of(stack) as thief:
+        thief.http.cookies.set("turnpike", stolen)
+        await thief.get("/session", 401)
+
+
+async def test_a_session_is_the_answer_to_no_token_that_was_there_before(browser: Browser, stack: Stack) -> None:
+    """Session fixation: neither a token of the attacker's choice nor a session of its own becomes the victim's."""
+    await make_user(stack.users, "eve@example.com", "viewer")
+    async with browser_of(stack) as attacker:
+        await attacker.sign_in("eve@example.com")
+        for planted in (attacker.token, "planted"):
+            browser.http.cookies.set("turnpike", planted, domain="127.0.0.1")
+            await browser.sign_in(ANN)
+            assert browser.token not in ("", planted)
+        first = browser.token
+        await attacker.get("/session", 401)  # what was planted has ended, and is nobody's
+        await browser.sign_in(ANN)
+        assert browser.token != first
+        attacker.http.cookies.set("turnpike", first, domain="127.0.0.1")
+        await attacker.get("/session", 401)
+
+
+FOREIGN: list[dict[str, str]] = [
+    {},
+    {"sec-fetch-site": "same-origin"},
+    {**OWN, "origin": "https://evil.example"},
+    {**OWN, "origin": "null"},
+    {**OWN, "origin": "http://127.0.0.1:1"},
+    {**OWN, "sec-fetch-site": "cross-site"},
+    {**OWN, "sec-fetch-site": "same-site"},
+]
+
+
+async def test_another_site_changes_nothing(browser: Browser) -> None:
+    await browser.sign_in(ANN)
+    login = {"email": ANN, "password": PASSWORD}
+    for headers in FOREIGN:
+        refused = await browser.call("POST", "/sessions/revoke-all", headers=headers, status=403)
+        assert refused["error"]["code"] == "csrf"
+        assert (await browser.call("POST", "/session", login, headers=headers, status=403))["error"]["code"] == "csrf"
+        await browser.call("GET", "/session", headers=headers)
+
+
+async def test_a_program_without_an_origin_needs_the_header_alone(browser: Browser) -> None:
+    await browser.call("POST", "/session", {"email": ANN, "password": PASSWORD}, headers={"x-turnpike-csrf": "1"})
+
+
+async def test_a_cookie_means_nothing_to_inference(browser: Browser, stack: Stack) -> None:
+    await browser.sign_in(ANN)
+    headers = {**OWN, "origin": browser.base}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    assert (await browser.http.post("/v1/chat/completions", json=chat, headers=headers)).status_code == 401
+    assert (await browser.http.get("/v1/models", headers=headers)).status_code == 401
+    # And a key in a cookie is no key.
+    jar = {"cookie": f"turnpike={stack.admin_key}"}
+    async with httpx.AsyncClient(verify=False) as plain:
+        assert (await plain.get(f"{browser.base}{ADMIN}/session", headers=jar)).status_code == 401
+
+
+ELSEWHERE = [
+    "https://evil.example/",
+    "//evil.example/",
+    "/\\evil.example",
+    "\\\\evil.example",
+    "/console\\@evil.example",
+    "javascript:alert(1)",
+    "/console/\t/evil",
+    "/console/../v1",
+    "/v1/models",
+    "///console",
+    "console",
+    "",
+    "/console/" + "a" * 3000,
+]
+
+
+async def test_nobody_is_sent_to_another_site(browser: Browser) -> None:
+    for to in ELSEWHERE:
+        refused = await browser.sign_in(ANN, next=to, status=400)
+        assert refused["error"]["param"] == "$.next", to
+        assert browser.token == ""
+
+
+async def test_the_next_page_is_one_of_ours(browser: Browser) -> None:
+    assert (await browser.sign_in(ANN, next="/console/invoices?month=2026-11#x"))["next"].startswith("/console/inv")
+
+
+async def test_a_second_factor_is_asked_for_and_each_code_is_good_once(browser: Browser, stack: Stack) -> None:
+    await browser.sign_in(ANN)
+    before = browser.token
+    key, recovery = await add_totp(browser)
+    assert browser.token != before
+    assert (len(recovery), (await browser.get("/users/me"))["recovery_codes_left"]) == (10, 10)
+    async with browser_of(stack) as other:
+        assert (await other.sign_in(ANN))["state"] == "second_factor_required"
+        assert other.token == ""
+        await other.get("/session", 401)
+        await other.post("/session/second-factor", {"code": "000000"}, 401)
+        await other.post("/session/second-factor", {"code": code_now(key, -1)}, 401)  # it confirmed the authenticator
+        code = code_now(key)
+        assert (await other.post("/session/second-factor", {"code": code}))["state"] == "signed_in"
+        assert (await other.get("/session"))["method"] == "password+totp"
+    async with browser_of(stack) as replay:
+        await replay.sign_in(ANN)
+        await replay.post("/session/second-factor", {"code": code}, 401)
+        await replay.post("/session/second-factor", {"code": recovery[0].upper().replace("-", " ")})
+    async with browser_of(stack) as replay:
+        await replay.sign_in(ANN)
+        await replay.post("/session/second-factor", {"code": recovery[0]}, 401)
+
+
+async def test_the_step_to_the_second_factor_is_bound_to_its_browser(browser: Browser, stack: Stack) -> None:
+    await browser.sign_in(ANN)
+    key, _ = await add_totp(browser)
+    async with browser_of(stack) as other, browser_of(stack) as stranger:
+        await other.sign_in(ANN)
+        await stranger.post("/session/second-factor", {"code": code_now(key)}, 401)
+        stack.users.clock.ahead += 15 * 60 * 1_000_000
+        await other.post("/session/second-factor", {"code": code_now(key)}, 401)
+        stack.users.clock.ahead = 0
+
+
+async def test_what_is_dangerous_needs_a_fresh_proof(browser: Browser, stack: Stack) -> None:
+    await browser.sign_in(ANN)
+    invitation = {"email": "bob@example.com", "role": "viewer"}
+    await browser.post("/invitations", invitation, 201)
+    stack.users.clock.ahead = FRESH_US + 1_000_000
+    try:
+        stale = await browser.post("/invitations", invitation, 403)
+        assert stale["error"]["code"] == "confirmation_required"
+        await browser.post("/session/confirm", {"password": "wrong"}, 401)
+        before = browser.token
+        await browser.post("/session/confirm", {"password": PASSWORD})
+        assert browser.token != before
+        await browser.post("/invitations", invitation, 201)
+        browser.http.cookies.clear()
+        browser.http.cookies.set("turnpike", before, domain="127.0.0.1")
+        await browser.get("/session", 401)
+    finally:
+        stack.users.clock.ahead = 0
+
+
+@pytest.mark.parametrize("ahead", [IDLE_US, ABSOLUTE_US])
+async def test_a_session_ends_with_time(browser: Browser, stack: Stack, ahead: int) -> None:
+    await browser.sign_in(ANN)
+    try:
+        step = IDLE_US - 1_000_000
+        while stack.users.clock.ahead + step < ahead:
+            stack.users.clock.ahead += step
+            stack.users.authenticator._forget_all()
+            await browser.get("/session")
+            await stack.users.authenticator.close()
+        stack.users.clock.ahead = ahead
+        stack.users.authenticator._forget_all()
+        await browser.get("/session", 401)
+    finally:
+        stack.users.clock.ahead = 0
+
+
+async def test_everywhere_is_everywhere_within_a_second(browser: Browser, stack: Stack) -> None:
+    async with browser_of(stack) as phone:
+        await phone.sign_in(ANN)
+        await browser.sign_in(ANN)
+        listed = (await browser.get("/sessions"))["data"]
+        assert [each["current"] for each in listed] == [True, False]
+        await phone.get("/session")
+        await browser.call("DELETE", f"/sessions/{listed[1]['id']}", status=204)
+        await phone.get("/session", 401)
+        await phone.sign_in(ANN)
+        began = time.monotonic()
+        await browser.post("/sessions/revoke-all", status=204)
+        await phone.get("/session", 401)
+        assert time.monotonic() - began < 1
+        await browser.get("/session", 401)
+
+
+async def test_a_password_change_ends_the_other_sessions(browser: Browser, stack: Stack) -> None:
+    async with browser_of(stack) as phone:
+        await phone.sign_in(ANN)
+        await browser.sign_in(ANN)
+        before = browser.token
+        new = "another horse, another battery"
+        await browser.post("/users/me/password", {"current": "wrong", "new": new}, 401)
+        await browser.post("/users/me/password", {"new": new}, 401)
+        short = await browser.post("/users/me/password", {"current": PASSWORD, "new": "short"}, 400)
+        assert short["error"]["param"] == "$.new"
+        await browser.post("/users/me/password", {"current": PASSWORD, "new": new})
+        assert browser.token != before
+        await browser.get("/session")
+        await phone.get("/session", 401)
+        await phone.sign_in(ANN, status=401)
+        await phone.sign_in(ANN, new)
+
+
+async def test_cookies_are_the_hosts_own() -> None:
+    def jar(host: str, scheme: str = "http") -> CookieJar:
+        return CookieJar.of({"type": "http", "scheme": scheme, "headers": [(b"host", host.encode())]})  # type: ignore
+
+    for host in ("turnpike.example", "10.0.0.1:8000", "localhost.evil.example", ""):
+        header = jar(host).session("t").to_header(header="")
+        assert header.strip().startswith("__Host-turnpike=t")
+        assert {"Secure", "HttpOnly", "Path=/", "SameSite=lax"} <= {part.strip() for part in header.split(";")}
+        assert "Domain" not in header
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
+        assert jar(host).session_name == "turnpike"
+        assert "Secure" not in jar(host).session("t").to_header()
+        assert jar(host, "https").session_name == "__Host-turnpike"

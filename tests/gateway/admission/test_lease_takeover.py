@@ -1,0 +1,314 @@
+"""Who pays for a lease when writers fail: at any point, on two gateways, with recovery from what the database has.
+
+Of each lease that was ever read, exactly one request has paid the write: never two, never none. The one exception is
+stated: a writer that had its first token and then failed through us. Its readers have been told that they read, so
+that stands; the lease and all that goes on from it end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from msgspec import Struct
+
+from billing.holds.records import Hold
+from billing.reservation.billed_prompts import billed_prompts
+from billing.settlement.settlement import settle
+from billing.usage import Release
+from billing.verification.audit import audit_money
+from gateway.admission.cache_leases import LeaseRequest
+from gateway.admission.lease_confirmations import LeaseConfirmations
+from gateway.metering.billable_usage import unpack
+from prompt_cache.promise.confirmations import is_certain
+from prompt_cache.promise.lease_decisions import LeaseDecision
+from tests.fast import examples
+from tests.gateway.admission.lease_model import SECOND, Asked
+from tests.gateway.admission.test_cache_leases import HISTORIES, PIECE, Doors
+
+CLASSES = st.sampled_from(["5m", "1h"])
+
+
+class Prepared(Struct, frozen=True):
+    """What the confirmations read and write of a request."""
+
+    request_id: UUID
+    leases: LeaseDecision
+    lease_request: LeaseRequest
+    terms: Any = None
+
+
+class Running:
+    """A request from its hold to its bill."""
+
+    def __init__(self, door: int, asked: Asked, hold: Hold, wish: LeaseRequest) -> None:
+        assert wish.decision is not None
+        self.door, self.asked, self.hold = door, asked, hold
+        self.prepared = Prepared(hold.request_id, wish.decision, wish)
+        self.told = is_certain(wish.decision)
+        self.tokens = len(asked.path) * PIECE
+
+    @property
+    def decision(self) -> LeaseDecision:
+        return self.prepared.leases
+
+
+class Gateways(Doors):
+    """Two gateways that confirm."""
+
+    confirmations: list[LeaseConfirmations]
+
+    async def start(self) -> Gateways:
+        self.confirmations = [
+            LeaseConfirmations(store, door) for store, door in zip(self.stores, self.doors, strict=True)
+        ]
+        await self.new_project()
+        return self
+
+    async def begin(self, asked: Asked, door: int = 0) -> Running:
+        """A request is admitted."""
+        return Running(door, asked, *await self.ask(asked, door))
+
+    async def promise(self, request: Running, reach: int | None = None) -> None:
+        """It has its first token, or ends without one."""
+        if not request.told:
+            confirm: Any = self.confirmations[request.door].confirm
+            request.prepared, request.hold = await confirm(request.prepared, request.hold, reach)
+            request.told = True
+
+    async def finish(self, request: Running, how: str) -> tuple[int, bool]:
+        """It ends: `ok`, `left` by its client before its first token, `failed` through us before anything of it was
+        delivered, `refused` by the replica, or `killed` with its gateway, of which the database alone tells.
+
+        Returns how many tokens of its prompt were billed, and whether it failed after it had its first token.
+        """
+        begun, door, hold = request.told, request.door, request.hold
+        reach = request.tokens * 2 // 3 if how == "left" and not begun else request.tokens
+        if how in ("ok", "left"):
+            await self.promise(request, None if how == "ok" else reach)
+            hold = request.hold
+        elif how == "refused":
+            await settle(self.database, self.prices, [Release(hold.request_id, "no", hold.batch)])
+            await self.stores[door].settle_writes({hold.request_id: 0})
+            return 0, begun
+        elif how == "killed":
+            found = await self.holds[1 - door].get(hold.request_id)
+            assert found is not None
+            assert found.terms == hold.terms, "what was told is frozen"
+            hold = found
+        fault = {"ok": "none", "left": "client"}.get(how, "ours_before")
+        _, event = self.bill_of(hold, reach, fault=fault)
+        assert event.cost_pico <= hold.amount_pico
+        await settle(self.database, self.prices, [event])
+        if how == "killed":
+            writers = await self.stores[0].uncertain_writers(self.now + 1, 100)
+            await self.stores[0].settle_writes(await billed_prompts(self.database, self.holds[0], writers))
+        else:
+            await self.stores[door].settle_writes({hold.request_id: event.usage.prompt})
+        return event.usage.prompt, begun and fault == "ours_before"
+
+    async def stop(self) -> None:
+        for confirmation in self.confirmations:
+            await confirmation.close()
+        await self.close()
+
+
+class Histories(RuleBasedStateMachine):
+    """Random histories of one project."""
+
+    gateways: Gateways
+    runner: asyncio.Runner
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gateways.now += 10**12
+        self.gateways.pass_time(0)
+        self.do(self.gateways.new_project())
+        self.running: list[Running] = []
+        self.paid: dict[UUID, list[UUID]] = {}
+        """Lease -> the requests that paid its write."""
+        self.read: dict[UUID, list[UUID]] = {}
+        """Lease -> the requests that paid a read of it."""
+        self.lost: set[UUID] = set()
+        """Leases whose writers failed through us after their first token."""
+
+    def do(self, what: Any) -> Any:
+        return self.runner.run(what)
+
+    @rule(
+        path=st.sampled_from(["aa", "aab", "aab", "aabb"]),
+        marks=st.dictionaries(st.integers(1, 4), CLASSES, min_size=1, max_size=3),
+        lookups=st.lists(st.integers(1, 3), max_size=2),
+        door=st.integers(0, 1),
+        count=st.integers(1, 3),
+    )
+    def ask(self, path: str, marks: dict[int, str], lookups: list[int], door: int, count: int) -> None:
+        kept = {min(at, len(path)): name for at, name in marks.items()}
+        asked = Asked(path, tuple(sorted(kept.items())), tuple(sorted(set(lookups))))
+
+        async def all_at_once() -> list[Running]:
+            return await asyncio.gather(*(self.gateways.begin(asked, (door + at) % 2) for at in range(count)))
+
+        self.running += self.do(all_at_once())
+
+    @precondition(lambda self: self.running)
+    @rule(picks=st.lists(st.integers(0, 7), min_size=1, max_size=4))
+    def first_token(self, picks: list[int]) -> None:
+        chosen = {pick % len(self.running) for pick in picks}
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(self.gateways.promise(self.running[at]) for at in chosen))
+
+        self.do(all_at_once())
+
+    @precondition(lambda self: self.running)
+    @rule(pick=st.integers(0, 7), how=st.sampled_from(["ok", "failed", "ok", "killed", "left", "refused"]))
+    def end(self, pick: int, how: str) -> None:
+        request = self.running.pop(pick % len(self.running))
+        billed, failed_late = self.do(self.gateways.finish(request, how))
+        decision = request.decision
+        if failed_late:
+            self.lost |= {one.id for one in decision.written}
+            left = self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None))
+            assert not self.lost & {id_ for one in left for id_ in (one.id, one.base)}, "nothing goes on from it"
+        if not billed:
+            return
+        assert decision.parts == unpack(request.hold.terms).leases
+        if decision.hit is not None and billed >= decision.hit.tokens:
+            self.read.setdefault(decision.hit.id, []).append(request.hold.request_id)
+        for one in decision.written:
+            if one.tokens <= billed:
+                self.paid.setdefault(one.id, []).append(request.hold.request_id)
+
+    @rule(seconds=st.sampled_from([1, 100, 200, 299, 301]))
+    def wait(self, seconds: int) -> None:
+        self.gateways.pass_time(seconds)
+
+    @rule()
+    def reclaim(self) -> None:
+        self.do(self.gateways.stores[0].reclaim(now=self.gateways.now))
+
+    @invariant()
+    def nobody_pays_twice(self) -> None:
+        assert all(len(writers) == 1 for writers in self.paid.values()), self.paid
+
+    def teardown(self) -> None:
+        while self.running:
+            self.end(0, "ok")
+        self.nobody_pays_twice()
+        for lease in self.read.keys() - self.lost:
+            assert self.paid.get(lease), f"{lease} was read and never paid for"
+        page = self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None))
+        for one in page:
+            assert one.billed, "all writers have ended"
+            assert self.paid[one.id] == [one.writer]
+            assert one.id not in self.lost
+            assert one.base is None or one.base in self.paid
+
+
+@pytest.mark.both_databases
+def test_each_lease_that_is_read_is_paid_once(empty_again: Any) -> None:
+    with asyncio.Runner() as runner:
+        gateways: Any = runner.run(Gateways.open(empty_again()))
+        runner.run(gateways.start())
+        machine = type("Histories", (Histories,), {"gateways": gateways, "runner": runner})
+        run_state_machine_as_test(
+            machine,
+            settings=settings(max_examples=examples(HISTORIES), stateful_step_count=25, database=None, deadline=None),
+        )
+        findings = runner.run(audit_money(gateways.database))
+        runner.run(gateways.stop())
+    assert findings == []
+
+
+COLD = Asked("aa", marks=((2, "5m"),))
+READ, WRITE = (("read_5m", 2 * PIECE),), (("write_5m", 2 * PIECE),)
+
+
+@pytest.fixture
+async def gateways(database_url: str) -> Any:
+    made: Any = await Gateways.open(database_url)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.mark.parametrize("how", ["failed", "refused", "killed", "left"])
+async def test_a_reader_pays_for_the_writer_that_failed(gateways: Gateways, how: str) -> None:
+    writer, first, second = [await gateways.begin(COLD, door) for door in (0, 1, 0)]
+    assert [gateways.bill(one.hold) for one in (writer, first, second)] == [WRITE, READ, READ]
+    await gateways.finish(writer, how)
+    await gateways.promise(first)
+    await gateways.promise(second)
+    assert [gateways.bill(one.hold) for one in (first, second)] == [WRITE, READ]
+    for one in (first, second):
+        found = await gateways.holds[0].get(one.hold.request_id)
+        assert found is not None
+        assert found.terms == one.hold.terms
+        await gateways.finish(one, "ok")
+    (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert (kept.writer, kept.billed, kept.reads) == (first.hold.request_id, True, 1)
+
+
+async def test_who_has_the_first_token_writes(gateways: Gateways) -> None:
+    """The other one, which was to write, reads."""
+    writer, reader = [await gateways.begin(COLD, door) for door in (0, 1)]
+    await gateways.promise(reader)
+    await gateways.promise(writer)
+    assert [gateways.bill(one.hold) for one in (writer, reader)] == [READ, WRITE]
+    await gateways.finish(writer, "ok")
+    await gateways.finish(reader, "ok")
+
+
+async def test_what_was_told_stands_and_ends_with_its_writer(gateways: Gateways) -> None:
+    """A reader that was told so reads; what it wrote beyond rests on nothing that was paid for, so it ends."""
+    writer = await gateways.begin(COLD)
+    longer = await gateways.begin(Asked("aab", marks=((2, "5m"), (3, "5m"))), 1)
+    await gateways.promise(writer)
+    await gateways.promise(longer)
+    assert gateways.bill(longer.hold) == (*READ, ("write_5m", PIECE))
+    await gateways.finish(longer, "ok")
+    (page,) = [one for one in await gateways.stores[0].page(gateways.project, limit=10, after=None) if one.tokens > 100]
+    assert (page.paid, page.billed) == (True, False)
+    await gateways.finish(writer, "failed")
+    assert await gateways.stores[0].page(gateways.project, limit=10, after=None) == []
+    again = await gateways.begin(Asked("aab", marks=((2, "5m"), (3, "5m"))))
+    assert gateways.bill(again.hold) == (("write_5m", 3 * PIECE),)
+
+
+async def test_a_lease_beyond_one_that_fails_is_written_from_the_beginning(gateways: Gateways) -> None:
+    writer = await gateways.begin(COLD)
+    longer = await gateways.begin(Asked("aab", marks=((3, "5m"),), lookups=(2,)), 1)
+    assert gateways.bill(longer.hold) == (*READ, ("write_5m", PIECE))
+    await gateways.finish(writer, "failed")
+    await gateways.promise(longer)
+    assert gateways.bill(longer.hold) == (("write_5m", 3 * PIECE),)
+    await gateways.finish(longer, "ok")
+    (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert (kept.tokens, kept.new_tokens, kept.billed) == (3 * PIECE, 3 * PIECE, True)
+
+
+async def test_a_lease_lives_from_the_start_of_who_takes_it_over(gateways: Gateways) -> None:
+    writer = await gateways.begin(COLD)
+    gateways.pass_time(10)
+    reader = await gateways.begin(COLD, 1)
+    admitted = gateways.now
+    gateways.pass_time(20)
+    await gateways.finish(writer, "failed")
+    await gateways.promise(reader)
+    (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert (kept.created_at, kept.expires_at) == (admitted, admitted + 300 * SECOND)
+
+
+async def test_what_is_purged_while_its_writer_runs_stays_ended(gateways: Gateways) -> None:
+    writer = await gateways.begin(COLD)
+    (lease,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    await gateways.stores[1].purge(gateways.project, identity=lease.id)
+    await gateways.finish(writer, "ok")
+    assert gateways.bill(writer.hold) == WRITE
+    assert await gateways.stores[0].page(gateways.project, limit=10, after=None) == []

@@ -1,0 +1,100 @@
+"""`turnpike keys`, `tenants suspend`, `approvals`: access, as an operator types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.turnpike.commands.test_prices import Run, _operator, run  # noqa: F401  # a fixture
+
+PLAIN = "--uncached 0.40 --read 0.04 --output 1.60"
+
+
+def _keys(run: Run) -> dict[str, dict[str, object]]:  # noqa: F811
+    return {key["key"]: key for key in json.loads(run("keys list --format json")[1])}
+
+
+def test_keys_are_limited_changed_rotated_and_revoked(run: Run) -> None:  # noqa: F811
+    run("tenants create acme")
+    made = "keys create --tenant acme --project default --scopes inference,read --networks 192.0.2.0/24 --expires 30d"
+    status, out = run(f"{made} --dry-run")
+    assert (status, "it would allow: caches.read, inference" in out, "limited to networks" in out) == (0, True, True)
+    assert _keys(run) == {}
+    key = run(f"{made} --models stdlib-qa --lanes batch")[1].strip()
+    public_id = key.split("_")[2]
+    (listed,) = _keys(run).values()
+    limits = listed["limits"]
+    assert isinstance(limits, dict)
+    assert "inference" in limits.pop("permissions")
+    assert limits == {"networks": ["192.0.2.0/24"], "models": ["stdlib-qa"], "lanes": ["batch"]}
+    assert listed["expires_at"] is not None
+    assert run(f"keys change {key} --networks none --expires none --name renamed --reason moved")[0] == 0
+    (listed,) = _keys(run).values()
+    assert ("networks" in listed["limits"], listed["expires_at"], listed["name"]) == (False, None, "renamed")  # type: ignore[operator]
+    assert "would give" in run(f"keys rotate {public_id} --dry-run")[1]
+    out = run(f"keys rotate {public_id} --overlap 2h --reason yearly")[1]
+    assert (out.count(public_id), "works until" in out, key in out) == (2, True, False)
+    assert _keys(run)[public_id]["state"] == "two secrets"
+    assert "would revoke" in run(f"keys revoke {public_id} --dry-run")[1]
+    assert run(f"keys revoke {public_id} --reason leaked")[0] == 0
+    assert _keys(run)[public_id]["state"] == "revoked"
+    assert "was revoked" in run(f"keys rotate {public_id}")[1]
+    for wrong, problem in (
+        ("--scopes flying", "scopes"), ("--networks here", "networks"), ("--lanes fast", "--lanes"),
+        ("--expires soon", "--expires"), ("--role admin", "--role"),
+    ):  # fmt: skip
+        status, out = run(f"keys create --tenant acme --project default {wrong}")
+        assert (status, problem in out) == (2, True), out
+    assert run("keys create --tenant acme --admin --role viewer")[0] == 0
+    assert "viewer" in run("keys list")[1]
+
+
+def test_a_tenant_is_suspended_and_resumed(run: Run) -> None:  # noqa: F811
+    run("tenants create acme")
+    assert "nothing was written" in run("tenants suspend acme --dry-run --running end")[1]
+    assert "suspended" not in run("tenants list")[1]
+    assert "suspended tenant acme" in run("tenants suspend acme --running end --reason fraud")[1]
+    assert "suspended" in run("tenants list")[1]
+    assert "suspended project default of acme" in run("tenants suspend acme --project default")[1]
+    assert run("tenants resume acme")[0] == 0
+    assert "suspended" not in run("tenants list")[1]
+    assert run("tenants suspend acme --project none")[0] == 2
+    assert run("tenants suspend nobody")[0] == 2
+
+
+@pytest.mark.slow
+def test_terms_and_grants_wait_for_a_second_operator(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    ann, bob = [_operator(run, tmp_path, name) for name in ("ann", "bob")]
+    (tmp_path / "terms.toml").write_text("[[discounts]]\nbasis_points = 500\n")
+    run("tenants create acme")
+    run(f"prices set qwen {PLAIN} --by ann")
+    assert run(f"platform set approvals on {ann}")[0] == 0
+    terms = f"terms set acme {tmp_path / 'terms.toml'}"
+    status, out = run(f"{terms} {ann} --reason contract-7")
+    assert (status, "waits for another operator's approval" in out) == (3, True)
+    change = out.split("`turnpike approvals approve ")[1].split("`")[0]
+    assert run("terms list")[1].count("acme") == 0
+    assert run("tenants grant acme 5.00")[0] == 2, "nobody is proven"
+    assert run(f"tenants grant acme 5.00 {ann}")[0] == 3
+    assert change in run("approvals list")[1]
+    assert json.loads(run(f"approvals show {change}")[1])["reason"] == "contract-7"
+    assert run(f"approvals approve {change}")[0] == 2
+    status, out = run(f"approvals approve {change} {ann}")
+    assert (status, "another person must approve it" in out) == (2, True)
+    assert "nothing written" in run(f"approvals approve {change} {bob} --dry-run")[1]
+    status, out = run(f"approvals approve {change} {bob} --reason as-agreed")
+    assert (status, "approved: terms 1" in out) == (0, True)
+    assert "acme" in run("terms list")[1]
+    (grant,) = json.loads(run("approvals list --format json")[1])
+    assert "withdrawn" in run(f"approvals withdraw {grant['id']} {bob} --reason no")[1]
+    assert json.loads(run("approvals list --format json")[1]) == []
+    assert run(f"platform set grant_approval_over 50.00 {ann}")[0] == 3
+    (setting,) = json.loads(run("approvals list --format json")[1])
+    assert run(f"approvals approve {setting['id']} {bob}")[0] == 0
+    assert run(f"tenants grant acme 50.00 {ann}")[0] == 0
+    assert run(f"tenants grant acme 50.01 {ann}")[0] == 3
+    # A key that may not decide is nobody's second.
+    run(f"keys create --operator --name vera --role viewer {ann} --second-operator-key-file {tmp_path / 'bob'}")
+    assert run(f"keys revoke {(tmp_path / 'bob').read_text().strip()}")[0] == 2
