@@ -39,7 +39,7 @@ def step_ms(runner: CudaRunner, probe: Probe, rows: int) -> float:
         end.record()
         end.synchronize()
         took.append(start.elapsed_time(end) / _STEPS)
-    return round(min(took), 3)
+    return round(float(min(took)), 3)
 
 
 def measure(runner: CudaRunner) -> dict[str, dict[int, float]]:
