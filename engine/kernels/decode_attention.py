@@ -31,8 +31,9 @@ _SMALL_ROWS, _LARGE_ROWS = 16, 64
 """Rows of a tile: for items of few requests, and for the others."""
 _SHAPES = (8, 2, 2), (2, 4, 3)
 _SHAPES_FP8 = (4, 2, 3), (2, 4, 2)
+_SHAPE_FOR_FEW, _FEW_ROWS = (4, 4, 3), 8
 """Of both kinds of tiles: programs for each multiprocessor, warps of a program, blocks in shared memory at most; the
-quickest on an H200 (`benchmarks/gpu/NOTES.md`)."""
+quickest on an H200 (`benchmarks/gpu/NOTES.md`). Of small tiles in steps of few rows: more warps for each program."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,11 @@ class DecodeAttention:
         self._rows_padded = triton.next_power_of_2(max(2, rows))
         self.limit = _LARGE_ROWS // triton.next_power_of_2(self.heads_per_kv_head)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-        shapes = shapes or (_SHAPES_FP8 if kv.in_fp8 else _SHAPES)
+        given, shapes = shapes, shapes or (_SHAPES_FP8 if kv.in_fp8 else _SHAPES)
         stages = 3 if kv.in_fp8 else pipeline_stages(triton.next_power_of_2(kv.head_dim), kv.data.dtype)
         self._shapes = [(count * processors, warps, min(most, stages)) for count, warps, most in shapes]
+        count, warps, most = _SHAPE_FOR_FEW if given is None else shapes[0]
+        self._shape_for_few = count * processors, warps, min(most, stages)
         self._items = torch.zeros(2, rows * self.splits, 4, dtype=torch.int32, device=device)
         self._counts = torch.zeros(2, dtype=torch.int32, device=device)
         self._tops = torch.empty(rows, self.splits, heads, dtype=torch.float32, device=device)
@@ -117,14 +120,17 @@ class DecodeAttention:
         *,
         ahead: bool = False,
     ) -> None:
-        """Write the attention of [rows, heads, head dim] queries to `output`, by the last plan; `ahead` as in
-        `rms_norm`."""
+        """Write the attention of [rows, heads, head dim] queries to `output`, by the last plan.
+
+        `ahead`, as in `rms_norm`, also says that another kernel ran since the plan was made.
+        """
         dim = triton.next_power_of_2(kv.head_dim)
         for size, rows in enumerate((_SMALL_ROWS, _LARGE_ROWS)):
             if size and min(self.limit, len(query)) * self.heads_per_kv_head <= _SMALL_ROWS:
                 break
             tile = max(rows, triton.next_power_of_2(self.heads_per_kv_head))
-            programs, warps, stages = self._shapes[size]
+            few = not size and len(query) <= _FEW_ROWS
+            programs, warps, stages = self._shape_for_few if few else self._shapes[size]
             _partial[(programs,)](
                 query,
                 kv.data,
@@ -154,6 +160,7 @@ class DecodeAttention:
                 DIM_PADDED=dim,
                 WINDOW=scores.window,
                 SOFT_CAP=scores.soft_cap or 0.0,
+                PLANNED=ahead,
                 num_warps=warps,
                 num_stages=stages,
                 **LAUNCH,
@@ -281,10 +288,14 @@ def _partial(
     DIM_PADDED: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    PLANNED: tl.constexpr,
 ):
-    """Program p computes the pairs (item, KV head) p, p + programs, …; heads of one item are neighbours."""
-    wait_for_inputs()
-    let_next_begin()
+    """Program p computes the pairs (item, KV head) p, p + programs, …; heads of one item are neighbours.
+
+    `PLANNED`: the plan is there when the kernel begins, since the one before it waited before it let this one begin.
+    """
+    if not PLANNED:
+        wait_for_inputs()
     GROUP: tl.constexpr = HEADS // KV_HEADS
     lane = tl.arange(0, ROWS)
     d = tl.arange(0, DIM_PADDED)
@@ -302,12 +313,14 @@ def _partial(
         position = tl.load(positions + row)
         held = real[:, None] & (d < DIM)[None, :]
         at = row.to(tl.int64)
-        q = tl.load(query + at[:, None] * query_row + head[:, None] * query_head + d[None, :], mask=held, other=0.0)
         leader = tl.load(order + place)
         table = block_tables + tl.load(table_rows + leader).to(tl.int64) * table_row
-        keys = kv + layer_offset + kv_head * HEAD_STRIDE
         begin = tl.load(bounds + split)
         end = tl.load(bounds + split + 1)
+        wait_for_inputs()
+        let_next_begin()
+        q = tl.load(query + at[:, None] * query_row + head[:, None] * query_head + d[None, :], mask=held, other=0.0)
+        keys = kv + layer_offset + kv_head * HEAD_STRIDE
         first_position = tl.min(position, 0)
         last_position = tl.max(position, 0)
         whole = end <= first_position + 1
@@ -327,6 +340,9 @@ def _partial(
         tl.store(tops + partial, top, mask=real)
         tl.store(totals + partial, total, mask=real)
         tl.store(outs + partial[:, None] * DIM + d[None, :], out, mask=held)
+    # A program without work must not end before what it would have waited for.
+    wait_for_inputs()
+    let_next_begin()
 
 
 @triton.jit

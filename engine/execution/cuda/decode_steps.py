@@ -126,5 +126,6 @@ class DecodeSteps:
         latest = self.slots.latest.index_select(0, slots)
         hidden = self.model(Rows(latest, positions, slots, tables), attend, streamed=streamed)
         logits = self.logits[:count]
-        self.model.head(hidden, out=logits, streamed=streamed)
+        head = self.model.head
+        head(hidden, out=logits, streamed=streamed and head.streamed_rows >= count)
         self._likeliest(logits, positions, slots, self.tokens[:count], self.slots.latest)

@@ -129,13 +129,13 @@ class FusedDecoder:
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
 
     def streams(self, count: int) -> bool:
-        """Whether all products of so many rows may be streamed."""
-        return all(product.streamed_rows >= count for product in (*self.linears(), self.head))
+        """Whether all products of so many rows may be streamed, that of the head apart."""
+        return all(product.streamed_rows >= count for product in self.linears())
 
     def __call__(self, rows: Rows, attend: Attend, *, streamed: bool = False) -> torch.Tensor:
         """The normalized hidden states [rows, hidden]; the rows' keys and values are stored.
 
-        `streamed`: products begin before their inputs are there, that of the head as well, which is to follow.
+        `streamed`: products begin before their inputs are there; that of the head as well, where it can.
         """
         h = self.embedding.index_select(0, rows.tokens)
         count, ahead = len(h), streamed
@@ -158,7 +158,7 @@ class FusedDecoder:
             acted, scales = _input_memory(h, layer.down.inputs, layer.down.in_fp8)
             silu_mul(gate_up, acted, scales=scales, ahead=ahead)
             plus = layer.down(acted, scales, streamed=streamed)
-        return _normalized(h, self.norm, plus, False, ahead)[0]
+        return _normalized(h, self.norm, plus, False, ahead and self.head.streamed_rows >= count)[0]
 
 
 Input: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
