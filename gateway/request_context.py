@@ -10,7 +10,7 @@ from uuid import UUID
 from litestar.types import Scope
 from uuid_utils.compat import uuid7
 
-from tenancy.principals import Principal
+from tenancy.rights.principals import Principal
 
 _KEY = "turnpike"
 

@@ -44,11 +44,11 @@ from prompt_cache.promise.scope_keys import ScopeKeys
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
+from tenancy.administration.suspension import Suspension, Suspensions
 from tenancy.authenticator import Authenticator
-from tenancy.key_limits import Network
 from tenancy.rate_limits import RateLimits
 from tenancy.repositories import Tenancy
-from tenancy.suspension import Suspension, Suspensions
+from tenancy.rights.key_limits import Network
 from tenancy.users.service import Users
 from webhooks.endpoints import WebhookEndpoints
 

@@ -18,10 +18,10 @@ from storage.bus import Bus
 from storage.database.base import from_instant, to_instant
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
-from tenancy.key_limits import Network, is_inside, parse_networks
 from tenancy.keys import Peppers, Presented, parse_key
-from tenancy.principals import Membership, Principal, PrincipalKind
 from tenancy.repositories import REVOKED, AllKeysRepository, grant_of
+from tenancy.rights.key_limits import Network, is_inside, parse_networks
+from tenancy.rights.principals import Membership, Principal, PrincipalKind
 
 log = structlog.get_logger(__name__)
 

@@ -21,10 +21,10 @@ from storage.database.base import from_instant, to_instant
 from storage.database.database import Database
 from storage.free_text import NAME, check_text
 from storage.reported_error import ReportedError
-from tenancy.delegation import KeyGrant, KeyKind
-from tenancy.key_limits import NO_LIMITS, KeyLimits, decode_limits, encode_limits
 from tenancy.keys import IssuedKey, Peppers, generate_key
-from tenancy.permissions import Role
+from tenancy.rights.delegation import KeyGrant, KeyKind
+from tenancy.rights.key_limits import NO_LIMITS, KeyLimits, decode_limits, encode_limits
+from tenancy.rights.permissions import Role
 from tenancy.tables import ApiKey, Project, Tenant
 
 log = structlog.get_logger(__name__)

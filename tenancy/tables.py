@@ -44,7 +44,7 @@ class ApiKey(Base):
     """A key: its public id and the MAC of its secret. A tenant's admin key has no project. An operator's key has no
     tenant either, and its name is the operator's.
 
-    `limits` is JSON of `tenancy.key_limits.KeyLimits`. A key that was rotated keeps its earlier secret's MAC as
+    `limits` is JSON of `tenancy.rights.key_limits.KeyLimits`. A key that was rotated keeps its earlier secret's MAC as
     `previous_mac`, which is valid until `previous_until`.
     """
 

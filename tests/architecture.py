@@ -43,8 +43,15 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
     "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "csv_rows", "verification"),
     "tenancy": (
-        *("permissions", "key_limits", "principals", "delegation", "keys", "tables", "directory", "repositories"),
-        *("rate_limits", "suspension", "operators", "authenticator", "users"),
+        "rights",
+        "keys",
+        "tables",
+        "directory",
+        "repositories",
+        "administration",
+        "rate_limits",
+        "authenticator",
+        "users",
     ),
     "prompt_cache": ("placement", "kv", "model_digest", "tiers", "tables", "promise", "history"),
     "billing": (
@@ -95,7 +102,7 @@ HEAVY = frozenset({"torch", "triton", "transformers"})
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
-    *("tenancy/directory.py", "tenancy/rate_limits.py", "tenancy/suspension.py", "tenancy/users/"),
+    *("tenancy/directory.py", "tenancy/rate_limits.py", "tenancy/administration/suspension.py", "tenancy/users/"),
     *("prompt_cache/promise/", "prompt_cache/history/"),
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""

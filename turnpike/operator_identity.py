@@ -13,7 +13,7 @@ from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
     from billing.prices.approval import PriceSheets
-    from tenancy.permissions import Permission
+    from tenancy.rights.permissions import Permission
     from turnpike.admin_services import AdminServices
 
 FLAG = "--operator-key-file"
@@ -114,7 +114,7 @@ async def check_own_operator(admin: AdminServices, permission: Permission) -> st
 
 async def is_own_key(admin: AdminServices, name: str) -> bool:
     """Whether the operator whose key is presented has this name. Raises CommandError."""
-    from tenancy.operators import same_person
+    from tenancy.administration.operators import same_person
 
     key_file = admin.settings.operator_key_file
     return bool(key_file) and same_person(await _operator(admin, Path(key_file), None), name)

@@ -15,8 +15,8 @@ from gateway.errors import NotAllowed, NotFound
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from tenancy.directory import Directory
-from tenancy.permissions import Permission
-from tenancy.principals import Principal
+from tenancy.rights.permissions import Permission
+from tenancy.rights.principals import Principal
 from tenancy.tables import Project, Tenant
 
 _SHOWN = 80

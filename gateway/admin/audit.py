@@ -26,8 +26,8 @@ from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 from tenancy.directory import PROJECT_PREFIX, prefixed_id, project_public_id, tenant_public_id
-from tenancy.permissions import ROLE_PERMISSIONS
-from tenancy.principals import Principal
+from tenancy.rights.permissions import ROLE_PERMISSIONS
+from tenancy.rights.principals import Principal
 
 _PREFIX = "audit_"
 _LINES = 200

@@ -25,7 +25,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from tenancy.directory import prefixed_id, tenant_public_id
-from tenancy.permissions import Permission
+from tenancy.rights.permissions import Permission
 from tenancy.tables import Tenant
 
 INVOICE_PREFIX = "invoice_"

@@ -16,11 +16,11 @@ from gateway.errors import Conflict, InvalidField, NotAllowed, NotFound
 from protocol.requests import LANES
 from storage.database.base import to_instant
 from storage.free_text import InvalidText
-from tenancy.delegation import GivesTooMuch
 from tenancy.directory import project_public_id, tenant_public_id
-from tenancy.key_limits import InvalidLimit, KeyLimits, key_limits
-from tenancy.permissions import Role
 from tenancy.repositories import InvalidKeyChange, KeyChange, NoSuchRecord, grant_of
+from tenancy.rights.delegation import GivesTooMuch
+from tenancy.rights.key_limits import InvalidLimit, KeyLimits, key_limits
+from tenancy.rights.permissions import Role
 from tenancy.tables import ApiKey
 
 DEFAULT_OVERLAP_S = 24 * 3600

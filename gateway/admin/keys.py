@@ -37,9 +37,9 @@ from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.delegation import KeyGrant, check_delegation, may_end
-from tenancy.permissions import Permission
 from tenancy.repositories import KeyChange, NoSuchRecord, grant_of
+from tenancy.rights.delegation import KeyGrant, check_delegation, may_end
+from tenancy.rights.permissions import Permission
 from tenancy.tables import ApiKey
 
 _NEW, _PATCH = msgspec.json.Decoder(NewKey), msgspec.json.Decoder(KeyPatch)

@@ -26,9 +26,9 @@ from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.free_text import REASON, problem_of_text
 from tenancy.directory import PROJECT_PREFIX, TENANT_PREFIX, prefixed_id, project_public_id, tenant_public_id
-from tenancy.permissions import Permission
 from tenancy.rate_limits import InvalidLimit, Limits, LimitScope, LimitSubject, SubjectLimits
 from tenancy.repositories import NoSuchRecord
+from tenancy.rights.permissions import Permission
 
 _EXAMPLE_HEX = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
 

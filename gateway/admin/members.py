@@ -30,7 +30,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from tenancy.directory import prefixed_id
-from tenancy.permissions import Permission, Role
+from tenancy.rights.permissions import Permission, Role
 from tenancy.users.identifiers import INVITATION_PREFIX, USER_PREFIX, user_public_id
 from tenancy.users.members import Scope
 

@@ -11,7 +11,7 @@ from gateway.admin.access import visible_tenant
 from gateway.endpoints.tenant_scope import TenantScope
 from gateway.http.policies import demands
 from gateway.services import Gateway
-from tenancy.permissions import Permission
+from tenancy.rights.permissions import Permission
 
 
 class NamedTenant(TenantScope):

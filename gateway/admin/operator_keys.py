@@ -37,9 +37,9 @@ from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.delegation import KeyGrant, check_delegation
-from tenancy.operators import TooFewOperators, check_two_remain, decides, same_person
+from tenancy.administration.operators import TooFewOperators, check_two_remain, decides, same_person
 from tenancy.repositories import grant_of
+from tenancy.rights.delegation import KeyGrant, check_delegation
 from tenancy.tables import ApiKey
 
 _NEW, _PATCH = msgspec.json.Decoder(NewOperatorKey), msgspec.json.Decoder(KeyPatch)

@@ -25,7 +25,7 @@ from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.operators import deciding_operators
+from tenancy.administration.operators import deciding_operators
 
 _TWO = 2
 """How many operators approvals take."""

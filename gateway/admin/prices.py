@@ -45,7 +45,7 @@ from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.free_text import InvalidText
-from tenancy.principals import Principal
+from tenancy.rights.principals import Principal
 
 _STATES = ("draft", "scheduled", "active", "ended", "withdrawn")
 _ERROR_CODES: tuple[tuple[type[Exception], str], ...] = (

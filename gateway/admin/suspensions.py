@@ -20,8 +20,8 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.database.base import to_instant
+from tenancy.administration.suspension import Running, Suspension
 from tenancy.directory import project_public_id, tenant_public_id
-from tenancy.suspension import Running, Suspension
 
 
 class NewSuspension(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

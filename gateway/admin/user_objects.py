@@ -22,8 +22,8 @@ from gateway.errors import (
 )
 from storage.free_text import InvalidText
 from tenancy.directory import project_public_id, tenant_public_id
-from tenancy.permissions import Role
-from tenancy.principals import Membership
+from tenancy.rights.permissions import Role
+from tenancy.rights.principals import Membership
 from tenancy.users.accounts import User
 from tenancy.users.errors import (
     EmailTaken,

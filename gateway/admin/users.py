@@ -21,7 +21,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.free_text import REASON, check_text
-from tenancy.principals import Principal
+from tenancy.rights.principals import Principal
 from tenancy.users.accounts import User
 from tenancy.users.identifiers import user_public_id
 from tenancy.users.roles import may_take_over

@@ -53,8 +53,8 @@ from protocol.requests import CLAIM_VERSION, Generate, Retain, Sampling, Segment
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
-from tenancy.key_limits import NO_LIMITS, KeyLimits
-from tenancy.principals import Principal
+from tenancy.rights.key_limits import NO_LIMITS, KeyLimits
+from tenancy.rights.principals import Principal
 
 log = structlog.get_logger("gateway.admission")
 

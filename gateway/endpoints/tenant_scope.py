@@ -10,7 +10,7 @@ from litestar import Request
 
 from gateway.http.authentication import own_tenant
 from gateway.http.policies import demands
-from tenancy.permissions import Permission
+from tenancy.rights.permissions import Permission
 
 
 class TenantScope(ABC):

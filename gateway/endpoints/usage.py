@@ -31,7 +31,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
-from tenancy.principals import Principal
+from tenancy.rights.principals import Principal
 
 Query = TypeVar("Query")
 _ANTHROPIC_NAMES = {"start_time": "starting_at"}

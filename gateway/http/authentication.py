@@ -19,11 +19,11 @@ from gateway.http.policies import ADMIN_PATH, TENANT_KEYS, Policy, policy_of
 from gateway.http.sessions import authenticate_session, has_session_cookie, session_principal
 from gateway.request_context import request_context
 from storage.database.database import DatabaseUnavailable
+from tenancy.administration.suspension import Suspensions
 from tenancy.authenticator import AddressNotAllowed, AuthenticationFailed, Authenticator
-from tenancy.key_limits import Network
-from tenancy.permissions import PLATFORM_ONLY
-from tenancy.principals import Principal, PrincipalKind
-from tenancy.suspension import Suspensions
+from tenancy.rights.key_limits import Network
+from tenancy.rights.permissions import PLATFORM_ONLY
+from tenancy.rights.principals import Principal, PrincipalKind
 from tenancy.users.session_authenticator import SessionAuthenticator
 
 OPERATOR = "operator"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from litestar.types import Scope
 
-from tenancy.key_limits import Network, is_inside
+from tenancy.rights.key_limits import Network, is_inside
 
 _HEADER = b"x-forwarded-for"
 _MOST = 20

@@ -14,8 +14,8 @@ from litestar.routes import HTTPRoute
 from litestar.types import RouteHandlerType
 from msgspec import Struct
 
-from tenancy.permissions import Permission
-from tenancy.principals import PrincipalKind
+from tenancy.rights.permissions import Permission
+from tenancy.rights.principals import PrincipalKind
 
 POLICY = "policy"
 """The key of the policy in a handler's `opt`."""

@@ -15,7 +15,7 @@ from litestar.types import Scope
 from msgspec import Struct
 
 from gateway.request_context import request_context
-from tenancy.principals import Principal
+from tenancy.rights.principals import Principal
 from tenancy.users.identifiers import user_public_id
 from tenancy.users.session_authenticator import SessionAuthenticator, SignedIn
 from tenancy.users.sessions import ABSOLUTE_US, Client

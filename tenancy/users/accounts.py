@@ -15,7 +15,7 @@ from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
 from storage.free_text import NAME, check_text
 from tenancy.directory import prefixed_id
-from tenancy.principals import Membership
+from tenancy.rights.principals import Membership
 from tenancy.users.changes import UserChanges
 from tenancy.users.errors import EmailTaken, LastOwner, NoSuchUser
 from tenancy.users.identifiers import USER_PREFIX, check_email, user_public_id

@@ -17,8 +17,8 @@ from audit_log.actors import current_actor
 from audit_log.record import record_change
 from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
-from tenancy.permissions import Role
-from tenancy.principals import Principal
+from tenancy.rights.permissions import Role
+from tenancy.rights.principals import Principal
 from tenancy.users.errors import LinkRefused, NoSuchUser, NotPermitted
 from tenancy.users.identifiers import check_email, invitation_public_id, user_public_id
 from tenancy.users.members import Scope

@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from storage.database.base import from_instant, to_instant
 from storage.database.database import Database
-from tenancy.permissions import Role
-from tenancy.principals import Membership, Principal
+from tenancy.rights.permissions import Role
+from tenancy.rights.principals import Membership, Principal
 from tenancy.users.accounts import TOTP, locked_user, membership_row, scope_name
 from tenancy.users.changes import UserChanges
 from tenancy.users.errors import LastOwner, NoSuchUser, NotPermitted, WrongState

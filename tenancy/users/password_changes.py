@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from storage.database.base import from_instant
 from storage.database.database import Database
-from tenancy.principals import Membership
+from tenancy.rights.principals import Membership
 from tenancy.users.accounts import PASSWORD, add_user, credential, membership_row, set_credential
 from tenancy.users.changes import UserChanges, acting_as_user
 from tenancy.users.errors import LastOwner, LinkRefused, SignInRefused

@@ -9,9 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from storage.database.database import Database
-from tenancy.key_limits import NO_LIMITS
-from tenancy.permissions import Role
-from tenancy.principals import Membership, Principal
+from tenancy.rights.key_limits import NO_LIMITS
+from tenancy.rights.permissions import Role
+from tenancy.rights.principals import Membership, Principal
 from tenancy.users.tables import MembershipRow, UserAccount
 
 

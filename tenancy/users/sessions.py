@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
-from tenancy.principals import Membership
+from tenancy.rights.principals import Membership
 from tenancy.users.changes import UserChanges
 from tenancy.users.identifiers import session_public_id, user_public_id
 from tenancy.users.tables import MembershipRow, UserAccount, UserSession

@@ -9,7 +9,7 @@ from sqlalchemy import ForeignKey, Index, LargeBinary, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from storage.database.base import STRICT, Base, Count, Id, Instant, new_id
-from tenancy.permissions import Role
+from tenancy.rights.permissions import Role
 
 
 class UserAccount(Base):

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from audit_log.actors import Actor, acting_as
-from tenancy.permissions import Role
-from tenancy.principals import Membership
+from tenancy.rights.permissions import Role
+from tenancy.rights.principals import Membership
 from tenancy.users import totp
 from tenancy.users.accounts import User
 from tenancy.users.service import Users

@@ -37,11 +37,11 @@ from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.promise.shared_prefixes import SharedPrefixes
 from storage.bus import LocalBus
 from storage.database.database import Database
+from tenancy.administration.suspension import Suspensions
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.rate_limits import LimitCache, RateLimits
 from tenancy.repositories import Tenancy
-from tenancy.suspension import Suspensions
 from tenancy.users.service import Users
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from turnpike.admin_services import WEBHOOK_TOPICS

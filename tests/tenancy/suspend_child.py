@@ -9,7 +9,7 @@ from uuid import UUID
 from audit_log.actors import Actor, become
 from storage.bus import LocalBus
 from storage.database.database import Database
-from tenancy.suspension import Suspensions
+from tenancy.administration.suspension import Suspensions
 
 
 async def main(url: str, tenant_id: str) -> None:

@@ -14,9 +14,9 @@ from sqlalchemy import update
 from storage.bus import LocalBus, RedisBus
 from storage.database.database import Database, DatabaseUnavailable
 from tenancy.authenticator import AddressNotAllowed, AuthenticationFailed, Authenticator
-from tenancy.key_limits import key_limits
 from tenancy.keys import Peppers
 from tenancy.repositories import Tenancy
+from tenancy.rights.key_limits import key_limits
 from tenancy.tables import ApiKey
 from tests.awake import Awake
 

@@ -10,10 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.database.base import new_id
-from tenancy.delegation import GivesTooMuch, KeyGrant, KeyKind, check_delegation, may_end
-from tenancy.key_limits import NO_LIMITS, InvalidLimit, KeyLimits, decode_limits, encode_limits, is_inside, key_limits
-from tenancy.key_limits import parse_networks as networks
-from tenancy.permissions import (
+from tenancy.rights.delegation import GivesTooMuch, KeyGrant, KeyKind, check_delegation, may_end
+from tenancy.rights.key_limits import (
+    NO_LIMITS,
+    InvalidLimit,
+    KeyLimits,
+    decode_limits,
+    encode_limits,
+    is_inside,
+    key_limits,
+)
+from tenancy.rights.key_limits import parse_networks as networks
+from tenancy.rights.permissions import (
     PERMISSIONS,
     PLATFORM_ONLY,
     PROJECT_KEY_PERMISSIONS,
@@ -22,7 +30,7 @@ from tenancy.permissions import (
     Permission,
     permissions_of_scopes,
 )
-from tenancy.principals import Membership, Principal
+from tenancy.rights.principals import Membership, Principal
 from tests.fast import examples
 
 HERE, THERE, PROJECT, OTHER = new_id(), new_id(), new_id(), new_id()

@@ -10,9 +10,9 @@ import pytest
 
 from storage.bus import LocalBus, RedisBus
 from storage.database.database import Database
+from tenancy.administration.suspension import Suspension, Suspensions
 from tenancy.keys import Peppers
 from tenancy.repositories import NoSuchRecord, Tenancy
-from tenancy.suspension import Suspension, Suspensions
 from tests.awake import Awake
 
 PEPPERS = Peppers({1: b"p" * 32}, 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenancy.permissions import ROLES
+from tenancy.rights.permissions import ROLES
 from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
 from turnpike.operator_identity import add_second_operator, approvals_are_on, check_operators, is_own_key
@@ -19,9 +19,9 @@ from turnpike.operator_identity import add_second_operator, approvals_are_on, ch
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from tenancy.delegation import KeyGrant
-    from tenancy.key_limits import KeyLimits
-    from tenancy.permissions import Role
+    from tenancy.rights.delegation import KeyGrant
+    from tenancy.rights.key_limits import KeyLimits
+    from tenancy.rights.permissions import Role
     from tenancy.tables import ApiKey, Project
     from turnpike.admin_services import AdminServices
 
@@ -79,7 +79,7 @@ def add_arguments(parser: CommandParser) -> None:
 @admin_command
 async def create_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike keys create`: the key alone on stdout."""
-    from tenancy.delegation import KeyGrant
+    from tenancy.rights.delegation import KeyGrant
 
     _check_kind(arguments)
     limits, expires_at = _limits(arguments), _when(arguments.expires, "--expires")
@@ -141,7 +141,7 @@ async def _project(admin: AdminServices, tenant_id: UUID, arguments: argparse.Na
 @admin_command
 async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike keys change KEY`."""
-    from tenancy.operators import check_two_remain, decides
+    from tenancy.administration.operators import check_two_remain, decides
     from tenancy.repositories import KeyChange, grant_of
 
     found = await admin.tenancy.key(_public_id(arguments.key))
@@ -191,7 +191,7 @@ async def rotate_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
 @admin_command
 async def revoke_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike keys revoke KEY`."""
-    from tenancy.operators import check_two_remain
+    from tenancy.administration.operators import check_two_remain
 
     public_id = _public_id(arguments.key)
     if await approvals_are_on(admin):
@@ -281,7 +281,7 @@ def _print_grant(grant: KeyGrant) -> None:
 def _limits(arguments: argparse.Namespace) -> KeyLimits:
     """What the flags limit a key to. Raises InvalidLimit, CommandError."""
     from protocol.requests import LANES
-    from tenancy.key_limits import key_limits
+    from tenancy.rights.key_limits import key_limits
 
     given = {name: getattr(arguments, name) for name in _LIMITS}
     lists = {

@@ -47,7 +47,7 @@ def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
     from billing.approvals.kinds import SettingArguments
     from billing.pending_changes import propose
     from billing.platform_settings import APPROVALS, check_platform_setting
-    from tenancy.operators import deciding_operators
+    from tenancy.administration.operators import deciding_operators
     from turnpike.admin_services import system_user
 
     check_platform_setting(arguments.name, arguments.value)

@@ -261,7 +261,7 @@ async def _first_owner(admin: AdminServices, base_url: str) -> str:
 
     The link is shown as the API key is: on a terminal, else in a file of its own.
     """
-    from tenancy.principals import Membership
+    from tenancy.rights.principals import Membership
 
     users = admin.users
     if await users.accounts.any_exist():

@@ -104,7 +104,7 @@ async def list_tenants(admin: AdminServices, _arguments: argparse.Namespace) -> 
 @admin_command
 async def suspend_tenant(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike tenants suspend NAME`."""
-    from tenancy.suspension import Suspensions
+    from tenancy.administration.suspension import Suspensions
 
     tenant_id, project_id, name = await _suspendable(admin, arguments)
     if arguments.dry_run:
@@ -118,7 +118,7 @@ async def suspend_tenant(admin: AdminServices, arguments: argparse.Namespace) ->
 @admin_command
 async def resume_tenant(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike tenants resume NAME`."""
-    from tenancy.suspension import Suspensions
+    from tenancy.administration.suspension import Suspensions
 
     tenant_id, project_id, name = await _suspendable(admin, arguments)
     if arguments.dry_run:

@@ -12,8 +12,8 @@ from turnpike.command_line import CommandError, CommandParser
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from tenancy.permissions import Role
-    from tenancy.principals import Membership, Principal
+    from tenancy.rights.permissions import Role
+    from tenancy.rights.principals import Membership, Principal
     from tenancy.users.links import Link, LinkKind
     from tenancy.users.members import Scope
     from turnpike.admin_services import AdminServices
@@ -74,7 +74,7 @@ def _add_reason(parser: CommandParser) -> None:
 @admin_command
 async def create_user(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike users create EMAIL`."""
-    from tenancy.principals import Membership
+    from tenancy.rights.principals import Membership
 
     if arguments.tenant and not arguments.role:
         raise CommandError("--tenant: say --role ROLE: which role the user has there")
@@ -192,7 +192,7 @@ async def _scope(admin: AdminServices, arguments: argparse.Namespace) -> Scope:
 def _machine() -> Principal:
     """Who runs commands on this machine, and may do everything."""
     from storage.database.base import new_id
-    from tenancy.principals import Membership, Principal
+    from tenancy.rights.principals import Membership, Principal
     from turnpike.admin_services import system_user
 
     return Principal("command", new_id(), system_user(), system_user(), (Membership("owner"),))

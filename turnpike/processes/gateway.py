@@ -24,11 +24,11 @@ from gateway.services import GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.promise.shared_prefixes import SharedPrefixes
+from tenancy.administration.suspension import Suspensions
 from tenancy.authenticator import Authenticator
-from tenancy.key_limits import parse_networks
 from tenancy.keys import Peppers
 from tenancy.rate_limits import LimitCache
-from tenancy.suspension import Suspensions
+from tenancy.rights.key_limits import parse_networks
 from turnpike.admin_services import AdminServices, webhook_endpoints
 from turnpike.processes.listener import is_loopback
 from turnpike.settings.data_folder import folder_identity

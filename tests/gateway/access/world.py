@@ -16,8 +16,8 @@ from msgspec import Struct
 from gateway.app import application_of
 from gateway.openapi.document import make_document
 from gateway.openapi.stand_in import stand_in
-from tenancy.permissions import ROLES, Role
-from tenancy.principals import Membership, Principal, PrincipalKind
+from tenancy.rights.permissions import ROLES, Role
+from tenancy.rights.principals import Membership, Principal, PrincipalKind
 from tests.gateway.stack import Stack
 
 _PRESENTED = "as:"

@@ -11,8 +11,8 @@ import pytest
 from gateway.http.authentication import Authentication
 from storage.database.base import new_id
 from tenancy.keys import IssuedKey
-from tenancy.permissions import Role
-from tenancy.principals import Membership, Principal
+from tenancy.rights.permissions import Role
+from tenancy.rights.principals import Membership, Principal
 from tests.gateway.stack import Stack
 
 

@@ -78,8 +78,8 @@ async def test_a_narrowed_key_decides_nothing_and_sudden_changes_count_at_once(s
     eve = await stack.tenancy.create_operator_key("eve")
     holder = Holder(stack, eve.key)
     assert (await holder.ask("GET", f"{PATH}/{change}"))["state"] == "pending"
-    from tenancy.key_limits import key_limits
     from tenancy.repositories import KeyChange
+    from tenancy.rights.key_limits import key_limits
 
     limits = key_limits(scopes=["approvals", "platform.read"])
     await stack.tenancy.change_key(eve.public_id, KeyChange(limits=limits))

@@ -16,7 +16,7 @@ from audit_log.record import record_change
 from audit_log.tables import PLATFORM, audit_entry
 from gateway.admin.audit import scopes_of
 from storage.database.base import new_id
-from tenancy.principals import Membership, Principal
+from tenancy.rights.principals import Membership, Principal
 from tests.gateway.stack import Stack
 
 AUDIT = "/admin/v1/audit"

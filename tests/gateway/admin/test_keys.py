@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from billing.platform_settings import APPROVALS, PlatformSettings
-from tenancy.key_limits import key_limits
+from tenancy.rights.key_limits import key_limits
 from tests.gateway.stack import Stack
 
 KEYS = "/admin/v1/tenants/demo/keys"

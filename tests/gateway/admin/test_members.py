@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from tenancy.key_limits import KeyLimits
+from tenancy.rights.key_limits import KeyLimits
 from tenancy.users.identifiers import user_public_id
 from tests.gateway.browser import PASSWORD, Browser, browser_of, make_user
 from tests.gateway.stack import Stack

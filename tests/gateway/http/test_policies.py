@@ -9,7 +9,7 @@ from litestar import Litestar, get, post
 
 from gateway.http.client_address import client_address
 from gateway.http.policies import MissingPolicy, check_policies, demands, public
-from tenancy.key_limits import parse_networks
+from tenancy.rights.key_limits import parse_networks
 
 
 @get("/declared", opt=demands("usage.read"))

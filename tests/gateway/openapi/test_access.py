@@ -26,7 +26,7 @@ from gateway.http.policies import ADMIN_PATH
 from gateway.openapi.document import make_document, operations_of
 from gateway.openapi.stand_in import stand_in
 from storage.database.database import Database
-from tenancy.permissions import PLATFORM_ONLY
+from tenancy.rights.permissions import PLATFORM_ONLY
 from tests.gateway.access.all_proofs import PROOFS, UNPROVEN
 from tests.gateway.access.proofs import Call, Proof
 from tests.gateway.access.world import Answer, Caller, Place, World, bearer

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from audit_log.actors import acting_as
 from storage.bus import LocalBus
 from storage.database.database import Database
-from tenancy.principals import Membership, Principal
+from tenancy.rights.principals import Membership, Principal
 from tenancy.users.members import Scope
 from tenancy.users.service import Users
 from tenancy.users.sessions import ABSOLUTE_US, FRESH_US, IDLE_US, PREVIOUS_US, NewSession

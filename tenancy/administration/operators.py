@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from storage.database.base import to_instant
 from storage.reported_error import ReportedError
-from tenancy.delegation import KeyGrant
 from tenancy.repositories import grant_of
+from tenancy.rights.delegation import KeyGrant
 from tenancy.tables import ApiKey
 
 

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from tenancy.key_limits import NO_LIMITS, KeyLimits
-from tenancy.permissions import PLATFORM_ONLY, PROJECT_KEY_PERMISSIONS, ROLE_PERMISSIONS, Permission, Role
+from tenancy.rights.key_limits import NO_LIMITS, KeyLimits
+from tenancy.rights.permissions import PLATFORM_ONLY, PROJECT_KEY_PERMISSIONS, ROLE_PERMISSIONS, Permission, Role
 
 PrincipalKind: TypeAlias = Literal["project_key", "admin_key", "operator_key", "session", "command"]
 

@@ -10,9 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from storage.reported_error import ReportedError
-from tenancy.key_limits import NO_LIMITS, KeyLimits, Network
-from tenancy.permissions import PROJECT_KEY_PERMISSIONS, Permission, Role, permissions_of_role
-from tenancy.principals import Principal
+from tenancy.rights.key_limits import NO_LIMITS, KeyLimits, Network
+from tenancy.rights.permissions import PROJECT_KEY_PERMISSIONS, Permission, Role, permissions_of_role
+from tenancy.rights.principals import Principal
 
 KeyKind: TypeAlias = Literal["project", "admin", "operator"]
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from storage.free_text import NAME, problem_of_text
 from storage.reported_error import ReportedError
-from tenancy.permissions import PERMISSIONS, Permission, UnknownScope, permissions_of_scopes
+from tenancy.rights.permissions import PERMISSIONS, Permission, UnknownScope, permissions_of_scopes
 
 MOST = 100
 """The most addresses, models or lanes that a key can be limited to."""

@@ -1,0 +1,1 @@
+"""What operators do to tenants beside their rows: suspending them; and who the operators are."""

@@ -1,0 +1,1 @@
+"""What anybody may do: permissions, roles, the limits of keys, and that nobody gives more than they have."""
