@@ -23,7 +23,7 @@ from gateway.services import Gateway
 _describes = partial(describes, tags=("users",))
 _ME, _TOTP = "/admin/v1/users/me", "/admin/v1/users/me/totp"
 _NO_STORE = {"cache-control": "no-store"}
-_FRESH = {"confirmation_required": 403}
+_FRESH = {"confirmation_required": 403, "wrong_state": 409}
 _GUESSED = {"sign_in_refused": 401, "too_many_attempts": 429}
 
 
@@ -81,7 +81,11 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """You, with your roles."""
         return json_response(await own(request))
 
-    @patch(_ME, opt=demands(None, "session", fresh=True) | _describes(OwnUserObject, body=OwnChanges, errors=_FRESH))
+    @patch(
+        _ME,
+        opt=demands(None, "session", fresh=True)
+        | _describes(OwnUserObject, body=OwnChanges, errors=_FRESH | {"email_taken": 409}),
+    )
     async def change_own_user(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Change your name or e-mail address."""
         body = await read_management_body(request, timeout, _CHANGES)

@@ -38,6 +38,7 @@ _TENANT = "/admin/v1/tenants/{tenant:str}"
 _PROJECT = f"{_TENANT}/projects/{{project:str}}"
 _NO_STORE = {"cache-control": "no-store"}
 _FRESH = {"confirmation_required": 403}
+_KEPT = {**_FRESH, "last_owner": 409, "wrong_state": 409}
 _SHOWN = 80
 ScopeOf: TypeAlias = Callable[[Request[Any, Any, Any], Permission], Awaitable[Scope]]
 
@@ -100,7 +101,7 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
     @put(
         f"{at}/members/{{user:str}}",
         opt=demands("members.write", fresh=True)
-        | describes(MemberObject, body=RoleChange, errors={"last_owner": 409, **_FRESH}, **named("set_{}_member")),
+        | describes(MemberObject, body=RoleChange, errors=_KEPT, **named("set_{}_member")),
     )
     async def set_member(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Give a user, by id, a role here in place of the one it has. It holds at the user's next request. Whom you do
@@ -116,8 +117,7 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
     @delete(
         f"{at}/members/{{user:str}}",
         status_code=204,
-        opt=demands(None, fresh=True)
-        | describes(None, status=204, errors={"last_owner": 409, **_FRESH}, **named("remove_{}_member")),
+        opt=demands(None, fresh=True) | describes(None, status=204, errors=_KEPT, **named("remove_{}_member")),
     )
     async def remove_member(request: Request[Any, Any, Any]) -> Response[None]:
         """Take a member's role here away, or leave. The last owner of the platform or of a tenant cannot leave."""

@@ -7,7 +7,7 @@ session, and the session that the browser had before ends.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -49,7 +49,7 @@ _PAGES = ("/console", "/docs")
 """Where a browser may be sent after signing in: these pages and what is below them."""
 _NO_STORE = {"cache-control": "no-store"}
 _ERRORS = {"sign_in_refused": 401, "too_many_attempts": 429, "csrf": 403}
-Result = TypeVar("Result")
+_BY_LINK = {**_ERRORS, "link_not_valid": 401}
 
 
 class PasswordSignIn(Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,7 +134,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post(
         "/admin/v1/session/link",
         status_code=200,
-        opt=public() | _describes(SignInObject, body=LinkSignIn, errors=_ERRORS),
+        opt=public() | _describes(SignInObject, body=LinkSignIn, errors=_BY_LINK),
     )
     async def sign_in_by_link(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Sign in with a one-time link, which an operator made."""
@@ -147,7 +147,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post(
         "/admin/v1/session/second-factor",
         status_code=200,
-        opt=public() | _describes(SignInObject, body=SecondFactor, errors=_ERRORS),
+        opt=public() | _describes(SignInObject, body=SecondFactor, errors=_BY_LINK),
     )
     async def second_factor(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The second step of signing in: a code of the authenticator, or a recovery code. Each is good once."""
@@ -175,7 +175,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post(
         "/admin/v1/session/confirm",
         status_code=200,
-        opt=demands(None, "session") | _describes(SessionObject, body=Proof, errors=_ERRORS),
+        opt=demands(None, "session") | _describes(SessionObject, body=Proof, errors=_ERRORS | {"wrong_state": 409}),
     )
     async def confirm_session(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Prove again that it is you, by the password or a code: some changes need a proof of the last 15 minutes."""

@@ -30,6 +30,7 @@ _describes = partial(describes, tags=("users",))
 _USER = "/admin/v1/users/{user:str}"
 _NO_STORE = {"cache-control": "no-store"}
 _SHOWN = 80
+_FRESH = {"confirmation_required": 403, "wrong_state": 409}
 
 
 class Why(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +101,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         f"{_USER}/links",
         status_code=201,
         opt=demands("members.write", fresh=True)
-        | _describes(LinkObject, status=201, body=NewLink, body_required=False, errors={"confirmation_required": 403}),
+        | _describes(LinkObject, status=201, body=NewLink, body_required=False, errors=_FRESH),
     )
     async def create_user_link(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """A one-time link for a user who has lost the password. Whoever holds it becomes this user, so you must be able
@@ -118,7 +119,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         f"{_USER}/disable",
         status_code=200,
         opt=demands("members.write", fresh=True)
-        | _describes(UserObject, body=Why, body_required=False, errors={"last_owner": 409}),
+        | _describes(UserObject, body=Why, body_required=False, errors=_FRESH | {"last_owner": 409}),
     )
     async def disable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a user sign in no more, and end its sessions at once."""
@@ -135,7 +136,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/enable",
         status_code=200,
-        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False),
+        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False, errors=_FRESH),
     )
     async def enable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a disabled user sign in again."""
@@ -148,7 +149,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/revoke-sessions",
         status_code=200,
-        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False),
+        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False, errors=_FRESH),
     )
     async def end_user_sessions(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Sign a user out everywhere."""

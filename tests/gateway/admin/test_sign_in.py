@@ -78,6 +78,9 @@ async def test_another_site_changes_nothing(browser: Browser) -> None:
 
 
 async def test_a_program_without_an_origin_needs_the_header_alone(browser: Browser) -> None:
+    login = {"email": ANN, "password": PASSWORD}
+    refused = await browser.call("POST", "/session", login, headers={}, status=403)  # without any cookie too
+    assert refused["error"]["code"] == "csrf"
     await browser.call("POST", "/session", {"email": ANN, "password": PASSWORD}, headers={"x-turnpike-csrf": "1"})
 
 
