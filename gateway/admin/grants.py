@@ -150,7 +150,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             project_id, model = await _project(gateway, tenant, body.project), body.model
         expires_at = instant_at("$.expires_at", body.expires_at)
         with refusals():
-            currency: str = body.currency or await wait(balances.currency_of(tenant.id))
+            currency = await wait(balances.currency_of(tenant.id)) if body.currency is None else body.currency
             repeated = identity is not None and await wait(balances.posted(identity))
             made = await wait(
                 balances.grant(
@@ -251,7 +251,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         body = await read_management_body(request, client_timeout, _REFUND)
         amount, identity = amount_at("$.amount", body.amount), uuid_at("$.id", body.id)
         with refusals():
-            currency: str = body.currency or await wait(balances.currency_of(owner.id))
+            currency = await wait(balances.currency_of(owner.id)) if body.currency is None else body.currency
             repeated = identity is not None and await wait(balances.posted(identity))
             made = await wait(
                 balances.refund(
