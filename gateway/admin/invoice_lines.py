@@ -169,7 +169,7 @@ def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """A line's days, a day's hours, or an hour's requests."""
         owner, record = await finder.find(request, tenant, invoice)
         parameters = Parameters.of(request)
-        by = parameters.choice("by", ("day", "hour", "request")) or "day"
+        by: Literal["day", "hour", "request"] = parameters.choice("by", ("day", "hour", "request")) or "day"
         limit, after = parameters.page_size(100, most=1000), parameters.text("after")
         day = None if by == "day" else _day(parameters.required("day"))
         hour = parameters.integer("hour") if by == "request" else None
