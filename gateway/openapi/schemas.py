@@ -44,7 +44,8 @@ class ComponentSchemas:
 
     def of(self, kind: Any) -> Schema:
         """The schema of one of the types, mostly a reference to a component."""
-        return self._schemas[kind]
+        schema: Schema = self._schemas[kind]
+        return schema
 
 
 def reachable(value: Any, components: Mapping[str, Schema]) -> dict[str, Schema]:
@@ -168,7 +169,7 @@ def _rewritten(schema: Any, renamed: Mapping[str, str]) -> Any:
         return [_rewritten(inner, renamed) for inner in schema]
     if not isinstance(schema, dict):
         return schema
-    out = {}
+    out: dict[str, Any] = {}
     for key, value in schema.items():
         match key, value:
             case "properties", dict():  # whose keys are names of fields

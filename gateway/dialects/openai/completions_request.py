@@ -66,7 +66,7 @@ class CompletionCall(Struct, frozen=True):
 _decoder = msgspec.json.Decoder(CompletionRequest)
 _text_decoder = msgspec.json.Decoder(str)
 _texts_decoder = msgspec.json.Decoder(_Texts)
-_tokens_decoder = msgspec.json.Decoder(_Tokens)
+_tokens_decoder: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(_Tokens)
 _token_lists_decoder = msgspec.json.Decoder(_TokenLists)
 
 
@@ -116,4 +116,5 @@ def _prompts(raw: bytes) -> list[Prompt]:
         return [*decode(_texts_decoder, raw, at="$.prompt")]
     if first == b"[":
         return [tuple(tokens) for tokens in decode(_token_lists_decoder, raw, at="$.prompt")]
-    return [tuple(decode(_tokens_decoder, raw, at="$.prompt"))]
+    tokens: list[int] = decode(_tokens_decoder, raw, at="$.prompt")
+    return [tuple(tokens)]
