@@ -22,7 +22,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,13 @@ import msgspec
 
 from benchmarks.http_load import Load, Measured, load_when_told, memory_mib
 from benchmarks.mock_replica import BURST, FIRST_S, PACED
-from benchmarks.processes import Processes
+from benchmarks.processes import Processes, server_cpu_s
 
 HERE = Path(__file__).resolve().parents[1]
 MODEL = HERE / "models" / "stdlib-qa"
 _GATEWAY_CORE, _LOAD_CORE = 0, 1
 _START_S = 60.0
+_IDLE_S, _IDLE_CPU_S, _IDLE_TRIES = 0.3, 0.02, 20
 _PROMPT_BYTES, _OUTPUT, _CHUNKS = 1024, 16, 64
 _LIMITS = ("--requests", "100000000", "--input-tokens", "1000000000", "--output-tokens", "1000000000",
            "--concurrent", "1000000")  # fmt: skip
@@ -175,10 +176,23 @@ def _figures(scenario: str, measured: Measured) -> dict[str, float]:
             return {"ttft_added_ms": 1000 * (statistics.median(measured.first_texts) - FIRST_S)}
 
 
-def measure(gateway: Gateway, clients: Processes, scenarios: Sequence[str], seconds: float) -> dict[str, float]:
-    """The figures of one gateway."""
+def _wait_idle(gateways: Iterable[Gateway]) -> None:
+    """Wait until no gateway has anything to do: what one still settles would slow the other on their core."""
+    processes = {gateway.process for gateway in gateways}
+    for _ in range(_IDLE_TRIES):
+        before = sum(map(server_cpu_s, processes))
+        time.sleep(_IDLE_S)
+        if sum(map(server_cpu_s, processes)) - before <= _IDLE_CPU_S:
+            return
+
+
+def measure(
+    gateway: Gateway, clients: Processes, scenarios: Sequence[str], seconds: float, beside: Sequence[Gateway] = ()
+) -> dict[str, float]:
+    """The figures of one gateway. `beside`: others on its core, which are waited for."""
     found: dict[str, float] = {}
     for scenario in scenarios:
+        _wait_idle((gateway, *beside))
         found |= _figures(scenario, clients.ask([_load(gateway, scenario, seconds)])[0])
     return found | {"memory_mib": memory_mib(gateway.process)}
 
@@ -249,9 +263,10 @@ def _compare(given: argparse.Namespace) -> dict[str, Any]:
         for gateway in gateways.values():
             measure(gateway, clients, given.scenarios, 1.0)
         for number in range(len(kept.pairs), len(kept.pairs) + given.pairs):
+            everyone = list(gateways.values())
             order = ("base", "head") if number % 2 == 0 else ("head", "base")
             kept.pairs.append(
-                {role: measure(gateways[role], clients, given.scenarios, given.seconds) for role in order}
+                {role: measure(gateways[role], clients, given.scenarios, given.seconds, everyone) for role in order}
             )
             if given.json:
                 given.json.write_bytes(msgspec.json.encode(kept))
