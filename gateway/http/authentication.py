@@ -107,7 +107,7 @@ class Authentication(ASGIMiddleware):
             ) from error
         if signed_in is None:
             raise NotAuthenticated("You are not signed in, or your session has ended: sign in.", code="not_signed_in")
-        if policy.needs_proof(scope.get("method", "")) and not signed_in.fresh:
+        if policy.needs_proof(str(scope.get("method", ""))) and not signed_in.fresh:
             raise NotAllowed(
                 "Prove first that it is you: POST /admin/v1/session/confirm with your password or a code.",
                 code="confirmation_required",
