@@ -14,7 +14,7 @@ from gateway.conversation.output.families import OUTPUT_FORMATS
 from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest, Grammar
 from gateway.served_models.served_model import ServedModel
-from protocol.grammar_limits import GrammarTooLarge, check_grammar
+from protocol.grammar_limits import MAX_SCHEMA_BYTES, GrammarTooLarge, check_grammar
 
 _NEVER = -100.0
 
@@ -32,8 +32,13 @@ def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> Gene
         raise InvalidField(choice.path, f"an answer that must call tools cannot fulfil {generation.grammar.path} too")
     if generation.continued:
         raise InvalidField(choice.path, "an answer that must call tools cannot go on from a turn of the assistant's")
+    callable_tools = [tool for tool in generation.tools if choice.names is None or tool.name in choice.names]
+    if sum(len(tool.schema) for tool in callable_tools) > MAX_SCHEMA_BYTES:
+        raise InvalidField(
+            "$.tools", f"schemas of tools that must be called may have {MAX_SCHEMA_BYTES} characters together"
+        )
     try:
-        body = call_grammar(model.output_format, generation.tools, choice, model.tokenizer.special_texts)
+        body = call_grammar(model.output_format, callable_tools, choice, model.tokenizer.special_texts)
         check_grammar("calls", body)
     except NoCallGrammar:
         raise InvalidField(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,7 +101,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         tail = "".join(self.tokenizer.spelled(token)[0] for token in prompt[-3:])
         return made(
             self.tokenizer.ids_of(made.MARKERS),
-            {tool.name: json.loads(tool.schema) for tool in generation.tools} if calls else {},
+            partial(_schema_of, generation.tools if calls else ()),
             reasons=tail.rstrip().endswith("<think>"),
         )
 
@@ -180,6 +181,13 @@ def _turnpike_setting(settings: dict[str, Any], folder: Path, name: str, default
     if type(value) is not type(default) or not value:
         raise ModelFolderError(f"{folder / 'turnpike.toml'}: {name} is {value!r}")
     return value
+
+
+def _schema_of(tools: Sequence[Tool], name: str) -> dict[str, Any]:
+    """The schema of the tool of this name, read only when a call needs it: tools may be large, and choices many."""
+    schema = next((tool.schema for tool in tools if tool.name == name), "{}")
+    parsed: dict[str, Any] = json.loads(schema)
+    return parsed
 
 
 def _output_format(settings: dict[str, Any], folder: Path, template: ChatTemplate, tokenizer: Tokenizer) -> str:

@@ -78,14 +78,13 @@ _MARKERS = ("<", "[TOOL")
 def call_grammar(
     output_format: str, tools: Sequence[Tool], choice: ToolChoice, special: frozenset[str]
 ) -> dict[str, object]:
-    """The body of a grammar of the kind `calls`, for an answer of one call or more.
+    """The body of a grammar of the kind `calls`, for an answer of one call or more of these tools.
 
     `special`: the texts of the model's special tokens. Raises NoCallGrammar.
     """
     form = _FORMS.get(output_format)
     if form is None:
         raise NoCallGrammar(output_format)
-    allowed = [tool for tool in tools if choice.names is None or tool.name in choice.names]
 
     def rule(parts: Sequence[str]) -> str:
         return " ".join(_marker(part, special) if part.startswith(_MARKERS) else part for part in parts if part)
@@ -93,10 +92,10 @@ def call_grammar(
     several = choice.parallel and form.separator != ""
     lines = [
         f"start: {rule([*form.opens.split(' '), 'call', f'({form.separator} call)*' if several else '', form.closes])}",
-        f"call: {' | '.join(f'call_{at}' for at in range(len(allowed)))}",
-        *(f"call_{at}: {rule(form.call(tool.name, f'@{at}'))}" for at, tool in enumerate(allowed)),
+        f"call: {' | '.join(f'call_{at}' for at in range(len(tools)))}",
+        *(f"call_{at}: {rule(form.call(tool.name, f'@{at}'))}" for at, tool in enumerate(tools)),
     ]
-    return {"lark": "\n".join(lines), "schemas": [json.loads(tool.schema) for tool in allowed]}
+    return {"lark": "\n".join(lines), "schemas": [json.loads(tool.schema) for tool in tools]}
 
 
 def _marker(part: str, special: frozenset[str]) -> str:

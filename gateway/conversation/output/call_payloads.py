@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from gateway.conversation.output.events import EventLog
 from gateway.conversation.output.json_scanner import CallScanner, ValueScanner
 
-Schemas = Mapping[str, Mapping[str, Any]]
-"""A tool's name → the JSON schema of its arguments."""
+Schemas: TypeAlias = Callable[[str], Mapping[str, Any]]
+"""The JSON schema of a tool's arguments, by its name; empty for an unknown one. Asked only where values need types."""
 
 
 class CallPayload(Protocol):
@@ -117,8 +117,10 @@ class XmlCall:
         self._schemas = schemas
         self._buffer = ""
         self._call: int | None = None
-        self._name = ""
+        self._properties: Mapping[str, Any] = {}
         self._members = 0
+        self._seen = 0
+        """Within a parameter: how far its end was looked for. A value may be long, and comes token by token."""
         self.finished = False
         self.unread = ""
 
@@ -138,9 +140,14 @@ class XmlCall:
             head = self._cut("<function=", ">")
             if head is None:
                 return False
-            self._name = head.strip()
-            self._call = self._log.begin_call(self._name)
+            name = head.strip()
+            properties = self._schemas(name).get("properties")
+            self._properties = properties if isinstance(properties, dict) else {}
+            self._call = self._log.begin_call(name)
             return True
+        if self._seen and "</parameter>" not in self._buffer[self._seen :]:
+            self._seen = max(1, len(self._buffer) - len("</parameter>"))
+            return False
         opening, closing = self._buffer.find("<parameter="), self._buffer.find("</function>")
         if closing >= 0 and not 0 <= opening < closing:
             self._buffer = self._buffer[closing + len("</function>") :]
@@ -149,7 +156,9 @@ class XmlCall:
             self.finished = True
             return False
         if opening < 0 or (end := self._buffer.find("</parameter>", opening)) < 0:
+            self._seen = max(1, len(self._buffer) - len("</parameter>")) if opening >= 0 else 0
             return False
+        self._seen = 0
         key, _, value = self._buffer[opening + len("<parameter=") : end].partition(">")
         self._buffer = self._buffer[end + len("</parameter>") :]
         prefix = ", " if self._members else "{"
@@ -169,8 +178,7 @@ class XmlCall:
         if value.startswith("\n"):
             value = value[1:]
         value = value.removesuffix("\n")
-        properties = self._schemas.get(self._name, {}).get("properties")
-        schema = properties.get(key) if isinstance(properties, dict) else None
+        schema = self._properties.get(key)
         kind = schema.get("type", "string") if isinstance(schema, dict) else "string"
         if kind not in ("string", ["string"]):
             lowered = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
@@ -305,7 +313,7 @@ class PythonCalls:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._buffer = ""
+        self._parts: list[str] = []
         self._quote = ""
         self._escaped = False
         self._depth = 0
@@ -326,15 +334,13 @@ class PythonCalls:
             self._opened = character == "["
             if not self._opened and character not in " \t\r\n":
                 self._give_up(character)
-            elif self._opened:
-                self._buffer = ""
             return
         if self._depth == 0 and character == "]":
             self.finished = True
-            if self._buffer.strip(" \t\r\n,"):
+            if "".join(self._parts).strip(" \t\r\n,"):
                 self._give_up("]")
             return
-        self._buffer += character
+        self._parts.append(character)
         self._follow(character)
         if self._depth == 0 and character == ")" and not self._quote:
             self._end_call()
@@ -355,7 +361,7 @@ class PythonCalls:
             self._depth -= 1
 
     def _end_call(self) -> None:
-        text, self._buffer = self._buffer, ""
+        text, self._parts = "".join(self._parts), []
         name, _, rest = text.lstrip(" \t\r\n,").partition("(")
         try:
             if not name or not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
@@ -370,5 +376,5 @@ class PythonCalls:
 
     def _give_up(self, text: str, *, closed: bool = False) -> None:
         opening = "[" if self._opened and not self._log.calls else ""
-        self.unread = f"{opening}{text if closed else self._buffer + text}"
+        self.unread = f"{opening}{text if closed else ''.join(self._parts) + text}"
         self.finished = True

@@ -313,6 +313,8 @@ class DeepSeekCalls(MarkedParser):
         if self._part == "text" or self.reasons:
             super().text(text)
         elif self._part in ("kind", "name"):
+            if len(self._held) > _LONGEST_NAME:
+                return
             self._held += text
             name, newline, rest = self._held.partition("\n")
             if self._part == "name" and newline:
@@ -370,7 +372,7 @@ class HarmonyChannels(MarkedParser):
 
     def text(self, text: str) -> None:
         """A header's words, or a message's content."""
-        if self._part == "header":
+        if self._part == "header" and len(self._header) <= 4 * _LONGEST_NAME:
             self._header += text
         elif self._part == "content":
             if self._channel == "analysis":

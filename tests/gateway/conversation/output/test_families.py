@@ -31,7 +31,8 @@ def parser_of(sample: Sample, *, special: bool) -> tuple[MarkedParser, dict[str,
     """A new parser, and the ids of its markers, which are one token each if `special`."""
     made = OUTPUT_FORMATS[sample.format].parser
     markers = {text: number for number, text in enumerate(made.MARKERS)} if special else {}  # type: ignore[attr-defined]
-    return made({number: text for text, number in markers.items()}, SCHEMAS, reasons=sample.reasons), markers
+    tokens = {number: text for text, number in markers.items()}
+    return made(tokens, lambda name: SCHEMAS.get(name, {}), reasons=sample.reasons), markers
 
 
 def pieces_of(sample: Sample, markers: dict[str, int], cuts: Sequence[int] = ()) -> list[Piece]:
