@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 from msgspec import Struct
-from sqlalchemy import delete, or_, select
+from sqlalchemy import ColumnElement, and_, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
@@ -119,19 +119,9 @@ class RateLimits:
         """Set all limits of a subject; returns those it had. Raises InvalidLimit."""
         limits.check()
         async with self._database.transaction() as session:
-            row = await session.get(RateLimit, subject.id)
-            before = None if row is None else _limits(row)
-            if row is None:
-                row = RateLimit(
-                    subject_id=subject.id,
-                    tenant_id=subject.tenant_id,
-                    project_id=subject.project_id,
-                    key_id=subject.key_id,
-                )
-                session.add(row)
-            for name in FIELDS:
-                setattr(row, name, getattr(limits, name))
-            row.changed_at = datetime.now(UTC)
+            before = await self._locked(session, subject)
+            values = {name: getattr(limits, name) for name in FIELDS}
+            await session.execute(update(RateLimit).where(_is(subject)).values(values))
             await _record(session, subject, reason=reason, before=before, after=limits)
         await self._announce(subject)
         return before
@@ -139,14 +129,12 @@ class RateLimits:
     async def remove(self, subject: LimitSubject, reason: str = "") -> Limits | None:
         """Remove the limits of a subject; returns those it had."""
         async with self._database.transaction() as session:
-            row = await session.get(RateLimit, subject.id)
+            columns = [getattr(RateLimit, name) for name in FIELDS]
+            removed = await session.execute(delete(RateLimit).where(_is(subject)).returning(*columns))
+            row = removed.one_or_none()
             if row is None:
                 return None
-            before = _limits(row)
-            tenant, identity = subject.tenant_id, subject.id
-            await session.execute(
-                delete(RateLimit).where(RateLimit.subject_id == identity, RateLimit.tenant_id == tenant)
-            )
+            before = Limits(*row)
             await _record(session, subject, reason=reason, before=before, after=None)
         await self._announce(subject)
         return before
@@ -172,6 +160,23 @@ class RateLimits:
         async with self._database.reading() as session:
             rows = (await session.execute(query)).all()
         return [_subject_limits(row, tenant, project, key) for row, tenant, project, key in rows]
+
+    async def _locked(self, session: AsyncSession, subject: LimitSubject) -> Limits | None:
+        """The subject's limits, with its row locked, which this may make."""
+        values = {
+            "subject_id": subject.id,
+            "tenant_id": subject.tenant_id,
+            "project_id": subject.project_id,
+            "key_id": subject.key_id,
+            "changed_at": datetime.now(UTC),
+        }
+        locking = self._database.insert(RateLimit).values(values)
+        locking = locking.on_conflict_do_update(
+            index_elements=["subject_id"], set_={"changed_at": locking.excluded.changed_at}
+        )
+        found = await session.execute(locking.returning(*(getattr(RateLimit, name) for name in FIELDS)))
+        limits = Limits(*found.one())
+        return None if limits == Limits() else limits
 
     async def _announce(self, subject: LimitSubject) -> None:
         try:
@@ -261,6 +266,10 @@ class LimitCache:
     def _forget_all(self) -> None:
         self._changes += 1
         self._known.clear()
+
+
+def _is(subject: LimitSubject) -> ColumnElement[bool]:
+    return and_(RateLimit.subject_id == subject.id, RateLimit.tenant_id == subject.tenant_id)
 
 
 async def _record(

@@ -303,7 +303,7 @@ class Tenancy:
         key until their caches expire.
         """
         async with self._database.transaction() as session:
-            key = _found(await _keys(session, tenant_id).get_one_or_none(public_id=public_id), "key", public_id)
+            key = await _locked_key(session, public_id, tenant_id)
             if key.revoked_at is None:
                 before = description(key)
                 key.revoked_at = _now()
@@ -313,7 +313,7 @@ class Tenancy:
     @asynccontextmanager
     async def _changing(self, public_id: str, tenant_id: UUID | None) -> AsyncIterator[tuple[AsyncSession, ApiKey]]:
         async with self._database.transaction() as session:
-            key = _found(await _keys(session, tenant_id).get_one_or_none(public_id=public_id), "key", public_id)
+            key = await _locked_key(session, public_id, tenant_id)
             if key.revoked_at is not None:
                 raise InvalidKeyChange(f"the key {public_id} was revoked; make another")
             yield session, key
@@ -351,6 +351,12 @@ def _keys(session: AsyncSession, tenant_id: UUID | None) -> KeyRepository | AllK
     if tenant_id is None:
         return AllKeysRepository(session=session, wrap_exceptions=False)
     return KeyRepository(session, tenant_id)
+
+
+async def _locked_key(session: AsyncSession, public_id: str, tenant_id: UUID | None) -> ApiKey:
+    """A key that is about to change: its row is locked, so that of two changes the second sees the first."""
+    keys = _keys(session, tenant_id)
+    return _found(await keys.get_one_or_none(public_id=public_id, with_for_update=True), "key", public_id)
 
 
 def grant_of(key: ApiKey) -> KeyGrant:

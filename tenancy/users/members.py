@@ -91,15 +91,16 @@ class Members:
                 raise NoSuchUser(f"there is no user {user_public_id(user_id)}")
             if row is not None and row.role == role:
                 return
-            _check_permitted(by, user_id, scope, role)
+            _check_permitted(by, user_id, scope, role, *(() if row is None else (row.role,)))
+            row = await self._locked(session, user_id, row, scope)
             if row is None:
-                await locked_user(session, self._database, user_id)
                 before = None
                 new = membership_row(user_id, Membership(role, scope.tenant_id, scope.project_id), from_instant(now))
                 session.add(new)
+            elif row.role == role:
+                return
             else:
                 _check_permitted(by, user_id, scope, row.role)
-                await self._check_owners(session, row, scope)
                 before, row.role = {"role": row.role}, role
             action = "member.added" if row is None else "member.role_changed"
             await _record(session, action, user_id, scope, before=before, after={"role": role})
@@ -112,12 +113,8 @@ class Members:
         Raises NoSuchUser, NotPermitted, LastOwner.
         """
         async with self._database.transaction() as session:
-            row = await self._membership(session, user_id, scope)
-            if row is None:
-                raise NoSuchUser(f"{user_public_id(user_id)} has no role here")
-            if not own and not may_take(by, row.role, scope.tenant_id, scope.project_id):
-                raise _refusal(row.role)
-            await self._check_owners(session, row, scope)
+            row = _removable(by, await self._membership(session, user_id, scope), user_id, scope, own=own)
+            row = _removable(by, await self._locked(session, user_id, row, scope), user_id, scope, own=own)
             await session.delete(row)
             await _record(session, "member.removed", user_id, scope, before={"role": row.role}, after=None)
             await rotate_sessions(session, user_id)
@@ -125,25 +122,52 @@ class Members:
 
     async def _membership(self, session: AsyncSession, user_id: UUID, scope: Scope) -> MembershipRow | None:
         where = (MembershipRow.user_id == user_id) & (MembershipRow.scope == scope.name)
-        return (await session.execute(select(MembershipRow).where(where))).scalar_one_or_none()
+        query = select(MembershipRow).where(where).execution_options(populate_existing=True)
+        return (await session.execute(query)).scalar_one_or_none()
 
-    async def _check_owners(self, session: AsyncSession, row: MembershipRow, scope: Scope) -> None:
-        """Raise LastOwner where the platform or a tenant would be left without one; the row is locked and read again.
+    async def _locked(
+        self, session: AsyncSession, user_id: UUID, seen: MembershipRow | None, scope: Scope
+    ) -> MembershipRow | None:
+        """A membership that is about to change, as it is now, with its user locked: of two changes the second sees the
+        first. `seen`: as it was read without a lock. Raises NoSuchUser, LastOwner.
+
+        Who locks both takes the owners' rows before the user's, as `Accounts` does.
+        """
+        was_owner = seen is not None and seen.role == "owner"
+        if was_owner:
+            await self._check_owners(session, user_id, scope)
+        await locked_user(session, self._database, user_id)
+        row = await self._membership(session, user_id, scope)
+        if row is not None and row.role == "owner" and not was_owner:
+            await self._check_owners(session, user_id, scope)
+        return row
+
+    async def _check_owners(self, session: AsyncSession, user_id: UUID, scope: Scope) -> None:
+        """Raise LastOwner where the platform or a tenant would be left without one, if this one went.
 
         A project needs none of its own: the tenant's owners own it.
         """
-        if row.role == "owner" and scope.project_id is None:
-            if not await other_owners(session, self._database, row.user_id, scope.tenant_id):
-                where = "platform" if scope.tenant_id is None else "tenant"
-                raise LastOwner(f"this is the last owner of the {where}: make another one first")
-            await session.refresh(row)
+        if scope.project_id is not None or await other_owners(session, self._database, user_id, scope.tenant_id):
+            return
+        where = "platform" if scope.tenant_id is None else "tenant"
+        raise LastOwner(f"this is the last owner of the {where}: make another one first")
 
 
-def _check_permitted(by: Principal, user_id: UUID, scope: Scope, role: Role) -> None:
+def _removable(by: Principal, row: MembershipRow | None, user_id: UUID, scope: Scope, *, own: bool) -> MembershipRow:
+    """The membership, if there is one that `by` may take away. Raises NoSuchUser, NotPermitted."""
+    if row is None:
+        raise NoSuchUser(f"{user_public_id(user_id)} has no role here")
+    if not own and not may_take(by, row.role, scope.tenant_id, scope.project_id):
+        raise _refusal(row.role)
+    return row
+
+
+def _check_permitted(by: Principal, user_id: UUID, scope: Scope, *roles: Role) -> None:
     if by.public_id == user_public_id(user_id):
         raise WrongState("nobody changes the own role: ask another owner or admin")
-    if not may_give(by, role, scope.tenant_id, scope.project_id):
-        raise _refusal(role)
+    for role in roles:
+        if not may_give(by, role, scope.tenant_id, scope.project_id):
+            raise _refusal(role)
 
 
 def _refusal(role: Role) -> NotPermitted:

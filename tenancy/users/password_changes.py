@@ -16,7 +16,7 @@ from audit_log.record import record_change
 from storage.database.base import from_instant
 from storage.database.database import Database
 from tenancy.rights.principals import Membership
-from tenancy.users.accounts import PASSWORD, add_user, credential, membership_row, set_credential
+from tenancy.users.accounts import PASSWORD, add_user, credential, locked_user, membership_row, set_credential
 from tenancy.users.changes import UserChanges, acting_as_user
 from tenancy.users.errors import LastOwner, LinkRefused, SignInRefused
 from tenancy.users.identifiers import invitation_public_id, user_public_id
@@ -129,6 +129,7 @@ class PasswordChanges:
         scope = Scope(row.tenant_id, row.project_id)
         role = Membership(row.role, scope.tenant_id, scope.project_id)  # type: ignore[arg-type]  # only roles are kept
         held = (MembershipRow.user_id == user_id) & (MembershipRow.scope == scope.name)
+        await locked_user(session, self._database, user_id)  # so that nobody gives it a role here meanwhile
         present = (await session.execute(select(MembershipRow).where(held))).scalar_one_or_none()
         before = None if present is None else {"role": present.role}
         if present is None:
