@@ -47,9 +47,12 @@ class ForgottenScopes:
         while True:
             try:
                 await self.look()
+                self.tell()
             except DatabaseUnavailable:
                 log.info("forgotten scopes cannot be read: the database is away")
-            self.tell()
+                self.tell()
+            except Exception:  # this must not end: replicas would keep what is to be forgotten
+                log.exception("forgotten scopes could not be told, trying again")
             await self._pause()
 
     async def look(self) -> None:

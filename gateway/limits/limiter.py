@@ -186,7 +186,10 @@ class Limiter:
 
     async def _keep_renewing(self) -> None:
         while True:
-            await self.renew()
+            try:
+                await self.renew()
+            except Exception:  # this must not end: places would be lost while their requests run
+                log.exception("places of running requests were not renewed, trying again")
             await asyncio.sleep(_RENEW_S)
 
     async def renew(self) -> None:

@@ -122,9 +122,8 @@ class Outage:
         elapsed = min(self._clock() - seen[0], _MINUTE_US)
         levels = (seen[1].requests, seen[1].input_tokens, seen[1].output_tokens)
         refilled = (
-            min(level + elapsed * limit // 60, limit * MICRO) * _EXTRA[0] // (_EXTRA[1] * self.workers)
+            _refilled(level, elapsed, max(0, bounds.per_minute(meter))) * _EXTRA[0] // (_EXTRA[1] * self.workers)
             for meter, level in enumerate(levels)
-            if (limit := max(0, bounds.per_minute(meter))) is not None
         )
         self._buckets.seed(self._share(bounds), tuple(refilled))  # type: ignore[arg-type]
 
@@ -139,3 +138,8 @@ class Outage:
                 for limit in (bounds.requests, bounds.input_tokens, bounds.output_tokens, bounds.concurrent)
             ),
         )
+
+
+def _refilled(level: int, elapsed: int, limit: int) -> int:
+    """A level (millionths) after so many microseconds, at a limit a minute."""
+    return min(level + elapsed * limit // 60, limit * MICRO)

@@ -96,6 +96,8 @@ class SharedPrefixes:
                 await self.look()
             except DatabaseUnavailable:
                 log.info("shared prefixes cannot be read: the database is away")
+            except Exception:  # this must not end: what operators share or take back would not be known
+                log.exception("shared prefixes could not be read, trying again")
             await self._pause()
 
     async def look(self) -> None:

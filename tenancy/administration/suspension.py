@@ -87,7 +87,10 @@ class Suspensions:
         for subject, found in self._known.items():
             earlier = before.get(subject)
             if found.running == "end" and (earlier is None or earlier.running != "end"):
-                self.on_end(found)
+                try:
+                    self.on_end(found)
+                except Exception:
+                    log.exception("what a suspension is to end goes on", tenant=str(found.tenant_id))
 
     async def _watch(self) -> None:
         while True:
@@ -98,10 +101,13 @@ class Suspensions:
             self._changed.clear()
             try:
                 await self.refresh()
+                continue
             except DatabaseUnavailable:
                 log.info("what is suspended could not be read: the database is unavailable")
-                await asyncio.sleep(_EVERY_ALONE_S)
-                self._changed.set()
+            except Exception:  # this must not end: whoever is suspended next would never be
+                log.exception("what is suspended could not be read, trying again")
+            await asyncio.sleep(_EVERY_ALONE_S)
+            self._changed.set()
 
     async def _read(self) -> dict[UUID, Suspension]:
         # all tenants: a gateway serves every one
@@ -159,10 +165,12 @@ class Suspensions:
 
 
 async def _subject(session: AsyncSession, tenant_id: UUID, project_id: UUID | None) -> Tenant | Project:
+    """What is about to change, locked as an UPDATE of it would: new rows may refer to it meanwhile."""
     if project_id is None:
-        found: Tenant | Project | None = await session.get(Tenant, tenant_id)
+        found: Tenant | Project | None = await session.get(Tenant, tenant_id, with_for_update={"key_share": True})
     else:
         query = select(Project).where(Project.id == project_id, Project.tenant_id == tenant_id)
+        query = query.with_for_update(key_share=True)
         found = (await session.execute(query)).scalar_one_or_none()
     if found is None:
         raise NoSuchRecord(f"there is no such {'tenant' if project_id is None else 'project of this tenant'}")

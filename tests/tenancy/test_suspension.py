@@ -91,3 +91,38 @@ async def test_a_gateway_that_starts_later_knows_it(database: Database) -> None:
     assert (gateway.find(acme.id), gateway.find(zoo.id, theirs.id)) == ("tenant", None)
     await gateway.close()
     await bus.close()
+
+
+async def test_no_error_keeps_a_gateway_from_what_is_suspended_next(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = LocalBus()
+    tenancy, operator = Tenancy(database, PEPPERS, bus), Suspensions(database, bus)
+    tenants = [await tenancy.create_tenant(name) for name in ("acme", "zoo", "third")]
+    gateway = Suspensions(database, bus)
+    ended: list[Suspension] = []
+
+    def end(suspension: Suspension) -> None:
+        ended.append(suspension)
+        raise RuntimeError("a request would not end")
+
+    gateway.on_end = end
+    await gateway.start()
+    read, failures = gateway._read, iter([RuntimeError("unexpected")])
+
+    async def failing() -> Any:
+        for error in failures:
+            raise error
+        return await read()
+
+    try:
+        await operator.suspend(tenants[0].id, running="end")
+        await _until(lambda: gateway.find(tenants[0].id) == "tenant")
+        await operator.suspend(tenants[1].id, running="end")
+        await _until(lambda: len(ended) == 2)
+        monkeypatch.setattr(gateway, "_read", failing)
+        await operator.suspend(tenants[2].id)
+        await _until(lambda: gateway.find(tenants[2].id) == "tenant", 3.0)
+    finally:
+        await gateway.close()
+        await bus.close()
