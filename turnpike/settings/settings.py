@@ -24,7 +24,6 @@ DEMO_MODEL = CHECKOUT / "models" / "stdlib-qa"
 
 SERVE, GATEWAY, ENGINE, WORKER, ADMIN = "serve", "gateway", "engine", "worker", "admin"
 ALL = (SERVE, GATEWAY, ENGINE, WORKER, ADMIN)
-ALL_BUT_ENGINE = (SERVE, GATEWAY, WORKER, ADMIN)
 _DAY = 86_400
 _NAME_LENGTH = 40
 
