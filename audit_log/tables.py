@@ -54,6 +54,7 @@ audit_anchor = Table(
     Column("tenant_id", Id, primary_key=True),
     Column("entries", Count, nullable=False),
     Column("head", LargeBinary, nullable=False),
+    Index("ix_audit_anchor_tenant_id_entries", "tenant_id", "entries"),
     **STRICT,
 )
 """Where a chain ended when entry `anchor` of the platform's chain was written, which has the digest of these rows."""

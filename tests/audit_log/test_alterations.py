@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Column, Integer, LargeBinary, Text, delete, insert, select, update
+from sqlalchemy import Column, Integer, LargeBinary, Text, delete, event, insert, select, update
 
 from audit_log.anchors import InvalidWitness, Witness, anchor_chains, latest_witness
 from audit_log.leaf_forms import CURRENT, FORMS, first_head, next_head
@@ -190,6 +190,39 @@ async def test_anchors_that_were_altered(database: Database) -> None:
         async with unguarded(database) as session:
             await session.execute(update(audit_anchor).where(mine).values({column: there}))
         assert await verified(database) == []
+
+
+@pytest.mark.both_databases
+async def test_many_anchors_are_verified_in_one_pass_and_probed_for_each_chain(database: Database) -> None:
+    async def statements(work: Callable[[], Awaitable[object]]) -> list[str]:
+        seen: list[str] = []
+
+        def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            seen.append(statement)
+
+        engines = [database.engine.sync_engine, database._reader.sync_engine]
+        for engine in engines:
+            event.listen(engine, "before_cursor_execute", note)
+        try:
+            await work()
+        finally:
+            for engine in engines:
+                event.remove(engine, "before_cursor_execute", note)
+        return seen
+
+    await record(database, *TENANTS)
+    await anchor_chains(database)
+    few = await statements(lambda: verified(database))
+    for _ in range(9):
+        await record(database, *TENANTS)
+        assert await anchor_chains(database) == 2
+    assert len(await statements(lambda: verified(database))) == len(few)
+    if database.dialect == "sqlite":
+        (query,) = [one for one in await statements(lambda: anchor_chains(database)) if "audit_chain" in one]
+        async with database.reading() as session:
+            plan = (await session.connection()).exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", (PLATFORM.bytes, 1, 0))
+            steps = [row[3] for row in await plan]
+        assert [step for step in steps if "audit_anchor" in step and not step.startswith("SEARCH")] == [], steps
 
 
 @pytest.mark.parametrize("text", ["", "1", "x:00", "0:" + "00" * 32, "1:00", "1:" + "zz" * 32])
