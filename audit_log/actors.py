@@ -13,8 +13,9 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-Means: TypeAlias = Literal["session", "project_key", "admin_key", "operator_key", "command", "system"]
-"""How it is known who acts. `command`: a command on this machine, known by its user only. `system`: a job of ours."""
+Means: TypeAlias = Literal["session", "project_key", "admin_key", "operator_key", "command", "anonymous", "system"]
+"""How it is known who acts. `command`: a command on this machine, known by its user only. `anonymous`: a request that
+has not proven who sends it, such as one that signs in. `system`: a job of ours."""
 
 
 class NoActor(Exception):
@@ -34,6 +35,11 @@ class Actor(Struct, frozen=True):
     through: str = ""
     address: str = ""
     request_id: str = ""
+
+
+def anonymous(address: str = "", request_id: str = "") -> Actor:
+    """Whoever sends a request, as long as nothing proves who that is."""
+    return Actor("anonymous", "anonymous", "anonymous", address=address, request_id=request_id)
 
 
 _actor: ContextVar[Actor] = ContextVar("actor")

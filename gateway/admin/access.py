@@ -12,6 +12,8 @@ from uuid import UUID
 from litestar import Request
 
 from gateway.errors import NotAllowed, NotFound
+from gateway.http.authentication import check_not_suspended
+from gateway.http.policies import SAFE_METHODS
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from tenancy.directory import Directory
@@ -66,11 +68,22 @@ async def visible_project(
 
 
 async def seen_tenant(gateway: Gateway, request: Request[Any, Any, Any], reference: str) -> Tenant:
-    """The tenant of a path, if the principal has any role in it. Raises NotFound, DatabaseUnavailable."""
+    """The tenant of a path, if the principal has any role in it. Raises NotFound, SuspendedError (where the request
+    would change something), DatabaseUnavailable."""
     tenant = await gateway.management_breakers.tenancy.wait(_directory(gateway).tenant(reference))
     if tenant is None or not _sees(principal_of(request), tenant.id):
         raise NotFound(f"There is no tenant {reference[:_SHOWN]!r}.")
+    check_may_change(gateway, request, tenant.id)
     return tenant
+
+
+def check_may_change(gateway: Gateway, request: Request[Any, Any, Any], tenant_id: UUID) -> None:
+    """Raise SuspendedError if the request would change something of a tenant that is suspended. Whoever has a role at
+    the platform may; the tenant's own people only read."""
+    if request.method not in SAFE_METHODS and not any(
+        one.tenant_id is None for one in principal_of(request).memberships
+    ):
+        check_not_suspended(gateway.services.suspensions, tenant_id, None)
 
 
 async def project_named(gateway: Gateway, tenant_id: UUID, reference: str) -> Project | None:

@@ -23,7 +23,7 @@ from gateway.services import Gateway
 _describes = partial(describes, tags=("users",))
 _ME, _TOTP = "/admin/v1/users/me", "/admin/v1/users/me/totp"
 _NO_STORE = {"cache-control": "no-store"}
-_FRESH = {"confirmation_required": 403, "wrong_state": 409}
+_STATE = {"wrong_state": 409}
 _GUESSED = {"sign_in_refused": 401, "too_many_attempts": 429}
 
 
@@ -84,7 +84,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @patch(
         _ME,
         opt=demands(None, "session", fresh=True)
-        | _describes(OwnUserObject, body=OwnChanges, errors=_FRESH | {"email_taken": 409}),
+        | _describes(OwnUserObject, body=OwnChanges, errors=_STATE | {"email_taken": 409}),
     )
     async def change_own_user(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Change your name or e-mail address."""
@@ -100,7 +100,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         f"{_ME}/password",
         status_code=200,
         opt=demands(None, "session", fresh=True)
-        | _describes(OwnUserObject, body=NewPassword, errors=_FRESH | _GUESSED),
+        | _describes(OwnUserObject, body=NewPassword, errors=_STATE | _GUESSED),
     )
     async def change_password(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Set another password. Your other sessions end, and this one gets another cookie."""
@@ -114,7 +114,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         _TOTP,
         status_code=201,
-        opt=demands(None, "session", fresh=True) | _describes(AuthenticatorObject, status=201, errors=_FRESH),
+        opt=demands(None, "session", fresh=True) | _describes(AuthenticatorObject, status=201, errors=_STATE),
     )
     async def set_up_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Begin to set up an authenticator. It is asked for when a code of it was confirmed."""
@@ -125,7 +125,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         f"{_TOTP}/confirm",
         status_code=200,
-        opt=demands(None, "session", fresh=True) | _describes(RecoveryCodes, body=FirstCode, errors=_FRESH | _GUESSED),
+        opt=demands(None, "session", fresh=True) | _describes(RecoveryCodes, body=FirstCode, errors=_STATE | _GUESSED),
     )
     async def confirm_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Confirm the authenticator with a code of it. From now on it is asked for whenever you sign in."""
@@ -138,7 +138,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         _TOTP,
         status_code=200,
-        opt=demands(None, "session", fresh=True) | _describes(OwnUserObject, errors=_FRESH),
+        opt=demands(None, "session", fresh=True) | _describes(OwnUserObject, errors=_STATE),
     )
     async def remove_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Remove your second factor, with its recovery codes."""
@@ -149,7 +149,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         f"{_ME}/recovery-codes",
         status_code=201,
-        opt=demands(None, "session", fresh=True) | _describes(RecoveryCodes, status=201, errors=_FRESH),
+        opt=demands(None, "session", fresh=True) | _describes(RecoveryCodes, status=201, errors=_STATE),
     )
     async def renew_recovery_codes(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Other recovery codes; the present ones are void."""

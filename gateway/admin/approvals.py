@@ -102,7 +102,7 @@ def approval_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         f"{_ONE}/approve",
         status_code=200,
-        opt=demands("approvals.decide", fresh=True)
+        opt=demands("approvals.decide")
         | describes(
             ChangeObject,
             body=ApprovalDecision(reason="as agreed"),

@@ -96,8 +96,7 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
     @post(
         _PATH,
         status_code=201,
-        opt=demands("keys.write", fresh=True)
-        | describes({200: KeyCheck, 201: KeyWithSecret}, body=_EXAMPLE, errors=_TOO_MUCH),
+        opt=demands("keys.write") | describes({200: KeyCheck, 201: KeyWithSecret}, body=_EXAMPLE, errors=_TOO_MUCH),
     )
     async def create_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """Create a key. The answer has the whole key, which is shown this once."""
@@ -135,8 +134,7 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
 
     @patch(
         _ONE,
-        opt=demands("keys.write", fresh=True)
-        | describes(KeyObject, body=KeyPatch(name="search, staging"), errors=_ENDED),
+        opt=demands("keys.write") | describes(KeyObject, body=KeyPatch(name="search, staging"), errors=_ENDED),
     )
     async def change_key(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[bytes]:
         """Change a key's name, end or limits, everywhere within a second. What is left out stays."""
@@ -150,7 +148,7 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
     @post(
         f"{_ONE}/rotate",
         status_code=200,
-        opt=demands("keys.write", fresh=True)
+        opt=demands("keys.write")
         | describes(KeyWithSecret, body=Rotation(reason="yearly"), body_required=False, errors=_ENDED),
     )
     async def rotate_key(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[bytes]:
@@ -166,7 +164,7 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
     @delete(
         _ONE,
         status_code=200,
-        opt=demands("keys.write", fresh=True) | describes(KeyObject, query=(REASON,), errors=_TOO_MUCH),
+        opt=demands("keys.write") | describes(KeyObject, query=(REASON,), errors=_TOO_MUCH),
     )
     async def revoke_key(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[bytes]:
         """Revoke a key for good, everywhere within a second."""

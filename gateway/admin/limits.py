@@ -16,13 +16,13 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Meta, Struct
 
+from gateway.admin.access import check_may_change, principal_of
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, InvalidRequest, NotFound
 from gateway.http.operations import describes, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
-from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.free_text import REASON, problem_of_text
 from tenancy.directory import PROJECT_PREFIX, TENANT_PREFIX, prefixed_id, project_public_id, tenant_public_id
@@ -84,16 +84,26 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     limits, wait = gateway.services.rate_limits, gateway.management_breakers.limits.wait
     client_timeout = gateway.services.options.client_timeout
 
+    def permitted(
+        request: Request[Any, Any, Any], subject: LimitSubject, permission: Permission, kind: str
+    ) -> LimitSubject:
+        """The subject, if the caller may do this to it. Raises NotFound otherwise, as for one that does not exist;
+        SuspendedError."""
+        if not principal_of(request).may(permission, subject.tenant_id, subject.project_id):
+            raise _no_such(kind)
+        check_may_change(gateway, request, subject.tenant_id)
+        return subject
+
     async def project_of(request: Request[Any, Any, Any], project: str, permission: Permission) -> LimitSubject:
         project_id = prefixed_id(project, PROJECT_PREFIX)
         if project_id is None:
             raise _no_such("project")
         with _limit_errors("project"):
-            return _permitted(request, await wait(limits.subject_of_project(project_id)), permission, "project")
+            return permitted(request, await wait(limits.subject_of_project(project_id)), permission, "project")
 
     async def key_of(request: Request[Any, Any, Any], key: str, permission: Permission) -> LimitSubject:
         with _limit_errors("key"):
-            return _permitted(request, await wait(limits.subject_of_key(key)), permission, "key")
+            return permitted(request, await wait(limits.subject_of_key(key)), permission, "key")
 
     async def read(subject: LimitSubject) -> Response[bytes]:
         found = await wait(limits.get(subject))
@@ -143,7 +153,7 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         tenant, project = _id(parameters, "tenant_id", TENANT_PREFIX), _id(parameters, "project_id", PROJECT_PREFIX)
         parameters.reject_unknown()
-        principal = request_context(request.scope).authenticated_principal
+        principal = principal_of(request)
         found = await wait(limits.list(tenant_id=tenant or principal.tenant_id, project_id=project))
         return json_response(
             LimitsList(
@@ -216,16 +226,6 @@ def _id(parameters: Parameters, name: str, prefix: str) -> UUID | None:
     if text is not None and found is None:
         raise InvalidField(name, f"not an id such as {prefix}{_EXAMPLE_HEX}")
     return found
-
-
-def _permitted(
-    request: Request[Any, Any, Any], subject: LimitSubject, permission: Permission, kind: str
-) -> LimitSubject:
-    """The subject, if the caller may do this to it. Raises NotFound otherwise, as for one that does not exist."""
-    principal = request_context(request.scope).authenticated_principal
-    if not principal.may(permission, subject.tenant_id, subject.project_id):
-        raise _no_such(kind)
-    return subject
 
 
 def _no_such(kind: str) -> NotFound:

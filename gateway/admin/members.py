@@ -37,8 +37,7 @@ from tenancy.users.members import Scope
 _TENANT = "/admin/v1/tenants/{tenant:str}"
 _PROJECT = f"{_TENANT}/projects/{{project:str}}"
 _NO_STORE = {"cache-control": "no-store"}
-_FRESH = {"confirmation_required": 403}
-_KEPT = {**_FRESH, "last_owner": 409, "wrong_state": 409}
+_KEPT = {"last_owner": 409, "wrong_state": 409}
 _SHOWN = 80
 ScopeOf: TypeAlias = Callable[[Request[Any, Any, Any], Permission], Awaitable[Scope]]
 
@@ -100,8 +99,7 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
 
     @put(
         f"{at}/members/{{user:str}}",
-        opt=demands("members.write", fresh=True)
-        | describes(MemberObject, body=RoleChange, errors=_KEPT, **named("set_{}_member")),
+        opt=demands("members.write") | describes(MemberObject, body=RoleChange, errors=_KEPT, **named("set_{}_member")),
     )
     async def set_member(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Give a user, by id, a role here in place of the one it has. It holds at the user's next request. Whom you do
@@ -138,8 +136,8 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
     @post(
         f"{at}/invitations",
         status_code=201,
-        opt=demands("members.write", fresh=True)
-        | describes(LinkObject, status=201, body=NewInvitation, errors=_FRESH, **named("create_{}_invitation")),
+        opt=demands("members.write")
+        | describes(LinkObject, status=201, body=NewInvitation, **named("create_{}_invitation")),
     )
     async def create_invitation(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Invite somebody by e-mail address. The answer has a one-time link, good for 7 days, to hand over; it takes
@@ -153,8 +151,7 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
     @delete(
         f"{at}/invitations/{{invitation:str}}",
         status_code=204,
-        opt=demands("members.write", fresh=True)
-        | describes(None, status=204, errors=_FRESH, **named("withdraw_{}_invitation")),
+        opt=demands("members.write") | describes(None, status=204, **named("withdraw_{}_invitation")),
     )
     async def withdraw_invitation(request: Request[Any, Any, Any]) -> Response[None]:
         """Withdraw an invitation."""

@@ -10,7 +10,6 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
-from gateway.admin.sign_in import nobody
 from gateway.admin.user_objects import Name, Password, Token, UserObject, user_errors, user_object
 from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes
@@ -60,7 +59,7 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         token = cookie_value(request.scope, CookieJar.of(request.scope).session_name)
         present = await users.authenticator.authenticate(token) if token else None
         signed_in = None if present is None else present.session.user_id
-        with user_errors(), nobody(request):
+        with user_errors():
             accepting = users.password_changes.accept(
                 body.token, body.name, body.password, client_of(request.scope), signed_in
             )
@@ -74,7 +73,7 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def redeem_password_reset(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Set another password with a reset link. All sessions of the user end; sign in then."""
         body = await read_management_body(request, timeout, _REDEMPTION)
-        with user_errors(), nobody(request):
+        with user_errors():
             user_id = await wait(users.password_changes.reset(body.token, body.password, client_of(request.scope)))
             return json_response(user_object(await wait(users.accounts.get(user_id))), headers=_NO_STORE)
 

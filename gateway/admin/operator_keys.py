@@ -86,7 +86,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
     @post(
         _PATH,
         status_code=201,
-        opt=demands("platform.write", fresh=True)
+        opt=demands("platform.write")
         | describes(
             {200: KeyCheck, 201: KeyWithSecret}, body=NewOperatorKey(name="ann", role="finance"), errors=_ERRORS
         ),
@@ -115,8 +115,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
 
     @patch(
         _ONE,
-        opt=demands("platform.write", fresh=True)
-        | describes(KeyObject, body=KeyPatch(networks=("192.0.2.0/24",)), errors=_ENDED),
+        opt=demands("platform.write") | describes(KeyObject, body=KeyPatch(networks=("192.0.2.0/24",)), errors=_ENDED),
     )
     async def change_operator_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Change an operator's key: its end, role or limits. Its name says who that is, and stays."""
@@ -136,7 +135,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
     @post(
         f"{_ONE}/rotate",
         status_code=200,
-        opt=demands("platform.write", fresh=True)
+        opt=demands("platform.write")
         | describes(KeyWithSecret, body=Rotation(reason="yearly"), body_required=False, errors=_ENDED),
     )
     async def rotate_operator_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
@@ -152,7 +151,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
     @delete(
         _ONE,
         status_code=200,
-        opt=demands("platform.write", fresh=True) | describes(KeyObject, query=(REASON,), errors=_ERRORS),
+        opt=demands("platform.write") | describes(KeyObject, query=(REASON,), errors=_ERRORS),
     )
     async def revoke_operator_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Revoke an operator's key for good, everywhere within a second."""

@@ -16,7 +16,6 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from audit_log.actors import acting_as
 from billing.calendar import format_instant
 from gateway.admin.user_objects import (
     Code,
@@ -35,10 +34,9 @@ from gateway.http.operations import describes
 from gateway.http.policies import demands, public
 from gateway.http.responses import json_response
 from gateway.http.sessions import CookieJar, client_of, cookie_value, session_of
-from gateway.request_context import request_context
 from gateway.services import Gateway
 from tenancy.directory import prefixed_id
-from tenancy.users.changes import acting_as_user, anonymous
+from tenancy.users.changes import acting_as_user
 from tenancy.users.identifiers import SESSION_PREFIX, user_public_id
 from tenancy.users.sessions import NewSession
 from tenancy.users.sign_in import SignedInOrStep
@@ -127,7 +125,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         body = await read_management_body(request, timeout, _PASSWORD)
         to = next_page(body.next)
         client = client_of(request.scope)
-        with user_errors(), nobody(request):
+        with user_errors():
             outcome = await wait(users.sign_in.with_password(body.email, body.password, client))
             return await entered(request, outcome, to)
 
@@ -140,7 +138,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         """Sign in with a one-time link, which an operator made."""
         body = await read_management_body(request, timeout, _LINK)
         to = next_page(body.next)
-        with user_errors(), nobody(request):
+        with user_errors():
             outcome = await wait(users.sign_in.with_link(body.token, client_of(request.scope)))
             return await entered(request, outcome, to)
 
@@ -156,7 +154,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         step = cookie_value(request.scope, CookieJar.of(request.scope).step_name)
         if not step:
             raise NotAuthenticated("Sign in with your password first.", code="sign_in_refused")
-        with user_errors(), nobody(request):
+        with user_errors():
             outcome = await wait(users.sign_in.with_code(step, body.code, client_of(request.scope)))
             return await entered(request, outcome, to)
 
@@ -261,12 +259,6 @@ def next_page(text: str | None) -> str | None:
     if not plain:
         raise InvalidField("$.next", f"it must be a path below {' or '.join(_PAGES)}")
     return text
-
-
-def nobody(request: Request[Any, Any, Any]) -> Any:
-    """Who signs in is nobody yet."""
-    context = request_context(request.scope)
-    return acting_as(anonymous(context.address, context.name))
 
 
 def _signed_out(request: Request[Any, Any, Any]) -> Response[None]:

@@ -67,10 +67,10 @@ def suspension_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     suspensions, client_timeout = gateway.services.suspensions, gateway.services.options.client_timeout
     wait = gateway.management_breakers.tenancy.wait
-    suspending = demands("tenants.write", fresh=True) | describes(
+    suspending = demands("tenants.write") | describes(
         SuspensionObject, body=NewSuspension(running="end", reason="fraud"), body_required=False
     )
-    resuming = demands("tenants.write", fresh=True) | describes(
+    resuming = demands("tenants.write") | describes(
         SuspensionObject, body=Resumption(reason="cleared"), body_required=False
     )
 

@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from gateway.admin.access import principal_of, refusal
+from gateway.admin.access import check_may_change, principal_of, refusal
 from gateway.admin.user_objects import LinkObject, Reason, UserList, UserObject, link_object, user_errors, user_object
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
@@ -30,7 +30,7 @@ _describes = partial(describes, tags=("users",))
 _USER = "/admin/v1/users/{user:str}"
 _NO_STORE = {"cache-control": "no-store"}
 _SHOWN = 80
-_FRESH = {"confirmation_required": 403, "wrong_state": 409}
+_STATE = {"wrong_state": 409}
 
 
 class Why(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,8 +68,12 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         return user
 
     async def ruled(request: Request[Any, Any, Any], reference: str) -> User:
-        """The user of a path, whom the principal may lock out or let in. Raises NotFound, NotAllowed."""
+        """The user of a path, whom the principal may lock out or let in. Raises NotFound, NotAllowed (also
+        SuspendedError)."""
         principal, user = principal_of(request), await seen(request, reference)
+        for one in user.memberships:
+            if one.tenant_id is not None:
+                check_may_change(gateway, request, one.tenant_id)
         if not may_take_over(principal, user.memberships):
             raise NotAllowed("This user has roles that you may not give: an owner of all of them must do this.")
         return user
@@ -100,8 +104,8 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/links",
         status_code=201,
-        opt=demands("members.write", fresh=True)
-        | _describes(LinkObject, status=201, body=NewLink, body_required=False, errors=_FRESH),
+        opt=demands("members.write")
+        | _describes(LinkObject, status=201, body=NewLink, body_required=False, errors=_STATE),
     )
     async def create_user_link(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """A one-time link for a user who has lost the password. Whoever holds it becomes this user, so you must be able
@@ -118,8 +122,8 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/disable",
         status_code=200,
-        opt=demands("members.write", fresh=True)
-        | _describes(UserObject, body=Why, body_required=False, errors=_FRESH | {"last_owner": 409}),
+        opt=demands("members.write")
+        | _describes(UserObject, body=Why, body_required=False, errors=_STATE | {"last_owner": 409}),
     )
     async def disable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a user sign in no more, and end its sessions at once."""
@@ -136,7 +140,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/enable",
         status_code=200,
-        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False, errors=_FRESH),
+        opt=demands("members.write") | _describes(UserObject, body=Why, body_required=False, errors=_STATE),
     )
     async def enable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a disabled user sign in again."""
@@ -149,7 +153,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/revoke-sessions",
         status_code=200,
-        opt=demands("members.write", fresh=True) | _describes(UserObject, body=Why, body_required=False, errors=_FRESH),
+        opt=demands("members.write") | _describes(UserObject, body=Why, body_required=False, errors=_STATE),
     )
     async def end_user_sessions(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Sign a user out everywhere."""

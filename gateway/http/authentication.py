@@ -10,7 +10,7 @@ from litestar.enums import ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from audit_log.actors import Actor, Means, acting_as
+from audit_log.actors import Actor, Means, acting_as, anonymous
 from gateway.admission.admission import Payer
 from gateway.errors import AddressRefused, NotAllowed, NotAuthenticated, SuspendedError, Unavailable
 from gateway.http.client_address import client_address
@@ -45,7 +45,10 @@ _MEANS: dict[PrincipalKind, Means] = {
 
 
 class Authentication(ASGIMiddleware):
-    """Sets the principal of the request's context and the actor of what it changes, or ends the request."""
+    """Sets the principal of the request's context and the actor of what it changes, or ends the request.
+
+    No route runs as the system, which this process is: without a principal the actor is anonymous.
+    """
 
     scopes = (ScopeType.HTTP,)
 
@@ -70,7 +73,8 @@ class Authentication(ASGIMiddleware):
         headers = Headers.from_scope(scope)
         no_key = policy.access == "keyless" and not {"authorization", "x-api-key"} & set(headers)
         if policy.access == "public" or no_key:
-            await next_app(scope, receive, send)
+            with acting_as(anonymous(context.address, context.name)):
+                await next_app(scope, receive, send)
             return
         kinds = policy.kinds_for(scope["path"])
         if (
@@ -142,7 +146,8 @@ def _check(principal: Principal, policy: Policy, path: str) -> None:
 
 
 def check_not_suspended(suspensions: Suspensions, tenant_id: UUID | None, project_id: UUID | None) -> None:
-    """Raise SuspendedError if the tenant or the project is suspended. Sessions and operators belong to neither."""
+    """Raise SuspendedError if the tenant or the project is suspended. Operators belong to neither; sessions neither:
+    `gateway.admin.access` refuses what they would change of a tenant that is suspended."""
     if tenant_id is not None and (what := suspensions.find(tenant_id, project_id)) is not None:
         raise SuspendedError(what)
 

@@ -14,7 +14,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import RouteHandlerType
 from msgspec import Struct
 
-from tenancy.rights.permissions import Permission
+from tenancy.rights.permissions import PERMISSIONS, Permission
 from tenancy.rights.principals import PrincipalKind
 
 POLICY = "policy"
@@ -25,8 +25,12 @@ TENANT_KEYS: frozenset[PrincipalKind] = frozenset({"project_key", "admin_key"})
 ADMINISTRATORS: frozenset[PrincipalKind] = frozenset({"session", "admin_key", "operator_key"})
 """Who may call `/admin/v1`."""
 
-FRESH_PERMISSIONS: frozenset[Permission] = frozenset(
-    {"keys.write", "members.write", "prices.propose", "prices.approve", "platform.write"}
+_WITHOUT_PROOF: frozenset[Permission] = frozenset(
+    {"inference", "caches.write", "projects.write", "exports.write", "webhooks.write", "fleet.write"}
+)
+"""Permissions to change something that a stolen session gains little by: neither money nor access, limits or terms."""
+FRESH_PERMISSIONS: frozenset[Permission] = (
+    frozenset(one for one in PERMISSIONS if not one.endswith(".read")) - _WITHOUT_PROOF
 )
 """What a session that changes something by one of these must have proven its user lately for, on every route."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -40,8 +44,8 @@ class MissingPolicy(Exception):
 
 class Policy(Struct, frozen=True):
     """What a route demands. `kinds`: which principals; None: those of its path. `fresh`: a session must have proven its
-    user within the last minutes. `access`: "keyless" needs no key, though a wrong one is refused; "public" looks at no
-    key at all."""
+    user within the last minutes, where the permission does not say so already (FRESH_PERMISSIONS). `access`: "keyless"
+    needs no key, though a wrong one is refused; "public" looks at no key at all."""
 
     permission: Permission | None
     kinds: frozenset[PrincipalKind] | None = None

@@ -57,7 +57,7 @@ def error_codes(operation: Operation, policy: Policy, method: str, path: str) ->
         codes |= ({"invalid_api_key": 401} if kinds - {"session"} else {}) | {"not_allowed": 403}
         codes |= _KEY_ERRORS if kinds & TENANT_KEYS else {}
         codes |= {"not_signed_in": 401} if "session" in kinds else {}
-        codes |= {"confirmation_required": 403} if policy.fresh and "session" in kinds else {}
+        codes |= {"confirmation_required": 403} if policy.needs_proof(method) and "session" in kinds else {}
     if path.startswith(ADMIN_PATH) and method != "GET":
         codes["csrf"] = 403
     if operation.body is not None:

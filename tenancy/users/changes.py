@@ -10,7 +10,7 @@ from uuid import UUID
 import structlog
 from msgspec import structs
 
-from audit_log.actors import Actor, acting_as, current_actor
+from audit_log.actors import acting_as, current_actor
 from storage.bus import Bus, BusUnavailable
 from tenancy.users.identifiers import user_public_id
 
@@ -18,8 +18,6 @@ USER_CHANGED = "turnpike.users.changed"
 """The bus topic. The payload is the user's id."""
 SESSION_CHANGED = "turnpike.sessions.changed"
 """The bus topic. The payload is the MAC of a session's token that was replaced."""
-
-_NOBODY = "anonymous"
 
 log = structlog.get_logger(__name__)
 
@@ -47,16 +45,11 @@ class UserChanges:
         return True
 
 
-def anonymous(address: str, request_id: str) -> Actor:
-    """Who signs in, before it is known who that is."""
-    return Actor("session", _NOBODY, _NOBODY, address=address, request_id=request_id)
-
-
 @contextmanager
 def acting_as_user(user_id: UUID, email: str) -> Iterator[None]:
     """What was done anonymously so far is done by this user from now on, since it has proven who it is."""
     actor = current_actor()
-    if actor.id == _NOBODY:
-        actor = structs.replace(actor, id=user_public_id(user_id), name=email)
+    if actor.means == "anonymous":
+        actor = structs.replace(actor, means="session", id=user_public_id(user_id), name=email)
     with acting_as(actor):
         yield

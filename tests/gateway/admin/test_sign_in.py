@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
+from gateway.app import application_of
 from gateway.http.sessions import CookieJar
+from gateway.openapi.document import make_document, operations_of
+from gateway.openapi.stand_in import stand_in
 from tenancy.users.sessions import ABSOLUTE_US, FRESH_US, IDLE_US
 from tests.gateway.browser import ADMIN, OWN, PASSWORD, Browser, add_totp, browser_of, code_now, make_user
 from tests.gateway.stack import Stack
@@ -180,6 +184,30 @@ async def test_what_is_dangerous_needs_a_fresh_proof(browser: Browser, stack: St
         await browser.get("/session", 401)
     finally:
         stack.users.clock.ahead = 0
+
+
+WITHOUT_PROOF = {"exports.write", "projects.write", "webhooks.write"}
+"""By these a session may change something without a fresh proof; all other changes but those of a session need one."""
+
+
+async def test_every_change_of_money_access_or_limits_needs_a_fresh_proof(browser: Browser, stack: Stack) -> None:
+    await browser.sign_in(ANN)
+    stack.users.clock.ahead = FRESH_US + 1_000_000
+    without = set()
+    try:
+        for method, path, written in operations_of(make_document(application_of(stand_in()))):
+            if method == "GET" or "session" not in written["x-principals"]:
+                continue
+            if not written.get("x-fresh"):
+                without.add(written["x-permission"])
+                continue
+            assert "confirmation_required" in written["responses"]["403"]["x-error-codes"], path
+            url = re.sub(r"\{\w+\}", "7", path).removeprefix(ADMIN)
+            stale = await browser.call(method, url, status=403)
+            assert stale["error"]["code"] == "confirmation_required", (method, path)
+    finally:
+        stack.users.clock.ahead = 0
+    assert without == WITHOUT_PROOF | {None}
 
 
 @pytest.mark.parametrize("ahead", [IDLE_US, ABSOLUTE_US])

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
+from gateway.app import application_of
+from gateway.openapi.document import make_document, operations_of
+from gateway.openapi.stand_in import stand_in
+from tenancy.rights.permissions import PLATFORM_ONLY
+from tenancy.users.identifiers import user_public_id
 from tests.awake import Awake
 from tests.gateway.admin.test_keys import Holder
+from tests.gateway.browser import ADMIN, browser_of, make_user
 from tests.gateway.stack import Stack
 
 TENANT, PROJECT = "/admin/v1/tenants/demo", "/admin/v1/tenants/demo/projects/default"
@@ -80,3 +87,54 @@ async def test_what_runs_finishes_or_ends_billed_for_what_was_delivered(stack: S
         assert event.status != "ok"
         assert 0 < event.output < len(stack.tokens("a much longer answer"))
         assert event.cost_pico > 0
+
+
+OF_A_TENANT = (f"{ADMIN}/tenants/", f"{ADMIN}/limits/", f"{ADMIN}/users/{{")
+
+
+def _changes(given: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+    """Method, path and body of all that people of a tenant may change there, as the document has it."""
+    for method, path, written in operations_of(make_document(application_of(stand_in()))):
+        mine = "session" in written["x-principals"] and written["x-permission"] not in PLATFORM_ONLY
+        if method == "GET" or not mine or not path.startswith(OF_A_TENANT):
+            continue
+        examples = {one["name"]: one["example"] for one in written.get("parameters", ()) if one["in"] == "path"}
+        body = written.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
+        yield method, path.format(**{**examples, **given}).removeprefix(ADMIN), body
+
+
+async def test_people_of_a_suspended_tenant_only_read(stack: Stack) -> None:
+    operator = await _operator(stack)
+    key = await stack.tenancy.create_key(stack.tenant.id, stack.project.id)
+    await make_user(stack.users, "ann@example.com", ("owner", stack.tenant.id, None))
+    bob = await make_user(stack.users, "bob@example.com", ("viewer", stack.tenant.id, None))
+    given = {
+        "tenant": "demo",
+        "project": f"project_{stack.project.id.hex}",
+        "user": user_public_id(bob.id),
+        "key": key.public_id,
+    }
+    async with browser_of(stack) as browser:
+        await browser.sign_in("ann@example.com")
+        invitation = {"email": "eve@example.com", "role": "viewer"}
+        await browser.post("/tenants/demo/invitations", invitation, 201)
+        await operator.ask("POST", f"{TENANT}/suspend", {"reason": "fraud"})
+        with Awake() as awake:
+            while stack.gateway.services.suspensions.find(stack.tenant.id) is None:
+                assert awake.seconds < 1
+                await asyncio.sleep(0.005)
+        tried = 0
+        for method, path, body in _changes(given):
+            refused = await browser.call(method, path, body, status=403)
+            assert refused["error"]["code"] == "tenant_suspended", (method, path, refused)
+            tried += 1
+        assert tried > 20
+        for path in ("/tenants/demo", "/tenants/demo/keys", "/tenants/demo/members", "/users/me"):
+            await browser.get(path)
+        await operator.ask("PUT", f"{ADMIN}/limits/keys/{key.public_id}", {"requests_per_minute": 5})
+        await operator.ask("POST", f"{TENANT}/resume")
+        with Awake() as awake:
+            while stack.gateway.services.suspensions.find(stack.tenant.id) is not None:
+                assert awake.seconds < 1
+                await asyncio.sleep(0.005)
+        await browser.post("/tenants/demo/invitations", invitation, 201)

@@ -69,14 +69,14 @@ def test_mistakes_are_one_line(run: Run) -> None:
 
 async def _use(folder: Path, sign_in: str, reset: str) -> None:
     """Redeem both links as a gateway on this data folder would."""
-    from audit_log.actors import Actor, acting_as
+    from audit_log.actors import acting_as, anonymous
     from storage.bus import LocalBus
     from storage.database.database import Database
 
     settings = loading.load({"data_dir": str(folder)})
     database = await Database.open(settings.database)
     users = Users(database, read_secrets(settings).master_key, LocalBus())
-    with acting_as(Actor("session", "anonymous", "anonymous")):
+    with acting_as(anonymous()):
         assert isinstance(await users.sign_in.with_link(sign_in, CLIENT), NewSession)
         await users.password_changes.reset(reset, PASSWORD, CLIENT)
         with pytest.raises(LinkRefused):
