@@ -15,32 +15,32 @@ Schemas: TypeAlias = Callable[[str], Mapping[str, Any]]
 
 
 class CallPayload(Protocol):
-    """Reads the text of one call, or of several in a row, into a log. `raw` is what was read of no call."""
+    """Reads the text of one call, or of several in a row, into a log."""
 
-    def take(self, text: str) -> int:
-        """How many characters belong to it. `finished` then says whether more may."""
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more belongs to it."""
         ...
 
-    @property
-    def finished(self) -> bool: ...
+    def take(self, text: str) -> int:
+        """How many characters belong to it."""
+        ...
 
-    @property
-    def unread(self) -> str:
-        """What turned out to be no call, to be shown as text."""
+    def close(self) -> str:
+        """Nothing more comes. Returns what was read and is in no call, to be shown as text."""
         ...
 
 
 class JsonCalls:
-    """Calls as JSON objects: one, or with `many` any number, in an array or with `separators` between them."""
+    """Calls as JSON objects: one, or with `many` any number, in an array or with semicolons between them."""
 
-    def __init__(self, log: EventLog, *, many: bool = False, separators: str = "") -> None:
+    def __init__(self, log: EventLog, *, many: bool = False) -> None:
         self._log = log
         self._many = many
-        self._between = " \t\r\n" + separators + ("[],;" if many else "")
+        self._between = " \t\r\n" + ("[],;" if many else "")
         self._scanner: CallScanner | None = None
         self._call: int | None = None
         self.finished = False
-        self.unread = ""
 
     def take(self, text: str) -> int:
         """Read on; returns how many characters were read."""
@@ -68,8 +68,14 @@ class JsonCalls:
             self._scanner = None
             self.finished = not self._many
         elif scanner.wrong:
-            self.unread = scanner.raw if self._call is None else ""
             self.finished = True
+
+    def close(self) -> str:
+        """What was read of an object that turned out to be no call, or whose name did not come."""
+        return self._scanner.raw if self._scanner is not None and self._call is None else ""
+
+
+_FENCE = "` \t\r\n"
 
 
 class NamedJson:
@@ -79,14 +85,15 @@ class NamedJson:
         self._log = log
         self._call = log.begin_call(name)
         self._value: ValueScanner | None = None
+        self._before = ""
         self.finished = False
-        self.unread = ""
 
     def take(self, text: str) -> int:
         """Read on; returns how many characters were read."""
         start = 0
         if self._value is None:
             start = text.find("{")
+            self._before += text if start < 0 else text[:start]
             if start < 0:
                 return len(text)
             self._value = ValueScanner()
@@ -97,12 +104,16 @@ class NamedJson:
             self._log.end_call(self._call)
         return start + taken
 
-    def close(self) -> None:
+    def end(self) -> None:
         """The call's end marker has come: without an object it has no arguments."""
-        if self._value is None:
+        if self._value is None and not self.finished:
             self._log.arguments(self._call, "{}")
             self._log.end_call(self._call)
         self.finished = True
+
+    def close(self) -> str:
+        """What stands before the object, but for a fence."""
+        return self._before if self._before.strip(_FENCE).removeprefix("json") else ""
 
 
 class XmlCall:
@@ -122,7 +133,6 @@ class XmlCall:
         self._seen = 0
         """Within a parameter: how far its end was looked for. A value may be long, and comes token by token."""
         self.finished = False
-        self.unread = ""
 
     def take(self, text: str) -> int:
         """Read on; returns how many characters were read."""
@@ -133,6 +143,18 @@ class XmlCall:
             return len(text)
         over, self._buffer = len(self._buffer), ""
         return max(0, len(text) - over)
+
+    def close(self) -> str:
+        """What is no call. A parameter that the limit cut off goes into the arguments as far as it came."""
+        rest, self._buffer = self._buffer, ""
+        if self._call is None:
+            return rest
+        opening = rest.find("<parameter=")
+        if not self.finished and opening >= 0:
+            key, _, value = rest[opening + len("<parameter=") :].partition(">")
+            begun = json.dumps(value.removeprefix("\n"), ensure_ascii=False)[:-1]
+            self._log.arguments(self._call, f"{', ' if self._members else '{'}{json.dumps(key.strip())}: {begun}")
+        return ""
 
     def _step(self) -> bool:
         """Read one element; False while none is whole."""
@@ -318,8 +340,8 @@ class PythonCalls:
         self._escaped = False
         self._depth = 0
         self._opened = False
+        self._calls = 0
         self.finished = False
-        self.unread = ""
 
     def take(self, text: str) -> int:
         """Read on; returns how many characters were read."""
@@ -329,18 +351,24 @@ class PythonCalls:
                 return index + 1
         return len(text)
 
+    def close(self) -> str:
+        """What is in no call, with the bracket before the first."""
+        parts, self._parts = "".join(self._parts), []
+        if self._calls and not parts.strip(" \t\r\n,]"):
+            return ""
+        return f"[{parts}" if self._opened and not self._calls else parts
+
     def _next(self, character: str) -> None:
         if not self._opened:
             self._opened = character == "["
-            if not self._opened and character not in " \t\r\n":
-                self._give_up(character)
-            return
-        if self._depth == 0 and character == "]":
-            self.finished = True
-            if "".join(self._parts).strip(" \t\r\n,"):
-                self._give_up("]")
+            if not self._opened:
+                self._parts.append(character)
+                self.finished = character not in " \t\r\n"
             return
         self._parts.append(character)
+        if self._depth == 0 and character == "]" and not self._quote:
+            self.finished = True
+            return
         self._follow(character)
         if self._depth == 0 and character == ")" and not self._quote:
             self._end_call()
@@ -361,20 +389,17 @@ class PythonCalls:
             self._depth -= 1
 
     def _end_call(self) -> None:
-        text, self._parts = "".join(self._parts), []
+        text = "".join(self._parts)
         name, _, rest = text.lstrip(" \t\r\n,").partition("(")
         try:
             if not name or not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
                 raise NotACall
             arguments = json_of_python(rest[:-1])
         except NotACall:
-            self._give_up(text, closed=True)
+            self.finished = True
             return
+        self._parts = []
+        self._calls += 1
         call = self._log.begin_call(name)
         self._log.arguments(call, arguments)
         self._log.end_call(call)
-
-    def _give_up(self, text: str, *, closed: bool = False) -> None:
-        opening = "[" if self._opened and not self._log.calls else ""
-        self.unread = f"{opening}{text if closed else ''.join(self._parts) + text}"
-        self.finished = True

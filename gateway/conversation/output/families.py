@@ -17,6 +17,7 @@ from gateway.conversation.output.markers import Lexeme, Mark, MarkerLexer
 
 _SPACE = " \t\r\n"
 _LONGEST_NAME = 256
+_FENCE = "` \t\r\n"
 
 
 class MarkedParser:
@@ -68,8 +69,8 @@ class MarkedParser:
     def close_payload(self) -> None:
         """The call's text is over: what of it was no call is text."""
         payload, self.payload = self.payload, None
-        if payload is not None and payload.unread:
-            self.log.text(payload.unread)
+        if payload is not None and (rest := payload.close()):
+            self.log.text(rest)
 
     def _take(self, lexemes: Iterable[Lexeme]) -> None:
         for lexeme in lexemes:
@@ -117,6 +118,7 @@ class TaggedCalls(MarkedParser):
             self._after_reasoning = self.reasons
             self.reasons = False
         elif name == "call" and not self.reasons:
+            self.close_payload()
             self._in_call = True
         elif name == "end":
             self.close_payload()
@@ -136,8 +138,9 @@ class TaggedCalls(MarkedParser):
         super().text(text)
 
     def after_payload(self, text: str) -> str:
-        """What stands between a whole call and its end marker is nothing."""
-        return "" if self._in_call else text
+        """What stands between a call and its end marker is text, if it is more than white space."""
+        self._in_call = False
+        return text
 
 
 class LeadingCalls(MarkedParser):
@@ -149,6 +152,7 @@ class LeadingCalls(MarkedParser):
     def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
         super().__init__(tokens, schemas, reasons=reasons)
         self._decided = False
+        self._spaces = ""
 
     def mark(self, name: str) -> None:
         """A marker before calls says nothing more than that they come."""
@@ -162,13 +166,14 @@ class LeadingCalls(MarkedParser):
             return
         inner = text.lstrip(_SPACE)
         if not inner:
+            self._spaces += text
             return
         self._decided = True
         if inner[0] == self.OPENS:
             self.payload = self.calls()
             self._take_text(inner)
         else:
-            super().text(text)
+            super().text(self._spaces + text)
 
     def calls(self) -> CallPayload:
         """What reads the calls."""
@@ -193,6 +198,7 @@ class TextCalls(MarkedParser):
 
     def mark(self, name: str) -> None:
         """A call begins."""
+        self.close_payload()
         self.payload = JsonCalls(self.log)
 
 
@@ -203,6 +209,7 @@ class FunctoolsCalls(MarkedParser):
 
     def mark(self, name: str) -> None:
         """The list of calls begins."""
+        self.close_payload()
         self.payload = JsonCalls(self.log, many=True)
 
 
@@ -222,6 +229,7 @@ class MistralCalls(MarkedParser):
         super().__init__(tokens, schemas, reasons=reasons)
         self._part = "text"
         self._name = ""
+        self._id = ""
 
     def mark(self, name: str) -> None:
         """Each part of a call follows its marker."""
@@ -233,9 +241,10 @@ class MistralCalls(MarkedParser):
             return
         elif name == "calls":
             self.close_payload()
-            self._part, self._name = "name", ""
+            self._end_name()
+            self._part = "name"
         elif name == "id" and self._part == "name":
-            self._part = "id"
+            self._part, self._id = "id", ""
         elif name == "arguments" and self._part in ("name", "id"):
             self._begin()
 
@@ -243,6 +252,14 @@ class MistralCalls(MarkedParser):
         """A name until the arguments begin, or an array of whole calls."""
         if self._part == "text" or self.reasons:
             super().text(text)
+        elif self._part == "id":
+            self._id += text
+            if "{" in self._id:  # the marker of the arguments is missing
+                _, brace, rest = self._id.partition("{")
+                self._begin()
+                self._take_text(brace + rest)
+            elif len(self._id) > _LONGEST_NAME:
+                self._end_name()
         elif self._part == "name":
             self._name += text
             inner = self._name.lstrip(_SPACE)
@@ -260,9 +277,13 @@ class MistralCalls(MarkedParser):
 
     def end(self) -> None:
         """A name without arguments is text."""
-        if self._part == "name" and self._name:
-            self.log.text(self._name)
+        self._end_name()
         super().end()
+
+    def _end_name(self) -> None:
+        if self._part in ("name", "id"):
+            self.log.text(self._name + self._id)
+        self._part, self._name, self._id = "text", "", ""
 
     def _begin(self) -> None:
         self.payload = NamedJson(self.log, self._name.strip())
@@ -294,7 +315,9 @@ class DeepSeekCalls(MarkedParser):
         elif self.reasons:
             return
         elif name == "call":
-            self._part, self._held = "kind", ""
+            self.close_payload()
+            self._end_name()
+            self._part = "kind"
         elif name == "sep" and self._part == "kind":
             if self._held.strip() == "function":
                 self._part, self._held = "name", ""
@@ -302,20 +325,24 @@ class DeepSeekCalls(MarkedParser):
                 self._begin(self._held)
         elif name == "end":
             if isinstance(self.payload, NamedJson):
-                self.payload.close()
+                self.payload.end()
             self.close_payload()
+            self._end_name()
             self._part = "between"
         elif name in ("calls", "calls end"):
+            self.close_payload()
+            self._end_name()
             self._part = "between" if name == "calls" else "text"
 
     def text(self, text: str) -> None:
-        """Names up to the line's end or the marker, then the arguments; nothing between calls."""
-        if self._part == "text" or self.reasons:
+        """Names up to the line's end or the marker, then the arguments. Between calls fences are nothing."""
+        if self._part == "text" or self.reasons or (self._part == "between" and text.strip(_FENCE)):
             super().text(text)
         elif self._part in ("kind", "name"):
-            if len(self._held) > _LONGEST_NAME:
-                return
             self._held += text
+            if len(self._held) > _LONGEST_NAME:
+                self._end_name()
+                return
             name, newline, rest = self._held.partition("\n")
             if self._part == "name" and newline:
                 self._begin(name)
@@ -324,7 +351,17 @@ class DeepSeekCalls(MarkedParser):
     def after_payload(self, text: str) -> str:
         """A fence may follow the arguments."""
         self._part = "between"
-        return ""
+        return text
+
+    def end(self) -> None:
+        """A name without arguments is text."""
+        self._end_name()
+        super().end()
+
+    def _end_name(self) -> None:
+        if self._part in ("kind", "name"):
+            self.log.text(self._held)
+        self._part, self._held = "text", ""
 
     def _begin(self, name: str) -> None:
         self._part, self._held = "arguments", ""
@@ -366,14 +403,16 @@ class HarmonyChannels(MarkedParser):
             self._begin()
         elif name in ("end", "call", "return"):
             if isinstance(self.payload, NamedJson):
-                self.payload.close()
+                self.payload.end()
             self.close_payload()
             self._part, self._header = "header", ""
 
     def text(self, text: str) -> None:
         """A header's words, or a message's content."""
-        if self._part == "header" and len(self._header) <= 4 * _LONGEST_NAME:
+        if self._part == "header":
             self._header += text
+            if len(self._header) > 4 * _LONGEST_NAME:
+                self._end_header()
         elif self._part == "content":
             if self._channel == "analysis":
                 self.log.reasoning(text)
@@ -391,8 +430,19 @@ class HarmonyChannels(MarkedParser):
             self.payload = NamedJson(self.log, recipient.removeprefix("functions."))
 
     def after_payload(self, text: str) -> str:
-        """Nothing stands between a call's arguments and its end."""
-        return ""
+        """What stands between a call's arguments and its end is text, if it is more than white space."""
+        self._part, self._channel = "content", "final"
+        return text
+
+    def end(self) -> None:
+        """A header without a message is text: this output has no channels."""
+        self._end_header()
+        super().end()
+
+    def _end_header(self) -> None:
+        if self._part == "header" and "<|channel|>" not in self._header:
+            self.log.text(self._header)
+            self._part, self._channel, self._header = "content", "final", ""
 
 
 class PlainText(MarkedParser):

@@ -57,7 +57,7 @@ SAMPLES: list[Sample] = [
     ),
     Sample("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b', [("add", '{"a": 1, "b')], open=1),
     Sample("hermes", "a < b and <tool or <think", text="a < b and <tool or <think"),
-    Sample("hermes", '<tool_call>{"no": "call"}</tool_call>', text='{"no"'),
+    Sample("hermes", '<tool_call>{"no": "call"}</tool_call>', text='{"no": "call"}'),
     # Qwen3-Coder
     Sample(
         "qwen",
