@@ -46,14 +46,17 @@ class ForgottenScopes:
         """Look and tell until cancelled."""
         while True:
             try:
-                await self.look()
-                self.tell()
-            except DatabaseUnavailable:
-                log.info("forgotten scopes cannot be read: the database is away")
-                self.tell()
+                await self._look_and_tell()
             except Exception:  # this must not end: replicas would keep what is to be forgotten
                 log.exception("forgotten scopes could not be told, trying again")
             await self._pause()
+
+    async def _look_and_tell(self) -> None:
+        try:
+            await self.look()
+        except DatabaseUnavailable:
+            log.info("forgotten scopes cannot be read: the database is away")
+        self.tell()
 
     async def look(self) -> None:
         """Learn which keys have changed. Raises DatabaseUnavailable."""

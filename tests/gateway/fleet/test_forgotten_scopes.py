@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,3 +124,25 @@ def test_a_link_sends_a_scope_again_when_it_changed() -> None:
     link.forget("a")
     link.introduce(second)
     assert sent == [first, second, Forget("a"), second]
+
+
+async def test_an_unexpected_error_is_not_the_last_look(database: Database) -> None:
+    relay, *_ = forgotten(database)
+    looked, pauses = asyncio.Event(), 0
+
+    async def failing_once() -> None:
+        if not pauses:
+            raise RuntimeError("unexpected")
+        looked.set()
+
+    async def pause() -> None:
+        nonlocal pauses
+        pauses += 1
+        await asyncio.sleep(0)
+
+    relay.look, relay._pause = failing_once, pause  # type: ignore[method-assign]
+    running = asyncio.create_task(relay.run())
+    async with asyncio.timeout(10):
+        await looked.wait()
+    running.cancel()
+    await asyncio.wait([running])

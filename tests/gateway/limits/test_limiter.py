@@ -224,3 +224,26 @@ async def until_async(condition: Any, seconds: float = 10) -> None:
     while not await condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.05)
+
+
+async def test_an_unexpected_error_does_not_end_the_renewing_of_places(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = Limiter(LimitCache(tenant.database, tenant.bus), None, "w")
+    renewed, again = 0, asyncio.Event()
+
+    async def renew() -> None:
+        nonlocal renewed
+        renewed += 1
+        if renewed == 1:
+            raise RuntimeError("unexpected")
+        again.set()
+
+    monkeypatch.setattr(limiter, "renew", renew)
+    monkeypatch.setattr("gateway.limits.limiter._RENEW_S", 0.0)
+    await limiter.start()
+    try:
+        async with asyncio.timeout(10):
+            await again.wait()
+    finally:
+        await limiter.close()

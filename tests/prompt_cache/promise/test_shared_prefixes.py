@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from uuid import UUID
 
@@ -101,3 +102,27 @@ async def test_what_cannot_be_shared_is_refused(domains: CacheDomains) -> None:
         await shared.share("tenant", ONE, MODEL, [number] * 64, reason="a")
     with pytest.raises(SharingRefused, match="the most"):
         await shared.share("tenant", ONE, MODEL, PROMPT, reason="a")
+
+
+async def test_an_unexpected_error_is_not_the_last_look(domains: CacheDomains) -> None:
+    found, pauses = asyncio.Event(), 0
+    shared = shared_of(domains)
+    look = shared.look
+
+    async def failing_once() -> None:
+        if not pauses:
+            raise RuntimeError("unexpected")
+        await look()
+        found.set()
+
+    async def pause() -> None:
+        nonlocal pauses
+        pauses += 1
+        await asyncio.sleep(0)
+
+    shared.look, shared._pause = failing_once, pause  # type: ignore[method-assign]
+    running = asyncio.create_task(shared.run())
+    async with asyncio.timeout(10):
+        await found.wait()
+    running.cancel()
+    await asyncio.wait([running])
