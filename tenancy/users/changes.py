@@ -57,6 +57,6 @@ def acting_as_user(user_id: UUID, email: str) -> Iterator[None]:
     """What was done anonymously so far is done by this user from now on, since it has proven who it is."""
     actor = current_actor()
     if actor.id == _NOBODY:
-        actor = structs.replace(actor, id=user_public_id(user_id), name=email)
+        actor = structs.replace(actor, id=user_public_id(user_id), name=email, user=user_public_id(user_id))
     with acting_as(actor):
         yield
