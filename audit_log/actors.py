@@ -26,7 +26,8 @@ class Actor(Struct, frozen=True):
     """Who makes a change. `id` is a user's id, a key's public id, or USER@HOST; `name` is for people to read.
 
     `through`: a second fact about how, such as the USER@HOST of a command that presented a key. `address`: the
-    client's. `request_id`: as clients see it, empty outside a request.
+    client's. `request_id`: as clients see it, empty outside a request. `user`: the public id of the user who is signed
+    in, or whose an operator's key is.
     """
 
     means: Means
@@ -35,6 +36,12 @@ class Actor(Struct, frozen=True):
     through: str = ""
     address: str = ""
     request_id: str = ""
+    user: str = ""
+
+    @property
+    def person(self) -> str:
+        """Who that is, by what stays: see `person_of`."""
+        return person_of(self.name, self.user)
 
 
 def anonymous(address: str = "", request_id: str = "") -> Actor:
@@ -42,6 +49,18 @@ def anonymous(address: str = "", request_id: str = "") -> Actor:
     return Actor("anonymous", "anonymous", "anonymous", address=address, request_id=request_id)
 
 
+def person_of(name: str, user: str = "") -> str:
+    """Who a user or an operator's key is: the user's public id, else the key's name, which cannot be changed."""
+    return user or f"operator {name.strip().casefold()}"
+
+
+def are_two_people(one: str, other: str) -> bool:
+    """Whether two are known to be different people. A user, and a key that says of no user, may be the same."""
+    of_users = [person.startswith(_USER) for person in (one, other)]
+    return "" not in (one, other) and one != other and of_users[0] == of_users[1]
+
+
+_USER = "user_"
 _actor: ContextVar[Actor] = ContextVar("actor")
 
 

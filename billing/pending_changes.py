@@ -7,15 +7,16 @@ makes it when another person approves, with its checks run anew.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any, Literal, NoReturn, TypeAlias
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy import RowMapping, literal_column, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from audit_log.actors import Actor, current_actor
+from audit_log.actors import Actor, are_two_people, current_actor
 from audit_log.record import record_change
 from billing.money import parse_amount
 from billing.platform_settings import APPROVALS, GRANT_OVER, value_of
@@ -27,7 +28,9 @@ from storage.reported_error import ReportedError
 
 PREFIX = "change_"
 State: TypeAlias = Literal["pending", "approved", "withdrawn"]
-ChangeKind: TypeAlias = Literal["terms.set", "grant.create", "credit_note.issue", "platform_setting.set"]
+ChangeKind: TypeAlias = Literal[
+    "terms.set", "grant.create", "credit_line.set", "credit_note.issue", "platform_setting.set"
+]
 """What takes two. Another kind, such as a payee's account, is a name here and an entry in `billing.approvals.kinds`."""
 
 
@@ -37,6 +40,10 @@ class ApprovalRefused(ReportedError):
 
 class OwnChange(ApprovalRefused):
     """Somebody was about to approve what they proposed."""
+
+
+class NotAllowedToDecide(ApprovalRefused):
+    """Somebody was about to decide about a change that they have no permission for."""
 
 
 class NotPending(ApprovalRefused):
@@ -58,6 +65,7 @@ class PendingChange(Struct, frozen=True, kw_only=True):
     tenant_id: UUID | None
     author: str
     author_via: str
+    author_person: str = ""
     reason: str
     created_at: int
     decider: str | None = None
@@ -87,8 +95,8 @@ async def propose_if_needed(
 ) -> None:
     """Raise ChangePending, having kept the change, if it takes two people now; return if the caller may make it.
 
-    `amount_pico`: of a grant, which takes two only over the platform's amount. Jobs of ours need nobody's approval.
-    Raises ApprovalRefused for somebody whom no key or session proves; DatabaseUnavailable.
+    `amount_pico`: of a grant or credit line, which takes two only over the platform's amount. Jobs of ours need
+    nobody's approval. Raises ApprovalRefused for somebody whom no key or session proves; DatabaseUnavailable.
     """
     actor = current_actor()
     if actor.means == "system":
@@ -110,8 +118,8 @@ async def propose(
     tenant_id: UUID | None = None,
     reason: str = "",
 ) -> NoReturn:
-    """Keep a change for another person, whatever the settings say, and raise ChangePending. The very same change that
-    waits already is not kept twice. Raises ApprovalRefused, InvalidText."""
+    """Keep a change for another person, whatever the settings say, and raise ChangePending. The very same change of the
+    same person that waits already is not kept twice, even under another id. Raises ApprovalRefused, InvalidText."""
     actor = current_actor()
     check_proven(actor)
     check_text("reason", reason, REASON, empty=True)
@@ -123,10 +131,11 @@ async def propose(
         "tenant_id": tenant_id,
         "author": actor.name,
         "author_via": via_of(actor),
+        "author_person": actor.person,
         "reason": reason,
     }
     async with database.transaction() as session:
-        change = await _waiting(session, values) or await _keep(database, session, values)
+        change = await _keep(database, session, values)
     raise ChangePending(change)
 
 
@@ -137,6 +146,18 @@ def check_proven(actor: Actor) -> None:
             "approvals are on, so it must be proven who does this: present your operator's key "
             "(--operator-key-file FILE)"
         )
+
+
+def check_second_person(change: PendingChange, actor: Actor) -> None:
+    """Raise OwnChange unless it is known that another person than the author acts."""
+    if are_two_people(change.author_person, actor.person):
+        return
+    hint = ""
+    if change.author_person != actor.person:
+        hint = (
+            ": a key that names no user and a user may be one person (`turnpike keys create --operator --user EMAIL`)"
+        )
+    raise OwnChange(f"{change.author} proposed {change.id}; another person must approve it{hint}")
 
 
 def via_of(actor: Actor) -> str:
@@ -200,16 +221,18 @@ async def write_result(session: AsyncSession, identity: UUID, result: str) -> No
     await session.execute(update(pending_change).where(pending_change.c.id == identity).values(result=result))
 
 
-async def _waiting(session: AsyncSession, values: dict[str, Any]) -> PendingChange | None:
-    same = [pending_change.c[name] == values[name] for name in ("kind", "arguments", "state", "author")]
-    row = (await session.execute(select(pending_change).where(*same).limit(1))).mappings().one_or_none()
-    return None if row is None else _change(row)
-
-
 async def _keep(database: Database, session: AsyncSession, values: dict[str, Any]) -> PendingChange:
-    row = {"id": new_id(), **values, "created_at": database.clock}
-    made = await session.execute(insert(pending_change).values(row).returning(pending_change))
-    change = _change(made.mappings().one())
+    """Keep a change; or the same one, if it waits already: of several at once one is kept."""
+    identity, same = new_id(), _digest(values)
+    row = {"id": identity, **values, "created_at": database.clock, "sha256": same}
+    kept = database.insert(pending_change).values(row).on_conflict_do_update(
+        index_elements=["sha256"], index_where=pending_change.c.state == literal_column("'pending'"),
+        set_={"sha256": same},
+    )  # fmt: skip
+    found = (await session.execute(kept.returning(pending_change))).mappings().one()
+    change = _change(found)
+    if found["id"] != identity:
+        return change
     await record_change(
         session,
         "change.proposed",
@@ -222,10 +245,17 @@ async def _keep(database: Database, session: AsyncSession, values: dict[str, Any
     return change
 
 
+def _digest(values: dict[str, Any]) -> str:
+    """What equal changes of one person have in common. The id of a grant is new each time it is asked for."""
+    arguments = {name: value for name, value in msgspec.json.decode(values["arguments"]).items() if name != "id"}
+    same = (values["kind"], values["author_person"], str(values["tenant_id"]), arguments)
+    return sha256(msgspec.json.encode(same, order="sorted")).hexdigest()
+
+
 def _change(row: RowMapping) -> PendingChange:
-    return PendingChange(
-        **{**row, "id": f"{PREFIX}{row['id'].hex}", "arguments": msgspec.json.decode(row["arguments"])}
-    )
+    values = {name: row[name] for name in PendingChange.__struct_fields__}
+    values |= {"id": f"{PREFIX}{row['id'].hex}", "arguments": msgspec.json.decode(row["arguments"])}
+    return PendingChange(**values)
 
 
 def _threshold(text: str) -> int:

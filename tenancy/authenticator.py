@@ -205,6 +205,7 @@ class Authenticator:
             permissions=None if grant.limits.permissions is None else frozenset(grant.limits.permissions),
             limits=grant.limits,
             expires_at=grant.expires_at,
+            user=key.user,
         )
         previous = key.previous_mac is not None and key.previous_until is not None
         return _CachedKey(

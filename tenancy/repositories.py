@@ -195,15 +195,22 @@ class Tenancy:
         return issued
 
     async def create_operator_key(
-        self, name: str, *, expires_at: int | None = None, role: Role = "owner", limits: KeyLimits = NO_LIMITS
+        self,
+        name: str,
+        *,
+        expires_at: int | None = None,
+        role: Role = "owner",
+        limits: KeyLimits = NO_LIMITS,
+        user_id: UUID | None = None,
     ) -> IssuedKey:
         """Create an operator's key. Its name is recorded with what the operator does; keys of one name are one
-        person's.
+        person's. `user_id`: the user who this operator is.
 
         `expires_at` is in microseconds since the Unix epoch. Raises InvalidText.
         """
         check_text("name", name, NAME)
         issued, key = self._new_key("operator", name.strip(), expires_at, role, limits)
+        key.user_id = user_id
         async with self._database.transaction() as session:
             # all tenants: an operator's key is of none
             await _record(session, "key.created", await AllKeysRepository(session=session).add(key))

@@ -42,7 +42,7 @@ class Project(Base):
 
 class ApiKey(Base):
     """A key: its public id and the MAC of its secret. A tenant's admin key has no project. An operator's key has no
-    tenant either, and its name is the operator's.
+    tenant either, and its name is the operator's; `user_id` says which user that is, if it is one.
 
     `limits` is JSON of `tenancy.rights.key_limits.KeyLimits`. A key that was rotated keeps its earlier secret's MAC as
     `previous_mac`, which is valid until `previous_until`.
@@ -78,6 +78,12 @@ class ApiKey(Base):
     previous_pepper_version: Mapped[int | None] = mapped_column(Integer)
     previous_until: Mapped[datetime | None] = mapped_column(Instant)
     previous_used_at: Mapped[datetime | None] = mapped_column(Instant)
+    user_id: Mapped[UUID | None] = mapped_column(Id)
+
+    @property
+    def user(self) -> str:
+        """The public id of the user whose key it is; empty if it says of none."""
+        return "" if self.user_id is None else f"user_{self.user_id.hex}"
 
     def __repr__(self) -> str:
         return f"ApiKey(public_id={self.public_id!r}, kind={self.kind!r}, name={self.name!r})"

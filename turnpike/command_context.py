@@ -70,7 +70,7 @@ async def _actor(admin: AdminServices) -> Actor:
         except (OSError, UnicodeDecodeError, AuthenticationFailed):
             pass
         else:
-            return Actor("operator_key", operator.public_id, operator.name, through=user)
+            return Actor("operator_key", operator.public_id, operator.name, through=user, user=operator.user)
     return Actor("command", user, user)
 
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from audit_log.actors import become, current_actor
+from audit_log.actors import are_two_people, become, current_actor
 from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
     from billing.prices.approval import PriceSheets
     from tenancy.rights.permissions import Permission
+    from tenancy.rights.principals import Principal
     from turnpike.admin_services import AdminServices
 
 FLAG = "--operator-key-file"
@@ -61,15 +62,15 @@ async def find_author(
 
     A key has to allow `permission`. While approvals are on, only a key will do. Raises CommandError.
     """
-    from billing.prices.approval import BY_KEY, PriceSheets
+    from billing.prices.approval import PriceSheets, via_of_sheets
     from turnpike.admin_services import system_user
 
     key_file = admin.settings.operator_key_file
     if key_file:
-        name = await _operator(admin, Path(key_file), permission)
+        name = (await _operator(admin, Path(key_file), permission)).name
         if arguments.by not in (None, name):
             raise CommandError(f"--by: the key in {key_file} is {name}'s; leave --by out")
-        return Author(name, PriceSheets(admin.database, via=f"{BY_KEY}, {system_user()}"))
+        return Author(name, PriceSheets(admin.database, via=via_of_sheets(current_actor())))
     if await approvals_are_on(admin):
         raise CommandError(
             f"changing prices takes two operators (`turnpike platform show`): present your key, {FLAG} FILE"
@@ -92,35 +93,41 @@ async def check_operators(admin: AdminServices, arguments: argparse.Namespace) -
     """
     if not admin.settings.operator_key_file:
         raise CommandError(f"present your operator's key: {FLAG} FILE")
-    names = [await _operator(admin, Path(admin.settings.operator_key_file), "platform.write")]
+    operators = [await _operator(admin, Path(admin.settings.operator_key_file), "platform.write")]
     if await approvals_are_on(admin):
         if not arguments.second_operator_key_file:
             raise CommandError(f"approvals are on, so this takes a second operator's key too: {SECOND_FLAG} FILE")
-        names.append(await _operator(admin, Path(arguments.second_operator_key_file), "platform.write", SECOND_FLAG))
-        if names[0].casefold() == names[1].casefold():
-            raise CommandError(f"{SECOND_FLAG}: both keys are {names[0]}'s; it takes another operator's")
+        second = Path(arguments.second_operator_key_file)
+        operators.append(await _operator(admin, second, "platform.write", SECOND_FLAG))
+        if not are_two_people(operators[0].person, operators[1].person):
+            raise CommandError(f"{SECOND_FLAG}: both keys are {operators[0].name}'s, or may be; it takes another's")
         actor = current_actor()
-        become(msgspec.structs.replace(actor, through=f"{actor.through}, with the key of {names[1]}"))
-    return names
+        become(msgspec.structs.replace(actor, through=f"{actor.through}, with the key of {operators[1].name}"))
+    return [operator.name for operator in operators]
 
 
-async def check_own_operator(admin: AdminServices, permission: Permission) -> str:
-    """The name of the operator whose key is presented, which has to allow this. Raises CommandError."""
+async def check_second_operator(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """Two operators' keys while approvals are on: for what makes, or takes over, somebody who has a role at the
+    platform. Raises CommandError."""
+    if await approvals_are_on(admin):
+        await check_operators(admin, arguments)
+
+
+async def own_operator(admin: AdminServices, permission: Permission) -> Principal:
+    """The operator whose key is presented, which has to allow this. Raises CommandError."""
     key_file = admin.settings.operator_key_file
     if not key_file:
         raise CommandError(f"present your operator's key: {FLAG} FILE")
     return await _operator(admin, Path(key_file), permission)
 
 
-async def is_own_key(admin: AdminServices, name: str) -> bool:
-    """Whether the operator whose key is presented has this name. Raises CommandError."""
-    from tenancy.administration.operators import same_person
-
+async def is_own_person(admin: AdminServices, person: str) -> bool:
+    """Whether the operator whose key is presented is this person (`Principal.person`). Raises CommandError."""
     key_file = admin.settings.operator_key_file
-    return bool(key_file) and same_person(await _operator(admin, Path(key_file), None), name)
+    return bool(key_file) and (await _operator(admin, Path(key_file), None)).person == person
 
 
-async def _operator(admin: AdminServices, path: Path, permission: Permission | None, flag: str = FLAG) -> str:
+async def _operator(admin: AdminServices, path: Path, permission: Permission | None, flag: str = FLAG) -> Principal:
     """The operator whose key the file holds; the key has to allow `permission`."""
     from tenancy.authenticator import AuthenticationFailed
 
@@ -131,7 +138,7 @@ async def _operator(admin: AdminServices, path: Path, permission: Permission | N
         raise CommandError(f"{flag}: {path} holds no operator's key that is valid: {make}") from error
     if permission is not None and not operator.may(permission):
         raise CommandError(f"{flag}: the key of {operator.name} does not allow this ({permission})")
-    return operator.name
+    return operator
 
 
 def _read_key(path: Path, flag: str) -> str:

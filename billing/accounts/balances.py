@@ -59,6 +59,14 @@ class RefundRefused(ReportedError, ValueError):
         self.refundable_pico = refundable_pico
 
 
+class CreditLine(msgspec.Struct, frozen=True):
+    """A credit line, as it is kept until another person approves it."""
+
+    tenant_id: UUID
+    pico: int
+    currency: str
+
+
 class Balances:
     """Putting money in, paying it back, and looking at it."""
 
@@ -147,7 +155,7 @@ class Balances:
     async def grant_in(self, session: AsyncSession, made: Grant) -> None:
         """Put in what another person has approved, in this transaction. Raises InvalidGrant if its time has passed or
         its id was used meanwhile, InvalidMoney, CurrencyMismatch."""
-        if made.expires_at is not None and made.expires_at <= await self._database.now():
+        if made.expires_at is not None and made.expires_at <= await self._database.now_in(session):
             raise InvalidGrant("expires_at: it lies in the past")
         await _begin(self._database, session, made.tenant_id, made.currency)
         if not await _put_in(self._database, await money_transaction_in(self._database, session), made):
@@ -230,23 +238,26 @@ class Balances:
 
     async def set_credit_line(self, tenant_id: UUID, pico: int, currency: str) -> Balance:
         """Let the tenant use up to so much before it is paid; 0 for a prepaid tenant. What is used beyond a lower line
-        stays owed, and nothing more is admitted until it is paid. Raises InvalidMoney, CurrencyMismatch.
+        stays owed, and nothing more is admitted until it is paid. Raises InvalidMoney, CurrencyMismatch; ChangePending
+        while it takes two people to raise it so far.
         """
         check_currency(currency)
         if not 0 <= pico <= MAX_PICO:
             raise InvalidMoney(f"a credit line of {pico} pico-units")
+        before, line = await self.get(tenant_id), CreditLine(tenant_id, pico, currency)
+        if before is None or pico > before.credit_line:
+            summary = f"a credit line of {format_pico(pico)} {currency}"
+            await propose_if_needed(self._database, "credit_line.set", line, summary, tenant_id=tenant_id,
+                                    amount_pico=pico)  # fmt: skip
         async with self._database.transaction() as session:
             await _begin(self._database, session, tenant_id, currency)
         async with recorded_money_transaction(self._database) as (session, money):
-            found = (await money.lock([tenant_id]))[tenant_id]
-            if found.currency != currency:
-                raise CurrencyMismatch(found.currency, currency)
-            after = found.with_credit_line(pico)
-            await money.save([after])
-            lines = [{"limit": format_pico(one.credit_line), "currency": currency} for one in (found, after)]
-            await record_change(session, "credit_line.set", target="balance", target_id=str(tenant_id),
-                                tenant_id=tenant_id, before=lines[0], after=lines[1])  # fmt: skip
-        return after
+            return await _set_line(session, money, line)
+
+    async def set_credit_line_in(self, session: AsyncSession, line: CreditLine) -> Balance:
+        """As `set_credit_line`, in this transaction and without another person's approval."""
+        await _begin(self._database, session, line.tenant_id, line.currency)
+        return await _set_line(session, await money_transaction_in(self._database, session), line)
 
     async def expire(self, now: int | None = None) -> int:
         """Take what is left of grants whose time had passed at `now` (the database's clock if absent): the worker's.
@@ -290,6 +301,18 @@ async def _record_grant(session: AsyncSession, made: Grant) -> None:
     after["amount"] = format_pico(made.amount_pico)
     await record_change(session, "grant.created", target="grant", target_id=str(made.id), tenant_id=made.tenant_id,
                         project_id=made.project_id, reason=made.reason, after=after)  # fmt: skip
+
+
+async def _set_line(session: AsyncSession, money: MoneyTransaction, line: CreditLine) -> Balance:
+    found = (await money.lock([line.tenant_id]))[line.tenant_id]
+    if found.currency != line.currency:
+        raise CurrencyMismatch(found.currency, line.currency)
+    after = found.with_credit_line(line.pico)
+    await money.save([after])
+    lines = [{"limit": format_pico(one.credit_line), "currency": line.currency} for one in (found, after)]
+    await record_change(session, "credit_line.set", target="balance", target_id=str(line.tenant_id),
+                        tenant_id=line.tenant_id, before=lines[0], after=lines[1])  # fmt: skip
+    return after
 
 
 async def _begin(database: Database, session: AsyncSession, tenant_id: UUID, currency: str) -> None:

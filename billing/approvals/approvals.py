@@ -6,30 +6,34 @@ still waits. Who proposed a change can withdraw it, and never approve it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
 from uuid import UUID
 
-from audit_log.actors import Actor, current_actor
-from billing.approvals.kinds import KINDS, Makers, Needed, make
+from audit_log.actors import current_actor
+from billing.approvals.kinds import KINDS, Makers, Needed, check, make
 from billing.pending_changes import (
     PREFIX,
-    OwnChange,
+    NotAllowedToDecide,
     PendingChange,
     State,
     UnknownChange,
     check_proven,
+    check_second_person,
     decide,
     find_changes,
-    via_of,
     write_result,
 )
 from billing.prices import PriceCatalog
-from billing.prices.approval import BY_KEY, PriceSheets
+from billing.prices.approval import PriceSheets, person_of_sheet, via_of_sheets
 from billing.prices.errors import UnknownSheet
 from billing.prices.sheets import PriceSheet
 from storage.database.database import Database
 
 SHEET_PREFIX = "price_sheet_"
 SHEET_KIND = "price_sheet.activate"
+May: TypeAlias = Callable[[Needed], bool]
+"""Whether whoever decides has a permission at the platform."""
 
 
 class Approvals:
@@ -60,20 +64,23 @@ class Approvals:
             raise UnknownChange(f"there is no change {reference}")
         return found[0]
 
-    async def approve(self, reference: str, reason: str = "", *, dry_run: bool = False) -> PendingChange:
-        """Make a change that another person proposed.
+    async def approve(self, reference: str, may: May, reason: str = "", *, dry_run: bool = False) -> PendingChange:
+        """Make a change that another person proposed, with the permission that its kind needs.
 
-        Raises UnknownChange, NotPending, OwnChange, ApprovalRefused if it is not proven who approves, InvalidText, and
-        what the change's own checks raise; then nothing is written.
+        Raises UnknownChange, NotPending, OwnChange, NotAllowedToDecide, ApprovalRefused if it is not proven who
+        approves, InvalidText, and what the change's own checks raise; then nothing is written.
         """
         actor = current_actor()
         check_proven(actor)
         change = await self.get(reference)
+        _check_may(may, "approvals.decide", change)
+        _check_may(may, permission_to_decide(change.kind), change)
         if reference.startswith(SHEET_PREFIX):
-            sheets = PriceSheets(self._database, via=_via_of_sheets(actor))
+            sheets = PriceSheets(self._database, via=via_of_sheets(actor))
             return _of_sheet(await sheets.approve(_sheet_number(reference), actor.name, reason, dry_run=dry_run))
-        if actor.name.strip().casefold() == change.author.strip().casefold():
-            raise OwnChange(f"{change.author} proposed {change.id}; another person must approve it")
+        check_second_person(change, actor)
+        if change.state == "pending":
+            await check(self._makers, change)
         async with self._database.transaction(write=not dry_run) as session:
             identity = _identity(reference)
             approved = await decide(self._database, session, identity, "approved", reason=reason)
@@ -82,13 +89,16 @@ class Approvals:
             (after,) = await find_changes(session, identity=identity)
         return after
 
-    async def withdraw(self, reference: str, reason: str = "") -> PendingChange:
-        """End a change without making it. Raises UnknownChange, NotPending, ApprovalRefused, InvalidText."""
+    async def withdraw(self, reference: str, may: May, reason: str = "") -> PendingChange:
+        """End a change without making it: one's own, or with the permission that approving it needs. Raises
+        UnknownChange, NotPending, NotAllowedToDecide, ApprovalRefused, InvalidText."""
         actor = current_actor()
         check_proven(actor)
+        change = await self.get(reference)
+        if change.author_person != actor.person:
+            _check_may(may, permission_to_decide(change.kind), change)
         if reference.startswith(SHEET_PREFIX):
-            await self.get(reference)
-            sheets = PriceSheets(self._database, via=_via_of_sheets(actor))
+            sheets = PriceSheets(self._database, via=via_of_sheets(actor))
             return _of_sheet(await sheets.withdraw(_sheet_number(reference), actor.name, reason))
         async with self._database.transaction() as session:
             return await decide(self._database, session, _identity(reference), "withdrawn", reason=reason)
@@ -97,6 +107,11 @@ class Approvals:
 def permission_to_decide(kind: str) -> Needed:
     """The permission, at the platform, that approving or withdrawing a change of this kind needs."""
     return "prices.approve" if kind == SHEET_KIND else KINDS[kind].permission  # type: ignore[index]
+
+
+def _check_may(may: May, permission: Needed, change: PendingChange) -> None:
+    if not may(permission):
+        raise NotAllowedToDecide(f"{change.id} needs a role that allows {permission} at the platform")
 
 
 def _of_sheet(sheet: PriceSheet) -> PendingChange:
@@ -112,6 +127,7 @@ def _of_sheet(sheet: PriceSheet) -> PendingChange:
         tenant_id=None,
         author=sheet.author,
         author_via=next((change.via for change in sheet.changes if change.action == "draft"), ""),
+        author_person=person_of_sheet(sheet),
         reason=sheet.reason,
         created_at=sheet.created_at,
         decider=None if decided is None else decided.actor,
@@ -120,13 +136,6 @@ def _of_sheet(sheet: PriceSheet) -> PendingChange:
         result=None if state != "approved" else f"price sheet {sheet.id}",
         decided_at=None if decided is None else decided.at,
     )
-
-
-def _via_of_sheets(actor: Actor) -> str:
-    """How price sheets record who acted: their own words for a key that was presented."""
-    if actor.means != "operator_key":
-        return via_of(actor)
-    return f"{BY_KEY}, {actor.through}" if "@" in actor.through else BY_KEY
 
 
 def _identity(reference: str) -> UUID:

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.accounts.balances import Balances
+from billing.accounts.balances import Balances, CreditLine
 from billing.invoices.credit_notes import CreditArguments, credit_in
+from billing.money import format_pico
 from billing.pending_changes import ChangeKind, PendingChange
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
@@ -18,8 +19,10 @@ from billing.rating.contract_store import Contracts, TermsArguments
 from billing.transaction.money_transaction import Grant
 from storage.database.database import Database
 
-Needed: TypeAlias = Literal["terms.write", "balance.write", "invoices.write", "platform.write", "prices.approve"]
-"""The permission, at the platform, of whoever approves."""
+Needed: TypeAlias = Literal[
+    "approvals.decide", "terms.write", "balance.write", "invoices.write", "platform.write", "prices.approve"
+]
+"""A permission, at the platform, of whoever approves."""
 
 
 class SettingArguments(Struct, frozen=True):
@@ -44,11 +47,17 @@ class Makers(Struct, frozen=True):
 
 
 class Kind(Struct, frozen=True):
-    """`make` makes the change in the session's transaction, with its checks, and returns what came of it."""
+    """`make` makes the change in the session's transaction, with its checks, and returns what came of it. `check` is
+    for what is checked by other connections, before the transaction: within it they could wait for each other."""
 
     permission: Needed
     arguments: type[Struct]
     make: Callable[[Makers, AsyncSession, PendingChange, Any], Awaitable[str]]
+    check: Callable[[Makers, Any], Awaitable[None]] | None = None
+
+
+async def _check_terms(makers: Makers, arguments: TermsArguments) -> None:
+    await makers.contracts.check(arguments.tenant_id, arguments.terms, arguments.from_period)
 
 
 async def _set_terms(makers: Makers, session: AsyncSession, change: PendingChange, arguments: TermsArguments) -> str:
@@ -59,6 +68,11 @@ async def _set_terms(makers: Makers, session: AsyncSession, change: PendingChang
 async def _grant(makers: Makers, session: AsyncSession, change: PendingChange, made: Grant) -> str:
     await makers.balances.grant_in(session, made)
     return f"grant {made.id}"
+
+
+async def _set_line(makers: Makers, session: AsyncSession, change: PendingChange, arguments: CreditLine) -> str:
+    after = await makers.balances.set_credit_line_in(session, arguments)
+    return f"credit line {format_pico(after.credit_line)} {after.currency}"
 
 
 async def _credit(makers: Makers, session: AsyncSession, change: PendingChange, arguments: CreditArguments) -> str:
@@ -74,8 +88,9 @@ async def _set(makers: Makers, session: AsyncSession, change: PendingChange, arg
 
 
 KINDS: Mapping[ChangeKind, Kind] = {
-    "terms.set": Kind("terms.write", TermsArguments, _set_terms),
+    "terms.set": Kind("terms.write", TermsArguments, _set_terms, _check_terms),
     "grant.create": Kind("balance.write", Grant, _grant),
+    "credit_line.set": Kind("balance.write", CreditLine, _set_line),
     "credit_note.issue": Kind("invoices.write", CreditArguments, _credit),
     "platform_setting.set": Kind("platform.write", SettingArguments, _set),
 }
@@ -85,4 +100,15 @@ KINDS: Mapping[ChangeKind, Kind] = {
 async def make(makers: Makers, session: AsyncSession, change: PendingChange) -> str:
     """Make a change that was approved, in this transaction; what came of it. Raises what its checks raise."""
     kind = KINDS[change.kind]  # type: ignore[index]
-    return await kind.make(makers, session, change, msgspec.convert(change.arguments, kind.arguments, strict=False))
+    return await kind.make(makers, session, change, _arguments(kind, change))
+
+
+async def check(makers: Makers, change: PendingChange) -> None:
+    """Check, before the transaction, what is checked by other connections. Raises what its checks raise."""
+    kind = KINDS[change.kind]  # type: ignore[index]
+    if kind.check is not None:
+        await kind.check(makers, _arguments(kind, change))
+
+
+def _arguments(kind: Kind, change: PendingChange) -> Any:
+    return msgspec.convert(change.arguments, kind.arguments, strict=False)

@@ -6,11 +6,13 @@ log. A sheet itself never changes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.actors import Actor, are_two_people, person_of
 from audit_log.record import record_change
 from billing.integrity.row_seals import seal_rows
 from billing.platform_settings import APPROVALS, value_of
@@ -58,6 +60,7 @@ BY_KEY = "operator key"
 BY_SESSION = "session"
 """… and if it was a signed-in user."""
 _PROVEN = (BY_KEY, BY_SESSION)
+_OF_USER = re.compile(rf"(?:{BY_KEY}|{BY_SESSION}) of (user_[0-9a-f]{{32}})(?:, |$)")
 
 
 class PriceSheets:
@@ -105,7 +108,7 @@ class PriceSheets:
                 raise PriceRefused(
                     f"price sheet {sheet} was drafted without an operator's key while approvals are on; draft it again"
                 )
-            if _same_person(by, found.author):
+            if not are_two_people(_person(by, self._via), person_of_sheet(found)):
                 raise SamePerson(f"{by} wrote price sheet {sheet}; another person must approve it")
             now = await _now(session, self._database)
             if found.effective_at is not None and found.effective_at < now:
@@ -291,8 +294,21 @@ def _check_texts(by: str, reason: str) -> None:
     check_text("reason", reason, REASON, empty=True)
 
 
-def _same_person(name: str, other_name: str) -> bool:
-    return name.strip().casefold() == other_name.strip().casefold()
+def via_of_sheets(actor: Actor) -> str:
+    """What `PriceSheets` records of how it is known who acts: a key or a session, and the user whose it is."""
+    how = {"operator_key": BY_KEY, "session": BY_SESSION}.get(actor.means, actor.means)
+    of = f"{how} of {actor.user}" if actor.user else how
+    return f"{of}, {actor.through}" if "@" in actor.through else of
+
+
+def person_of_sheet(sheet: PriceSheet) -> str:
+    """Who drafted a sheet, by what stays."""
+    return _person(sheet.author, next((change.via for change in sheet.changes if change.action == "draft"), ""))
+
+
+def _person(name: str, via: str) -> str:
+    of_user = _OF_USER.match(via)
+    return person_of(name, of_user[1] if of_user else "")
 
 
 async def _effect(session: AsyncSession, proposal: PriceProposal, now: int, without: int = 0) -> tuple[Rows, Rows, str]:

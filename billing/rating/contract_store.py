@@ -50,8 +50,7 @@ class Contracts:
 
     async def check(self, tenant_id: UUID, terms: ContractTerms, from_period: str) -> None:
         """Raise InvalidTerms or InvalidPeriod if the terms cannot begin then. Nothing is written."""
-        if check_period(from_period) < period_of(await self._database.now()):
-            raise InvalidTerms("from", f"{from_period} has passed; terms can begin in this period or a later one")
+        _check_begins(from_period, await self._database.now())
         for n, tiers in enumerate(terms.tiers):
             try:
                 version = await self._catalog.current(tiers.model, tenant_id=tenant_id)
@@ -73,9 +72,10 @@ class Contracts:
             return await self.put_in(session, arguments, by, reason)
 
     async def put_in(self, session: AsyncSession, arguments: TermsArguments, by: str, reason: str) -> int:
-        """As `put`, in this transaction and without another person's approval."""
+        """As `put`, in this transaction and without another person's approval. The caller has called `check` before the
+        transaction: what it reads of prices is from other connections."""
         tenant_id, from_period, terms = arguments.tenant_id, arguments.from_period, arguments.terms
-        await self.check(tenant_id, terms, from_period)
+        _check_begins(from_period, await self._database.now_in(session))
         if not by.strip():
             raise InvalidTerms("by", "terms need the name of who sets them")
         check_text("by", by, NAME)
@@ -129,3 +129,9 @@ class Contracts:
             )
             for row in rows
         ]
+
+
+def _check_begins(from_period: str, now: int) -> None:
+    """Raise InvalidTerms or InvalidPeriod unless terms can begin then."""
+    if check_period(from_period) < period_of(now):
+        raise InvalidTerms("from", f"{from_period} has passed; terms can begin in this period or a later one")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Index, Table, Text
+from sqlalchemy import Column, Index, Table, Text, text
 
 from storage.database.base import STRICT, Base, Count, Id
 
@@ -16,7 +16,17 @@ pending_change = Table(
     Column("created_at", Count, nullable=False),
     *(Column(name, Text) for name in ("decider", "decider_via", "decision_reason", "result")),
     Column("decided_at", Count),
+    Column("author_person", Text, nullable=False, server_default=""),
+    Column("sha256", Text),
     Index("ix_pending_change_state_created_at", "state", "created_at"),
+    Index(
+        "ix_pending_change_sha256",
+        "sha256",
+        unique=True,
+        postgresql_where=text("state = 'pending'"),
+        sqlite_where=text("state = 'pending'"),
+    ),
     **STRICT,
 )
-"""A change with its typed arguments as JSON. `state`: pending, approved or withdrawn. `result`: what it made."""
+"""A change with its typed arguments as JSON. `state`: pending, approved or withdrawn. `result`: what it made.
+`author_person`: who proposed it, by what stays. `sha256`: of what makes two changes the same."""

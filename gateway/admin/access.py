@@ -11,6 +11,7 @@ from uuid import UUID
 
 from litestar import Request
 
+from billing.platform_settings import APPROVALS, PlatformSettings
 from gateway.errors import NotAllowed, NotFound
 from gateway.http.authentication import check_not_suspended
 from gateway.http.policies import SAFE_METHODS
@@ -137,6 +138,18 @@ async def list_visible_projects(
 def refusal(permission: Permission) -> NotAllowed:
     """What answers a principal that may see the object, but not do this."""
     return NotAllowed(f"You may see this, but your role does not allow this here ({permission}).")
+
+
+async def check_second_operator(gateway: Gateway, what: str) -> None:
+    """Raise NotAllowed while approvals are on: nobody alone makes somebody who has a role at the platform, or becomes
+    one, since they could then approve what they proposed. `what` begins the message."""
+    platform = PlatformSettings(gateway.services.database)
+    if await gateway.management_breakers.tenancy.wait(platform.value(APPROVALS)) == "on":
+        raise NotAllowed(
+            f"{what} takes two operators while approvals are on: `turnpike keys …` or `turnpike users …` with "
+            "--operator-key-file and --second-operator-key-file.",
+            code="second_operator_required",
+        )
 
 
 def _sees(principal: Principal, tenant_id: UUID, project_id: UUID | None = None) -> bool:

@@ -10,6 +10,7 @@ from litestar import Request, Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
+from gateway.admin.access import check_second_operator
 from gateway.admin.sign_in import renewed
 from gateway.admin.user_objects import Code, Email, Name, OwnUserObject, Password, own_user_object, user_errors
 from gateway.endpoints.request_body import read_management_body
@@ -24,6 +25,7 @@ _describes = partial(describes, tags=("users",))
 _ME, _TOTP = "/admin/v1/users/me", "/admin/v1/users/me/totp"
 _NO_STORE = {"cache-control": "no-store"}
 _STATE = {"wrong_state": 409}
+_RENAMED = {**_STATE, "email_taken": 409, "second_operator_required": 403}
 _GUESSED = {"sign_in_refused": 401, "too_many_attempts": 429}
 
 
@@ -83,8 +85,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @patch(
         _ME,
-        opt=demands(None, "session", fresh=True)
-        | _describes(OwnUserObject, body=OwnChanges, errors=_STATE | {"email_taken": 409}),
+        opt=demands(None, "session", fresh=True) | _describes(OwnUserObject, body=OwnChanges, errors=_RENAMED),
     )
     async def change_own_user(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Change your name or e-mail address."""
@@ -92,6 +93,8 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         session = session_of(request.scope).session
         if body.email is not None and all(one.tenant_id is not None for one in session.memberships):
             raise NotAllowed("Ask an operator to change your e-mail address.")
+        if body.email is not None:
+            await check_second_operator(gateway, "Changing the e-mail address of who has a role at the platform")
         with user_errors():
             await wait(users.accounts.rename(session.user_id, name=body.name, email=body.email))
             return json_response(await own(request))

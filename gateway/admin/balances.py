@@ -23,6 +23,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField
 from gateway.http.operations import describes, page, query
+from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.request_context import public_name
@@ -128,10 +129,12 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @put(
         "/admin/v1/tenants/{tenant:str}/credit-line",
-        opt=demands("balance.write") | describes(BalanceObject, body=CreditLine(amount="500.00")),
+        opt=demands("balance.write")
+        | describes({200: BalanceObject, PENDING_STATUS: ChangeObject}, body=CreditLine(amount="500.00")),
     )
     async def set_credit_line(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """Set how much the tenant may use before it is paid. A dry run answers the balance as it would be."""
+        """Set how much the tenant may use before it is paid. A dry run answers the balance as it would be. Raising it
+        above the platform's amount waits for another operator while approvals are on, and the answer is 202."""
         owner = await visible_tenant(gateway, request, tenant, "balance.write")
         body = await read_management_body(request, client_timeout, _LINE)
         amount = amount_at("$.amount", body.amount, zero=True)

@@ -46,9 +46,11 @@ class NewKey(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class NewOperatorKey(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A new key of an operator, whom `name` tells apart from others."""
+    """A new key of an operator, whom `name` tells apart from others. `user`: the id or e-mail address of the user who
+    this operator is, if it is one."""
 
     name: str
+    user: str | None = None
     role: Role = "owner"
     scopes: Texts | None = None
     networks: Texts | None = None

@@ -11,7 +11,7 @@ from litestar import Request, Response, delete, get, post, put
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
-from gateway.admin.access import principal_of, refusal, visible_project, visible_tenant
+from gateway.admin.access import check_second_operator, principal_of, refusal, visible_project, visible_tenant
 from gateway.admin.user_objects import (
     Email,
     InvitationList,
@@ -37,6 +37,7 @@ from tenancy.users.members import Scope
 _TENANT = "/admin/v1/tenants/{tenant:str}"
 _PROJECT = f"{_TENANT}/projects/{{project:str}}"
 _NO_STORE = {"cache-control": "no-store"}
+_NEW = {"second_operator_required": 403}
 _KEPT = {"last_owner": 409, "wrong_state": 409}
 _SHOWN = 80
 ScopeOf: TypeAlias = Callable[[Request[Any, Any, Any], Permission], Awaitable[Scope]]
@@ -99,12 +100,15 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
 
     @put(
         f"{at}/members/{{user:str}}",
-        opt=demands("members.write") | describes(MemberObject, body=RoleChange, errors=_KEPT, **named("set_{}_member")),
+        opt=demands("members.write")
+        | describes(MemberObject, body=RoleChange, errors=_KEPT | _NEW, **named("set_{}_member")),
     )
     async def set_member(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Give a user, by id, a role here in place of the one it has. It holds at the user's next request. Whom you do
         not see is invited instead. Only owners make owners, and nobody changes the own role."""
         scope = await scope_of(request, "members.write")
+        if scope.tenant_id is None:
+            await check_second_operator(gateway, "Giving a role at the platform")
         body = await read_management_body(request, timeout, _ROLE)
         user_id = _user_id(request)
         with user_errors():
@@ -137,12 +141,14 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
         f"{at}/invitations",
         status_code=201,
         opt=demands("members.write")
-        | describes(LinkObject, status=201, body=NewInvitation, **named("create_{}_invitation")),
+        | describes(LinkObject, status=201, body=NewInvitation, errors=_NEW, **named("create_{}_invitation")),
     )
     async def create_invitation(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Invite somebody by e-mail address. The answer has a one-time link, good for 7 days, to hand over; it takes
         the place of an earlier one. It says nothing of whether this is a user already."""
         scope = await scope_of(request, "members.write")
+        if scope.tenant_id is None:
+            await check_second_operator(gateway, "Inviting to the platform")
         body = await read_management_body(request, timeout, _INVITATION)
         with user_errors():
             inviting = users.links.invite(principal_of(request), body.email, body.role, scope, users.clock())

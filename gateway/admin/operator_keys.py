@@ -7,14 +7,16 @@ another's new secret, or leaves fewer than two operators. The command with both 
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from litestar import Request, Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
+from audit_log.actors import person_of
 from billing.platform_settings import APPROVALS, PlatformSettings
-from gateway.admin.access import principal_of
+from gateway.admin.access import check_second_operator, principal_of
 from gateway.admin.key_objects import (
     KeyCheck,
     KeyList,
@@ -30,6 +32,7 @@ from gateway.admin.key_objects import (
     limits_of,
 )
 from gateway.admin.keys import REASON, changed_grant, overlap_end, page_of_keys, reason_of, with_secret
+from gateway.admin.user_objects import user_errors
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotAllowed, NotFound
@@ -37,10 +40,11 @@ from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.administration.operators import TooFewOperators, check_two_remain, decides, same_person
+from tenancy.administration.operators import TooFewOperators, check_two_remain, decides, holder_of
 from tenancy.repositories import grant_of
 from tenancy.rights.delegation import KeyGrant, check_delegation
 from tenancy.tables import ApiKey
+from tenancy.users.identifiers import user_public_id
 
 _NEW, _PATCH = msgspec.json.Decoder(NewOperatorKey), msgspec.json.Decoder(KeyPatch)
 _ROTATION = msgspec.json.Decoder(Rotation)
@@ -64,9 +68,13 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             raise NotFound(f"there is no key {key!r}.")
         return found
 
-    async def check_own_while_approvals_are_on(request: Request[Any, Any, Any], name: str, what: str) -> None:
-        if not same_person(principal_of(request).name, name) and await approvals_are_on():
-            raise _second_operator(what)
+    async def check_own_while_approvals_are_on(request: Request[Any, Any, Any], person: str, what: str) -> None:
+        if principal_of(request).person != person:
+            await check_second_operator(gateway, what)
+
+    async def user_named(reference: str | None) -> UUID | None:
+        with user_errors():
+            return None if reference is None else (await wait(gateway.services.users.accounts.find(reference))).id
 
     async def check_enough_remain(key: str) -> None:
         if await approvals_are_on():
@@ -99,11 +107,15 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             limits = limits_of(body)
             grant = KeyGrant("operator", role=body.role, limits=limits, expires_at=expires_at)
             check_delegation(principal_of(request), grant)
-        await check_own_while_approvals_are_on(request, body.name, "Making another operator's key")
+        user_id = await user_named(body.user)
+        person = person_of(body.name, "" if user_id is None else user_public_id(user_id))
+        await check_own_while_approvals_are_on(request, person, "Making another operator's key")
         if body.dry_run:
             return json_response(KeyCheck(permissions=sorted(grant.permissions())))
         with key_errors():
-            making = tenancy.create_operator_key(body.name, expires_at=expires_at, role=body.role, limits=limits)
+            making = tenancy.create_operator_key(
+                body.name, expires_at=expires_at, role=body.role, limits=limits, user_id=user_id
+            )
             issued = await wait(making)
             made = await wait(tenancy.key(issued.public_id))
         return json_response(with_secret(made, issued.key), 201)
@@ -123,7 +135,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         body = await read_management_body(request, client_timeout, _PATCH)
         if body.models or body.lanes:
             raise InvalidField("$.models" if body.models else "$.lanes", "an operator's key is not for inference")
-        await check_own_while_approvals_are_on(request, found.name, "Changing another operator's key")
+        await check_own_while_approvals_are_on(request, holder_of(found), "Changing another operator's key")
         with key_errors():
             change = change_of(body, found)
             after = changed_grant(found, change)
@@ -142,7 +154,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         """Give an operator's key a new secret. The present one is valid until a stated instant, else for a day."""
         found = await operator_key(key)
         body = await read_management_body(request, client_timeout, _ROTATION, default=b"{}")
-        await check_own_while_approvals_are_on(request, found.name, "Getting another operator's secret")
+        await check_own_while_approvals_are_on(request, holder_of(found), "Getting another operator's secret")
         with key_errors():
             check_delegation(principal_of(request), grant_of(found))
             issued, rotated = await wait(tenancy.rotate_key(key, until=overlap_end(body), reason=body.reason))
@@ -169,10 +181,3 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         rotate_operator_key,
         revoke_operator_key,
     ]
-
-
-def _second_operator(what: str) -> NotAllowed:
-    return NotAllowed(
-        f"{what} takes two operators: `turnpike keys …` with --operator-key-file and --second-operator-key-file.",
-        code="second_operator_required",
-    )

@@ -16,10 +16,11 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Meta, Struct
 
+from audit_log.actors import current_actor
 from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import InvalidMoney, InvalidPrice
 from billing.prices import EVERY_LANE, PriceMissing
-from billing.prices.approval import BY_KEY, BY_SESSION, PriceSheets
+from billing.prices.approval import PriceSheets, via_of_sheets
 from billing.prices.errors import (
     NotADraft,
     OverlappingPrices,
@@ -45,7 +46,6 @@ from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.free_text import InvalidText
-from tenancy.rights.principals import Principal
 
 _STATES = ("draft", "scheduled", "active", "ended", "withdrawn")
 _ERROR_CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -177,9 +177,9 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
     sheets, books = PriceSheets(database), PriceBooks(database)
 
-    def sheets_by(author: Principal) -> PriceSheets:
+    def sheets_now() -> PriceSheets:
         """What writes sheets, and records how it is known who does."""
-        return PriceSheets(database, via=BY_SESSION if author.kind == "session" else BY_KEY)
+        return PriceSheets(database, via=via_of_sheets(current_actor()))
 
     async def sheet_object(number: int) -> SheetWithDifference:
         sheet = await sheets.get(number)
@@ -291,7 +291,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             if body.dry_run:
                 before, after, currency = await wait(sheets.check(proposal, body.force))
                 return json_response(Check(currency=currency, difference=_differences(before, after)))
-            draft = await wait(sheets_by(author).draft(proposal, author.name, body.reason, body.force))
+            draft = await wait(sheets_now().draft(proposal, author.name, body.reason, body.force))
             return json_response(await wait(sheet_object(draft.id)), 201)
 
     @post(
@@ -304,7 +304,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         approver = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
-            await wait(sheets_by(approver).approve(number, approver.name, body.reason))
+            await wait(sheets_now().approve(number, approver.name, body.reason))
             return json_response(await wait(sheet_object(number)))
 
     @post(
@@ -317,7 +317,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         operator = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
-            await wait(sheets_by(operator).withdraw(number, operator.name, body.reason))
+            await wait(sheets_now().withdraw(number, operator.name, body.reason))
             return json_response(await wait(sheet_object(number)))
 
     return [

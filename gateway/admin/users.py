@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from gateway.admin.access import check_may_change, principal_of, refusal
+from gateway.admin.access import check_may_change, check_second_operator, principal_of, refusal
 from gateway.admin.user_objects import LinkObject, Reason, UserList, UserObject, link_object, user_errors, user_object
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
@@ -31,6 +31,7 @@ _USER = "/admin/v1/users/{user:str}"
 _NO_STORE = {"cache-control": "no-store"}
 _SHOWN = 80
 _STATE = {"wrong_state": 409}
+_SECOND = {"second_operator_required": 403}
 
 
 class Why(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +79,13 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
             raise NotAllowed("This user has roles that you may not give: an owner of all of them must do this.")
         return user
 
+    async def check_taken_over(request: Request[Any, Any, Any], user: User) -> None:
+        """While approvals are on, nobody alone becomes somebody else who has a role at the platform."""
+        if principal_of(request).user != user_public_id(user.id) and any(
+            one.tenant_id is None for one in user.memberships
+        ):
+            await check_second_operator(gateway, "Letting in a user who has a role at the platform")
+
     @get("/admin/v1/users", opt=demands("members.read") | _describes(UserList, query=page()))
     async def list_users(request: Request[Any, Any, Any]) -> Response[bytes]:
         """All users, by e-mail address; the cursor `after` is an e-mail address. For who has a role at the platform;
@@ -105,7 +113,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         f"{_USER}/links",
         status_code=201,
         opt=demands("members.write")
-        | _describes(LinkObject, status=201, body=NewLink, body_required=False, errors=_STATE),
+        | _describes(LinkObject, status=201, body=NewLink, body_required=False, errors=_STATE | _SECOND),
     )
     async def create_user_link(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """A one-time link for a user who has lost the password. Whoever holds it becomes this user, so you must be able
@@ -115,6 +123,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         found = await ruled(request, user)
         if found.disabled_at is not None:
             raise Conflict("The user is disabled.", code="wrong_state")
+        await check_taken_over(request, found)
         with user_errors():
             link = await wait(users.links.create(found.id, body.kind, users.clock(), reason=body.reason))
         return json_response(link_object(link), 201, _NO_STORE)
@@ -140,13 +149,14 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
     @post(
         f"{_USER}/enable",
         status_code=200,
-        opt=demands("members.write") | _describes(UserObject, body=Why, body_required=False, errors=_STATE),
+        opt=demands("members.write") | _describes(UserObject, body=Why, body_required=False, errors=_STATE | _SECOND),
     )
     async def enable_user(request: Request[Any, Any, Any], user: FromPath[str]) -> Response[bytes]:
         """Let a disabled user sign in again."""
         body = await read_management_body(request, timeout, _WHY, default=b"{}")
         _check_reason(body.reason)
         found = await ruled(request, user)
+        await check_taken_over(request, found)
         with user_errors():
             return json_response(user_object(await wait(users.accounts.enable(found.id, reason=body.reason))))
 

@@ -97,6 +97,7 @@ class Authentication(ASGIMiddleware):
                 through=OPERATOR if any(one.tenant_id is None for one in principal.memberships) else "",
                 address=context.address,
                 request_id=context.name,
+                user=principal.user,
             )
         ):
             await next_app(scope, receive, send)

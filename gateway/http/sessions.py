@@ -117,6 +117,7 @@ def session_principal(signed_in: SignedIn) -> Principal:
         public_id=user_public_id(session.user_id),
         name=session.email,
         memberships=session.memberships,
+        user=user_public_id(session.user_id),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "r0041"
-down_revision = "r0039"
+down_revision = "r0040"
 branch_labels = None
 depends_on = None
 

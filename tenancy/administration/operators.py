@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from audit_log.actors import person_of
 from storage.database.base import to_instant
 from storage.reported_error import ReportedError
 from tenancy.repositories import grant_of
@@ -16,14 +17,14 @@ class TooFewOperators(ReportedError):
     """Fewer than two operators would have a key, while changes take two."""
 
 
-def same_person(name: str, other: str) -> bool:
-    """Whether two names are one person's."""
-    return name.strip().casefold() == other.strip().casefold()
+def holder_of(key: ApiKey) -> str:
+    """Who an operator's key is (`audit_log.actors.person_of`)."""
+    return person_of(key.name, key.user)
 
 
 def deciding_operators(keys: Iterable[ApiKey]) -> frozenset[str]:
-    """The names of those who can decide changes now, by keys that are neither revoked nor expired nor too narrow."""
-    return frozenset(key.name.strip().casefold() for key in keys if key.revoked_at is None and decides(grant_of(key)))
+    """Those who can decide changes now, by keys that are neither revoked nor expired nor too narrow."""
+    return frozenset(holder_of(key) for key in keys if key.revoked_at is None and decides(grant_of(key)))
 
 
 def decides(grant: KeyGrant) -> bool:

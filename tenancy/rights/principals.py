@@ -7,6 +7,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from audit_log.actors import person_of
 from tenancy.rights.key_limits import NO_LIMITS, KeyLimits
 from tenancy.rights.permissions import PLATFORM_ONLY, PROJECT_KEY_PERMISSIONS, ROLE_PERMISSIONS, Permission, Role
 
@@ -27,7 +28,8 @@ class Principal(Struct, frozen=True):
     `tenant_id` and `project_id` are those that a tenant's key belongs to, with their names; a session or an operator's
     key has neither. `permissions` narrows what the memberships allow: a key's scopes; None: no narrowing. `limits` are
     the key's, with the same scopes; `expires_at` is when it ends (microseconds since the Unix epoch). `old_secret`: the
-    key was rotated, and the secret from before was presented.
+    key was rotated, and the secret from before was presented. `user`: the public id of the user who is signed in, or
+    whose an operator's key is.
     """
 
     kind: PrincipalKind
@@ -43,6 +45,12 @@ class Principal(Struct, frozen=True):
     limits: KeyLimits = NO_LIMITS
     expires_at: int | None = None
     old_secret: bool = False
+    user: str = ""
+
+    @property
+    def person(self) -> str:
+        """Who that is, by what stays (`audit_log.actors.person_of`)."""
+        return person_of(self.name, self.user)
 
     def may(self, permission: Permission, tenant_id: UUID | None = None, project_id: UUID | None = None) -> bool:
         """Whether it may do this to what belongs to this project, this tenant or, without either, the platform."""

@@ -50,6 +50,7 @@ def acting_as_user(user_id: UUID, email: str) -> Iterator[None]:
     """What was done anonymously so far is done by this user from now on, since it has proven who it is."""
     actor = current_actor()
     if actor.means == "anonymous":
-        actor = structs.replace(actor, means="session", id=user_public_id(user_id), name=email)
+        user = user_public_id(user_id)
+        actor = structs.replace(actor, means="session", id=user, name=email, user=user)
     with acting_as(actor):
         yield

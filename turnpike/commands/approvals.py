@@ -9,7 +9,7 @@ import msgspec
 
 from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandParser
-from turnpike.operator_identity import check_own_operator
+from turnpike.operator_identity import own_operator
 
 if TYPE_CHECKING:
     from billing.approvals.approvals import Approvals
@@ -76,17 +76,18 @@ async def show_change(admin: AdminServices, arguments: argparse.Namespace) -> No
 @admin_command
 async def approve_change(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike approvals approve ID`: as the operator whose key is presented, who is not its author."""
-    await check_own_operator(admin, "approvals.decide")
+    operator = await own_operator(admin, "approvals.decide")
     approvals = _approvals(admin)
-    change = await approvals.approve(arguments.change, arguments.reason, dry_run=arguments.dry_run)
+    change = await approvals.approve(arguments.change, operator.may, arguments.reason, dry_run=arguments.dry_run)
     _print_decided(change, "would be approved, nothing written" if arguments.dry_run else "approved")
 
 
 @admin_command
 async def withdraw_change(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike approvals withdraw ID`."""
-    await check_own_operator(admin, "approvals.read")
-    _print_decided(await _approvals(admin).withdraw(arguments.change, arguments.reason), "withdrawn")
+    operator = await own_operator(admin, "approvals.read")
+    change = await _approvals(admin).withdraw(arguments.change, operator.may, arguments.reason)
+    _print_decided(change, "withdrawn")
 
 
 def _print_decided(change: PendingChange, verb: str) -> None:

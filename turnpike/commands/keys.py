@@ -14,7 +14,13 @@ import msgspec
 from tenancy.rights.permissions import ROLES
 from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
-from turnpike.operator_identity import add_second_operator, approvals_are_on, check_operators, is_own_key
+from turnpike.operator_identity import (
+    add_second_operator,
+    approvals_are_on,
+    check_operators,
+    check_second_operator,
+    is_own_person,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -46,6 +52,7 @@ def add_arguments(parser: CommandParser) -> None:
     create.add_argument("--admin", action="store_true", help="a key to administer the tenant, not for inference")
     create.add_argument("--operator", action="store_true", help="a key for who runs Turnpike (/admin/v1), of no tenant")
     create.add_argument("--name", default="", help="what the key is for; with --operator, who presents it")
+    create.add_argument("--user", metavar="EMAIL", help="with --operator: the user who this operator is, if it is one")
     create.add_argument("--role", choices=ROLES, help="of an admin or operator key; default: owner")
     change = parser.add_action(
         "change", "change a key's name, end, role or limits; what is not given stays", change_key
@@ -85,12 +92,14 @@ async def create_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
     limits, expires_at = _limits(arguments), _when(arguments.expires, "--expires")
     role: Role = arguments.role or "owner"
     if arguments.operator:
-        if await approvals_are_on(admin):
-            # Without a second operator's key, one person could become two by a key of another name.
-            await check_operators(admin, arguments)
+        # Without a second operator's key, one person could become two by a key of another name.
+        await check_second_operator(admin, arguments)
+        user_id = (await admin.users.accounts.find(arguments.user)).id if arguments.user else None
         if arguments.dry_run:
             return _print_grant(KeyGrant("operator", role=role, limits=limits, expires_at=expires_at))
-        making = admin.tenancy.create_operator_key(arguments.name, expires_at=expires_at, role=role, limits=limits)
+        making = admin.tenancy.create_operator_key(
+            arguments.name, expires_at=expires_at, role=role, limits=limits, user_id=user_id
+        )
         print((await making).key)
         return None
     tenant = await admin.tenancy.tenant(arguments.tenant)
@@ -114,6 +123,8 @@ def _check_kind(arguments: argparse.Namespace) -> None:
         raise CommandError(needed)
     if arguments.operator and not arguments.name.strip():
         raise CommandError("say --name WHO: operators are told apart by it")
+    if arguments.user and not arguments.operator:
+        raise CommandError("--user is for --operator: which user the operator is")
     if arguments.project and arguments.role:
         raise CommandError("--role is for --admin and --operator: the key of a project has none")
     if arguments.operator and (arguments.models or arguments.lanes):
@@ -206,7 +217,9 @@ async def revoke_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
 
 async def _check_operators_of(admin: AdminServices, arguments: argparse.Namespace, key: ApiKey) -> None:
     """While approvals are on, changing another operator's key takes two: its secret would make one person two."""
-    if key.kind == "operator" and await approvals_are_on(admin) and not await is_own_key(admin, key.name):
+    from tenancy.administration.operators import holder_of
+
+    if key.kind == "operator" and await approvals_are_on(admin) and not await is_own_person(admin, holder_of(key)):
         await check_operators(admin, arguments)
 
 

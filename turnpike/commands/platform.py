@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from turnpike.command_context import admin_command, print_table, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
-from turnpike.operator_identity import add_second_operator, approvals_are_on, check_operators, check_own_operator
+from turnpike.operator_identity import add_second_operator, approvals_are_on, check_operators, own_operator
 from turnpike.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
                 "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
             )
         if await approvals_are_on(admin) and not arguments.second_operator_key_file:
-            await check_own_operator(admin, "platform.write")
+            await own_operator(admin, "platform.write")
             change = SettingArguments(arguments.name, arguments.value)
             summary = f"{arguments.name}: {arguments.value}"
             await propose(admin.database, "platform_setting.set", change, summary, reason=arguments.reason)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from turnpike.command_context import admin_command, print_table, tenant_id_of
 from turnpike.command_line import CommandError, CommandParser
+from turnpike.operator_identity import add_second_operator, check_second_operator
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from tenancy.rights.permissions import Role
     from tenancy.rights.principals import Membership, Principal
+    from tenancy.users.accounts import User
     from tenancy.users.links import Link, LinkKind
     from tenancy.users.members import Scope
     from turnpike.admin_services import AdminServices
@@ -54,6 +56,8 @@ def add_arguments(parser: CommandParser) -> None:
     sessions.add_argument("email", metavar="EMAIL")
     sessions.add_argument("--revoke", action="store_true", help="sign the user out everywhere")
     _add_reason(sessions)
+    for action in (create, invite, reset, role, disable):
+        add_second_operator(action)
 
 
 def _add_scope(parser: CommandParser, role: str = "", *, required: bool = False) -> None:
@@ -79,6 +83,8 @@ async def create_user(admin: AdminServices, arguments: argparse.Namespace) -> No
     if arguments.tenant and not arguments.role:
         raise CommandError("--tenant: say --role ROLE: which role the user has there")
     scope = await _scope(admin, arguments)
+    if arguments.role and scope.tenant_id is None:
+        await check_second_operator(admin, arguments)
     roles = (Membership(arguments.role, scope.tenant_id, scope.project_id),) if arguments.role else ()
     users, name = admin.users, arguments.name or arguments.email.partition("@")[0]
     user = await users.accounts.create(arguments.email, name, users.clock(), roles)
@@ -90,6 +96,8 @@ async def invite_user(admin: AdminServices, arguments: argparse.Namespace) -> No
     """`turnpike users invite EMAIL --role ROLE`."""
     users, role = admin.users, arguments.role
     scope = await _scope(admin, arguments)
+    if scope.tenant_id is None:
+        await check_second_operator(admin, arguments)
     _print_link(await users.links.invite(_machine(), arguments.email, role, scope, users.clock()), arguments)
 
 
@@ -123,6 +131,7 @@ async def reset_user(admin: AdminServices, arguments: argparse.Namespace) -> Non
     user = await users.accounts.find(arguments.email)
     if user.disabled_at is not None:
         raise CommandError(f"{user.email} is disabled: `turnpike users disable --undo {user.email}` first")
+    await _check_operators_of(admin, arguments, user)
     if arguments.second_factor:
         await users.second_factors.remove(user.id, reason=arguments.reason)
     kind: LinkKind = "sign_in" if arguments.sign_in else "password_reset"
@@ -137,6 +146,8 @@ async def change_role(admin: AdminServices, arguments: argparse.Namespace) -> No
     if arguments.role == _NO_ROLE:
         await users.members.remove(_machine(), user.id, scope)
     else:
+        if scope.tenant_id is None:
+            await check_second_operator(admin, arguments)
         role: Role = arguments.role
         await users.members.set(_machine(), user.id, scope, role, users.clock())
     print(f"{user.email}: {arguments.role} at {arguments.project or arguments.tenant or 'the platform'}")
@@ -148,6 +159,7 @@ async def disable_user(admin: AdminServices, arguments: argparse.Namespace) -> N
     users = admin.users
     user = await users.accounts.find(arguments.email)
     if arguments.undo:
+        await _check_operators_of(admin, arguments, user)
         await users.accounts.enable(user.id, reason=arguments.reason)
     else:
         await users.accounts.disable(user.id, users.clock(), reason=arguments.reason)
@@ -173,6 +185,12 @@ async def list_sessions(admin: AdminServices, arguments: argparse.Namespace) -> 
         for each in await users.sessions.alive(user.id, users.clock())
     ]
     print_table(("session", "since", "last seen", "signed in with", "address", "browser"), rows)
+
+
+async def _check_operators_of(admin: AdminServices, arguments: argparse.Namespace, user: User) -> None:
+    """While approvals are on, becoming a user who has a role at the platform takes two operators."""
+    if any(one.tenant_id is None for one in user.memberships):
+        await check_second_operator(admin, arguments)
 
 
 async def _scope(admin: AdminServices, arguments: argparse.Namespace) -> Scope:

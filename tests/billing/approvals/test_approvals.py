@@ -19,6 +19,7 @@ from billing.invoices.errors import AmountRefused
 from billing.pending_changes import (
     ApprovalRefused,
     ChangePending,
+    NotAllowedToDecide,
     NotPending,
     OwnChange,
     PendingChange,
@@ -28,6 +29,7 @@ from billing.pending_changes import (
 from billing.platform_settings import APPROVALS, GRANT_OVER, InvalidPlatformSetting, PlatformSettings
 from billing.prices import PriceCatalog
 from billing.prices.approval import BY_KEY, PriceSheets
+from billing.prices.errors import SamePerson
 from billing.prices.sheets import PriceProposal
 from billing.rating.contract_store import Contracts
 from billing.rating.terms import ContractTerms, Discount, InvalidTerms
@@ -44,9 +46,13 @@ OFF = ContractTerms(discounts=(Discount(basis_points=500),))
 
 
 @contextmanager
-def by(name: str, means: str = "operator_key") -> Iterator[None]:
-    with acting_as(Actor(means, f"key-of-{name}", name)):  # type: ignore[arg-type]
+def by(name: str, means: str = "operator_key", user: str = "") -> Iterator[None]:
+    with acting_as(Actor(means, f"key-of-{name}", name, user=user)):  # type: ignore[arg-type]
         yield
+
+
+def may(_permission: str) -> bool:
+    return True
 
 
 @pytest.fixture
@@ -70,17 +76,17 @@ async def test_a_grant_waits_for_another_person_and_is_made_once(approvals: Appr
     with by("Ann"):
         change = await _pending(balances.grant(tenant.id, 25 * DOLLAR, "USD", kind="promo", reason="goodwill"))
         with pytest.raises(OwnChange):
-            await approvals.approve(change.id)
+            await approvals.approve(change.id, may)
     assert await balances.grants(tenant.id) == []
     with by(" ann "), pytest.raises(OwnChange):
-        await approvals.approve(change.id)
+        await approvals.approve(change.id, may)
     with by("bob"):
-        assert (await approvals.approve(change.id, dry_run=True)).state == "approved"
+        assert (await approvals.approve(change.id, may, dry_run=True)).state == "approved"
         assert [waiting.id for waiting in await approvals.list()] == [change.id]
-        done = await approvals.approve(change.id, "as agreed")
+        done = await approvals.approve(change.id, may, "as agreed")
         assert (done.state, done.author, done.decider, done.decision_reason) == ("approved", "Ann", "bob", "as agreed")
         with pytest.raises(NotPending):
-            await approvals.approve(change.id)
+            await approvals.approve(change.id, may)
     (given,) = await balances.grants(tenant.id)
     assert (given.remaining, done.result) == (25 * DOLLAR, f"grant {given.id}")
     assert await approvals.list() == []
@@ -110,6 +116,106 @@ async def test_small_grants_and_our_own_jobs_need_nobody(approvals: Approvals, d
         await balances.grant(tenant.id, 900 * DOLLAR, "USD")
 
 
+async def test_the_same_change_asked_for_often_waits_once(approvals: Approvals, database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+
+    async def propose_it(dollars: int = 1, reason: str = "as agreed") -> str:
+        return (await _pending(balances.grant(tenant.id, dollars * DOLLAR, "USD", reason=reason))).id
+
+    with by("Ann"):
+        first, *others = await asyncio.gather(*(propose_it() for _ in range(6)))
+        assert set(others) == {first}
+        assert len({await propose_it(2), await propose_it(1, "another"), first}) == 3
+    with by("bob"):
+        assert await propose_it() != first, "another person's"
+        await approvals.approve(first, may)
+    assert len(await balances.grants(tenant.id)) == 1
+    with by("Ann"):
+        assert await propose_it() != first, "a new one, now that the first is made"
+
+
+async def test_a_person_is_no_name(approvals: Approvals, database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+    sheets = PriceSheets(database, via="session of " + _user("a"))
+    (before,) = await sheets.history()
+    sheet = await sheets.draft(PriceProposal(model=before.model, rows=before.rows), "ann@x.com", "contract 7")
+    with by("ann@x.com", "session", _user("a")):
+        change = await _pending(balances.grant(tenant.id, DOLLAR, "USD"))
+    same: tuple[tuple[str, str, str], ...] = (
+        ("other@x.com", "session", _user("a")),  # renamed
+        ("ann's", "operator_key", _user("a")),
+        ("ann", "operator_key", ""),  # nobody says whose key it is
+        ("bob", "operator_key", ""),
+    )
+    for who in same:
+        with by(*who):
+            with pytest.raises(OwnChange):
+                await approvals.approve(change.id, may)
+            with pytest.raises(SamePerson):
+                await approvals.approve(f"price_sheet_{sheet.id}", may)
+    with by("bob's", "operator_key", _user("b")):
+        assert (await approvals.approve(f"price_sheet_{sheet.id}", may)).state == "approved"
+    with by("bob@x.com", "session", _user("b")):
+        assert (await approvals.approve(change.id, may)).state == "approved"
+
+
+async def test_a_decision_takes_the_permission_of_its_kind(approvals: Approvals, database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+    with by("Ann"):
+        change = await _pending(balances.grant(tenant.id, DOLLAR, "USD"))
+    with by("bob"):
+        for lacking in ("approvals.decide", "balance.write"):
+            with pytest.raises(NotAllowedToDecide):
+                await approvals.approve(change.id, lambda needed, lacking=lacking: needed != lacking)
+        with pytest.raises(NotAllowedToDecide):
+            await approvals.withdraw(change.id, lambda needed: needed != "balance.write")
+    with by("Ann"):
+        assert (await approvals.withdraw(change.id, lambda _: False)).state == "withdrawn"
+
+
+async def test_many_approvals_at_once_wait_for_no_second_connection(approvals: Approvals, database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+    contracts, period, later = Contracts(database, PriceCatalog(database)), "2999-01", 2**52
+    with by("Ann"):
+        ids = [
+            (
+                await _pending(
+                    contracts.put(tenant.id, ContractTerms(discounts=(Discount(basis_points=n),)), period, "Ann")
+                )
+            ).id
+            for n in range(1, 21)
+        ]
+        ids += [
+            (await _pending(balances.grant(tenant.id, n * DOLLAR, "USD", kind="promo", expires_at=later))).id
+            for n in range(1, 21)
+        ]
+    with by("bob"):
+        await asyncio.wait_for(asyncio.gather(*(approvals.approve(one, may) for one in ids)), 8)
+    assert (len(await contracts.list()), len(await balances.grants(tenant.id))) == (20, 20)
+
+
+async def test_a_credit_line_above_the_amount_waits(approvals: Approvals, database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+    await PlatformSettings(database).set(GRANT_OVER, "100.00", by="Ann and bob", via="test")
+    with by("Ann"):
+        assert (await balances.set_credit_line(tenant.id, 100 * DOLLAR, "USD")).credit_line == 100 * DOLLAR
+        change = await _pending(balances.set_credit_line(tenant.id, 101 * DOLLAR, "USD"))
+    with by("bob"):
+        done = await approvals.approve(change.id, may)
+        assert (done.kind, done.result) == ("credit_line.set", "credit line 101.000000000000 USD")
+        assert (await balances.set_credit_line(tenant.id, 100_5 * DOLLAR // 10, "USD")).credit_line < 101 * DOLLAR
+    assert await audit_money(database) == []
+
+
+def _user(letter: str) -> str:
+    return f"user_{letter * 32}"
+
+
 async def test_the_same_change_waits_once_and_can_be_withdrawn(approvals: Approvals, database: Database) -> None:
     tenant, balances, same = await Tenant.rich(database, 0), Balances(database), new_id()
     await _turn_on(database)
@@ -118,14 +224,14 @@ async def test_the_same_change_waits_once_and_can_be_withdrawn(approvals: Approv
             await _pending(balances.grant(tenant.id, DOLLAR, "USD", grant_id=same)) for _ in range(2)
         ]  # fmt: skip
         assert first.id == second.id
-        withdrawn = await approvals.withdraw(first.id, "a slip")
+        withdrawn = await approvals.withdraw(first.id, may, "a slip")
         assert (withdrawn.state, withdrawn.decider) == ("withdrawn", "Ann")
     with by("bob"):
         with pytest.raises(NotPending):
-            await approvals.approve(first.id)
+            await approvals.approve(first.id, may)
         for unknown in ("change_0", f"change_{new_id().hex}", "price_sheet_99", "price_sheet_x"):
             with pytest.raises(UnknownChange):
-                await approvals.approve(unknown)
+                await approvals.approve(unknown, may)
     assert await balances.grants(tenant.id) == []
 
 
@@ -141,14 +247,14 @@ async def test_checks_run_anew_and_a_change_that_fails_still_waits(approvals: Ap
     set_clock(database, "2026-11-01")
     with by("bob"):
         with pytest.raises(InvalidTerms):
-            await approvals.approve(terms.id)
+            await approvals.approve(terms.id, may)
         with pytest.raises(InvalidGrant):
-            await approvals.approve(grant.id)
+            await approvals.approve(grant.id, may)
     assert {change.id for change in await approvals.list()} == {terms.id, grant.id}
     assert await contracts.list() == []
     set_clock(database, "2026-10-16")
     with by("bob"):
-        assert (await approvals.approve(terms.id)).result == "terms 1"
+        assert (await approvals.approve(terms.id, may)).result == "terms 1"
     (contract,) = await contracts.list(tenant.id)
     assert (contract.terms, contract.author) == (OFF, "Ann")
 
@@ -161,7 +267,7 @@ async def test_two_approvals_at_once_make_it_once(approvals: Approvals, database
     with by("Ann"):
         change = await _pending(contracts.put(tenant.id, OFF, period, "Ann"))
     with by("bob"):
-        ends = await asyncio.gather(*(approvals.approve(change.id) for _ in range(4)), return_exceptions=True)
+        ends = await asyncio.gather(*(approvals.approve(change.id, may) for _ in range(4)), return_exceptions=True)
     assert sorted(type(end).__name__ for end in ends) == ["NotPending"] * 3 + ["PendingChange"]
     async with database.reading() as session:
         assert await session.scalar(select(func.count()).select_from(contract_terms)) == 1
@@ -177,9 +283,9 @@ async def test_a_credit_note_waits(approvals: Approvals, database: Database) -> 
         twin = await _pending(credit(database, october, "Another", request="2"))
     assert october.name in change.summary
     with by("bob"):
-        assert (await approvals.approve(twin.id)).result.startswith("credit note ")  # type: ignore[union-attr]
+        assert (await approvals.approve(twin.id, may)).result.startswith("credit note ")  # type: ignore[union-attr]
         with pytest.raises(AmountRefused):  # nothing is left of the invoice
-            await approvals.approve(change.id)
+            await approvals.approve(change.id, may)
     with by("Ann"):  # repeated, it answers with what was issued
         note, _ = await credit(database, october, "Another", request="2")
     assert note is not None
@@ -198,9 +304,9 @@ async def test_settings_and_price_sheets_are_in_the_same_list(approvals: Approva
         )
     assert {change.id for change in await approvals.list()} == {f"price_sheet_{sheet.id}", setting.id}
     with by("bob"):
-        active = await approvals.approve(f"price_sheet_{sheet.id}")
+        active = await approvals.approve(f"price_sheet_{sheet.id}", may)
         assert (active.state, active.decider) == ("approved", "bob")
-        assert (await approvals.approve(setting.id)).result == "approvals: off"
+        assert (await approvals.approve(setting.id, may)).result == "approvals: off"
     (*_, last) = await PlatformSettings(database).history()
     assert (last.value, last.actor) == ("off", "Ann and bob")
     with by("Ann"):

@@ -6,17 +6,20 @@ from audit_log.actors import Actor, acting_as
 from billing.accounts.balances import Balances
 from billing.pending_changes import ChangePending
 from billing.platform_settings import APPROVALS, PlatformSettings
+from tenancy.users.identifiers import user_public_id
 from tests.gateway.admin.test_keys import Holder
+from tests.gateway.admin.test_members import signed_in
+from tests.gateway.browser import make_user
 from tests.gateway.stack import Stack
 
 PATH = "/admin/v1/approvals"
 
 
-async def _grant_by(stack: Stack, name: str) -> str:
+async def _grant_by(stack: Stack, name: str, reason: str = "goodwill") -> str:
     """Propose a grant as an operator; the change's id."""
     try:
         with acting_as(Actor("operator_key", name, name)):
-            await Balances(stack.database).grant(stack.tenant.id, 10**12, "USD", kind="promo", reason="goodwill")
+            await Balances(stack.database).grant(stack.tenant.id, 10**12, "USD", kind="promo", reason=reason)
     except ChangePending as pending:
         return pending.change.id
     raise AssertionError("it was made at once")
@@ -27,7 +30,7 @@ async def test_another_operator_decides(stack: Stack) -> None:
             for name, role in (("Ann", "owner"), ("bob", "finance"), ("cy", "admin"), ("vera", "viewer"))]  # fmt: skip
     ann, bob, cy, vera = [Holder(stack, key) for key in keys]
     await PlatformSettings(stack.database).set(APPROVALS, "on", by="Ann and bob", via="test")
-    first, second = await _grant_by(stack, "Ann"), await _grant_by(stack, "Ann")
+    first, second = await _grant_by(stack, "Ann"), await _grant_by(stack, "Ann", "more")
     listed = (await bob.ask("GET", f"{PATH}?state=pending"))["data"]
     assert [change["id"] for change in listed] == [second, first]
     assert listed[0]["arguments"]["amount_pico"] == 10**12
@@ -61,6 +64,7 @@ async def test_every_way_to_such_a_change_over_http_waits(stack: Stack) -> None:
         ("POST", f"{tenant}/grants", {"amount": "5.00"}, "grant.create"),
         ("POST", f"{tenant}/payments", {"amount": "5.00"}, "grant.create"),
         ("POST", f"{tenant}/terms", {"terms": {"discounts": [{"basis_points": 500}]}}, "terms.set"),
+        ("PUT", f"{tenant}/credit-line", {"amount": "900000.00"}, "credit_line.set"),
         ("PUT", "/admin/v1/platform/settings/grant_approval_over", {"value": "10.00"}, "platform_setting.set"),
         ("PUT", "/admin/v1/platform/settings/approvals", {"value": "off"}, "platform_setting.set"),
     ):
@@ -88,3 +92,37 @@ async def test_a_narrowed_key_decides_nothing_and_sudden_changes_count_at_once(s
     await stack.tenancy.change_key(eve.public_id, KeyChange(role="viewer"))
     await stack.until(lambda: eve.public_id not in stack.gateway.services.authenticator._keys)
     assert (await holder.error("GET", f"{PATH}/{change}"))[0] == "not_allowed"
+
+
+async def test_nobody_becomes_two_people_alone(stack: Stack) -> None:
+    async with await signed_in(stack, "ann@x.com", "owner") as ann, await signed_in(stack, "bob@x.com", "owner") as bob:
+        ids = [(await each.get("/users/me"))["id"] for each in (ann, bob)]
+        made = await ann.post("/operator-keys", {"name": "ann", "user": "ann@x.com"}, 201)
+        for name in ("carl", "dora"):
+            await stack.tenancy.create_operator_key(name)
+        viewer = await make_user(stack.users, "viewer@x.com", ("viewer", stack.tenant.id, None))
+        await ann.call("PUT", "/platform/settings/approvals", {"value": "on"})
+        grant = await ann.post("/tenants/demo/grants", {"amount": "1000.00", "reason": "mine"}, 202)
+        again = await ann.post("/tenants/demo/grants", {"amount": "1000.00", "reason": "mine"}, 202)
+        assert again["id"] == grant["id"]
+        approve = f"/approvals/{grant['id']}/approve"
+        assert (await ann.post(approve, {}, 403))["error"]["code"] == "four_eyes_required"
+        own_key = Holder(stack, made["key"])
+        assert (await own_key.error("POST", f"/admin/v1{approve}"))[0] == "four_eyes_required"
+        for method, path, body in (
+            ("PATCH", "/users/me", {"email": "other@x.com"}),
+            ("POST", "/invitations", {"email": "second@x.com", "role": "owner"}),
+            ("PUT", f"/members/{user_public_id(viewer.id)}", {"role": "finance"}),
+            ("POST", f"/users/{ids[1]}/links", {"kind": "sign_in"}),
+            ("POST", f"/users/{ids[1]}/links", {"kind": "password_reset"}),
+            ("POST", f"/users/{ids[1]}/enable", {}),
+            ("POST", "/operator-keys", {"name": "ann@x.com"}),
+            ("POST", "/operator-keys", {"name": "bobs", "user": "bob@x.com"}),
+        ):
+            refused = await ann.call(method, path, body, status=403)
+            assert refused["error"]["code"] == "second_operator_required", path
+        await ann.call("PATCH", "/users/me", {"name": "Ann"})
+        await ann.post(f"/users/{user_public_id(viewer.id)}/links", {}, 201)
+        await ann.post("/tenants/demo/invitations", {"email": "new@x.com", "role": "owner"}, 201)
+        assert (await ann.get("/approvals?state=pending"))["data"][0]["id"] == grant["id"]
+        assert (await bob.post(approve, {}))["state"] == "approved"
