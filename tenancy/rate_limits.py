@@ -163,6 +163,7 @@ class RateLimits:
 
     async def _locked(self, session: AsyncSession, subject: LimitSubject) -> Limits | None:
         """The subject's limits, with its row locked, which this may make."""
+        # no entry: its caller records what it sets
         values = {
             "subject_id": subject.id,
             "tenant_id": subject.tenant_id,
