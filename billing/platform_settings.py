@@ -20,10 +20,11 @@ from storage.free_text import NAME, REASON, check_text
 from storage.reported_error import ReportedError
 
 APPROVALS = "approvals"
-"""Whether it takes two operators to change prices, contract terms and these settings, to issue credit notes and to
-grant money: "on" or "off"."""
+"""Whether it takes two operators to change prices, contract terms and these settings, to issue credit notes, to grant
+money and to raise credit lines: "on" or "off"."""
 GRANT_OVER = "grant_approval_over"
-"""Grants of more than this take two operators while approvals are on: an amount in the grant's own currency."""
+"""Grants of more than this, and credit lines raised above it, take two operators while approvals are on: an amount in
+the tenant's own currency."""
 VALUES: dict[str, tuple[str, ...]] = {APPROVALS: ("off", "on")}
 """The values that each setting can have; the first applies until somebody sets it."""
 AMOUNTS: dict[str, str] = {GRANT_OVER: "0"}

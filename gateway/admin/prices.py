@@ -1,7 +1,7 @@
 """/admin/v1/prices: an operator proposes prices, and another operator activates them.
 
 Requests carry an operator's own key (`turnpike keys create --operator --name WHO`); its name is recorded. A proposal
-stays a draft until an operator of another name activates it, whether or not the platform requires approvals.
+stays a draft until another person activates it (docs/access.md), whether or not the platform requires approvals.
 """
 
 from __future__ import annotations

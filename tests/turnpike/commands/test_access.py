@@ -98,3 +98,32 @@ def test_terms_and_grants_wait_for_a_second_operator(run: Run, tmp_path: Path) -
     # A key that may not decide is nobody's second.
     run(f"keys create --operator --name vera --role viewer {ann} --second-operator-key-file {tmp_path / 'bob'}")
     assert run(f"keys revoke {(tmp_path / 'bob').read_text().strip()}")[0] == 2
+
+
+@pytest.mark.slow
+def test_the_command_asks_what_http_asks(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    ann, bob = [_operator(run, tmp_path, name) for name in ("ann", "bob")]
+    second = f"{ann} --second-operator-key-file {tmp_path / 'bob'}"
+    carl = _operator(run, tmp_path, "carl", "--role finance")
+    run("users create ann@x.com --role owner")
+    assert run(f"platform set approvals on {ann}")[0] == 0
+    status, out = run(f"platform set approvals off {ann}")
+    change = out.split("`turnpike approvals approve ")[1].split("`")[0]
+    assert status == 3
+    for action in ("approve", "withdraw"):
+        status, out = run(f"approvals {action} {change} {carl}")
+        assert (status, "platform.write" in out) == (2, True), out
+    for alone in (
+        *("users create eve@x.com --role owner", "users invite eve@x.com --role finance"),
+        *("users reset ann@x.com --sign-in", "keys create --operator --name ann2 --user ann@x.com"),
+    ):
+        status, out = run(f"{alone} {ann}")
+        assert (status, "--second-operator-key-file" in out) == (2, True), out
+    assert run(f"users create eve@x.com --role owner {second}")[0] == 0
+    (tmp_path / "ann2").write_text(run(f"keys create --operator --name ann2 --user ann@x.com {second}")[1])
+    ann2 = f"--operator-key-file {tmp_path / 'ann2'}"
+    status, out = run(f"approvals approve {change} {ann2}")
+    assert (status, "another person must approve it" in out) == (2, True), "nobody knows that ann is not ann2"
+    status, out = run(f"users create dora@x.com --role owner {ann2} --second-operator-key-file {tmp_path / 'ann'}")
+    assert (status, "it takes another's" in out) == (2, True), out
+    assert run(f"approvals approve {change} {bob}")[0] == 0
