@@ -45,8 +45,19 @@ class KeyGrant(Struct, frozen=True):
         return held if self.limits.permissions is None else held & frozenset(self.limits.permissions)
 
 
+def covers_role(principal: Principal, role: Role, tenant_id: UUID | None, project_id: UUID | None) -> bool:
+    """Whether the principal's own roles allow all that this role allows at this scope. What narrows the principal does
+    not count: who gives a role asks besides what the principal may do."""
+    unlimited = replace(principal, permissions=None, limits=NO_LIMITS, expires_at=None)
+    given = permissions_of_role(role, platform=tenant_id is None)
+    return all(unlimited.may(one, tenant_id, project_id) for one in given)
+
+
 def check_delegation(maker: Principal, grant: KeyGrant) -> None:
-    """Raise GivesTooMuch, naming the field, unless all that the key gives is its maker's too."""
+    """Raise GivesTooMuch, naming the field, unless all that the key gives is its maker's too: its role is covered by
+    the maker's roles, what it may do by what the maker may do, and its limits by the maker's limits."""
+    if grant.kind != "project" and not covers_role(maker, grant.role, grant.tenant_id, grant.project_id):
+        raise GivesTooMuch("role", f"the role {grant.role} may do more than your own role")
     beyond = sorted(one for one in grant.permissions() if not maker.may(one, grant.tenant_id, grant.project_id))
     if beyond:
         raise GivesTooMuch("scopes", f"you may not do this yourself: {', '.join(beyond)}")
@@ -65,6 +76,8 @@ def may_end(principal: Principal, grant: KeyGrant) -> bool:
     to revoke leaked ones can do that."""
     if not principal.may("keys.write" if grant.tenant_id else "platform.write", grant.tenant_id, grant.project_id):
         return False
+    if grant.kind != "project":
+        return covers_role(principal, grant.role, grant.tenant_id, grant.project_id)
     unlimited = replace(principal, permissions=None, limits=NO_LIMITS, expires_at=None)
     return all(unlimited.may(one, grant.tenant_id, grant.project_id) for one in grant.permissions())
 
