@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from storage.database.base import new_id
+from storage.database.base import new_id, to_instant
 from tenancy.directory import prefixed_id
-from tenancy.repositories import grant_of
+from tenancy.rights.key_limits import decode_limits
 from tenancy.rights.principals import Membership, Principal
 from tenancy.tables import ApiKey
 from tenancy.users.identifiers import USER_PREFIX
@@ -37,13 +37,13 @@ async def _principal(session: AsyncSession, public_id: str) -> Principal | None:
     key = (await session.execute(select(ApiKey).where(ApiKey.public_id == public_id))).scalar_one_or_none()
     if key is None or key.revoked_at is not None or key.kind == "project":
         return None
-    grant = grant_of(key)
+    limits = decode_limits(key.limits)
     return Principal(
-        "operator_key" if grant.kind == "operator" else "admin_key",
+        "operator_key" if key.kind == "operator" else "admin_key",
         key.id,
         public_id,
-        memberships=(Membership(grant.role, grant.tenant_id),),
-        permissions=None if grant.limits.permissions is None else frozenset(grant.limits.permissions),
-        limits=grant.limits,
-        expires_at=grant.expires_at,
+        memberships=(Membership(key.role or "owner", key.tenant_id),),  # type: ignore[arg-type]  # only roles are kept
+        permissions=None if limits.permissions is None else frozenset(limits.permissions),
+        limits=limits,
+        expires_at=None if key.expires_at is None else to_instant(key.expires_at),
     )

@@ -108,7 +108,7 @@ async def test_roles_of_admin_keys_do_not_climb(stack: Stack, role: Any, may_mak
         if wanted in may_make:
             await maker.ask("POST", KEYS, body)
         elif wanted in ("owner", "finance") or role == "developer":
-            assert await maker.error("POST", KEYS, body) == ("exceeds_own_rights", "$.scopes")
+            assert await maker.error("POST", KEYS, body) == ("exceeds_own_rights", "$.role")
     owner = (await stack.tenancy.list_keys(stack.tenant.id))[1]
     assert owner.role == "owner"
     assert (await maker.error("POST", f"{KEYS}/{owner.public_id}/rotate"))[0] == "exceeds_own_rights"
