@@ -99,6 +99,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             limits = limits_of(body)
             grant = KeyGrant("operator", role=body.role, limits=limits, expires_at=expires_at)
             check_delegation(principal_of(request), grant)
+            grant.check_scopes(body.scopes or ())
         await check_own_while_approvals_are_on(request, body.name, "Making another operator's key")
         if body.dry_run:
             return json_response(KeyCheck(permissions=sorted(grant.permissions())))
@@ -129,6 +130,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             change = change_of(body, found)
             after = changed_grant(found, change)
             check_delegation(principal_of(request), after)
+            after.check_scopes(body.scopes or ())
             if not decides(after):
                 await check_enough_remain(found.public_id)
             return json_response(key_object(await wait(tenancy.change_key(key, change, reason=body.reason))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -10,8 +11,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from storage.reported_error import ReportedError
-from tenancy.rights.key_limits import NO_LIMITS, KeyLimits, Network
-from tenancy.rights.permissions import PROJECT_KEY_PERMISSIONS, Permission, Role, permissions_of_role
+from tenancy.rights.key_limits import NO_LIMITS, InvalidLimit, KeyLimits, Network
+from tenancy.rights.permissions import (
+    PROJECT_KEY_PERMISSIONS,
+    Permission,
+    Role,
+    permissions_of_role,
+    permissions_of_scopes,
+)
 from tenancy.rights.principals import Principal
 
 KeyKind: TypeAlias = Literal["project", "admin", "operator"]
@@ -38,11 +45,21 @@ class KeyGrant(Struct, frozen=True):
 
     def permissions(self) -> frozenset[Permission]:
         """All that it allows, somewhere."""
-        if self.kind == "project":
-            held = PROJECT_KEY_PERMISSIONS
-        else:
-            held = permissions_of_role(self.role, platform=self.kind == "operator")
+        held = self.unlimited()
         return held if self.limits.permissions is None else held & frozenset(self.limits.permissions)
+
+    def unlimited(self) -> frozenset[Permission]:
+        """What it would allow without limits."""
+        if self.kind == "project":
+            return PROJECT_KEY_PERMISSIONS
+        return permissions_of_role(self.role, platform=self.kind == "operator")
+
+    def check_scopes(self, scopes: Iterable[str]) -> None:
+        """Raise InvalidLimit, naming the scope, if one of these would give such a key nothing."""
+        for scope in scopes:
+            if not permissions_of_scopes([scope]) & self.unlimited():
+                what = "the key of a project" if self.kind == "project" else f"a key with the role {self.role}"
+                raise InvalidLimit("scopes", f"{scope!r} is nothing that {what} can have")
 
 
 def covers_role(principal: Principal, role: Role, tenant_id: UUID | None, project_id: UUID | None) -> bool:

@@ -183,6 +183,7 @@ async def test_what_is_wrong_with_a_key_is_named(stack: Stack) -> None:
         ({"expires_at": "2020-01-01T00:00:00Z"}, "$.expires_at"), ({"expires_at": "soon"}, "$.expires_at"),
         ({"project": "none"}, "$.project"), ({"project": "default", "role": "owner"}, "$.role"),
         ({"role": "king"}, "$.role"), ({"name": "x" * 201}, "$.name"), ({"tenant": "other"}, "$"),
+        ({"project": "default", "scopes": ["inference", "balance.read"]}, "$.scopes"),
         ({"models": ["m"] * 101}, "$.models"), ({"scopes": ["inference"] * 201}, "$.scopes"),
     ):  # fmt: skip
         assert (await admin.error("POST", KEYS, body, 400))[1] == param, body
