@@ -117,20 +117,29 @@ class Links:
             await locked_user(session, self._database, user_id)  # so that its roles stay as they are
             if by is not None and not may_take_over(by, await memberships_of(session, user_id)):
                 raise NotPermitted("this user has roles that you may not give: an owner of all of them must do this")
-            link = await self.create_within(session, user_id, kind, now)
+            link = await self.create_within(session, user_id, kind, now, by=by)
             await record_change(
                 session, f"user.{kind}_link_created", target="user", target_id=user_public_id(user_id), reason=reason
             )
         return link
 
     async def create_within(
-        self, session: AsyncSession, user_id: UUID, kind: LinkKind, now: int, method: str = ""
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        kind: LinkKind,
+        now: int,
+        method: str = "",
+        *,
+        by: Principal | None = None,
     ) -> Link:
-        """Make a link in the caller's transaction. `method`: how the user has proven itself so far."""
+        """Make a link in the caller's transaction. `method`: how the user has proven itself so far. `by`: who made it;
+        None: the user or a command."""
         if kind != "second_factor":  # a browser that waits for its code must not end another one that does
             await _withdraw(session, (OneTimeToken.user_id == user_id) & (OneTimeToken.kind == kind), now)
         token, row = self._new(kind, now)
         row.user_id, row.method = user_id, method
+        row.created_by_id = "" if by is None else by.public_id
         session.add(row)
         return Link(row.id, kind, token, to_instant(row.expires_at))
 

@@ -233,9 +233,12 @@ async def revoke_sessions(session: AsyncSession, user_id: UUID, moment: datetime
     return int(getattr(done, "rowcount", 0))
 
 
-async def withdraw_links(session: AsyncSession, user_id: UUID, moment: datetime) -> None:
-    """End all of a user's links, and sign-ins that wait for a second factor, in the caller's transaction."""
+async def withdraw_links(session: AsyncSession, user_id: UUID, moment: datetime, *, foreign: bool = False) -> None:
+    """End a user's links, and sign-ins that wait for a second factor, in the caller's transaction. `foreign`: but those
+    that a command made, which may do everything."""
     unused = (OneTimeToken.user_id == user_id) & OneTimeToken.used_at.is_(None)
+    if foreign:
+        unused &= (OneTimeToken.created_by_id != "") | (OneTimeToken.kind == "second_factor")
     await session.execute(update(OneTimeToken).where(unused).values(used_at=moment))
 
 
@@ -243,7 +246,8 @@ async def end_foreign_access(session: AsyncSession, user_id: UUID, moment: datet
     """End what others may hold of a user whose roles change: its links, and the sessions that links opened. All its
     other sessions get another token. Whoever made a link was asked whether it may give the roles that the user had
     then, not those it has now. The caller announces the change."""
-    await withdraw_links(session, user_id, moment)  # first: who redeems one now has a session after this, or none
+    # first: who redeems one now has a session after this, or none
+    await withdraw_links(session, user_id, moment, foreign=True)
     by_link = _live(user_id) & UserSession.method.startswith(BY_LINK)
     await session.execute(update(UserSession).where(by_link).values(revoked_at=moment))
     await rotate_sessions(session, user_id)

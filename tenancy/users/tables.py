@@ -90,7 +90,7 @@ class UserSession(Base):
 class OneTimeToken(Base):
     """A secret that works once: an invitation, a password reset, a sign-in link, or a sign-in that waits for its second
     factor. An invitation has the e-mail, the role and its scope; the others have the user. `created_by_id`: the public
-    id of the user or key that made it; empty: a command.
+    id of the user or key that made it; empty: a command, or of a waiting sign-in the user.
     """
 
     __tablename__ = "one_time_token"
