@@ -122,7 +122,7 @@ AUDITED_TABLES = frozenset(
         *("tenant", "project", "api_key", "budget", "platform_setting", "contract_terms"),
         *("price_book", "price_sheet", "price_interval", "price_change", "billing_period", "journal_loss"),
         *("billing_profile", "legal_entity", "invoice", "invoice_payment", "export_job", "webhook_endpoint"),
-        *("cache_scope_key", "gateway_epoch"),
+        *("cache_scope_key", "shared_prefix", "gateway_epoch"),
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),
     )
 )

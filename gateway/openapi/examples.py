@@ -121,7 +121,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "start": (_INSTANT,),
     "subject": ("project search",),
     "summary": ("grant 5000.00 USD to acme",),
-    "through": ("turnpike keys create",),
+    "through": ("ada@ops-1",),
     "uri": ("otpauth://totp/Turnpike:ada@example.com?secret=JBSWY3DPEHPK3PXP&issuer=Turnpike",),
     "value": ("on",),
     "waits_for": ("gateway-1",),

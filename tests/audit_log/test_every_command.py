@@ -25,6 +25,7 @@ READS = frozenset(
         *("periods list", "platform show", "prices show", "prices diff", "prices history", "prices list"),
         *("prices books", "settings", "tenants list", "tenants statement", "terms list", "webhooks list"),
         *("webhooks deliveries", "approvals list", "approvals show", "limits list", "openapi"),
+        *("users list", "cache shared"),
     )
 )
 """Commands that change nothing in the database of money, access, sharing or prices."""
@@ -74,6 +75,14 @@ SCRIPT = (
     ("cache policy client default --retention 60", {"cache_policy.set"}),
     ("cache purge --all --folder {folder}", {"cache_records.purged"}),
     ("cache forget client default --reason asked", {"cache.forgotten"}),
+    ("cache share {prompt} --served stdlib-qa --tenant client --reason asked", {"cache.shared"}),
+    ("cache unshare {shared} --reason asked", {"cache.unshared", "cache.forgotten"}),
+    ("users create eve@example.com", {"user.created", "user.sign_in_link_created"}),
+    ("users invite dan@example.com --role viewer", {"invitation.created"}),
+    ("users role eve@example.com viewer --tenant client", {"member.added"}),
+    ("users reset eve@example.com --reason asked", {"user.password_reset_link_created"}),
+    ("users sessions eve@example.com --revoke --reason left", {"session.all_revoked"}),
+    ("users disable eve@example.com --reason left", {"user.disabled"}),
     ("invoices seller set acme {seller}", {"seller.set"}),
     ("invoices buyer set client {buyer}", {"billing_profile.set"}),
     (f"invoices draft --tenant client {_MONTH}", {"invoice.drafted"}),
@@ -153,6 +162,7 @@ class _Desk(Terminal):
             "budget": "SELECT lower(hex(budget_id)) FROM budget",
             "sheet": "SELECT max(id) FROM price_sheet",
             "change": "SELECT 'change_' || lower(hex(id)) FROM pending_change WHERE state = 'pending'",
+            "shared": "SELECT lower(hex(id)) FROM shared_prefix",
             "endpoint": "SELECT lower(hex(id)) FROM webhook_endpoint",
             "invoice": "SELECT number FROM invoice WHERE kind = 'invoice' ORDER BY finalized_at DESC",
         }
@@ -172,7 +182,13 @@ def test_every_change_by_a_command_leaves_an_entry(
     terms.write_text('[minimum]\namount = "10.00"\n')
     with opened(folder):
         pass  # as a replica leaves it that has kept nothing
-    desk.facts = {"litellm": str(tmp_path / "litellm.json"), "terms": str(terms), "folder": str(folder)}
+    (tmp_path / "prompt.txt").write_text("You answer questions on Python. " * 200)
+    desk.facts = {
+        "prompt": str(tmp_path / "prompt.txt"),
+        "litellm": str(tmp_path / "litellm.json"),
+        "terms": str(terms),
+        "folder": str(folder),
+    }
     for line, actions in SCRIPT:
         left = desk.type_in(line, PROPOSED if actions == {"change.proposed"} else 0)
         assert {action for action, *_ in left} == actions, f"{line}: {left}"

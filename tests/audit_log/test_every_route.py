@@ -34,7 +34,7 @@ RECORDED = {
     **{
         f"{verb} {_ADMIN}/limits/{subject}": "limits"
         for verb in ("PUT", "DELETE")
-        for subject in ("keys/{key:str}", "projects/{project_id:uuid}")
+        for subject in ("keys/{key:str}", "projects/{project:str}")
     },
     f"POST {_ADMIN}/periods/{{period:str}}/close": "period",
     f"PUT {_ADMIN}/platform/settings/{{name:str}}": "platform_setting",

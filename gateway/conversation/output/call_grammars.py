@@ -65,6 +65,7 @@ def _deepseek(name: str, place: str) -> Sequence[str]:
 
 _FORMS: Mapping[str, _Form] = {
     "hermes": _Form(_tagged, separator=_text("\n")),
+    "qwen": _Form(_tagged, separator=_text("\n")),  # as JSON, which its parser reads too
     "llama3_json": _Form(_json_call("parameters"), separator=_text("; ")),
     "mistral": _Form(_json_call("arguments"), opens='[TOOL_CALLS] "["', separator=_text(", "), closes=_text("]")),
     "deepseek": _Form(_deepseek, opens="<｜tool▁calls▁begin｜>", separator=_text("\n"), closes="<｜tool▁calls▁end｜>"),

@@ -118,6 +118,7 @@ class TaggedCalls(MarkedParser):
             self._after_reasoning = self.reasons
             self.reasons = False
         elif name == "call" and not self.reasons:
+            self.close_payload()
             self._in_call = True
         elif name == "end":
             self.close_payload()
@@ -197,6 +198,7 @@ class TextCalls(MarkedParser):
 
     def mark(self, name: str) -> None:
         """A call begins."""
+        self.close_payload()
         self.payload = JsonCalls(self.log)
 
 
@@ -207,6 +209,7 @@ class FunctoolsCalls(MarkedParser):
 
     def mark(self, name: str) -> None:
         """The list of calls begins."""
+        self.close_payload()
         self.payload = JsonCalls(self.log, many=True)
 
 
@@ -312,6 +315,7 @@ class DeepSeekCalls(MarkedParser):
         elif self.reasons:
             return
         elif name == "call":
+            self.close_payload()
             self._end_name()
             self._part = "kind"
         elif name == "sep" and self._part == "kind":
@@ -326,6 +330,8 @@ class DeepSeekCalls(MarkedParser):
             self._end_name()
             self._part = "between"
         elif name in ("calls", "calls end"):
+            self.close_payload()
+            self._end_name()
             self._part = "between" if name == "calls" else "text"
 
     def text(self, text: str) -> None:

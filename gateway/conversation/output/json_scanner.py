@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 _SPACE = " \t\r\n"
 _LONGEST_NAME = 256
@@ -141,15 +142,15 @@ class CallScanner:
     def _end_value(self) -> None:
         if self._key in _NAMES and self.name is None:
             value = _decoded("".join(self._parts))
-            if isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME:
+            if isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and not _SURROGATE.search(value):
                 self.name = value
             else:
                 self.wrong = True
         elif self._key in _ARGUMENTS:
             self._any_arguments = True
             if not self._streams:  # an object in a string, as some models write it, or none
-                value = _decoded("".join(self._parts))
-                self._arguments.append(value if isinstance(value, str) and value.strip() else "{}")
+                written = "".join(self._parts)
+                self._arguments.append("{}" if written == "null" else _object_in(written))
 
     def _close(self) -> None:
         if self.name is None:
@@ -162,6 +163,18 @@ class CallScanner:
 
 _OTHERS = frozenset({"type", "id", "function", "index"})
 """Keys that may stand in a call beside its name and arguments."""
+
+
+def _object_in(written: str) -> str:
+    """The object that a string holds, as some models write it; else the JSON text as it stands."""
+    value = _decoded(written)
+    if isinstance(value, str) and isinstance(_decoded(value), dict) and not _SURROGATE.search(value):
+        return value
+    return written
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What no JSON in UTF-8 can hold, but its escapes can spell."""
 
 
 def _decoded(text: str) -> object:

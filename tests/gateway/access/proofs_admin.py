@@ -84,21 +84,21 @@ async def _(world: World, place: Place) -> Call:
 
 @proof("admin_set_project_limits")
 async def _(world: World, place: Place) -> Call:
-    return Call({"project_id": place.project_id}, body={"requests_per_minute": 100_000})
+    return Call({"project": place.project_name}, body={"requests_per_minute": 100_000})
 
 
 @proof("admin_retrieve_project_limits", "admin_remove_project_limits")
 async def _(world: World, place: Place) -> Call:
-    path = f"/limits/projects/{place.project_id}"
+    path = f"/limits/projects/{place.project_name}"
     await made(world, place, path, {"requests_per_minute": 100_000}, method="PUT")
-    return Call({"project_id": place.project_id}, tells=(str(place.project_id),))
+    return Call({"project": place.project_name}, tells=(place.project_name,))
 
 
 @proof("admin_list_limits")
 async def _(world: World, place: Place) -> Call:
-    path = f"/limits/projects/{place.project_id}"
+    path = f"/limits/projects/{place.project_name}"
     await made(world, place, path, {"requests_per_minute": 100_000}, method="PUT")
-    return Call(tells=(str(place.project_id),))
+    return Call(tells=(place.project_name,))
 
 
 @proof("admin_create_tenant")

@@ -146,3 +146,37 @@ def test_python_literals_become_json(value: object) -> None:
 def test_what_is_no_literal_is_refused(text: str) -> None:
     with pytest.raises(NotACall):
         json_of_python(text)
+
+
+@pytest.mark.parametrize("name", ["\\ud800", "a\\udfffb", ""])
+def test_a_name_that_no_answer_can_hold_is_text(name: str) -> None:
+    written = f'{{"name": "{name}", "arguments": {{}}}}'
+    for format_ in ("hermes", "text"):
+        marked = {"hermes": f"<tool_call>{written}</tool_call>", "text": f"Tool call: {written}"}[format_]
+        parser, markers = parser_of(Sample(format_, marked), special=False)
+        events = events_of(parser, pieces_of(Sample(format_, marked), markers))
+        assert "".join(e.text for e in events if isinstance(e, TextDelta)) == written
+        assert not any(isinstance(e, CallStart) for e in events)
+
+
+WORDS = st.text(st.sampled_from("abcxyz"), min_size=3, max_size=6)
+LOSSLESS = sorted(set(OUTPUT_FORMATS) - {"mistral", "harmony"})
+"""The formats without parts that say nothing to a client, such as ids and headers."""
+
+
+@given(st.sampled_from(LOSSLESS), st.data())
+def test_no_word_is_lost_however_broken_the_output(name: str, data: st.DataObject) -> None:
+    """What turns out to be no call is text: a client pays for it."""
+    made = OUTPUT_FORMATS[name].parser
+    noise = st.sampled_from(
+        ["{", "}", '"', ": ", "(", ")", "[", "]", ", ", "=", " ", "\n", "<function=", ">", '{"name": "']
+    )
+    parts = data.draw(st.lists(st.one_of(WORDS, noise, st.sampled_from(sorted(made.MARKERS))), max_size=12))
+    output = "".join(parts)
+    parser, markers = parser_of(Sample(name, output), special=False)
+    events = events_of(parser, pieces_of(Sample(name, output), markers))
+    said = " ".join(
+        event.name if isinstance(event, CallStart) else event.text for event in events if not isinstance(event, CallEnd)
+    )
+    for word in re.findall("[abcxyz]{3,6}", re.sub("|".join(map(re.escape, made.MARKERS)), " ", output)):
+        assert word in said.replace("\\", "")
