@@ -82,13 +82,12 @@ class AuditLog:
         self, wanted: Filter, scopes: Sequence[Scope], limit: int, after: tuple[UUID, int] | None = None
     ) -> list[Entry]:
         """The newest entries that are wanted and in one of the scopes. `after`: those that follow the entry at this
-        position; none if there is no such entry."""
+        position; none if there is no such entry, or none that the reader may see."""
         query = select(audit_entry).where(_condition(wanted), _visible(scopes))
         async with self._database.reading() as session:
             if after is not None:
-                # all tenants: what follows is restricted to what the reader may see
                 mine = (_ROW.tenant_id == after[0], _ROW.number == after[1])
-                at = await session.scalar(select(_ROW.at).where(*mine))
+                at = await session.scalar(select(_ROW.at).where(*mine, _visible(scopes)))
                 query = query.where(false() if at is None else _follows(at, *after))
             order = (_ROW.at.desc(), _ROW.tenant_id.desc(), _ROW.number.desc())
             return [_entry(row) for row in await session.execute(query.order_by(*order).limit(limit))]

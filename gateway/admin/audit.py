@@ -28,6 +28,7 @@ from storage.database.database import DatabaseUnavailable
 from tenancy.directory import PROJECT_PREFIX, prefixed_id, project_public_id, tenant_public_id
 from tenancy.rights.permissions import ROLE_PERMISSIONS
 from tenancy.rights.principals import Principal
+from tenancy.users.links import THIS_MACHINE
 
 _PREFIX = "audit_"
 _LINES = 200
@@ -164,7 +165,8 @@ def for_tenant(entry: Entry) -> Entry:
     actor = entry.actor
     if actor.means not in ("command", "system", "operator_key") and actor.through != OPERATOR:
         return entry
-    return msgspec.structs.replace(entry, actor=Actor(actor.means, "", actor.name, request_id=actor.request_id))
+    name = THIS_MACHINE if actor.means == "command" else actor.name  # a command's is USER@HOST
+    return msgspec.structs.replace(entry, actor=Actor(actor.means, "", name, request_id=actor.request_id))
 
 
 def _accepted(request: Request[Any, Any, Any]) -> str:

@@ -176,7 +176,7 @@ def change_of(body: KeyPatch, key: ApiKey) -> KeyChange:
         name=body.name,
         role=body.role,
         limits=limits,
-        expires_at=UNSET if isinstance(expires, UnsetType) else instant("expires_at", expires),
+        expires_at=UNSET if isinstance(expires, UnsetType) else future_instant("expires_at", expires),
     )
 
 

@@ -115,6 +115,7 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
             limits = limits_of(body)
             grant = KeyGrant("project" if project else "admin", owner.id, project_id, role, limits, expires_at)
             check_delegation(principal_of(request), grant)
+            grant.check_scopes(body.scopes or ())
             if body.dry_run:
                 return json_response(KeyCheck(permissions=sorted(grant.permissions())))
             creating = tenancy.create_key(
@@ -142,7 +143,9 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
         body = await read_management_body(request, client_timeout, _PATCH)
         with key_errors():
             change = change_of(body, found)
-            check_delegation(principal_of(request), changed_grant(found, change))
+            after = changed_grant(found, change)
+            check_delegation(principal_of(request), after)
+            after.check_scopes(body.scopes or ())
             return json_response(key_object(await wait(tenancy.change_key(key, change, owner, body.reason))))
 
     @post(

@@ -10,7 +10,7 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
-from gateway.admin.user_objects import Name, Password, Token, UserObject, user_errors, user_object
+from gateway.admin.user_objects import Email, Name, Password, Token, UserObject, user_errors, user_object
 from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes
 from gateway.http.policies import public
@@ -25,9 +25,10 @@ _ERRORS = {"link_not_valid": 401, "too_many_attempts": 429, "csrf": 403}
 
 class Acceptance(Struct, frozen=True, forbid_unknown_fields=True):
     """An invitation's token; the name and the password of who is no user yet. Who is one gives the password, or is
-    signed in."""
+    signed in by more than a link. `email`: your address, if it is another than the invited one."""
 
     token: Token
+    email: Email = ""
     name: Name = ""
     password: Password | None = None
 
@@ -58,10 +59,14 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, timeout, _ACCEPTANCE)
         token = cookie_value(request.scope, CookieJar.of(request.scope).session_name)
         present = await users.authenticator.authenticate(token) if token else None
-        signed_in = None if present is None else present.session.user_id
         with user_errors():
             accepting = users.password_changes.accept(
-                body.token, body.name, body.password, client_of(request.scope), signed_in
+                body.token,
+                body.name,
+                body.password,
+                client_of(request.scope),
+                signed_in=None if present is None else present.session,
+                email=body.email,
             )
             return json_response(user_object(await wait(users.accounts.get(await wait(accepting)))), headers=_NO_STORE)
 

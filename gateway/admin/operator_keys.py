@@ -107,6 +107,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             limits = limits_of(body)
             grant = KeyGrant("operator", role=body.role, limits=limits, expires_at=expires_at)
             check_delegation(principal_of(request), grant)
+            grant.check_scopes(body.scopes or ())
         user_id = await user_named(body.user)
         person = person_of(body.name, "" if user_id is None else user_public_id(user_id))
         await check_own_while_approvals_are_on(request, person, "Making another operator's key")
@@ -140,6 +141,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             change = change_of(body, found)
             after = changed_grant(found, change)
             check_delegation(principal_of(request), after)
+            after.check_scopes(body.scopes or ())
             if not decides(after):
                 await check_enough_remain(found.public_id)
             return json_response(key_object(await wait(tenancy.change_key(key, change, reason=body.reason))))

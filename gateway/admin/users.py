@@ -125,7 +125,9 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
             raise Conflict("The user is disabled.", code="wrong_state")
         await check_taken_over(request, found)
         with user_errors():
-            link = await wait(users.links.create(found.id, body.kind, users.clock(), reason=body.reason))
+            link = await wait(
+                users.links.create(found.id, body.kind, users.clock(), by=principal_of(request), reason=body.reason)
+            )
         return json_response(link_object(link), 201, _NO_STORE)
 
     @post(

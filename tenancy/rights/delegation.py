@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -10,8 +11,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from storage.reported_error import ReportedError
-from tenancy.rights.key_limits import NO_LIMITS, KeyLimits, Network
-from tenancy.rights.permissions import PROJECT_KEY_PERMISSIONS, Permission, Role, permissions_of_role
+from tenancy.rights.key_limits import NO_LIMITS, InvalidLimit, KeyLimits, Network
+from tenancy.rights.permissions import (
+    PROJECT_KEY_PERMISSIONS,
+    Permission,
+    Role,
+    permissions_of_role,
+    permissions_of_scopes,
+)
 from tenancy.rights.principals import Principal
 
 KeyKind: TypeAlias = Literal["project", "admin", "operator"]
@@ -38,15 +45,36 @@ class KeyGrant(Struct, frozen=True):
 
     def permissions(self) -> frozenset[Permission]:
         """All that it allows, somewhere."""
-        if self.kind == "project":
-            held = PROJECT_KEY_PERMISSIONS
-        else:
-            held = permissions_of_role(self.role, platform=self.kind == "operator")
+        held = self.unlimited()
         return held if self.limits.permissions is None else held & frozenset(self.limits.permissions)
+
+    def unlimited(self) -> frozenset[Permission]:
+        """What it would allow without limits."""
+        if self.kind == "project":
+            return PROJECT_KEY_PERMISSIONS
+        return permissions_of_role(self.role, platform=self.kind == "operator")
+
+    def check_scopes(self, scopes: Iterable[str]) -> None:
+        """Raise InvalidLimit, naming the scope, if one of these would give such a key nothing."""
+        for scope in scopes:
+            if not permissions_of_scopes([scope]) & self.unlimited():
+                what = "the key of a project" if self.kind == "project" else f"a key with the role {self.role}"
+                raise InvalidLimit("scopes", f"{scope!r} is nothing that {what} can have")
+
+
+def covers_role(principal: Principal, role: Role, tenant_id: UUID | None, project_id: UUID | None) -> bool:
+    """Whether the principal's own roles allow all that this role allows at this scope. What narrows the principal does
+    not count: who gives a role asks besides what the principal may do."""
+    unlimited = replace(principal, permissions=None, limits=NO_LIMITS, expires_at=None)
+    given = permissions_of_role(role, platform=tenant_id is None)
+    return all(unlimited.may(one, tenant_id, project_id) for one in given)
 
 
 def check_delegation(maker: Principal, grant: KeyGrant) -> None:
-    """Raise GivesTooMuch, naming the field, unless all that the key gives is its maker's too."""
+    """Raise GivesTooMuch, naming the field, unless all that the key gives is its maker's too: its role is covered by
+    the maker's roles, what it may do by what the maker may do, and its limits by the maker's limits."""
+    if grant.kind != "project" and not covers_role(maker, grant.role, grant.tenant_id, grant.project_id):
+        raise GivesTooMuch("role", f"the role {grant.role} may do more than your own role")
     beyond = sorted(one for one in grant.permissions() if not maker.may(one, grant.tenant_id, grant.project_id))
     if beyond:
         raise GivesTooMuch("scopes", f"you may not do this yourself: {', '.join(beyond)}")
@@ -65,6 +93,8 @@ def may_end(principal: Principal, grant: KeyGrant) -> bool:
     to revoke leaked ones can do that."""
     if not principal.may("keys.write" if grant.tenant_id else "platform.write", grant.tenant_id, grant.project_id):
         return False
+    if grant.kind != "project":
+        return covers_role(principal, grant.role, grant.tenant_id, grant.project_id)
     unlimited = replace(principal, permissions=None, limits=NO_LIMITS, expires_at=None)
     return all(unlimited.may(one, grant.tenant_id, grant.project_id) for one in grant.permissions())
 

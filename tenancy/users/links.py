@@ -19,10 +19,13 @@ from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
 from tenancy.rights.permissions import Role
 from tenancy.rights.principals import Principal
+from tenancy.users.accounts import locked_user
 from tenancy.users.errors import LinkRefused, NoSuchUser, NotPermitted
 from tenancy.users.identifiers import check_email, invitation_public_id, user_public_id
+from tenancy.users.inviters import may_still_invite
 from tenancy.users.members import Scope
-from tenancy.users.roles import may_give
+from tenancy.users.roles import may_give, may_take_over
+from tenancy.users.sessions import memberships_of
 from tenancy.users.tables import OneTimeToken
 from tenancy.users.tokens import MOST_TOKEN, UserSecrets, new_token
 
@@ -35,6 +38,8 @@ LIFETIME_US: dict[LinkKind, int] = {
     "sign_in": 24 * _HOUR_US,
     "second_factor": _HOUR_US // 4,
 }
+THIS_MACHINE = "operator"
+"""Who a command is, for a tenant's people."""
 KEPT_US = 30 * 24 * _HOUR_US
 """How long a token that is used or expired is kept."""
 
@@ -85,6 +90,10 @@ class Links:
             await _withdraw(session, earlier, now)
             token, row = self._new("invitation", now)
             row.email, row.role, row.tenant_id, row.project_id = email, role, scope.tenant_id, scope.project_id
+            if by.kind == "command":
+                row.created_by = THIS_MACHINE  # not USER@HOST: tenants read it
+            else:
+                row.created_by_id = by.public_id
             session.add(row)
             await record_change(
                 session,
@@ -97,23 +106,40 @@ class Links:
             )
         return Link(row.id, "invitation", token, to_instant(row.expires_at))
 
-    async def create(self, user_id: UUID, kind: LinkKind, now: int, *, reason: str = "") -> Link:
-        """Make a link by which this user resets its password, or signs in. The caller has checked who asks."""
+    async def create(
+        self, user_id: UUID, kind: LinkKind, now: int, *, by: Principal | None = None, reason: str = ""
+    ) -> Link:
+        """Make a link by which this user resets its password, or signs in. `by`: who asks; None: a command.
+
+        Raises NoSuchUser, NotPermitted.
+        """
         async with self._database.transaction() as session:
-            link = await self.create_within(session, user_id, kind, now)
+            await locked_user(session, self._database, user_id)  # so that its roles stay as they are
+            if by is not None and not may_take_over(by, await memberships_of(session, user_id)):
+                raise NotPermitted("this user has roles that you may not give: an owner of all of them must do this")
+            link = await self.create_within(session, user_id, kind, now, by=by)
             await record_change(
                 session, f"user.{kind}_link_created", target="user", target_id=user_public_id(user_id), reason=reason
             )
         return link
 
     async def create_within(
-        self, session: AsyncSession, user_id: UUID, kind: LinkKind, now: int, method: str = ""
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        kind: LinkKind,
+        now: int,
+        method: str = "",
+        *,
+        by: Principal | None = None,
     ) -> Link:
-        """Make a link in the caller's transaction. `method`: how the user has proven itself so far."""
+        """Make a link in the caller's transaction. `method`: how the user has proven itself so far. `by`: who made it;
+        None: the user or a command."""
         if kind != "second_factor":  # a browser that waits for its code must not end another one that does
             await _withdraw(session, (OneTimeToken.user_id == user_id) & (OneTimeToken.kind == kind), now)
         token, row = self._new(kind, now)
         row.user_id, row.method = user_id, method
+        row.created_by_id = "" if by is None else by.public_id
         session.add(row)
         return Link(row.id, kind, token, to_instant(row.expires_at))
 
@@ -134,6 +160,8 @@ class Links:
         row = (await session.execute(query)).scalar_one_or_none()
         if row is None or row.kind != kind or row.used_at is not None or to_instant(row.expires_at) <= now:
             raise LinkRefused
+        if kind == "invitation" and not await may_still_invite(session, row):
+            raise LinkRefused
         return row
 
     async def invitations(self, scope: Scope, now: int) -> list[Invitation]:
@@ -144,7 +172,8 @@ class Links:
             .order_by(OneTimeToken.created_at, OneTimeToken.id)
         )
         async with self._database.reading() as session:
-            return [_invitation(row) for row in (await session.execute(query)).scalars()]
+            rows = (await session.execute(query)).scalars().all()
+            return [_invitation(row) for row in rows if await may_still_invite(session, row)]
 
     async def withdraw(self, invitation_id: UUID, scope: Scope, now: int) -> None:
         """Withdraw an invitation to this scope. Raises NoSuchUser."""
@@ -183,11 +212,6 @@ class Links:
             created_at=from_instant(now),
             expires_at=from_instant(now + LIFETIME_US[kind]),
         )
-
-
-async def withdraw_all(session: AsyncSession, user_id: UUID, now: int) -> None:
-    """End all of a user's links in the caller's transaction: its password changed, or it was disabled."""
-    await _withdraw(session, OneTimeToken.user_id == user_id, now)
 
 
 async def _withdraw(session: AsyncSession, which: ColumnElement[bool], now: int) -> None:

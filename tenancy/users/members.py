@@ -18,7 +18,7 @@ from tenancy.users.changes import UserChanges
 from tenancy.users.errors import LastOwner, NoSuchUser, NotPermitted, WrongState
 from tenancy.users.identifiers import user_public_id
 from tenancy.users.roles import may_give, may_take, other_owners
-from tenancy.users.sessions import rotate_sessions
+from tenancy.users.sessions import end_foreign_access, rotate_sessions
 from tenancy.users.tables import Credential, MembershipRow, UserAccount
 
 
@@ -104,7 +104,7 @@ class Members:
                 before, row.role = {"role": row.role}, role
             action = "member.added" if row is None else "member.role_changed"
             await _record(session, action, user_id, scope, before=before, after={"role": role})
-            await rotate_sessions(session, user_id)
+            await end_foreign_access(session, user_id, from_instant(now))
         await self._changes.announce(user_id)
 
     async def remove(self, by: Principal, user_id: UUID, scope: Scope, *, own: bool = False) -> None:

@@ -15,18 +15,21 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from storage.database.base import from_instant
 from storage.database.database import Database
+from storage.free_text import NAME, check_text
 from tenancy.rights.principals import Membership
 from tenancy.users.accounts import PASSWORD, add_user, credential, locked_user, membership_row, set_credential
 from tenancy.users.changes import UserChanges, acting_as_user
 from tenancy.users.errors import LastOwner, LinkRefused, SignInRefused
-from tenancy.users.identifiers import invitation_public_id, user_public_id
-from tenancy.users.links import Links, withdraw_all
+from tenancy.users.identifiers import check_email, invitation_public_id, user_public_id
+from tenancy.users.links import Links
 from tenancy.users.members import Scope
 from tenancy.users.passwords import Passwords, check_password
 from tenancy.users.roles import other_owners
-from tenancy.users.sessions import Client, revoke_sessions, rotate_sessions
+from tenancy.users.sessions import Client, SessionRecord, end_foreign_access, revoke_sessions, withdraw_links
 from tenancy.users.sign_in import SignIn
 from tenancy.users.tables import MembershipRow, OneTimeToken, UserAccount
+
+_NOT_PROVEN = "Wrong password. Who is a user already signs in, or gives its password; a new user gives a name too."
 
 
 class PasswordChanges:
@@ -82,31 +85,47 @@ class PasswordChanges:
         return user.id
 
     async def accept(
-        self, token: str, name: str, password: str | None, client: Client, signed_in: UUID | None = None
+        self,
+        token: str,
+        name: str,
+        password: str | None,
+        client: Client,
+        *,
+        signed_in: SessionRecord | None = None,
+        email: str = "",
     ) -> UUID:
         """Accept an invitation: a new user gets this name and password. Who is a user already must be signed in as that
-        user (`signed_in`), or give its password.
+        user (`signed_in`), by more than a link, or give its password. `email`: another address than the invited one,
+        which may be somebody else's account: an address proves nothing, the link does.
 
+        Until a user is made, or its password is right, the errors do not tell whether the address is a user's.
         Raises LinkRefused, SignInRefused, FieldRefused, InvalidText, LastOwner.
         """
         await self._sign_in.check_link_attempt(client)
         async with self._database.reading() as session:
             row = await self._links.look_at(session, "invitation", token, self._clock())
-            query = select(UserAccount).where(UserAccount.email == row.email)
+            address = check_email(email) if email else row.email
+            query = select(UserAccount).where(UserAccount.email == address)
             present = (await session.execute(query)).scalar_one_or_none()
-        if present is None:
-            check_password(password or "", row.email)
-            user_id = await self._accept_as_new(token, row.email, name, password or "")
+        own = None if signed_in is None or signed_in.by_link else signed_in.user_id
+        if present is None or own != present.id:
+            check_password(password or "", address)
+            if name:
+                check_text("name", name, NAME)
+        if present is None and name:
+            user_id = await self._accept_as_new(token, address, name, password or "")
         else:
+            if present is None or own != present.id:
+                try:
+                    await self._sign_in.check_password(address, password or "", client)
+                except SignInRefused as error:
+                    raise SignInRefused(_NOT_PROVEN) from error
+            assert present is not None, "nobody's password is right"
             if present.disabled_at is not None:
                 raise LinkRefused
-            if signed_in != present.id:
-                if password is None:
-                    raise SignInRefused("You have an account: sign in first, or give its password.")
-                await self._sign_in.check_password(present.email, password, client)
             user_id = present.id
             async with self._database.transaction() as session:
-                with acting_as_user(user_id, row.email):
+                with acting_as_user(user_id, address):
                     await self._join(session, user_id, token)
         await self._changes.announce(user_id)
         await self._sign_in.give_back_link(client)
@@ -125,6 +144,7 @@ class PasswordChanges:
     async def _join(self, session: AsyncSession, user_id: UUID, token: str) -> None:
         """Use up the invitation, and give the user its role."""
         now = self._clock()
+        await locked_user(session, self._database, user_id)
         row = await self._links.take(session, "invitation", token, now)
         scope = Scope(row.tenant_id, row.project_id)
         role = Membership(row.role, scope.tenant_id, scope.project_id)  # type: ignore[arg-type]  # only roles are kept
@@ -139,7 +159,7 @@ class PasswordChanges:
             if leaves and not await other_owners(session, self._database, user_id, scope.tenant_id):
                 raise LastOwner("you are the last owner here: make another one first")
             present.role = role.role
-        await rotate_sessions(session, user_id)
+        await end_foreign_access(session, user_id, from_instant(now))
         await self._record_acceptance(session, row, user_id, before)
 
     async def _record_acceptance(
@@ -161,7 +181,7 @@ class PasswordChanges:
     ) -> None:
         now = self._clock()
         await set_credential(session, user_id, PASSWORD, hashed, from_instant(now))
-        await withdraw_all(session, user_id, now)
+        await withdraw_links(session, user_id, from_instant(now))
         ended = await revoke_sessions(session, user_id, from_instant(now), but)
         await record_change(
             session, action, target="user", target_id=user_public_id(user_id), after={"sessions_ended": ended}

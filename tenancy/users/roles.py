@@ -1,4 +1,4 @@
-"""Who may give whom which role: owners are made by owners, and a scope keeps one."""
+"""Who may give whom which role: none that allows more than the giver's own, and a scope keeps an owner."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from storage.database.database import Database
+from tenancy.rights.delegation import covers_role
 from tenancy.rights.key_limits import NO_LIMITS
 from tenancy.rights.permissions import Role
 from tenancy.rights.principals import Membership, Principal
 from tenancy.users.tables import MembershipRow, UserAccount
-
-
-def is_owner(principal: Principal, tenant_id: UUID | None, project_id: UUID | None) -> bool:
-    """Whether the principal is an owner of this scope: there, or of one that contains it."""
-    return any(
-        one.role == "owner" and one.tenant_id in (None, tenant_id) and one.project_id in (None, project_id)
-        for one in principal.memberships
-    )
 
 
 def may_give(principal: Principal, role: Role, tenant_id: UUID | None, project_id: UUID | None) -> bool:
@@ -31,10 +24,8 @@ def may_give(principal: Principal, role: Role, tenant_id: UUID | None, project_i
 
 
 def may_take(principal: Principal, role: Role, tenant_id: UUID | None, project_id: UUID | None) -> bool:
-    """Whether the principal may take away this role at this scope."""
-    if not principal.may("members.write", tenant_id, project_id):
-        return False
-    return role != "owner" or is_owner(principal, tenant_id, project_id)
+    """Whether the principal may take away this role at this scope: it takes a role that allows as much."""
+    return principal.may("members.write", tenant_id, project_id) and covers_role(principal, role, tenant_id, project_id)
 
 
 def may_take_over(principal: Principal, memberships: Iterable[Membership]) -> bool:

@@ -21,7 +21,7 @@ from storage.database.database import Database
 from tenancy.rights.principals import Membership
 from tenancy.users.changes import UserChanges
 from tenancy.users.identifiers import session_public_id, user_public_id
-from tenancy.users.tables import MembershipRow, UserAccount, UserSession
+from tenancy.users.tables import MembershipRow, OneTimeToken, UserAccount, UserSession
 from tenancy.users.tokens import UserSecrets, new_token
 
 IDLE_US = 12 * 3_600 * 1_000_000
@@ -33,6 +33,8 @@ KEPT_US = 30 * 86_400 * 1_000_000
 """How long a session that has ended is kept: its address counts as known to the user."""
 MOST_SESSIONS = 50
 """Of one user; a new one ends the oldest."""
+BY_LINK = "link"
+"""How the `method` of a session begins that a link opened."""
 _MOST_AGENT = 200
 
 
@@ -62,6 +64,11 @@ class SessionRecord(Struct, frozen=True):
         """Whether the session may be used now, by the token that found it."""
         in_time = now < self.expires_at and now - self.seen_at < IDLE_US
         return in_time and not self.ended and (self.current or now < self.previous_until)
+
+    @property
+    def by_link(self) -> bool:
+        """Whether a link opened it. Others may have made that link."""
+        return self.method.startswith(BY_LINK)
 
     def fresh(self, now: int) -> bool:
         """Whether the user proved itself within the last minutes."""
@@ -224,6 +231,26 @@ async def revoke_sessions(session: AsyncSession, user_id: UUID, moment: datetime
     others = _live(user_id) if but is None else _live(user_id) & (UserSession.id != but)
     done = await session.execute(update(UserSession).where(others).values(revoked_at=moment))
     return int(getattr(done, "rowcount", 0))
+
+
+async def withdraw_links(session: AsyncSession, user_id: UUID, moment: datetime, *, foreign: bool = False) -> None:
+    """End a user's links, and sign-ins that wait for a second factor, in the caller's transaction. `foreign`: but those
+    that a command made, which may do everything."""
+    unused = (OneTimeToken.user_id == user_id) & OneTimeToken.used_at.is_(None)
+    if foreign:
+        unused &= (OneTimeToken.created_by_id != "") | (OneTimeToken.kind == "second_factor")
+    await session.execute(update(OneTimeToken).where(unused).values(used_at=moment))
+
+
+async def end_foreign_access(session: AsyncSession, user_id: UUID, moment: datetime) -> None:
+    """End what others may hold of a user whose roles change: its links, and the sessions that links opened. All its
+    other sessions get another token. Whoever made a link was asked whether it may give the roles that the user had
+    then, not those it has now. The caller announces the change."""
+    # first: who redeems one now has a session after this, or none
+    await withdraw_links(session, user_id, moment, foreign=True)
+    by_link = _live(user_id) & UserSession.method.startswith(BY_LINK)
+    await session.execute(update(UserSession).where(by_link).values(revoked_at=moment))
+    await rotate_sessions(session, user_id)
 
 
 async def rotate_sessions(session: AsyncSession, user_id: UUID) -> None:

@@ -26,7 +26,7 @@ from tenancy.users.identifiers import MOST_EMAIL, session_public_id, user_public
 from tenancy.users.links import Link, Links
 from tenancy.users.passwords import Passwords
 from tenancy.users.second_factors import WRONG_CODE, SecondFactors
-from tenancy.users.sessions import Client, NewSession, Sessions, known_since
+from tenancy.users.sessions import BY_LINK, Client, NewSession, Sessions, known_since
 from tenancy.users.tables import Credential, UserAccount, UserSession
 
 SignedInOrStep: TypeAlias = NewSession | Link
@@ -139,7 +139,7 @@ class SignIn:
             user = await session.get(UserAccount, row.user_id)
             if user is None or user.disabled_at is not None:
                 raise LinkRefused
-            outcome = await self._enter(session, row.user_id, "link", client, now)
+            outcome = await self._enter(session, row.user_id, BY_LINK, client, now)
         await self._attempts.give_back(link_limits(client.address))
         return outcome
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, Text, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, LargeBinary, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from storage.database.base import STRICT, Base, Count, Id, Instant, new_id
@@ -89,7 +89,8 @@ class UserSession(Base):
 
 class OneTimeToken(Base):
     """A secret that works once: an invitation, a password reset, a sign-in link, or a sign-in that waits for its second
-    factor. An invitation has the e-mail, the role and its scope; the others have the user.
+    factor. An invitation has the e-mail, the role and its scope; the others have the user. `created_by_id`: the public
+    id of the user or key that made it; empty: a command, or of a waiting sign-in the user.
     """
 
     __tablename__ = "one_time_token"
@@ -105,6 +106,7 @@ class OneTimeToken(Base):
     project_id: Mapped[UUID | None] = mapped_column(Id, ForeignKey("project.id"))
     method: Mapped[str] = mapped_column(Text, default="")
     created_by: Mapped[str] = mapped_column(Text, default="")
+    created_by_id: Mapped[str] = mapped_column(Text, default="", server_default=text("''"))
     created_at: Mapped[datetime] = mapped_column(Instant)
     expires_at: Mapped[datetime] = mapped_column(Instant, index=True)
     used_at: Mapped[datetime | None] = mapped_column(Instant)

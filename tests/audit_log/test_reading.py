@@ -40,6 +40,14 @@ async def test_pages_of_many_chains_have_each_entry_once(database: Database) -> 
     assert await log.page(Filter(), EVERYTHING, 5, (TENANTS[0], 999)) == []
 
 
+async def test_a_position_that_the_reader_may_not_see_is_absent(database: Database) -> None:
+    await record(database, TENANTS[0], TENANTS[1], TENANTS[0], TENANTS[1])
+    log, own = AuditLog(database), (Scope(TENANTS[0]),)
+    assert len(await log.page(Filter(), own, 5, (TENANTS[0], 2))) == 1
+    for position in ((TENANTS[1], 2), (TENANTS[1], 1), (TENANTS[1], 9)):
+        assert await log.page(Filter(), own, 5, position) == []
+
+
 @pytest.mark.both_databases
 async def test_filters(database: Database) -> None:
     project = new_id()

@@ -46,6 +46,7 @@ def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_p
         owner = data / "sign-in-link"
         assert str(owner) in first.output
         assert owner.stat().st_mode & 0o777 == 0o600
+        assert (data / "address").read_text() == f"http://127.0.0.1:{port}\n"
         page, _, token = owner.read_text().strip().partition("#sign_in=")
         assert get(page)[0] == 200
         headers = {"x-turnpike-csrf": "1"}

@@ -28,9 +28,11 @@ from tenancy.rights.permissions import (
     ROLES,
     SCOPE_GROUPS,
     Permission,
+    Role,
     permissions_of_scopes,
 )
 from tenancy.rights.principals import Membership, Principal
+from tenancy.users.roles import may_give, may_take, may_take_over
 from tests.fast import examples
 
 HERE, THERE, PROJECT, OTHER = new_id(), new_id(), new_id(), new_id()
@@ -201,6 +203,44 @@ def test_a_key_can_make_one_like_itself_and_end_it(grant: KeyGrant) -> None:
     holder = _principal(grant)
     manages = "keys.write" if grant.tenant_id else "platform.write"
     assert may_end(holder, grant) == holder.may(manages, grant.tenant_id, grant.project_id)
+
+
+@settings(max_examples=examples(1500), deadline=None)
+@given(_grants(), _grants(), _grants(), _roles, _places)
+def test_a_key_rules_over_nobody_that_its_maker_does_not(
+    maker: KeyGrant, made: KeyGrant, victim: KeyGrant, role: Role, place: tuple[UUID | None, UUID | None]
+) -> None:
+    """Whatever the roles, scopes and limits: a key gives, takes and ends nothing that its maker could not."""
+    own, key = _principal(maker), _principal(made)
+    try:
+        check_delegation(own, made)
+    except GivesTooMuch:
+        return
+    assert may_end(own, victim) or not may_end(key, victim)
+    assert may_take(own, role, *place) or not may_take(key, role, *place)
+    assert may_give(own, role, *place) or not may_give(key, role, *place)
+    there = (Membership(role, *place),)
+    assert may_take_over(own, there) or not may_take_over(key, there)
+
+
+@settings(max_examples=examples(600), deadline=None)
+@given(st.lists(st.builds(lambda role, place: Membership(role, *place), _roles, _places), max_size=3), _roles, _places)
+def test_nobody_gives_or_takes_a_role_that_may_do_more(
+    held: list[Membership], role: Role, place: tuple[UUID | None, UUID | None]
+) -> None:
+    giver = Principal("session", new_id(), "user", memberships=tuple(held))
+    given_ = Principal("session", new_id(), "other", memberships=(Membership(role, *place),))
+    more = [one for one in PERMISSIONS if given_.may(one, *place) and not giver.may(one, *place)]
+    assert may_give(giver, role, *place) == may_take(giver, role, *place)
+    assert may_give(giver, role, *place) == (giver.may("members.write", *place) and not more)
+
+
+def test_a_role_beyond_ones_own_is_refused_whatever_the_scopes() -> None:
+    for role, scopes in (("developer", ["keys"]), ("admin", ["members"]), ("finance", ["read"])):
+        maker = _principal(KeyGrant("admin", HERE, None, role))  # type: ignore[arg-type]
+        with pytest.raises(GivesTooMuch, match="role: the role owner"):
+            check_delegation(maker, KeyGrant("admin", HERE, limits=key_limits(scopes=scopes)))
+        assert not may_end(maker, KeyGrant("admin", HERE, limits=key_limits(scopes=scopes)))
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -25,7 +25,7 @@ from turnpike.operator_identity import (
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from tenancy.rights.delegation import KeyGrant
+    from tenancy.rights.delegation import KeyGrant, KeyKind
     from tenancy.rights.key_limits import KeyLimits
     from tenancy.rights.permissions import Role
     from tenancy.tables import ApiKey, Project
@@ -91,6 +91,8 @@ async def create_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
     _check_kind(arguments)
     limits, expires_at = _limits(arguments), _when(arguments.expires, "--expires")
     role: Role = arguments.role or "owner"
+    kind: KeyKind = "operator" if arguments.operator else "project" if arguments.project else "admin"
+    KeyGrant(kind, role=role).check_scopes(_scopes(arguments))
     if arguments.operator:
         # Without a second operator's key, one person could become two by a key of another name.
         await check_second_operator(admin, arguments)
@@ -104,8 +106,7 @@ async def create_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
         return None
     tenant = await admin.tenancy.tenant(arguments.tenant)
     if arguments.dry_run:
-        kind = "project" if arguments.project else "admin"
-        return _print_grant(KeyGrant(kind, tenant.id, None, role, limits, expires_at))  # type: ignore[arg-type]
+        return _print_grant(KeyGrant(kind, tenant.id, None, role, limits, expires_at))
     project = await _project(admin, tenant.id, arguments) if arguments.project else None
     project_id = project.id if project else None
     making = admin.tenancy.create_key(
@@ -173,6 +174,7 @@ async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
         role=arguments.role or grant_of(found).role,
         expires_at=grant_of(found).expires_at if change.expires_at is msgspec.UNSET else change.expires_at,
     )
+    after.check_scopes(_scopes(arguments))
     if found.kind == "operator" and not decides(after) and await approvals_are_on(admin):
         check_two_remain(await admin.tenancy.list_operator_keys(), found.public_id)
     if arguments.dry_run:
@@ -296,35 +298,45 @@ def _limits(arguments: argparse.Namespace) -> KeyLimits:
     from protocol.requests import LANES
     from tenancy.rights.key_limits import key_limits
 
-    given = {name: getattr(arguments, name) for name in _LIMITS}
-    lists = {
-        name: None if text in (None, _NO_LIMIT) else [part.strip() for part in text.split(",") if part.strip()]
-        for name, text in given.items()
-    }
+    lists = {name: _listed(getattr(arguments, name)) for name in _LIMITS}
     for lane in lists["lanes"] or ():
         if lane not in LANES:
             raise CommandError(f"--lanes: {lane!r} is not one of {', '.join(LANES)}")
     return key_limits(**lists)
 
 
+def _listed(text: str | None) -> list[str] | None:
+    return None if text in (None, _NO_LIMIT) else [part.strip() for part in str(text).split(",") if part.strip()]
+
+
+def _scopes(arguments: argparse.Namespace) -> list[str]:
+    return _listed(arguments.scopes) or []
+
+
 def _when(text: str | None, flag: str) -> int | None:
     """The instant that a duration from now or a day says, in microseconds since the Unix epoch; None for none.
 
-    Raises CommandError.
+    Raises CommandError, also for a day that has passed.
     """
     from billing.calendar import InvalidInstant, parse_instant
 
     if text in (None, _NO_LIMIT):
         return None
     assert text is not None
+    now = time.time_ns() // 1000
     if match := _DURATION.fullmatch(text):
-        return time.time_ns() // 1000 + int(match[1]) * _SECONDS[match[2]] * 1_000_000
+        if not int(match[1]) and flag == "--expires":
+            raise CommandError(f"{flag}: {text!r} is an end at once; `turnpike keys revoke` stops a key")
+        return now + int(match[1]) * _SECONDS[match[2]] * 1_000_000
     try:
-        return parse_instant(text)
-    except InvalidInstant as error:
-        raise CommandError(
-            f"{flag}: {text!r} is neither a duration such as 30d nor a day such as 2027-01-01"
-        ) from error
+        moment = None if text.isdecimal() else parse_instant(text)  # 30 is a mistake for 30d, no instant
+    except InvalidInstant:
+        moment = None
+    if moment is None:
+        raise CommandError(f"{flag}: {text!r} is neither a duration such as 30d nor a day such as 2027-01-01")
+    if moment <= now:
+        raise CommandError(f"{flag}: {text!r} has passed")
+    return moment
 
 
 def _public_id(whole_key_or_id: str) -> str:

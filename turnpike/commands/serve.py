@@ -27,7 +27,13 @@ from turnpike.command_line import CommandParser
 from turnpike.processes import listener
 from turnpike.processes.children import AFTER_DRAIN_S, Child
 from turnpike.processes.event_loop import run_role
-from turnpike.settings.data_folder import DataFolderError, gateway_folder, prepare_data_folder, protect_data_folder
+from turnpike.settings.data_folder import (
+    DataFolderError,
+    gateway_folder,
+    prepare_data_folder,
+    protect_data_folder,
+    record_address,
+)
 from turnpike.settings.loading import to_environment
 from turnpike.settings.settings import SERVE, SettingError, Settings
 
@@ -246,6 +252,7 @@ async def _announce(admin: AdminServices, services: GatewayServices, server: Gat
         else:
             write_key(file, issued)
             key, about = f"$(cat {shlex.quote(str(file))})", f"{owner}: written to the file (mode 0600)\n    {file}"
+    record_address(settings, base_url)
     sign_in = await _first_owner(admin, base_url)
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
     _print(

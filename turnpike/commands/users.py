@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _ROLES = ("owner", "admin", "finance", "developer", "viewer")
 _NO_ROLE = "none"
-_URL = "http://127.0.0.1:8080"
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -68,7 +68,7 @@ def _add_scope(parser: CommandParser, role: str = "", *, required: bool = False)
 
 
 def _add_url(parser: CommandParser) -> None:
-    parser.add_argument("--url", default=_URL, help="where users reach the gateway; default: %(default)s")
+    parser.add_argument("--url", help="where users reach the gateway; default: where `turnpike serve` listens")
 
 
 def _add_reason(parser: CommandParser) -> None:
@@ -88,7 +88,7 @@ async def create_user(admin: AdminServices, arguments: argparse.Namespace) -> No
     roles = (Membership(arguments.role, scope.tenant_id, scope.project_id),) if arguments.role else ()
     users, name = admin.users, arguments.name or arguments.email.partition("@")[0]
     user = await users.accounts.create(arguments.email, name, users.clock(), roles)
-    _print_link(await users.links.create(user.id, "sign_in", users.clock()), arguments)
+    _print_link(await users.links.create(user.id, "sign_in", users.clock()), admin, arguments)
 
 
 @admin_command
@@ -98,7 +98,7 @@ async def invite_user(admin: AdminServices, arguments: argparse.Namespace) -> No
     scope = await _scope(admin, arguments)
     if scope.tenant_id is None:
         await check_second_operator(admin, arguments)
-    _print_link(await users.links.invite(_machine(), arguments.email, role, scope, users.clock()), arguments)
+    _print_link(await users.links.invite(_machine(), arguments.email, role, scope, users.clock()), admin, arguments)
 
 
 @admin_command
@@ -135,7 +135,7 @@ async def reset_user(admin: AdminServices, arguments: argparse.Namespace) -> Non
     if arguments.second_factor:
         await users.second_factors.remove(user.id, reason=arguments.reason)
     kind: LinkKind = "sign_in" if arguments.sign_in else "password_reset"
-    _print_link(await users.links.create(user.id, kind, users.clock(), reason=arguments.reason), arguments)
+    _print_link(await users.links.create(user.id, kind, users.clock(), reason=arguments.reason), admin, arguments)
 
 
 @admin_command
@@ -223,5 +223,11 @@ def _role_text(one: Membership, tenants: Mapping[UUID, str], projects: Mapping[U
     return f"{one.role} of {tenants.get(one.tenant_id, '?')}{project}"
 
 
-def _print_link(link: Link, arguments: argparse.Namespace) -> None:
-    print(f"{arguments.url.rstrip('/')}{link.path}")
+def _print_link(link: Link, admin: AdminServices, arguments: argparse.Namespace) -> None:
+    from turnpike.settings.data_folder import last_address
+
+    url = arguments.url or last_address(admin.settings)
+    if url is None:
+        url = f"http://{admin.settings.host}:{admin.settings.port}"
+        print(f"no gateway has listened from this data folder: the link names {url}; else say --url", file=sys.stderr)
+    print(f"{url.rstrip('/')}{link.path}")

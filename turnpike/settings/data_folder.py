@@ -31,6 +31,7 @@ _OUR_PATTERNS = (
     "secrets.json",
     "api-key",
     "sign-in-link",
+    "address",
     "serve.lock",
     "run",
     "metrics/*",
@@ -70,6 +71,19 @@ def prepare_data_folder(settings: Settings) -> None:
     except OSError as error:
         failure = DataFolderFull if is_disk_full(error) else DataFolderError
         raise failure(f"data_dir: cannot write to {settings.data}: {error.strerror}") from error
+
+
+def record_address(settings: Settings, url: str) -> None:
+    """Write where the gateway listens, for links that commands make. Raises OSError."""
+    (settings.data / "address").write_text(f"{url}\n")
+
+
+def last_address(settings: Settings) -> str | None:
+    """Where the gateway of this folder listens, or listened last; None if none has."""
+    try:
+        return (settings.data / "address").read_text().strip() or None
+    except OSError:
+        return None
 
 
 def check_data(settings: Settings) -> None:

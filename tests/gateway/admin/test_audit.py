@@ -86,7 +86,7 @@ async def test_tenants_learn_of_operators_the_name_alone(stack: Stack) -> None:
         assert (entry["actor"]["id"], entry["actor"]["through"], entry["actor"]["address"]) == ("", "", "")
         assert entry["actor"]["name"]
     assert (await ann.get("?action=seen.0"))["data"][0]["actor"]["address"] == "192.0.2.1"
-    for text in ("192.0.2.1", "ann@host", "tpk_1"):
+    for text in ("192.0.2.1", "ann@host", "root@host", "tpk_1"):
         for form in ("json", "csv"):
             answer = await stack.http.get(f"{AUDIT}?action=seen.*&format={form}", headers=owner.headers)
             assert text not in answer.text

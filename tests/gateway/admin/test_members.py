@@ -235,3 +235,98 @@ async def test_keys_manage_members_too(stack: Stack, kind: str) -> None:
     assert (await stack.http.get("/admin/v1/users/me", headers=headers)).status_code == 403
     listed = await stack.http.get("/admin/v1/users", headers=headers)
     assert listed.status_code == (403 if kind == "admin" else 200)
+
+
+async def test_a_link_from_before_ends_when_its_user_gains_a_role(stack: Stack) -> None:
+    """Whoever made a link might give the roles that the user had then, not those it gains."""
+    there = await stack.tenancy.create_tenant("beta")
+    async with (
+        await signed_in(stack, "ann@x.com", ("owner", stack.tenant.id, None)) as ann,
+        await signed_in(stack, "bea@x.com", ("owner", there.id, None)) as bea,
+        await signed_in(stack, "op@x.com", "owner") as operator,
+        await signed_in(stack, "dev@x.com", ("developer", stack.tenant.id, None)) as dev,
+        browser_of(stack) as other,
+        browser_of(stack) as late,
+    ):
+        dev_id = (await dev.get("/users/me"))["id"]
+
+        async def make(kind: str) -> dict[str, str]:
+            made: dict[str, str] = await ann.post(f"/users/{dev_id}/links", {"kind": kind}, 201)
+            return {"token": made["token"]}
+
+        opened, old, reset = await make("sign_in"), None, await make("password_reset")
+        await other.post("/session/link", opened)
+        old = await make("sign_in")
+        invited = await bea.post("/tenants/beta/invitations", {"email": "dev@x.com", "role": "owner"}, 201)
+        accept = {"token": invited["token"]}
+        # A session that a link opened may be somebody else's.
+        await other.post("/invitations/accept", {**accept, "password": NEW, "name": "Dev"}, 401)
+        await other.post("/invitations/accept", accept, 400)
+        await dev.post("/invitations/accept", accept)
+        await other.get("/session", 401)
+        await dev.get("/tenants/beta/members")
+        await late.post("/session/link", old, 401)
+        await late.post("/password-resets/redeem", {**reset, "password": NEW}, 401)
+        await ann.post(f"/users/{dev_id}/links", {"kind": "sign_in"}, 403)
+        # The same if somebody gives the role without an invitation.
+        eve = await make_user(stack.users, "eve@x.com", ("viewer", stack.tenant.id, None))
+        eve_id = user_public_id(eve.id)
+        first = await ann.post(f"/users/{eve_id}/links", {"kind": "sign_in"}, 201)
+        await late.post("/session/link", {"token": first["token"]})
+        second = await ann.post(f"/users/{eve_id}/links", {"kind": "password_reset"}, 201)
+        await operator.call("PUT", f"/members/{eve_id}", {"role": "owner"})
+        await late.get("/session", 401)
+        await late.post("/password-resets/redeem", {"token": second["token"], "password": NEW}, 401)
+
+
+async def test_an_invitation_ends_with_its_inviters_right(stack: Stack) -> None:
+    tenant = stack.tenant.id
+    async with (
+        await signed_in(stack, "ann@x.com", ("owner", tenant, None)) as ann,
+        await signed_in(stack, "bob@x.com", ("admin", tenant, None)) as bob,
+        browser_of(stack) as back,
+    ):
+        at, bob_id = "/tenants/demo", (await bob.get("/users/me"))["id"]
+        link = await bob.post(f"{at}/invitations", {"email": "back@x.com", "role": "admin"}, 201)
+        accept = {"token": link["token"], "name": "Back", "password": PASSWORD}
+        await ann.call("PUT", f"{at}/members/{bob_id}", {"role": "developer"})
+        assert (await ann.get(f"{at}/invitations"))["data"] == []
+        await back.post("/invitations/accept", accept, 401)
+        await ann.call("PUT", f"{at}/members/{bob_id}", {"role": "admin"})
+        await ann.call("DELETE", f"{at}/members/{bob_id}", status=204)
+        await back.post("/invitations/accept", accept, 401)
+        key = await ann.post(f"{at}/keys", {"name": "inviter"}, 201)
+        bearer = {"authorization": f"Bearer {key['key']}"}
+        invite = {"email": "back@x.com", "role": "admin"}
+        link = await ann.call("POST", f"{at}/invitations", invite, status=201, headers=bearer)
+        await ann.call("DELETE", f"{at}/keys/{key['id']}")
+        await back.post("/invitations/accept", {**accept, "token": link["token"]}, 401)
+
+
+async def test_an_invitation_does_not_tell_who_is_a_user_and_an_address_in_use_blocks_nobody(stack: Stack) -> None:
+    there = await stack.tenancy.create_tenant("beta")
+    await make_user(stack.users, "ceo@x.com", ("viewer", stack.tenant.id, None), password="of whoever squats it")
+    async with await signed_in(stack, "bea@x.com", ("owner", there.id, None)) as bea, browser_of(stack) as ceo:
+
+        async def invite(email: str) -> str:
+            made = await bea.post("/tenants/beta/invitations", {"email": email, "role": "owner"}, 201)
+            return str(made["token"])
+
+        used, free = await invite("ceo@x.com"), await invite("nobody@x.com")
+        for body, status in (
+            ({}, 400),
+            ({"password": "short", "name": "N"}, 400),
+            ({"password": NEW}, 401),
+            ({"password": NEW, "name": "\u0007"}, 400),
+        ):
+            answers = [
+                (await ceo.post("/invitations/accept", {"token": token, **body}, status))["error"]
+                for token in (used, free)
+            ]
+            assert answers[0]["message"] == answers[1]["message"], body
+        accept = {"token": used, "name": "The CEO", "password": NEW}
+        await ceo.post("/invitations/accept", accept, 401)
+        made = await ceo.post("/invitations/accept", {**accept, "email": "CEO+beta@x.com"})
+        assert [one["role"] for one in made["memberships"]] == ["owner"]
+        await ceo.sign_in("ceo+beta@x.com", NEW)
+        await ceo.get("/tenants/beta/members")

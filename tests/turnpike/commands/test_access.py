@@ -43,11 +43,24 @@ def test_keys_are_limited_changed_rotated_and_revoked(run: Run) -> None:  # noqa
     assert "was revoked" in run(f"keys rotate {public_id}")[1]
     for wrong, problem in (
         ("--scopes flying", "scopes"), ("--networks here", "networks"), ("--lanes fast", "--lanes"),
-        ("--expires soon", "--expires"), ("--role admin", "--role"),
+        ("--expires soon", "--expires"), ("--role admin", "--role"), ("--expires 30", "--expires: '30' is neither"),
+        ("--expires 2020-01-01", "--expires: '2020-01-01' has passed"), ("--expires 0s", "--expires"),
+        ("--scopes inference,balance.read", "'balance.read' is nothing that the key of a project"),
     ):  # fmt: skip
         status, out = run(f"keys create --tenant acme --project default {wrong}")
         assert (status, problem in out) == (2, True), out
     assert run("keys create --tenant acme --admin --role viewer")[0] == 0
+    other = run("keys create --tenant acme --project default")[1].strip().split("_")[2]
+    for wrong, problem in (
+        ("change {} --expires 2020-01-01", "--expires: '2020-01-01' has passed"),
+        ("change {} --scopes budgets", "'budgets' is nothing"),
+        ("rotate {} --overlap 0", "--overlap: '0' is neither"),
+        ("rotate {} --overlap 2020-01-01", "--overlap: '2020-01-01' has passed"),
+    ):
+        status, out = run("keys " + wrong.format(other))
+        assert (status, problem in out) == (2, True), out
+    assert _keys(run)[other]["rotated_at"] is None
+    assert run(f"keys rotate {other} --overlap 0s")[0] == 0
     assert "viewer" in run("keys list")[1]
 
 

@@ -15,7 +15,8 @@ from tenancy.users.sessions import NewSession
 from tests.gateway.browser import CLIENT, PASSWORD
 from turnpike.cli import main
 from turnpike.settings import loading
-from turnpike.settings.data_folder import read_secrets
+from turnpike.settings.data_folder import read_secrets, record_address
+from turnpike.settings.settings import Settings
 
 Run = Callable[..., str]
 
@@ -42,7 +43,10 @@ def test_a_user_from_its_first_link_to_its_end(run: Run, tmp_path: Path) -> None
     listed = run("users", "list")
     assert "owner, developer of acme/web" in listed
     assert "ann@x.com" in run("users", "list", "--tenant", "acme")
+    assert run("users", "reset", "ann@x.com").startswith("http://127.0.0.1:8080/")
+    record_address(Settings(data_dir=str(tmp_path)), "http://127.0.0.1:8931")
     reset = run("users", "reset", "ann@x.com", "--reason", "lost").strip()
+    assert reset.startswith("http://127.0.0.1:8931/console/link#")
     assert "#password_reset=" in reset
     asyncio.run(_use(tmp_path, link.partition("=")[2], reset.partition("=")[2]))
     assert "password" in run("users", "sessions", "ann@x.com")
