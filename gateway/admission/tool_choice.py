@@ -32,7 +32,8 @@ def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> Gene
         raise InvalidField(choice.path, f"an answer that must call tools cannot fulfil {generation.grammar.path} too")
     if generation.continued:
         raise InvalidField(choice.path, "an answer that must call tools cannot go on from a turn of the assistant's")
-    callable_tools = [tool for tool in generation.tools if choice.names is None or tool.name in choice.names]
+    names = None if choice.names is None else frozenset(choice.names)
+    callable_tools = [tool for tool in generation.tools if names is None or tool.name in names]
     if sum(len(tool.schema) for tool in callable_tools) > MAX_SCHEMA_BYTES:
         raise InvalidField(
             "$.tools", f"schemas of tools that must be called may have {MAX_SCHEMA_BYTES} characters together"
