@@ -30,6 +30,9 @@ def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> Gene
         return replace(generation, logit_bias=generation.logit_bias | dict.fromkeys(ids, _NEVER))
     if generation.grammar is not None:
         raise InvalidField(choice.path, f"an answer that must call tools cannot fulfil {generation.grammar.path} too")
+    if generation.stop or generation.stop_tokens:
+        path = "$.stop_token_ids" if generation.stop_tokens else generation.stop_path
+        raise InvalidField(path, "it cannot be combined with calls that are required, whose grammar decides the end")
     if generation.continued:
         raise InvalidField(choice.path, "an answer that must call tools cannot go on from a turn of the assistant's")
     names = None if choice.names is None else frozenset(choice.names)

@@ -31,7 +31,10 @@ async def changed_buyer(parties: Parties, tenant_id: UUID, fields: Mapping[str, 
     if before is None and "seller" not in fields:
         sellers = await parties.sellers()
         if len(sellers) != 1:
-            raise InvalidParty("seller", "say who sells to it: there is not just one seller")
+            many = "say who sells to it: there is more than one seller"
+            raise InvalidParty(
+                "seller", many if sellers else "there is no seller yet: an operator has to name one first"
+            )
         fields = {**fields, "seller": sellers[0].id}
     return _changed(Buyer, before, fields)
 

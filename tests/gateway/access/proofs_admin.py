@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from tenancy.directory import project_public_id
 from tests.gateway.access.proofs import Call, proof
 from tests.gateway.access.proofs_v1 import _delivery, _export, _marked_chat, _names, an_endpoint
 from tests.gateway.access.world import Place, World, bearer
@@ -84,21 +85,21 @@ async def _(world: World, place: Place) -> Call:
 
 @proof("admin_set_project_limits")
 async def _(world: World, place: Place) -> Call:
-    return Call({"project_id": place.project_id}, body={"requests_per_minute": 100_000})
+    return Call({"project": project_public_id(place.project_id)}, body={"requests_per_minute": 100_000})
 
 
 @proof("admin_retrieve_project_limits", "admin_remove_project_limits")
 async def _(world: World, place: Place) -> Call:
-    path = f"/limits/projects/{place.project_id}"
+    path = f"/limits/projects/{project_public_id(place.project_id)}"
     await made(world, place, path, {"requests_per_minute": 100_000}, method="PUT")
-    return Call({"project_id": place.project_id}, tells=(str(place.project_id),))
+    return Call({"project": project_public_id(place.project_id)}, tells=(project_public_id(place.project_id),))
 
 
 @proof("admin_list_limits")
 async def _(world: World, place: Place) -> Call:
-    path = f"/limits/projects/{place.project_id}"
+    path = f"/limits/projects/{project_public_id(place.project_id)}"
     await made(world, place, path, {"requests_per_minute": 100_000}, method="PUT")
-    return Call(tells=(str(place.project_id),))
+    return Call(tells=(project_public_id(place.project_id),))
 
 
 @proof("admin_create_tenant")
