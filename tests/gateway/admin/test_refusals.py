@@ -44,8 +44,8 @@ async def test_who_may_not_is_told_who_may(stack: Stack, desks: Desks) -> None:
     )  # fmt: skip
     assert (await message(stack, "/v1/exports", stack.key))[2].endswith("it needs an admin key of the tenant.")
     assert (await message(stack, "/admin/v1/tenants", stack.key))[2] == (
-        "This project key may not do this (tenants.read): it needs an admin key of the tenant or an operator's key or a "
-        "signed-in user."
+        "This project key may not do this (tenants.read): it needs an admin key of the tenant or an operator's key or "
+        "a signed-in user."
     )
 
 

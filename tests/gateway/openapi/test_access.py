@@ -280,7 +280,7 @@ def _problems(
     anywhere = operation.permission is None or caller.principal.may_anywhere(operation.permission)
     if caller.principal.kind not in operation.principals or not anywhere:
         unseen = caller.principal.kind == "session" and not operation.path.startswith(ADMIN_PATH)
-        if problem := refusal_problem(answer, (401,) if unseen else (403,)):
+        if problem := refusal_problem(answer, (401, 403) if unseen else (403,)):
             yield problem
     elif caller.principal.may(operation.permission or "usage.read", place.tenant_id, place.project_id):
         return  # it may do this in a part of the place: lists show that part
