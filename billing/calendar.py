@@ -1,7 +1,7 @@
 """Instants and billing periods: text to integers and back, and the arithmetic of months.
 
 An instant is an integer in microseconds since the Unix epoch. A billing period is a calendar month in UTC, written
-YYYY-MM.
+YYYY-MM. What is read lies from 1970 to 9998, so that the hours, days and months around it exist too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from storage.reported_error import ReportedError
 
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:[Zz]|[+-]\d\d:\d\d))?", re.ASCII)
 _SECONDS = re.compile(r"\d{1,12}", re.ASCII)
-_LAST_SECOND = 253_402_300_800  # the year 10000
+_END = 253_370_764_800_000_000
+"""The year 9999."""
 _PERIOD = re.compile(r"\d{4}-(0[1-9]|1[0-2])", re.ASCII)
 _HOUR = 3_600_000_000
 
@@ -38,18 +39,24 @@ class InvalidPeriod(ReportedError, ValueError):
 
 def parse_instant(text: str) -> int:
     """Microseconds since the Unix epoch. A date alone is its midnight in UTC. Raises InvalidInstant."""
-    if _SECONDS.fullmatch(text) and int(text) < _LAST_SECOND:
-        return int(text) * 1_000_000
-    if _RFC3339.fullmatch(text) is None:
+    if _SECONDS.fullmatch(text):
+        instant = int(text) * 1_000_000
+    elif _RFC3339.fullmatch(text):
+        try:
+            moment = datetime.fromisoformat(text.upper())
+            instant = to_instant(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment)
+        except (ValueError, OverflowError):
+            raise InvalidInstant(text) from None
+    else:
         raise InvalidInstant(text)
-    try:
-        moment = datetime.fromisoformat(text.upper())
-        instant = to_instant(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment)
-    except (ValueError, OverflowError):
-        raise InvalidInstant(text) from None
-    if instant < 0:
+    if not is_readable(instant):
         raise InvalidInstant(text)
     return instant
+
+
+def is_readable(instant: int) -> bool:
+    """Whether an instant that somebody names is from 1970 to 9998."""
+    return 0 <= instant < _END
 
 
 def format_instant(instant: int) -> str:
@@ -60,7 +67,7 @@ def format_instant(instant: int) -> str:
 @lru_cache(64)
 def check_period(period: str) -> str:
     """The period, if it is one. Raises InvalidPeriod."""
-    if _PERIOD.fullmatch(period) is None:
+    if _PERIOD.fullmatch(period) is None or not "1970" <= period[:4] < "9999":
         raise InvalidPeriod(period)
     return period
 
@@ -78,10 +85,7 @@ def _period_of_hour(hour: int) -> str:
 def period_bounds(period: str) -> tuple[int, int]:
     """The first instant of a period, and the first one after it. Raises InvalidPeriod."""
     year, month = map(int, check_period(period).split("-"))
-    try:
-        first, after = datetime(year, month, 1, tzinfo=UTC), datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
-    except ValueError:  # the years 0 and 10000
-        raise InvalidPeriod(period) from None
+    first, after = datetime(year, month, 1, tzinfo=UTC), datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
     return to_instant(first), to_instant(after)
 
 

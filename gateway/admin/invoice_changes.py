@@ -291,6 +291,9 @@ def _minor(path: str, text: str, currency: str) -> int:
 
 def _date(path: str, text: str | None) -> date | None:
     try:
-        return None if text is None else date.fromisoformat(text)
+        day = None if text is None else date.fromisoformat(text)
+        if day is not None and not 1970 <= day.year < 9999:
+            raise ValueError(day)
+        return day
     except ValueError as error:
         raise InvalidField(path, f"{text[:40] if text else ''!r} is not a day such as 2026-11-30") from error

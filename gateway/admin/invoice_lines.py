@@ -15,7 +15,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.calendar import format_instant
+from billing.calendar import format_instant, is_readable
 from billing.invoices import drill_down
 from billing.invoices.document import Document, InvoiceLine
 from billing.invoices.drill_down import LineSlice
@@ -257,7 +257,9 @@ def _opened(document: Document, n: int) -> InvoiceLine:
 
 def _day(text: str) -> int:
     try:
-        return to_instant(datetime.strptime(text[:20], "%Y-%m-%d").replace(tzinfo=UTC))
+        if is_readable(day := to_instant(datetime.strptime(text[:20], "%Y-%m-%d").replace(tzinfo=UTC))):
+            return day
+        raise ValueError(text)
     except ValueError as error:
         raise InvalidField("day", f"{text[:40]!r} is not a day such as 2026-11-30") from error
 

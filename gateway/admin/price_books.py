@@ -57,7 +57,7 @@ def price_book_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
     books = PriceBooks(gateway.services.database)
 
-    @get("/admin/v1/prices/books", opt=demands("prices.propose") | describes(BookList, query=page()))
+    @get("/admin/v1/prices/books", opt=demands("prices.read", platform=True) | describes(BookList, query=page()))
     async def list_books(request: Request[Any, Any, Any]) -> Response[bytes]:
         """All price books."""
         parameters = Parameters.of(request)

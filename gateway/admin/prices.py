@@ -188,7 +188,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
 
     @get(
         "/admin/v1/prices",
-        opt=demands("prices.propose")
+        opt=demands("prices.read", platform=True)
         | describes(
             BookPrices,
             query=(
@@ -229,7 +229,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
 
     @get(
         "/admin/v1/prices/sheets",
-        opt=demands("prices.propose")
+        opt=demands("prices.read", platform=True)
         | describes(
             SheetList,
             query=(
@@ -256,7 +256,10 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         listed = [_sheet(sheet, SheetObject) for sheet in found[:limit]]
         return json_response(SheetList(data=listed, has_more=len(found) > limit))
 
-    @get("/admin/v1/prices/sheets/{number:int}", opt=demands("prices.propose") | describes(SheetWithDifference))
+    @get(
+        "/admin/v1/prices/sheets/{number:int}",
+        opt=demands("prices.read", platform=True) | describes(SheetWithDifference),
+    )
     async def retrieve_price_sheet(number: FromPath[int]) -> Response[bytes]:
         """One sheet, and the prices that it changes."""
         with _price_errors():

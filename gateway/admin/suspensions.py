@@ -100,7 +100,7 @@ def suspension_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             await wait(suspensions.resume(tenant_id, project_id, reason=body.reason))
         return await state(tenant_id, project_id)
 
-    @get("/admin/v1/suspensions", opt=demands("tenants.write") | describes(SuspensionList))
+    @get("/admin/v1/suspensions", opt=demands("tenants.read", platform=True) | describes(SuspensionList))
     async def list_suspensions(request: Request[Any, Any, Any]) -> Response[bytes]:
         """All tenants and projects that are suspended."""
         Parameters.of(request).reject_unknown()

@@ -178,7 +178,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         limit, after, period = parameters.page_size(), parameters.text("after"), parameters.text("period")
         start_at, end_at = await span(parameters) if period is None else _month(period)
         if period is None and parameters.instant("since") is None:
-            start_at, _ = period_bounds(period_of(end_at - 1))
+            start_at, _ = period_bounds(period_of(max(0, end_at - 1)))
         parameters.reject_unknown()
         if after is not None:
             try:

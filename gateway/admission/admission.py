@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
@@ -34,6 +35,7 @@ from gateway.admission.cache_leases import (
 )
 from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
+from gateway.admission.request_size import conversation_size, tools_size
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
 from gateway.admission.tool_choice import apply_tool_choice
@@ -56,6 +58,8 @@ from storage.free_text import counted
 from tenancy.rights.key_limits import NO_LIMITS, KeyLimits
 from tenancy.rights.principals import Principal
 
+Result = TypeVar("Result")
+
 log = structlog.get_logger("gateway.admission")
 
 _CLAMPS = 3
@@ -63,11 +67,8 @@ _CLAMPS = 3
 _SECOND = 1_000_000
 _MANY_PIECES = 1000
 """The cache plan of a prompt with more texts and markers is made in a thread."""
-_THREAD_CHARACTERS, _PER_TEXT = 65_536, 64
-"""Conversations of more characters are tokenized in a thread, so that they do not block the event loop. Each text
-counts as `_PER_TEXT` characters more, for the cost of calling the tokenizer."""
-_PER_TOOL_CHARACTER = 4
-"""A character of a tool's definition, which is marked string by string, counts as so many."""
+_THREAD_CHARACTERS = 65_536
+"""Conversations of this size and more are tokenized in a thread, so that they do not block the event loop."""
 _THREAD_TOKENS = 16_384
 """The prefix keys of longer prompts are made in a thread too."""
 
@@ -191,7 +192,8 @@ class Admission:
     ) -> PreparedRequest:
         """Render, tokenize, plan, check. Raises InvalidRequest, NotAllowed, RateLimited, Unavailable."""
         payer.check(model.name, generation.lane)
-        generation = apply_tool_choice(model, generation)
+        apply = partial(apply_tool_choice, model, generation)
+        generation = await self._run(payer.tenant_id, apply, large=tools_size(generation) > _THREAD_CHARACTERS)
         prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
@@ -335,16 +337,18 @@ class Admission:
             prepared.price,
             tags=generation.cache.tags,
         )
-        long = len(prepared.prompt.tokens) > _THREAD_TOKENS
-        asked = await self._threads.run(payer.tenant_id, ask) if long else ask()
+        asked = await self._run(payer.tenant_id, ask, large=len(prepared.prompt.tokens) > _THREAD_TOKENS)
         hold = await self._allowances.reserve_beside(payer.tenant_id, lambda: self._leased.reserve(request, asked))
         return replace(prepared, terms=unpack(hold.terms), leases=asked.decision, lease_request=asked), hold
 
+    async def _run(self, tenant: UUID, work: Callable[[], Result], *, large: bool) -> Result:
+        """Do the work here, or in a thread if it is large."""
+        return await self._threads.run(tenant, work) if large else work()
+
     async def _plan(self, tenant: UUID, model: ServedModel, generation: GenerationRequest, prompt: Prompt) -> CachePlan:
         pieces = len(prompt.spans) + len(generation.cache.markers)
-        if pieces > _MANY_PIECES and generation.cache != CacheDirectives():
-            return await self._threads.run(tenant, partial(cache_plan, generation, prompt, model))
-        return cache_plan(generation, prompt, model)
+        large = pieces > _MANY_PIECES and generation.cache != CacheDirectives()
+        return await self._run(tenant, partial(cache_plan, generation, prompt, model), large=large)
 
     async def _prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
         if generation.prompt is not None:
@@ -356,13 +360,9 @@ class Admission:
                 path=generation.turns_path,
                 code="context_length_exceeded",
             )
-        size = sum(_PER_TEXT + len(text.text) for turn in generation.turns for text in turn.texts)
-        size += sum(_PER_TOOL_CHARACTER * len(tool.schema) for tool in generation.tools)
         render = partial(model.prompt, generation.turns, generation.tools, continued=generation.continued)
         try:
-            if size > _THREAD_CHARACTERS:
-                return await self._threads.run(tenant, render)
-            return render()
+            return await self._run(tenant, render, large=conversation_size(generation) > _THREAD_CHARACTERS)
         except ConversationRefused as error:
             raise InvalidRequest(
                 f"The messages do not fit this model: {error}", path=generation.turns_path, code="invalid_value"
@@ -373,9 +373,8 @@ class Admission:
     ) -> Prompt:
         path = generation.turns_path
         if isinstance(prompt, str):
-            if len(prompt) > _THREAD_CHARACTERS:
-                return await self._threads.run(tenant, partial(model.continued, prompt, path))
-            tokenized = model.continued(prompt, path)
+            work = partial(model.continued, prompt, path)
+            tokenized = await self._run(tenant, work, large=len(prompt) > _THREAD_CHARACTERS)
         else:
             checked = prompt[: model.context_tokens]  # a longer prompt is refused for its length
             index = next((index for index, token in enumerate(checked) if token >= model.tokenizer.size), None)

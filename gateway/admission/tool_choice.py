@@ -30,9 +30,13 @@ def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> Gene
         return replace(generation, logit_bias=generation.logit_bias | dict.fromkeys(ids, _NEVER))
     if generation.grammar is not None:
         raise InvalidField(choice.path, f"an answer that must call tools cannot fulfil {generation.grammar.path} too")
+    if generation.stop or generation.stop_tokens:
+        path = "$.stop_token_ids" if generation.stop_tokens else generation.stop_path
+        raise InvalidField(path, "it cannot be combined with calls that are required, whose grammar decides the end")
     if generation.continued:
         raise InvalidField(choice.path, "an answer that must call tools cannot go on from a turn of the assistant's")
-    callable_tools = [tool for tool in generation.tools if choice.names is None or tool.name in choice.names]
+    names = None if choice.names is None else frozenset(choice.names)
+    callable_tools = [tool for tool in generation.tools if names is None or tool.name in names]
     if sum(len(tool.schema) for tool in callable_tools) > MAX_SCHEMA_BYTES:
         raise InvalidField(
             "$.tools", f"schemas of tools that must be called may have {MAX_SCHEMA_BYTES} characters together"

@@ -25,12 +25,13 @@ from protocol.requests import MOST_CHOICES
 LARGE_BYTES = 64 * 1024
 """A smaller body is decoded on the event loop, without these checks."""
 MOST_PARTS = 16_384
-"""Messages and message parts of a request, together."""
+"""Messages, message parts and tools of a request, together."""
 MOST_FIELDS = 4096
 """Fields of a body, with unknown and repeated ones."""
 MOST_TOKEN_IDS = 2 * 1024 * 1024
 _FIELD_BYTES = 64 * 1024
 _GRAMMAR_BYTES = 1024 * 1024
+_CHOICE_BYTES = 256 * 1024
 
 _counted = threading.local()
 """Of the body that a thread decodes. `left`: parts that it may still have; `containers`: arrays and objects so far."""
@@ -76,6 +77,8 @@ class _Message(Struct):
 
 class _Body(Struct):
     messages: list[_Message] = []
+    tools: list[_Part] | None = None
+    tool_choice: Raw = ABSENT
     prompt: Raw = ABSENT
     stop: Raw = ABSENT
     stop_token_ids: Raw = ABSENT
@@ -107,6 +110,7 @@ class _ContainersOfBody(Struct):
     """Counts every array and object that is a field's value, also those of a field that occurs again."""
 
     messages: list[_ContainersOfMessage] = []
+    tool_choice: _Objects = None
     prompt: _Arrays = None
     stop: _Arrays = None
     stop_token_ids: _Arrays = None
@@ -142,6 +146,7 @@ class _MessagesBody(Struct):
 
 
 _FIELDS = {
+    "tool_choice": _CHOICE_BYTES,
     "stop": _FIELD_BYTES,
     "stop_token_ids": _FIELD_BYTES,
     "logit_bias": _FIELD_BYTES,
@@ -173,7 +178,7 @@ def check_large_body(body: bytes) -> None:
     try:
         shape = decode(_body, body)
     except _TooMany as error:
-        raise InvalidField("$.messages", f"it has more than {MOST_PARTS} messages and message parts") from error
+        raise InvalidField("$.messages", f"it has more than {MOST_PARTS} messages, message parts and tools") from error
     _check_repeated(decode(_containers, body))
     for name, most in _FIELDS.items():
         if len(getattr(shape, name)) > most:

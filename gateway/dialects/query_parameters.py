@@ -9,6 +9,7 @@ from uuid import UUID
 
 from litestar import Request
 
+from billing.calendar import is_readable
 from gateway.errors import InvalidField
 from storage.database.base import to_instant
 
@@ -81,9 +82,19 @@ class Parameters:
             return None
         try:
             # A "+" that was not percent-encoded arrives as a space.
-            return to_instant(datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text))
+            instant = to_instant(datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text))
         except ValueError as error:
             raise InvalidField(name, f"{text[:_SHOWN]!r} is not a timestamp such as 2026-11-01T00:00:00Z") from error
+        if not is_readable(instant):
+            raise InvalidField(name, "it must not be before 1970, nor after 9998")
+        return instant
+
+    def seconds(self, name: str) -> int | None:
+        """Seconds since the Unix epoch, as an instant in microseconds."""
+        seconds = self.integer(name)
+        if seconds is not None and not is_readable(seconds * 1_000_000):
+            raise InvalidField(name, "it must not be after the year 9998")
+        return None if seconds is None else seconds * 1_000_000
 
     def choice(self, name: str, choices: Sequence[str]) -> Any:
         """One of the choices."""

@@ -14,6 +14,7 @@ from gateway.dialects.openai.chat_response import ChatWriter
 from gateway.dialects.openai.common_response import ResponseIdentity
 from gateway.endpoints.generation_description import CHAT
 from gateway.endpoints.generation_response import respond
+from gateway.endpoints.rate_limits import counting_refusals
 from gateway.endpoints.request_body import read_call
 from gateway.http.authentication import project_payer
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
@@ -29,18 +30,19 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
     @post("/v1/chat/completions", opt=demands("inference", "project_key") | CHAT)
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
-        gateway.requests.check()
         context, payer = request_context(request.scope), project_payer(request.scope)
-        control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-        call = await read_call(gateway, request, payer, chat_request.parse)
-        generation = apply_cache_control(control, call.generation)
-        model = gateway.services.models.get(generation.model)
-        context.model = model.name
-        prepared = await gateway.admission.prepare(context.id, payer, model, generation)
-        lane, created = generation.lane, int(time.time())
-        identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
-        logprobs = generation.logprobs is not None
-        writer = ChatWriter(identity, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
-        return await respond(gateway, request, [prepared], writer, stream=call.stream)
+        async with counting_refusals(gateway, request, payer):
+            gateway.requests.check()
+            control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
+            call = await read_call(gateway, request, payer, chat_request.parse)
+            generation = apply_cache_control(control, call.generation)
+            model = gateway.services.models.get(generation.model)
+            context.model = model.name
+            prepared = await gateway.admission.prepare(context.id, payer, model, generation)
+            lane, created = generation.lane, int(time.time())
+            identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
+            logprobs = generation.logprobs is not None
+            writer = ChatWriter(identity, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
+            return await respond(gateway, request, [prepared], writer, stream=call.stream)
 
     return create_chat_completion

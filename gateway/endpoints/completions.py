@@ -15,6 +15,7 @@ from gateway.dialects.openai.common_response import ResponseIdentity
 from gateway.dialects.openai.completions_response import TextWriter
 from gateway.endpoints.generation_description import COMPLETIONS
 from gateway.endpoints.generation_response import respond
+from gateway.endpoints.rate_limits import counting_refusals
 from gateway.endpoints.request_body import read_call
 from gateway.http.authentication import project_payer
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
@@ -30,21 +31,22 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
     @post("/v1/completions", opt=demands("inference", "project_key") | COMPLETIONS)
     async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue texts or token ids, whole or streamed."""
-        gateway.requests.check()
         context, payer = request_context(request.scope), project_payer(request.scope)
-        control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-        call = await read_call(gateway, request, payer, completions_request.parse)
-        generations = [apply_cache_control(control, generation) for generation in call.generations]
-        first = generations[0]
-        model = gateway.services.models.get(first.model)
-        context.model = model.name
-        prepared = [
-            await gateway.admission.prepare(uuid7() if index else context.id, payer, model, generation)
-            for index, generation in enumerate(generations)
-        ]
-        created = int(time.time())
-        identity = ResponseIdentity.of("cmpl", context.id, model, context.name, created, lane=first.lane)
-        writer = TextWriter(identity, model.tokenizer, logprobs=first.logprobs, include_usage=call.include_usage)
-        return await respond(gateway, request, prepared, writer, stream=call.stream)
+        async with counting_refusals(gateway, request, payer):
+            gateway.requests.check()
+            control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
+            call = await read_call(gateway, request, payer, completions_request.parse)
+            generations = [apply_cache_control(control, generation) for generation in call.generations]
+            first = generations[0]
+            model = gateway.services.models.get(first.model)
+            context.model = model.name
+            prepared = [
+                await gateway.admission.prepare(uuid7() if index else context.id, payer, model, generation)
+                for index, generation in enumerate(generations)
+            ]
+            created = int(time.time())
+            identity = ResponseIdentity.of("cmpl", context.id, model, context.name, created, lane=first.lane)
+            writer = TextWriter(identity, model.tokenizer, logprobs=first.logprobs, include_usage=call.include_usage)
+            return await respond(gateway, request, prepared, writer, stream=call.stream)
 
     return create_completion

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,7 +9,8 @@ from litestar import MediaType, Request
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from gateway.admission.admission import PreparedRequest, database_unavailable
+from gateway.admission.admission import PreparedRequest
+from gateway.endpoints.rate_limits import permit_request
 from gateway.generation.delivery import (
     ChoiceDelta,
     DeliveryChunk,
@@ -26,14 +26,8 @@ from gateway.generation.delivery import (
 from gateway.generation.generation_task import GenerationTask
 from gateway.http.cache_status import HEADER as CACHE_STATUS
 from gateway.http.cache_status import cache_status
-from gateway.http.responses import speaks_anthropic
 from gateway.http.sse import ClientWatch, EventStream, EventWriter
-from gateway.limits.headers import limit_headers
-from gateway.limits.limiter import Asked
-from gateway.limits.permit import Permit
-from gateway.request_context import request_context
 from gateway.services import Gateway
-from storage.database.database import DatabaseUnavailable
 
 AFFORDABLE_TOKENS_HEADER = "x-turnpike-max-tokens"
 _NOBODY_READS = 503
@@ -67,7 +61,7 @@ async def respond(
         for task in tasks:
             gateway.requests.client_left(task, why)
 
-    permit = await _permit(gateway, request, prepared)
+    permit = await permit_request(gateway, request, prepared)
     watch = ClientWatch(request.receive, client_gone)
     try:
         tasks.extend(gateway.requests.start(part, streamed=stream, permit=permit) for part in prepared)
@@ -94,33 +88,6 @@ async def respond(
         client_timeout=options.client_timeout,
         headers=_headers(tasks, first),
     )
-
-
-async def _permit(
-    gateway: Gateway, request: Request[Any, Any, Any], prepared: Sequence[PreparedRequest]
-) -> Permit | None:
-    """Let the request through its rate limits, None if it has none. Raises RateLimited, Unavailable.
-
-    What the limits have left goes with whatever is answered.
-    """
-    payer, context = prepared[0].payer, request_context(request.scope)
-    asked = [
-        Asked(part.conversation, len(part.prompt.tokens), part.sampling.max_tokens * part.generation.choices)
-        for part in prepared
-    ]
-    try:
-        answer = await gateway.services.limiter.reserve(
-            context.id, tenant=payer.tenant_id, project=payer.project_id, key=payer.key_id, asked=asked
-        )
-    except DatabaseUnavailable as error:
-        raise database_unavailable() from error
-    if answer is None:
-        return None
-    context.limit_headers = limit_headers(answer.standing, anthropic=speaks_anthropic(request.scope), now=time.time())
-    if answer.refusal is not None:
-        gateway.metrics.rate_limited(answer.meter)
-        raise answer.refusal
-    return answer.permit
 
 
 async def _first_items(reader: DeliveryReader, keep_alive: float) -> list[Item | None]:

@@ -13,6 +13,7 @@ from gateway.dialects.anthropic import messages_request
 from gateway.dialects.anthropic.messages_response import MessageIdentity, MessageWriter, TokenCount
 from gateway.endpoints.generation_description import COUNT_TOKENS, MESSAGES
 from gateway.endpoints.generation_response import respond
+from gateway.endpoints.rate_limits import count_request, counting_refusals
 from gateway.endpoints.request_body import read_call
 from gateway.errors import InvalidRequest
 from gateway.http.authentication import project_payer
@@ -30,20 +31,21 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post("/v1/messages", opt=demands("inference", "project_key", surface="anthropic") | MESSAGES)
     async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
-        gateway.requests.check()
         context, payer = request_context(request.scope), project_payer(request.scope)
-        control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-        parse = partial(messages_request.parse, version=api_version(request))
-        call = await read_call(gateway, request, payer, parse)
-        generation = apply_cache_control(control, call.generation)
-        model = gateway.services.models.get(generation.model)
-        context.model = model.name
-        prepared = await gateway.admission.prepare(context.id, payer, model, generation)
-        fills_context = prepared.sampling.max_tokens < (generation.max_tokens or 0)
-        identity = MessageIdentity.of(
-            context.id, model.name, context.name, lane=generation.lane, fills_context=fills_context
-        )
-        return await respond(gateway, request, [prepared], MessageWriter(identity), stream=call.stream)
+        async with counting_refusals(gateway, request, payer):
+            gateway.requests.check()
+            control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
+            parse = partial(messages_request.parse, version=api_version(request))
+            call = await read_call(gateway, request, payer, parse)
+            generation = apply_cache_control(control, call.generation)
+            model = gateway.services.models.get(generation.model)
+            context.model = model.name
+            prepared = await gateway.admission.prepare(context.id, payer, model, generation)
+            fills_context = prepared.sampling.max_tokens < (generation.max_tokens or 0)
+            identity = MessageIdentity.of(
+                context.id, model.name, context.name, lane=generation.lane, fills_context=fills_context
+            )
+            return await respond(gateway, request, [prepared], MessageWriter(identity), stream=call.stream)
 
     @post(
         "/v1/messages/count_tokens",
@@ -51,8 +53,10 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         status_code=200,
     )
     async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """The tokens of a prompt, as a request with it would be billed. It costs nothing."""
+        """The tokens of a prompt, as a request with it would be billed. It costs nothing, and counts as a
+        request of the rate limits."""
         context, payer = request_context(request.scope), project_payer(request.scope)
+        await count_request(gateway, request, payer)
         parse = partial(messages_request.parse_count, version=api_version(request))
         generation = await read_call(gateway, request, payer, parse)
         model = gateway.services.models.get(generation.model)

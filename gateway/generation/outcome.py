@@ -36,7 +36,10 @@ def invalid_grammar(done: Done, grammar: Grammar) -> Outcome | None:
     """The outcome if the replica found the client's grammar to be wrong, else None."""
     if done.invalid != "grammar":
         return None
-    problem = f"{grammar.path}: {(done.error or '').removeprefix('grammar: ')}."
+    problem = (done.error or "").removeprefix("grammar: ")
+    if grammar.path == "$.tools":  # the grammar is ours, and what a compiler says of it means nothing to the client
+        problem = "an answer cannot be held to these schemas; leave out what is unusual in them, or use 'auto'"
+    problem = f"{grammar.path}: {problem}."
     return failed(InvalidRequest(problem, path=grammar.path, code="invalid_value"), done.reason)
 
 

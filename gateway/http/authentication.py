@@ -9,29 +9,30 @@ from litestar.datastructures import Headers
 from litestar.enums import ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
+from msgspec.structs import replace
 
 from audit_log.actors import Actor, Means, acting_as, anonymous
 from gateway.admission.admission import Payer
 from gateway.errors import AddressRefused, NotAllowed, NotAuthenticated, SuspendedError, Unavailable
 from gateway.http.client_address import client_address
 from gateway.http.csrf import has_key
-from gateway.http.policies import ADMIN_PATH, TENANT_KEYS, Policy, policy_of
+from gateway.http.policies import ADMIN_PATH, Policy, policy_of
 from gateway.http.sessions import authenticate_session, has_session_cookie, session_principal
 from gateway.request_context import request_context
 from storage.database.database import DatabaseUnavailable
 from tenancy.administration.suspension import Suspensions
 from tenancy.authenticator import AddressNotAllowed, AuthenticationFailed, Authenticator
 from tenancy.rights.key_limits import Network
-from tenancy.rights.permissions import PLATFORM_ONLY
+from tenancy.rights.permissions import ROLE_PERMISSIONS, ROLES
 from tenancy.rights.principals import Principal, PrincipalKind
 from tenancy.users.session_authenticator import SessionAuthenticator
 
 OPERATOR = "operator"
 """Through what somebody acts who has a role for the whole platform: tenants do not learn more of them than the name."""
-_HOW: dict[PrincipalKind, str] = {
-    "project_key": "the key of a project: `turnpike keys create --tenant NAME --project NAME`",
-    "admin_key": "an admin key of the tenant: `turnpike keys create --tenant NAME --admin`",
-    "operator_key": "an operator's key: `turnpike keys create --operator --name WHO`",
+_NAMES: dict[PrincipalKind, str] = {
+    "project_key": "the key of a project",
+    "admin_key": "an admin key of the tenant",
+    "operator_key": "an operator's key",
     "session": "a signed-in user",
 }
 """What to call each kind of principal in an error, in the order in which they are offered."""
@@ -125,10 +126,7 @@ class Authentication(ASGIMiddleware):
         except AddressNotAllowed as error:
             raise AddressRefused(f"This key may not be used from {address or 'an unknown address'}.") from error
         except AuthenticationFailed as error:
-            how = "Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
-            if "operator_key" in kinds:
-                how = "Use an operator's key: `turnpike keys create --operator --name WHO`."
-            raise NotAuthenticated(f"Incorrect API key provided. {how}") from error
+            raise _not_authenticated(kinds, has_key(headers)) from error
         except DatabaseUnavailable as error:
             raise Unavailable(
                 "API keys cannot be checked while the database is unavailable; try again shortly."
@@ -138,12 +136,34 @@ class Authentication(ASGIMiddleware):
 def _check(principal: Principal, policy: Policy, path: str) -> None:
     """Raise NotAllowed where this principal may not call the route at all."""
     kinds = policy.kinds_for(path)
-    if principal.kind not in kinds or (policy.permission is not None and not principal.may_anywhere(policy.permission)):
-        tenants = TENANT_KEYS if policy.permission in PLATFORM_ONLY else frozenset[PrincipalKind]()
-        able = " or ".join(_HOW[kind] for kind in _HOW if kind in kinds - tenants and kind != principal.kind)
-        kind = principal.kind.replace("_", " ")
-        what = "" if policy.permission is None else f" ({policy.permission})"
-        raise NotAllowed(f"This {kind} may not do this{what}: it needs {able or 'another role'}.")
+    permission = policy.permission
+    what = "" if permission is None else f" ({permission})"
+    kind = principal.kind.replace("_", " ")
+    if principal.kind not in kinds:
+        raise NotAllowed(f"This {kind} may not do this{what}: it needs {_any_of(kinds)}.")
+    if permission is None or policy.allows(principal):
+        return
+    if policy.allows(replace(principal, permissions=None)):
+        raise NotAllowed(f"The scopes of this {kind} do not include {permission}: use a key that has it.")
+    if principal.kind == "project_key":
+        raise NotAllowed(f"This {kind} may not do this{what}: it needs {_any_of(kinds - {'project_key'})}.")
+    where = " of the platform" if policy.at_platform else ""
+    roles = ", ".join(role for role in ROLES if role in ROLE_PERMISSIONS[permission])
+    raise NotAllowed(f"Your role does not allow this{what}: it needs one of the roles{where} {roles}.")
+
+
+def _not_authenticated(kinds: frozenset[PrincipalKind], has_key: bool) -> NotAuthenticated:
+    """The error for who sent no key, or a wrong one, by what the route takes."""
+    keys = _any_of(kinds - {"session"}) or "no key"
+    if "session" in kinds and not has_key:
+        or_key = "" if keys == "no key" else f", or send {keys} as 'Authorization: Bearer KEY'"
+        return NotAuthenticated(f"You are not signed in: sign in{or_key}.", code="not_signed_in")
+    what = "Incorrect API key provided." if has_key else "No API key was sent."
+    return NotAuthenticated(f"{what} Send {keys} as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
+
+
+def _any_of(kinds: frozenset[PrincipalKind]) -> str:
+    return " or ".join(name for kind, name in _NAMES.items() if kind in kinds)
 
 
 def check_not_suspended(suspensions: Suspensions, tenant_id: UUID | None, project_id: UUID | None) -> None:

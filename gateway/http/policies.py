@@ -14,8 +14,8 @@ from litestar.routes import HTTPRoute
 from litestar.types import RouteHandlerType
 from msgspec import Struct
 
-from tenancy.rights.permissions import PERMISSIONS, Permission
-from tenancy.rights.principals import PrincipalKind
+from tenancy.rights.permissions import PERMISSIONS, PLATFORM_ONLY, Permission
+from tenancy.rights.principals import Principal, PrincipalKind
 
 POLICY = "policy"
 """The key of the policy in a handler's `opt`."""
@@ -45,12 +45,25 @@ class MissingPolicy(Exception):
 class Policy(Struct, frozen=True):
     """What a route demands. `kinds`: which principals; None: those of its path. `fresh`: a session must have proven its
     user within the last minutes, where the permission does not say so already (FRESH_PERMISSIONS). `access`: "keyless"
-    needs no key, though a wrong one is refused; "public" looks at no key at all."""
+    needs no key, though a wrong one is refused; "public" looks at no key at all. `platform`: what it shows or changes
+    belongs to no tenant, so a role at the platform is needed."""
 
     permission: Permission | None
     kinds: frozenset[PrincipalKind] | None = None
     fresh: bool = False
     access: Access = "authenticated"
+    platform: bool = False
+
+    @property
+    def at_platform(self) -> bool:
+        """Whether a role at the platform alone gives the right to call it."""
+        return self.platform or self.permission in PLATFORM_ONLY
+
+    def allows(self, principal: Principal) -> bool:
+        """Whether there is anything that the principal may call the route for, by its permissions."""
+        if self.permission is None:
+            return True
+        return principal.may(self.permission) if self.at_platform else principal.may_anywhere(self.permission)
 
     def needs_proof(self, method: str) -> bool:
         """Whether a session that calls by this method must have proven its user lately."""
@@ -60,7 +73,9 @@ class Policy(Struct, frozen=True):
         """The kinds of principals that may call a route with this policy at this path."""
         if self.kinds is not None:
             return self.kinds
-        return ADMINISTRATORS if path.startswith(ADMIN_PATH) else TENANT_KEYS
+        if not path.startswith(ADMIN_PATH):
+            return TENANT_KEYS
+        return ADMINISTRATORS - TENANT_KEYS if self.at_platform else ADMINISTRATORS
 
 
 _OWN = Policy(None)
@@ -71,10 +86,11 @@ def demands(
     *kinds: PrincipalKind,
     fresh: bool = False,
     access: Access = "authenticated",
+    platform: bool = False,
     **opt: Any,
 ) -> dict[str, Any]:
     """A handler's `opt` with a policy, beside what else it has."""
-    return {POLICY: Policy(permission, frozenset(kinds) or None, fresh, access), **opt}
+    return {POLICY: Policy(permission, frozenset(kinds) or None, fresh, access, platform), **opt}
 
 
 def public(**opt: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.errors import RateLimited
 from gateway.limits.expected_tokens import ExpectedTokens
@@ -113,28 +114,34 @@ class Limiter:
         self, request: UUID, *, tenant: UUID, project: UUID, key: UUID, asked: Sequence[Asked]
     ) -> Answer | None:
         """Let a request through, or say why not; None if it has no limits. Raises DatabaseUnavailable."""
-        found = self._cache.known(key, project, tenant)
-        if found is None:
-            found = await self._cache.load(key, project, tenant)
+        found = await self._limits(key, project, tenant)
         if not found:
             return None
-        scopes = self._scopes(found)
-        expected = self.expected
+        scopes, expected = self._scopes(found), self.expected
         operation = Reserve(
             request.hex,
             sum(expected.uncached(part.conversation, part.prompt_tokens) for part in asked),
             sum(expected.output(project, part.max_output) for part in asked),
             scopes,
         )
-        verdict = await self._ask(tenant, operation)
         permit = Permit(self, tenant, project, request, scopes)
         permit.parts = len(asked)
-        standing = Standing(scopes, verdict.levels)
-        if not verdict.allowed:
-            return Answer(permit, standing, _refusal(verdict, found), METERS[verdict.meter])
-        if permit.has_places:
+        answer = await self._answer(permit, operation, found)
+        if permit.has_places and answer.refusal is None:
             self._placed[permit.request] = permit
-        return Answer(permit, standing)
+        return answer
+
+    async def count(self, request: UUID, *, tenant: UUID, project: UUID, key: UUID) -> Answer | None:
+        """Count a request that generates nothing: it takes no tokens and no place. As `reserve` otherwise."""
+        found = await self._limits(key, project, tenant)
+        if not found:
+            return None
+        scopes = tuple(replace(bounds, concurrent=UNLIMITED) for bounds in self._scopes(found))
+        permit = Permit(self, tenant, project, request, scopes)
+        answer = await self._answer(permit, Reserve(request.hex, 0, 0, scopes), found)
+        if answer.refusal is None:
+            permit.ended(request, 0)
+        return answer
 
     def settle(self, permit: Permit, operation: Began) -> None:
         """Settle in the background, in the order of calls."""
@@ -157,6 +164,17 @@ class Limiter:
             if permit.has_places and self._outage.workers > 1:
                 return done
         return FREE
+
+    async def _limits(self, key: UUID, project: UUID, tenant: UUID) -> tuple[SubjectLimits, ...]:
+        found = self._cache.known(key, project, tenant)
+        return await self._cache.load(key, project, tenant) if found is None else found
+
+    async def _answer(self, permit: Permit, operation: Reserve, found: Sequence[SubjectLimits]) -> Answer:
+        verdict = await self._ask(permit.tenant, operation)
+        standing = Standing(permit.scopes, verdict.levels)
+        if verdict.allowed:
+            return Answer(permit, standing)
+        return Answer(permit, standing, _refusal(verdict, found), METERS[verdict.meter])
 
     async def _ask(self, tenant: UUID, operation: Reserve) -> Verdict:
         if self._shared is None:

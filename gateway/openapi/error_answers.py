@@ -9,7 +9,7 @@ from gateway.dialects.anthropic import errors as anthropic_errors
 from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import GatewayError
 from gateway.http.operations import Operation
-from gateway.http.policies import ADMIN_PATH, TENANT_KEYS, Policy
+from gateway.http.policies import ADMIN_PATH, Policy
 from gateway.openapi.shown_values import shown
 
 Dialect: TypeAlias = Literal["openai", "anthropic"]
@@ -55,7 +55,7 @@ def error_codes(operation: Operation, policy: Policy, method: str, path: str) ->
     kinds = policy.kinds_for(path)
     if policy.access != "public":
         codes |= ({"invalid_api_key": 401} if kinds - {"session"} else {}) | {"not_allowed": 403}
-        codes |= _KEY_ERRORS if kinds & TENANT_KEYS else {}
+        codes |= _KEY_ERRORS if kinds - {"session"} else {}
         codes |= {"not_signed_in": 401} if "session" in kinds else {}
         codes |= {"confirmation_required": 403} if policy.needs_proof(method) and "session" in kinds else {}
     if path.startswith(ADMIN_PATH) and method != "GET":

@@ -31,7 +31,8 @@ async def changed_buyer(parties: Parties, tenant_id: UUID, fields: Mapping[str, 
     if before is None and "seller" not in fields:
         sellers = await parties.sellers()
         if len(sellers) != 1:
-            raise InvalidParty("seller", "say who sells to it: there is not just one seller")
+            none, many = "there is no seller yet: an operator makes one first", "say which of the sellers it is"
+            raise InvalidParty("seller", many if sellers else none)
         fields = {**fields, "seller": sellers[0].id}
     return _changed(Buyer, before, fields)
 

@@ -175,6 +175,7 @@ def parse(body: bytes, version: str = _NEWEST) -> MessagesCall:
         min_p=request.min_p,
         seed=request.seed,
         stop=stops,
+        stop_path="$.stop_sequences",
         lane=_lane(request.service_tier),
         grammar=grammar,
         tag=user,

@@ -16,6 +16,7 @@ from gateway.dialects.json_paths import json_bytes, json_object
 from gateway.errors import InvalidField
 from gateway.generation_request import CacheMarker, Tool
 from gateway.generation_request import ToolChoice as Choice
+from protocol.grammar_limits import MAX_SCHEMA_BYTES
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _ABSENT_OR_NULL = (b"", b"null")
@@ -133,6 +134,8 @@ def _schema(tool: ToolParam, path: str, objects: JsonObjects) -> str:
 
 
 def _examples(raw: Raw, path: str, objects: JsonObjects) -> list[dict[str, object]]:
+    if len(raw) > MAX_SCHEMA_BYTES:
+        raise InvalidField(path, f"it has more than {MAX_SCHEMA_BYTES} bytes")
     try:
         examples = msgspec.json.decode(raw, type=list[Raw])
     except msgspec.MsgspecError as error:

@@ -148,8 +148,7 @@ def _time_range(parameters: Parameters, width: str) -> dict[str, Any]:
     parameters.required("starting_at")
     size = _SECONDS[width] * 1_000_000
     start, end = parameters.instant("starting_at"), parameters.instant("ending_at")
-    if start is None or start < 0:
-        raise InvalidField("starting_at", "it must not be before 1970")
+    assert start is not None, "it is required"
     if end is not None and end <= start:
         raise InvalidField("ending_at", "it must be after starting_at")
     return {

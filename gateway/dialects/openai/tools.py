@@ -23,6 +23,8 @@ _ABSENT_OR_NULL = (b"", b"null")
 MOST_TOOLS = 1024
 
 CallId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+CalledName: TypeAlias = Annotated[str, Meta(max_length=256)]
+"""A name that a model gave, which need not be one of a tool."""
 
 
 class FunctionDefinition(Struct, frozen=True):
@@ -46,7 +48,7 @@ ChatTool: TypeAlias = FunctionTool | CustomTool
 
 
 class NamedFunction(Struct, frozen=True):
-    name: str
+    name: CalledName
 
 
 class FunctionChoice(Struct, frozen=True, tag="function", tag_field="type"):
@@ -70,7 +72,7 @@ ChatToolChoice: TypeAlias = Literal["none", "auto", "required"] | FunctionChoice
 
 
 class CalledFunction(Struct, frozen=True):
-    name: str
+    name: CalledName
     arguments: str = ""
 
 

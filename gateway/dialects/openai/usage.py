@@ -84,7 +84,7 @@ def parse_usage(parameters: Parameters) -> UsageQuery:
     parameters.reject("user_ids", _NO_USERS)
     return UsageQuery(
         start_at=_start(parameters),
-        end_at=_instant(parameters, "end_time"),
+        end_at=parameters.seconds("end_time"),
         width=parameters.choice("bucket_width", ("1m", "1h", "1d")) or "1d",
         project_ids=parameters.ids("project_ids"),
         key_ids=parameters.ids("api_key_ids"),
@@ -159,7 +159,7 @@ def parse_costs(parameters: Parameters) -> CostQuery:
     names = parameters.texts("line_items")
     return CostQuery(
         start_at=_start(parameters),
-        end_at=_instant(parameters, "end_time"),
+        end_at=parameters.seconds("end_time"),
         project_ids=parameters.ids("project_ids"),
         key_ids=parameters.ids("api_key_ids"),
         line_items=None if names is None else {_line_item(name) for name in names},
@@ -247,9 +247,4 @@ def _page(buckets: list[tuple[int, int, Any]], report: UsagePage | CostPage) -> 
 
 def _start(parameters: Parameters) -> int:
     parameters.required("start_time")
-    return _instant(parameters, "start_time") or 0
-
-
-def _instant(parameters: Parameters, name: str) -> int | None:
-    seconds = parameters.integer(name)
-    return None if seconds is None else seconds * _MICRO
+    return parameters.seconds("start_time") or 0

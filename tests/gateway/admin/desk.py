@@ -12,7 +12,7 @@ from gateway.http.authentication import Authentication
 from storage.database.base import new_id
 from tenancy.keys import IssuedKey
 from tenancy.rights.permissions import Role
-from tenancy.rights.principals import Membership, Principal
+from tenancy.rights.principals import Membership, Principal, PrincipalKind
 from tests.gateway.stack import Stack
 
 
@@ -63,8 +63,10 @@ class Desks:
     def person(self, *memberships: Membership, name: str = "") -> Desk:
         """Somebody with these memberships."""
         token = f"person-{len(self._people)}"
+        operates = any(one.tenant_id is None for one in memberships)
+        kind: PrincipalKind = "operator_key" if operates else "admin_key"
         self._people[token] = Principal(
-            kind="admin_key", id=new_id(), public_id=token, name=name or token, memberships=memberships
+            kind=kind, id=new_id(), public_id=token, name=name or token, memberships=memberships
         )
         return Desk(self.stack, token)
 

@@ -20,6 +20,7 @@ from tests.gateway.tiny_model import make_model_folder
 
 USER = {"role": "user", "content": "hi"}
 OK: dict[str, Any] = {"model": "tiny", "messages": [USER]}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -77,6 +78,8 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "tools": [{"type": "function"}]}, "$.tools[0].function"),
     ({**OK, "tools": {}}, "$.tools"),
     ({**OK, "tool_choice": "required"}, "$.tool_choice"),
+    ({**OK, "tools": [TOOL], "tool_choice": "required", "stop": "a"}, "$.stop"),
+    ({**OK, "tools": [TOOL], "tool_choice": "required", "stop_token_ids": [1]}, "$.stop_token_ids"),
     ({**OK, "function_call": {"name": "f"}}, "$.function_call"),
     ({**OK, "modalities": ["text", "audio"]}, "$.modalities"),
     ({**OK, "web_search_options": {}}, "$.web_search_options"),
@@ -316,9 +319,10 @@ async def test_numbers_are_said(stack: Stack) -> None:
 
 async def test_who_is_not_known(stack: Stack) -> None:
     wrong = stack.key[:-7] + ("A" if stack.key[-8] != "A" else "B") + stack.key[-6:]
+    missing = await stack.http.post("/v1/chat/completions", json=OK)
+    assert (missing.status_code, missing.json()["error"]["code"]) == (401, "invalid_api_key")
     bodies = set()
     for headers in (
-        {},
         {"authorization": "Bearer"},
         {"authorization": f"Basic {stack.key}"},
         {"authorization": f"Bearer {wrong}"},

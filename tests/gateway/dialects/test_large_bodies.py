@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
+from gateway.admission import admission
 from gateway.conversation.prompt import PromptTooLong
 from gateway.dialects.large_bodies import MOST_PARTS
 from gateway.dialects.openai import chat_request, completions_request
@@ -16,6 +18,7 @@ from gateway.served_models.served_model import ServedModel
 from tests.gateway.stack import Stack
 
 USER = '{"role":"user","content":"a"}'
+CUSTOM = '{"type":"custom"}'
 
 
 def chat(fields: str = "", messages: str = USER) -> bytes:
@@ -47,6 +50,12 @@ HOSTILE: dict[str, tuple[Any, bytes, str]] = {
     "biases": (chat_request, chat(f',"logit_bias":{{{repeated(chr(34) + "7" + chr(34) + ":1")}}}'), "$.logit_bias"),
     "choices": (chat_request, chat(f',"guided_choice":[{repeated(chr(34) + "a" + chr(34))}]'), "$.guided_choice"),
     "prompts": (completions_request, b'{"model":"tiny","prompt":[%s]}' % repeated("[1]").encode(), "$.prompt"),
+    "tools": (chat_request, chat(f',"tools":[{repeated(CUSTOM)}]'), "$.messages"),
+    "allowed tools": (
+        chat_request,
+        chat(f',"tool_choice":{{"type":"allowed_tools","allowed_tools":{{"tools":[{repeated(CUSTOM)}]}}}}'),
+        "$.tool_choice",
+    ),
     "texts": (completions_request, b'{"model":"tiny","prompt":[%s]}' % repeated('""').encode(), "$.prompt"),
     "tokens": (completions_request, b'{"model":"tiny","prompt":[%s]}' % repeated("1", 3_000_000).encode(), "$.prompt"),
 }
@@ -115,6 +124,39 @@ def test_a_text_that_cannot_fit_is_not_tokenized(model: ServedModel, monkeypatch
         model.prompt((Turn("user", (Text(long, "$.messages[0].content"),)),))
     with pytest.raises(PromptTooLong):
         model.continued(long, "$.prompt")
+
+
+TOOL_TEXTS: dict[str, dict[str, Any]] = {
+    "a description": {"tools": [{"name": "f", "description": "<" * 40_000}]},
+    "a schema": {"tools": [{"name": "f", "parameters": {"description": "<" * 40_000}}]},
+    "schemas to choose from": {
+        "tools": [{"name": "f", "parameters": {"type": "object", "description": "<" * 40_000}}],
+        "tool_choice": "required",
+    },
+}
+
+
+@pytest.mark.parametrize("case", TOOL_TEXTS)
+async def test_large_tools_are_read_outside_the_event_loop(
+    case: str, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = TOOL_TEXTS[case]
+    threads = []
+
+    def note(work: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            threads.append(threading.current_thread())
+            return work(*args, **kwargs)
+
+        return noted
+
+    monkeypatch.setattr(ServedModel, "prompt", note(ServedModel.prompt))
+    monkeypatch.setattr(admission, "apply_tool_choice", note(admission.apply_tool_choice))
+    tools = [{"type": "function", "function": function} for function in said["tools"]]
+    user = {"role": "user", "content": "hi"}
+    await stack.post({"model": "tiny", "messages": [user], **said, "tools": tools})
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_large_requests_are_refused_with_the_field(stack: Stack) -> None:

@@ -213,3 +213,36 @@ async def test_foreign_limits_are_not_found_and_wrong_ones_refused(stack: Stack)
         assert status == 400, body
         if path is not None:
             assert error["error"]["param"] == path
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "wrong"),
+    [
+        ("/v1/chat/completions", "x-ratelimit-remaining-requests", {**BODY, "messages": []}),
+        ("/v1/completions", "x-ratelimit-remaining-requests", {"model": "tiny", "prompt": [1, "a"]}),
+        ("/v1/messages", "anthropic-ratelimit-requests-remaining", {**BODY, "model": "nobody's"}),
+    ],
+)
+async def test_a_request_that_is_refused_counts_and_says_what_is_left(
+    path: str, prefix: str, wrong: dict[str, Any], stack: Stack
+) -> None:
+    await set_limits(stack, requests_per_minute=2, input_tokens_per_minute=1_000, concurrent_requests=1)
+    headers = {"authorization": f"Bearer {stack.key}", **(ANTHROPIC if path == "/v1/messages" else {})}
+    answers = [await stack.http.post(path, headers=headers, json=wrong) for _ in range(3)]
+    assert {answer.status_code for answer in answers} <= {400, 404}
+    assert [answer.headers[prefix] for answer in answers] == ["1", "0", "0"]
+    assert (await stack.post(BODY)).status_code == 429
+
+
+async def test_counting_tokens_is_a_request_without_tokens_or_a_place(stack: Stack) -> None:
+    await set_limits(stack, requests_per_minute=3, input_tokens_per_minute=1_000, concurrent_requests=1)
+    stack.say("one two three", pause=0.05)
+    running = asyncio.create_task(stack.post(BODY))
+    await stack.until(lambda: bool(stack.replica.runs))
+    headers = {"authorization": f"Bearer {stack.key}", **ANTHROPIC}
+    body = {"model": "tiny", "messages": BODY["messages"]}
+    at = "/v1/messages/count_tokens"
+    answers = [await stack.http.post(at, headers=headers, json=body) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["anthropic-ratelimit-requests-remaining"] for answer in answers] == ["1", "0", "0"]
+    assert (await running).status_code == 200

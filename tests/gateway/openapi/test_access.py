@@ -26,7 +26,6 @@ from gateway.http.policies import ADMIN_PATH
 from gateway.openapi.document import make_document, operations_of
 from gateway.openapi.stand_in import stand_in
 from storage.database.database import Database
-from tenancy.rights.permissions import PLATFORM_ONLY
 from tests.gateway.access.all_proofs import PROOFS, UNPROVEN
 from tests.gateway.access.proofs import Call, Proof
 from tests.gateway.access.world import Answer, Caller, Place, World, bearer
@@ -58,7 +57,8 @@ class Operation:
         if self.proof.by is not None:
             return self.proof.by
         if self.path.startswith(ADMIN_PATH):
-            return "operator_key" if self.permission in PLATFORM_ONLY else "admin_key"
+            only_operators = "operator_key" in self.principals and "admin_key" not in self.principals
+            return "operator_key" if only_operators else "admin_key"
         return "project_key" if "project_key" in self.principals else "admin_key"
 
     def scope(self, place: Place) -> tuple[UUID | None, UUID | None]:
