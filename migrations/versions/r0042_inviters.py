@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "r0042"
-down_revision = "r0039"
+down_revision = "r0041"
 branch_labels = None
 depends_on = None
 
