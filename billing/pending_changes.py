@@ -255,6 +255,7 @@ def _digest(values: dict[str, Any]) -> str:
 def _change(row: RowMapping) -> PendingChange:
     values = {name: row[name] for name in PendingChange.__struct_fields__}
     values |= {"id": f"{PREFIX}{row['id'].hex}", "arguments": msgspec.json.decode(row["arguments"])}
+    values["author_person"] = row["author_person"] or ""  # from before it was kept: nobody approves that
     return PendingChange(**values)
 
 

@@ -96,6 +96,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
 }
 """The folders of each room, and the modules beside them: each may import those before it."""
 
+_OPENS_A_SESSION = frozenset({"now", "reading", "transaction", "direct", "ping"})
 MOST_LOOSE = 6
 """How many modules may lie beside the folders of a room that has more than a dozen."""
 HEAVY = frozenset({"torch", "triton", "transformers"})
@@ -337,6 +338,22 @@ def _tenant_tables_imported(path: Path) -> set[str]:
         for alias in node.names
         if alias.name in TENANT_TABLES
     }
+
+
+def second_connections_in_a_transaction(root: Path) -> list[str]:
+    """Functions that take a session and open another: while all connections are taken by such, they wait for each
+    other. A clock is asked in the session (`Database.now_in`), and what needs a connection of its own comes before."""
+    wrong = []
+    for path in modules(root):
+        for function in _outermost_functions(path):
+            arguments = (*function.args.args, *function.args.kwonlyargs)
+            if "AsyncSession" not in (ast.unparse(each.annotation) for each in arguments if each.annotation):
+                continue
+            calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+            opened = [each for each in calls if isinstance(each, ast.Attribute) and each.attr in _OPENS_A_SESSION]
+            if any(ast.unparse(each.value).endswith("database") for each in opened):
+                wrong.append(f"{path.relative_to(root).as_posix()}:{function.lineno} {function.name}")
+    return wrong
 
 
 def changes_without_an_entry(root: Path) -> list[str]:

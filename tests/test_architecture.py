@@ -59,6 +59,14 @@ PLANTED: dict[Rule, tuple[dict[str, str], str]] = {
         },
         "billing/reports/sums.py:2 total",
     ),
+    architecture.second_connections_in_a_transaction: (
+        {
+            "billing/accounts/grants.py": (
+                "async def put_in(self, session: AsyncSession) -> None:\n    session.add(await self._database.now())\n"
+            )
+        },
+        "billing/accounts/grants.py:1 put_in",
+    ),
     architecture.changes_without_an_entry: (
         {
             "billing/accounts/budgets.py": (

@@ -16,7 +16,7 @@ pending_change = Table(
     Column("created_at", Count, nullable=False),
     *(Column(name, Text) for name in ("decider", "decider_via", "decision_reason", "result")),
     Column("decided_at", Count),
-    Column("author_person", Text, nullable=False, server_default=text("''")),
+    Column("author_person", Text),
     Column("sha256", Text),
     Index("ix_pending_change_state_created_at", "state", "created_at"),
     Index(

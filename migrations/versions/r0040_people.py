@@ -17,7 +17,7 @@ PENDING = sa.text("state = 'pending'")
 
 def upgrade() -> None:
     op.add_column("api_key", sa.Column("user_id", ID, nullable=True))
-    op.add_column("pending_change", sa.Column("author_person", sa.Text(), nullable=False, server_default=""))
+    op.add_column("pending_change", sa.Column("author_person", sa.Text(), nullable=True))
     op.add_column("pending_change", sa.Column("sha256", sa.Text(), nullable=True))
     op.create_index(
         "ix_pending_change_sha256",

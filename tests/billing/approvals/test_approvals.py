@@ -187,15 +187,15 @@ async def test_many_approvals_at_once_wait_for_no_second_connection(approvals: A
                     contracts.put(tenant.id, ContractTerms(discounts=(Discount(basis_points=n),)), period, "Ann")
                 )
             ).id
-            for n in range(1, 21)
+            for n in range(1, 41)
         ]
         ids += [
             (await _pending(balances.grant(tenant.id, n * DOLLAR, "USD", kind="promo", expires_at=later))).id
-            for n in range(1, 21)
+            for n in range(1, 41)
         ]
     with by("bob"):
         await asyncio.wait_for(asyncio.gather(*(approvals.approve(one, may) for one in ids)), 8)
-    assert (len(await contracts.list()), len(await balances.grants(tenant.id))) == (20, 20)
+    assert (len(await contracts.list()), len(await balances.grants(tenant.id))) == (40, 40)
 
 
 async def test_a_credit_line_above_the_amount_waits(approvals: Approvals, database: Database) -> None:
