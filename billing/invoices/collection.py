@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.accounts.balances import settle_payment
 from billing.integrity.row_seals import seal_rows
 from billing.invoices.accounting.posting import balanced_entries, entries_of, post, reversed_entries, step_id
-from billing.invoices.errors import AmountRefused, WrongState
+from billing.invoices.errors import AmountRefused, DocumentRefused, ReferenceTaken, WrongState
 from billing.invoices.notices import TOPICS, send_notice
 from billing.invoices.parties.store import lock_documents
 from billing.invoices.recording import record_document
@@ -39,10 +39,10 @@ async def pay(
     changes nothing. What pays for usage goes to the tenant's balance in the same transaction. Without `write` this is a
     dry run.
 
-    Raises WrongState, AmountRefused, InvalidText, DatabaseUnavailable.
+    Raises WrongState, DocumentRefused, ReferenceTaken, AmountRefused, InvalidText, DatabaseUnavailable.
     """
     if record.kind != "invoice":
-        raise AmountRefused(f"{record.name} is a credit note, which cannot be paid")
+        raise DocumentRefused(f"{record.name} is a credit note, which cannot be paid")
     check_text("reference", reference, MOST_TEXT)
     payment_id = _payment_id(record, reference)
     async with database.transaction(write=write) as session:
@@ -54,7 +54,7 @@ async def pay(
             usage_pico = await _record_payment(database, session, current, reference, amount)
         elif amount not in (None, recorded.amount):
             paid = format_minor(recorded.amount, current.currency)
-            raise AmountRefused(f"payment {reference!r} of {current.name} was recorded with {paid} {current.currency}")
+            raise ReferenceTaken(f"payment {reference!r} of {current.name} was recorded with {paid} {current.currency}")
         else:
             usage_pico = int(recorded.usage_pico)
         if usage_pico:
@@ -118,15 +118,15 @@ async def settle_invoice(database: Database, session: AsyncSession, current: Inv
 async def void(database: Database, record: InvoiceRecord, *, write: bool = True) -> InvoiceRecord:
     """Void an invoice that nothing was paid or credited of, and return it. Its period can be invoiced again.
 
-    The number stays in the series. Raises WrongState, AmountRefused, DatabaseUnavailable.
+    The number stays in the series. Raises WrongState, DocumentRefused, DatabaseUnavailable.
     """
     async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         current = await lock_invoice(database, session, record.tenant_id, record.id)
         if current.kind == "credit_note":
-            raise AmountRefused(f"{current.name} is a credit note, which cannot be voided; invoice the amount again")
+            raise DocumentRefused(f"{current.name} is a credit note, which cannot be voided; invoice the amount again")
         if current.paid or current.credited:
-            raise AmountRefused(f"{current.name} is partly paid or credited; write a credit note instead")
+            raise DocumentRefused(f"{current.name} is partly paid or credited; write a credit note instead")
         entries = reversed_entries(entries_of(current))
         return await _change_state(database, session, current, "void", entries)
 

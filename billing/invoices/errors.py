@@ -28,6 +28,14 @@ class WrongState(InvoiceRefused):
         self.wanted = wanted
 
 
+class DocumentRefused(InvoiceRefused):
+    """What the document is, or what was paid of it, does not allow this."""
+
+
+class ReferenceTaken(InvoiceRefused):
+    """A payment of this reference was recorded with another amount."""
+
+
 class PeriodNotClosed(InvoiceRefused):
     """The period, or an earlier one of the tenant, is still open: its invoice would miss later usage."""
 

@@ -35,6 +35,7 @@ from tenancy.directory import Directory, tenant_public_id
 _MOST_MINOR = 10**15
 _EXAMPLE = {"invoice": "INV-2026-000042"}
 _REFUSED = {"wrong_state": 409, "invalid_amount": 400}
+_PAYMENT_REFUSED = _REFUSED | {"idempotency_conflict": 409}
 
 
 class NewDraft(Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,7 +164,9 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # six ro
         f"{AT}/payments",
         status_code=200,
         opt=demands("invoices.write")
-        | describes(InvoiceObject, body=NewInvoicePayment(reference="transfer 7"), path=_EXAMPLE, errors=_REFUSED),
+        | describes(
+            InvoiceObject, body=NewInvoicePayment(reference="transfer 7"), path=_EXAMPLE, errors=_PAYMENT_REFUSED
+        ),
     )
     async def pay_invoice(
         request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]

@@ -13,11 +13,13 @@ from billing.accounts.idempotency import IdempotencyConflict
 from billing.calendar import InvalidInstant, InvalidPeriod, parse_instant
 from billing.invoices.errors import (
     AmountRefused,
+    DocumentRefused,
     DraftOutdated,
     InvoiceRefused,
     NoProfile,
     NumberRefused,
     PeriodNotClosed,
+    ReferenceTaken,
     UnknownInvoice,
     WrongState,
 )
@@ -49,6 +51,8 @@ _KINDS: tuple[tuple[type[ReportedError], type[GatewayError], str], ...] = (
     (PeriodOpen, Conflict, "period_open"),
     (PeriodNotClosed, Conflict, "period_open"),
     (WrongState, Conflict, "wrong_state"),
+    (DocumentRefused, Conflict, "wrong_state"),
+    (ReferenceTaken, Conflict, "idempotency_conflict"),
     (DraftOutdated, Conflict, "draft_outdated"),
     (NoProfile, Conflict, "no_billing_profile"),
     (NumberRefused, Conflict, "number_refused"),

@@ -13,10 +13,12 @@ from billing.invoices.credit_notes import credit
 from billing.invoices.drafting import draft
 from billing.invoices.errors import (
     AmountRefused,
+    DocumentRefused,
     DraftOutdated,
     NoProfile,
     NumberRefused,
     PeriodNotClosed,
+    ReferenceTaken,
     UnknownInvoice,
     WrongState,
 )
@@ -70,7 +72,7 @@ async def test_a_month_from_draft_to_paid(database: Database) -> None:
     partly = await pay(database, sent, "bank 1", 1000)
     assert (partly.state, partly.left) == ("partially_paid", 1885)
     assert (await pay(database, sent, "bank 1", 1000)).paid == 1000
-    with pytest.raises(AmountRefused):
+    with pytest.raises(ReferenceTaken):
         await pay(database, sent, "bank 1", 999)
     with pytest.raises(AmountRefused):
         await pay(database, sent, "bank 2", 1886)
@@ -197,7 +199,7 @@ async def test_void_gives_the_period_back_and_keeps_the_number(database: Databas
     assert again.number == "INV-2026-000002"
     assert await customer.accounts() == before
     await pay(database, again, "bank", 1)
-    with pytest.raises(AmountRefused):
+    with pytest.raises(DocumentRefused):
         await void(database, again)
     assert (await mark_uncollectible(database, again)).state == "uncollectible"
     assert (await pay(database, again, "later")).state == "paid"
@@ -245,7 +247,7 @@ async def test_credit_notes_by_line_and_whole_never_more_than_is_left(database: 
         "CN-2026-000002",
     ]
     for refused in (pay(database, note, "bank"), void(database, note)):
-        with pytest.raises(AmountRefused):
+        with pytest.raises(DocumentRefused):
             await refused
     with pytest.raises(WrongState):
         await credit(database, note, "of a note", request="5")

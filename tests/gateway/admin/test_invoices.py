@@ -149,8 +149,8 @@ async def test_an_invoice_is_drafted_finalized_opened_and_paid(stack: Stack, des
         done = await finance.post(f"{C}/invoices/{number}/payments", paid)
         assert (done["paid"], done["state"]) == ("1.00", "partially_paid")
     await finance.post(f"{C}/invoices/{number}/payments", {**paid, "amount": "0.001"}, 400)
-    await finance.post(f"{C}/invoices/{number}/payments", {**paid, "amount": "2.00"}, 400)
-    assert (await finance.post(f"{C}/invoices/{number}/void", status=400))["error"]["code"] == "invalid_amount"
+    await finance.post(f"{C}/invoices/{number}/payments", {**paid, "amount": "2.00"}, 409)
+    assert (await finance.post(f"{C}/invoices/{number}/void", status=409))["error"]["code"] == "wrong_state"
     note = {"reason": "an outage", "request": "ticket 7", "lines": [{"line": 1, "amount": "0.50"}]}
     composed = await finance.post(f"{C}/invoices/{number}/credit-notes", {**note, "dry_run": True}, 200)
     assert composed["net"] == "0.50"
