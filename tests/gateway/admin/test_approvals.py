@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from audit_log.actors import Actor, acting_as
 from billing.accounts.balances import Balances
 from billing.pending_changes import ChangePending
@@ -11,6 +13,8 @@ from tests.gateway.admin.test_keys import Holder
 from tests.gateway.admin.test_members import signed_in
 from tests.gateway.browser import make_user
 from tests.gateway.stack import Stack
+
+pytestmark = pytest.mark.slow
 
 PATH = "/admin/v1/approvals"
 

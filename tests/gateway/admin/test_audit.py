@@ -19,6 +19,8 @@ from storage.database.base import new_id
 from tenancy.rights.principals import Membership, Principal
 from tests.gateway.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 AUDIT = "/admin/v1/audit"
 
 

@@ -28,6 +28,8 @@ from tests.billing.invoices.customers import Customer, set_clock
 from tests.gateway.admin.desk import Desk, Desks
 from tests.gateway.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 C = "/tenants/customer"
 
 

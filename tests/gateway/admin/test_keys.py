@@ -13,6 +13,8 @@ from billing.platform_settings import APPROVALS, PlatformSettings
 from tenancy.rights.key_limits import key_limits
 from tests.gateway.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 KEYS = "/admin/v1/tenants/demo/keys"
 OPERATORS = "/admin/v1/operator-keys"
 

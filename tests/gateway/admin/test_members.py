@@ -13,6 +13,8 @@ from tenancy.users.identifiers import user_public_id
 from tests.gateway.browser import PASSWORD, Browser, browser_of, make_user
 from tests.gateway.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 NEW = "an entirely new password"
 
 

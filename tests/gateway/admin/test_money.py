@@ -5,12 +5,16 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from billing.accounts.statements import by_day, statement
 from billing.money import format_pico
 from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from tests.gateway.admin.desk import Desks
 from tests.gateway.stack import Stack
+
+pytestmark = pytest.mark.slow
 
 D = "/tenants/demo"
 

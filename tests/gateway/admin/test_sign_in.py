@@ -17,6 +17,8 @@ from tenancy.users.sessions import ABSOLUTE_US, FRESH_US, IDLE_US
 from tests.gateway.browser import ADMIN, OWN, PASSWORD, Browser, add_totp, browser_of, code_now, make_user
 from tests.gateway.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 ANN = "ann@example.com"
 
 

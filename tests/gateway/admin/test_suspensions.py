@@ -19,6 +19,8 @@ from tests.gateway.admin.test_keys import Holder
 from tests.gateway.browser import ADMIN, browser_of, make_user
 from tests.gateway.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 TENANT, PROJECT = "/admin/v1/tenants/demo", "/admin/v1/tenants/demo/projects/default"
 
 

@@ -8,12 +8,16 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from billing.calendar import period_of
 from billing.money import format_pico
 from billing.reports.request_list import EventFilters, list_events
 from billing.reports.usage_report import usage_by_project_and_model
 from tests.gateway.admin.desk import Desks
 from tests.gateway.stack import Stack
+
+pytestmark = pytest.mark.slow
 
 D = "/tenants/demo"
 
