@@ -177,6 +177,10 @@ async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
     after.check_scopes(_scopes(arguments))
     if found.kind == "operator" and not decides(after) and await approvals_are_on(admin):
         check_two_remain(await admin.tenancy.list_operator_keys(), found.public_id)
+    if all(value is msgspec.UNSET for value in msgspec.structs.astuple(change)):
+        raise CommandError(
+            "nothing to change: say --name, --role, --expires or a limit (`turnpike keys change --help`)"
+        )
     if arguments.dry_run:
         return _print_grant(after)
     await admin.tenancy.change_key(found.public_id, change, reason=arguments.reason)
@@ -279,7 +283,9 @@ def _state(key: ApiKey) -> str:
         return "revoked"
     if key.expires_at is not None and key.expires_at <= now:
         return "expired"
-    return "two secrets" if key.previous_until is not None and key.previous_until > now else "active"
+    if key.previous_until is not None and key.previous_until > now:
+        return f"two secrets until {key.previous_until:%Y-%m-%d %H:%M}"
+    return "active" if key.expires_at is None else f"active until {key.expires_at:%Y-%m-%d %H:%M}"
 
 
 def _limit_texts(limits: KeyLimits) -> list[str]:
