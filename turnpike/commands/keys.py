@@ -254,7 +254,8 @@ def _row(key: ApiKey, tenant: str, project: str) -> tuple[str, ...]:
     used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
     role = "-" if key.kind == "project" else grant_of(key).role
     limited = ", ".join(_limit_texts(grant_of(key).limits)) or "-"
-    return key.public_id, tenant, project, role, _state(key), f"{key.created_at:%Y-%m-%d}", used, limited, key.name
+    made = f"{key.created_at:%Y-%m-%d}"
+    return key.public_id, tenant, project, role, _state_until(key), made, used, limited, key.name
 
 
 def _facts(key: ApiKey) -> dict[str, object]:
@@ -283,9 +284,14 @@ def _state(key: ApiKey) -> str:
         return "revoked"
     if key.expires_at is not None and key.expires_at <= now:
         return "expired"
-    if key.previous_until is not None and key.previous_until > now:
-        return f"two secrets until {key.previous_until:%Y-%m-%d %H:%M}"
-    return "active" if key.expires_at is None else f"active until {key.expires_at:%Y-%m-%d %H:%M}"
+    return "two secrets" if key.previous_until is not None and key.previous_until > now else "active"
+
+
+def _state_until(key: ApiKey) -> str:
+    """The state, and when it ends by itself."""
+    state = _state(key)
+    ends = {"two secrets": key.previous_until, "active": key.expires_at}.get(state)
+    return state if ends is None else f"{state} until {ends:%Y-%m-%d %H:%M}"
 
 
 def _limit_texts(limits: KeyLimits) -> list[str]:
