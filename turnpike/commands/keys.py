@@ -338,7 +338,7 @@ def _when(text: str | None, flag: str) -> int | None:
     now = time.time_ns() // 1000
     if match := _DURATION.fullmatch(text):
         if not int(match[1]) and flag == "--expires":
-            raise CommandError(f"{flag}: {text!r} is an end at once; `turnpike keys revoke` stops a key")
+            raise CommandError(f"{flag}: {text!r} is an end at once; `turnpike keys revoke KEY` stops a key")
         return now + int(match[1]) * _SECONDS[match[2]] * 1_000_000
     try:
         moment = None if text.isdecimal() else parse_instant(text)  # 30 is a mistake for 30d, no instant
