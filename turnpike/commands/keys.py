@@ -178,9 +178,7 @@ async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
     if found.kind == "operator" and not decides(after) and await approvals_are_on(admin):
         check_two_remain(await admin.tenancy.list_operator_keys(), found.public_id)
     if all(value is msgspec.UNSET for value in msgspec.structs.astuple(change)):
-        raise CommandError(
-            "nothing to change: say --name, --role, --expires or a limit (`turnpike keys change --help`)"
-        )
+        raise CommandError("nothing to change: say --name, --role, --expires or a limit")
     if arguments.dry_run:
         return _print_grant(after)
     await admin.tenancy.change_key(found.public_id, change, reason=arguments.reason)
