@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from protocol.replicas import Dial, Fence, Fenced, Forget, Heartbeat, Hello, Purge, RemoteService, Scope
+from protocol.replicas import Dial, Drain, Fence, Fenced, Forget, Heartbeat, Hello, Purge, RemoteService, Scope
 from protocol.requests import Abort, Ack, Began, Credit, Done, Generate, PromptLogprobs, Tokens
 
-VERSION = 6
+VERSION = 7
 OLDEST_VERSION = 1
 
 
@@ -32,7 +32,7 @@ def agree_version(version: int, oldest: int) -> int:
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
-ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Abort | Ack | RemoteService | Fence
+ToReplica: TypeAlias = Dial | Scope | Forget | Purge | Generate | Credit | Abort | Ack | RemoteService | Fence | Drain
 ToGateway: TypeAlias = Hello | Began | PromptLogprobs | Tokens | Done | Heartbeat | Fenced
 
 _encoder = msgspec.msgpack.Encoder()

@@ -41,6 +41,7 @@ HELP = {
     "turnpike_engine_journal_damaged_records": "Records of the journal that could not be read at the start",
     "turnpike_engine_journal_restored_total": "Times the journal was removed while the replica ran, and written again",
     "turnpike_engine_disk_full": "1 while the replica takes no requests because the disk of its journal is full",
+    "turnpike_engine_draining": "1 while the replica takes no requests because an operator drains it",
     "turnpike_engine_journal_requests_total": "Requests that the journal has counted to their end",
     "turnpike_engine_journal_unacknowledged": "Ended requests whose usage no gateway has acknowledged",
     "turnpike_engine_journal_prompt_tokens_total": "Prompt tokens of ended requests in the journal",

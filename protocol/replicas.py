@@ -12,6 +12,10 @@ BOUNDED_SCOPES_VERSION = 4
 """From this protocol version on, a replica remembers only the last `MAX_SCOPES` scopes of a connection."""
 FENCE_VERSION = 5
 """From this protocol version on, a replica names its journal and answers `Fence`."""
+DRAIN_VERSION = 7
+"""From this protocol version on, a replica knows `Drain`."""
+DRAINING = "turnpike_engine_draining"
+"""The metric that is 1 while the replica takes no requests because an operator drains it."""
 DISK_FULL = "turnpike_engine_disk_full"
 """The metric that is 1 while the replica takes no requests because the disk of its journal is full."""
 MAX_SCOPES = 10_000
@@ -154,6 +158,15 @@ class Purge(Message, frozen=True, tag="Purge"):
 
     scope: str
     keys: tuple[bytes, ...]
+
+
+class Drain(Message, frozen=True, tag="Drain"):
+    """Take no more requests from any gateway, and run on what there is; with `drain` false, take requests again.
+
+    The replica refuses a `Generate` until it is resumed or started again, and says so in its heartbeats (`DRAINING`).
+    """
+
+    drain: bool = True
 
 
 class TierLoad(Value, frozen=True):

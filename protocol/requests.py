@@ -252,6 +252,37 @@ class Refusal(Value, frozen=True):
     wait_s: float
 
 
+class PromptChunk(Value, frozen=True):
+    """A part of a prompt that one step computed, from `start` to `end`, in µs as in `Timeline`. `restored`: prompt
+    tokens that came from a farther tier, or from another request, since the chunk before."""
+
+    start: int
+    end: int
+    computed: int
+    restored: int = 0
+
+
+class Timeline(Value, frozen=True):
+    """What a replica did when for a request, in µs since its `Generate` arrived, by a clock that never goes back; -1
+    for what never happened. It explains and bills nothing: it is not journaled, and a replayed `Done` has none."""
+
+    accepted: int = -1
+    """The engine has taken it; before that its grammar was compiled, and the step that ran came to its end."""
+    began: int = -1
+    """It was scheduled for the first time, as `Began` says."""
+    first: int = -1
+    """Its first token was sampled."""
+    ended: int = 0
+    paused: int = 0
+    """For how many µs it had a token to compute and no credit to send it."""
+    preemptions: int = 0
+    chunks: tuple[PromptChunk, ...] = ()
+    """At most MOST_CHUNKS: the last stands for all that follow it."""
+
+
+MOST_CHUNKS = 32
+
+
 class Done(Message, frozen=True, tag="Done"):
     """The end of a request: the answer to every `Generate` and `Abort`, repeated until it is acknowledged.
 
@@ -276,6 +307,7 @@ class Done(Message, frozen=True, tag="Done"):
     where only the replica could tell."""
     claim: bytes = b""
     """The `claim` of its `Generate`."""
+    timeline: Timeline | None = None
 
 
 class Ack(Message, frozen=True, tag="Ack"):

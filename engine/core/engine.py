@@ -15,6 +15,7 @@ from engine.core.input_processor import InputProcessor, Rejected
 from engine.core.output_processor import MAX_ERROR_CHARS, OutputProcessor, StepResult
 from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
+from engine.core.request_timeline import RequestTimeline
 from engine.core.timeouts import TimeoutWatch
 from engine.execution.disk_tier import DiskTier
 from engine.execution.executor import StepExecutor
@@ -113,11 +114,18 @@ class Engine:
 
     # ------------------------------------------------------------ requests
 
-    def add(self, generate: Generate, scopes: Mapping[str, Scope], grammar: Grammar | Rejected | None = None) -> None:
+    def add(
+        self,
+        generate: Generate,
+        scopes: Mapping[str, Scope],
+        grammar: Grammar | Rejected | None = None,
+        *,
+        arrived: float | None = None,
+    ) -> None:
         """Queue a request. One that cannot run is answered by a `rejected` Done at the next `step`.
 
         `scopes`, by name, are those that its segments may be in. `grammar` is its compiled grammar, or why there is
-        none; with None it is compiled here.
+        none; with None it is compiled here. `arrived`: when the request came, by `time.monotonic`; None: now.
         """
         try:
             if generate.id in self._requests:
@@ -134,6 +142,7 @@ class Engine:
             rejected = Rejected(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
             self.outputs.reject(generate.id, generate.attempt, rejected)
             return
+        parent.timeline = RequestTimeline(arrived)
         self._requests[parent.first.id] = parent
         self._timeouts.watch(parent.first)
         self.scheduler.add(parent.first)
@@ -178,6 +187,8 @@ class Engine:
         for request in parent.children:
             request.credit = max(request.credit, limit)
             self.scheduler.credited(request)
+        if not any(request.paused for request in parent.children):
+            parent.timeline.credited()
         return parent.first.attempt, parent.delivered
 
     def record_remote_service(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
@@ -262,11 +273,11 @@ class Engine:
             self.scheduler.copied(step, bad)
         if step.work:
             self.steps += 1
-            began = time.perf_counter()
+            began, began_at = time.perf_counter(), time.monotonic()
             outcomes = self.executor.run(step.work)
             if len(step.work) == 1 and isinstance(work := step.work[0], Prefill):
                 self.scheduler.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
-            self.outputs.commit(step.work, outcomes)
+            self.outputs.commit(step.work, outcomes, began_at)
         self.executor.finish_copies()
         return self.outputs.take_result()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,14 +88,19 @@ class OutputProcessor:
         read = planned.read
         misses = (Miss(read, request.prompt, "cold" if request.read else "no_read"),)
         self.result.events.append(Began(request.id, request.attempt, planned, misses))
-        if claim := self._requests[request.id].claim:
-            self.result.claims[request.id] = claim
+        parent = self._requests[request.id]
+        parent.timeline.begin(request.read_tokens)
+        if parent.claim:
+            self.result.claims[request.id] = parent.claim
         self.result.progress.append(Progress(request.id, request.attempt, request.counts()))
 
     # ------------------------------------------------------------ after a step
 
-    def commit(self, works: Sequence[Work], outcomes: list[WorkOutcome]) -> None:
-        """Commit a step to the scheduler and publish its outcomes, in the order of `works`; what failed is ended."""
+    def commit(self, works: Sequence[Work], outcomes: list[WorkOutcome], started: float) -> None:
+        """Commit a step to the scheduler and publish its outcomes, in the order of `works`; what failed is ended.
+
+        `started`: when the step's computing began, by `time.monotonic`.
+        """
         self.result.ran = True
         failed = False
         for work, outcome in zip(works, outcomes, strict=True):
@@ -108,7 +114,8 @@ class OutputProcessor:
             works = [work for work, _ in done]
         # A request whose output limit is 0 is there for its prompt: what was drawn for it is dropped.
         tokens = [outcome.token if work.request.max_output else None for work, outcome in done]
-        prefilled = [work.request for work in works if type(work) is Prefill]
+        prefills = [work for work in works if type(work) is Prefill]
+        prefilled = [work.request for work in prefills]
         totals_before = _computed_tokens(prefilled)
         put_off = {work.request.arrival for work, outcome in done if outcome.put_off}
         self._scheduler.commit(works, tokens, put_off)
@@ -118,6 +125,11 @@ class OutputProcessor:
         totals = _computed_tokens(prefilled)
         for name, total, total_before in zip(("computed", "recomputed"), totals, totals_before, strict=True):
             self.totals[name] += total - total_before
+        if prefills:
+            ended = time.monotonic()
+            for work in prefills:
+                request = work.request
+                self._requests[request.id].timeline.chunk(started, ended, work.count, request.read_tokens)
         told: set[str] = set()
         for work, outcome in done:
             parent = self._requests[work.request.id]
@@ -159,6 +171,10 @@ class OutputProcessor:
     def _emit(self, parent: ParentRequest, request: Request, token: int, logprobs: tuple[TokenLogprob, ...]) -> None:
         self.totals["output"] += 1
         start = request.output - 1
+        if not start and not parent.timeline.first:
+            parent.timeline.first = time.monotonic()
+        if start + 1 >= request.credit:
+            parent.timeline.out_of_credit()
         self.result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs))
         if request.row is not None:
             try:
@@ -222,6 +238,7 @@ class OutputProcessor:
                 reasons=parent.reasons,
                 invalid=invalid,
                 claim=parent.claim,
+                timeline=parent.timeline.message(sum(child.preemptions for child in parent.children)),
             )
         )
 

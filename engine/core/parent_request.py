@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.core.request_timeline import RequestTimeline
 from engine.scheduling.request import Request
 from protocol.requests import Counts, Reason
 
@@ -31,6 +32,7 @@ class ParentRequest:
     """Whether the first choice was stopped before it had computed the prompt: then that is all that it still does."""
     ended: dict[int, Reason] = field(default_factory=dict)
     """Choice -> why it ended."""
+    timeline: RequestTimeline = field(default_factory=RequestTimeline)
 
     def __post_init__(self) -> None:
         self.waiting = self.children[1:]

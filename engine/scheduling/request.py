@@ -83,6 +83,7 @@ class Request:
     swapped: list[Block] = field(default_factory=list)
     """Blocks of host memory with the KV of its first `swapped_tokens` tokens, while it is preempted."""
     swapped_tokens: int = 0
+    preemptions: int = 0
     preemption_cost: float = 0.0
     """µs of its last preemption: copies, and tokens to be recomputed. It must earn them back (`has_recovered`)."""
     rates: Rates = field(default_factory=Rates)

@@ -357,6 +357,7 @@ class Scheduler:
         self.dram.keep(request, self.costs.rates, step)
         self._release(request)
         self.preemptions += 1
+        request.preemptions += 1
         self.add(request)
 
     def _release(self, request: Request) -> None:

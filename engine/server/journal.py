@@ -189,10 +189,11 @@ class Journal:
 
     def _end(self, handle: int, done: Done, gateway: str = "") -> Done:
         self._sequence += 1
-        numbered = msgspec.structs.replace(done, sequence=self._sequence)
+        timeline = done.timeline
+        numbered = msgspec.structs.replace(done, sequence=self._sequence, timeline=None)
         request = self._state.running.get(handle)
         self._record(Ended(handle, numbered, gateway if request is None else request.gateway))
-        return numbered
+        return numbered if timeline is None else msgspec.structs.replace(numbered, timeline=timeline)
 
     def _opened(self) -> Opened:
         return Opened(self.epoch, self.identity, self.since)

@@ -26,6 +26,7 @@ class _Pending:
     message: Generate
     commands: list[Command] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    arrived: float = field(default_factory=time.monotonic)
 
 
 class PendingGrammars:
@@ -80,7 +81,7 @@ class PendingGrammars:
             grammar = Rejected("grammar: it was not compiled in time")
         if self._pending.get(message.id) is pending:
             del self._pending[message.id]
-            self._loop.do(lambda: self._loop.engine.add(message, scopes, grammar))
+            self._loop.do(lambda: self._loop.engine.add(message, scopes, grammar, arrived=pending.arrived))
             for command in pending.commands:
                 self._loop.do(command)
 

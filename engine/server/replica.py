@@ -30,7 +30,20 @@ from engine.server.watchdog import Watchdog
 from engine.startup.assembly import AssembledEngine, assemble
 from engine.startup.options import ReplicaOptions
 from protocol.frames import OLDEST_VERSION, VERSION, ProtocolError, ToReplica
-from protocol.replicas import DISK_FULL, Dial, Fence, Fenced, Forget, Heartbeat, Hello, Purge, RemoteService, Scope
+from protocol.replicas import (
+    DISK_FULL,
+    DRAINING,
+    Dial,
+    Drain,
+    Fence,
+    Fenced,
+    Forget,
+    Heartbeat,
+    Hello,
+    Purge,
+    RemoteService,
+    Scope,
+)
 from protocol.requests import Abort, Ack, Began, Counts, Credit, Done, Generate
 from storage.disk_space import RESERVE_BYTES, DiskWatch, is_disk_full
 
@@ -77,7 +90,7 @@ class Replica:
         """Those that have proved themselves, the longest connected first."""
         self._connections: set[asyncio.Task[None]] = set()
         self._done_outbox = DoneOutbox(journal, self.links)
-        self._draining = False
+        self._draining = self._stopping = False
         self._trials = TrialClient(assembled.grammars.compiler)
         self._grammar_queue = GrammarQueue(assembled.grammars, self._trials, RefusedGrammars(options.data / "grammars"))
         self._pending_grammars = PendingGrammars(self.loop, self._grammar_queue)
@@ -153,6 +166,8 @@ class Replica:
                 do(lambda: engine.record_remote_service(message.replica, message.epoch, message.service))
             case Fence():
                 self._fence(link, message.epoch)
+            case Drain():
+                self._drain(link, message.drain)
             case Dial():
                 raise ProtocolError("a second Dial")
 
@@ -161,8 +176,10 @@ class Replica:
         earlier = self._running.attempts(message.id)
         if any(attempt >= message.attempt or not link.is_of_run(owner) for attempt, owner in earlier.items()):
             refusal = f"id: {message.id!r} is already running"
-        elif self._draining:
+        elif self._stopping:
             refusal = "the replica is stopping"
+        elif self._draining:
+            refusal = "the replica is draining"
         elif self.journal.is_fenced(link.epoch):
             refusal = "this run of the gateway is over"
         elif self._disk_full:
@@ -175,9 +192,19 @@ class Replica:
         self._running.add(message.id, message.attempt, link)
         scopes = link.scopes(message)
         if message.grammar is None:
-            self.loop.do(lambda: self.loop.engine.add(message, scopes))
+            arrived = time.monotonic()
+            self.loop.do(lambda: self.loop.engine.add(message, scopes, arrived=arrived))
         else:
             self._pending_grammars.add(message, scopes, message.grammar)
+
+    def _drain(self, link: GatewayLink, drain: bool) -> None:
+        """Refuse requests from now on, or take them again. All gateways hear of it at once."""
+        if drain != self._draining:
+            logger.info("draining" if drain else "resumed", gateway=link.gateway, running=len(self._running))
+        self._draining = drain
+        beat = self._beat()
+        for other in self.links:
+            other.send([beat])
 
     def _fence(self, link: GatewayLink, epoch: str) -> None:
         """Refuse a gateway epoch from now on, stop its requests, and answer which of them are known."""
@@ -278,6 +305,7 @@ class Replica:
             "turnpike_engine_gateways": float(sum(bool(link.gateway) for link in self.links)),
             "turnpike_engine_journal_damaged_records": float(self.journal.damaged),
             DISK_FULL: float(self._disk_full),
+            DRAINING: float(self._draining),
         }
         beat = self.loop.beat
         return msgspec.structs.replace(beat, metrics=beat.metrics | metrics)
@@ -348,7 +376,7 @@ class Replica:
             await self.stopping.wait()
             server.close()
             if self.failure is None:
-                await self._drain()
+                await self._finish()
         finally:
             await asyncio.to_thread(self.loop.stop)
             await self._grammar_queue.close()
@@ -364,9 +392,9 @@ class Replica:
             raise EngineFailed(f"the engine failed: {self.failure}") from self.failure
         logger.info("stopped", replica=self.options.name)
 
-    async def _drain(self) -> None:
+    async def _finish(self) -> None:
         """Let requests run on for a while, stop the rest, and wait for the gateways to acknowledge them."""
-        self._draining = True
+        self._stopping = True
         logger.info("stopping", running=len(self._running))
         if self.links:
             await self._wait_until(lambda: not self._running, self.options.drain_s)

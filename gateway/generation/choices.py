@@ -47,6 +47,11 @@ class Choices:
         """Output tokens whose text has been given out completely."""
         return sum(transcript.shown for transcript in self._transcripts)
 
+    @property
+    def reasoning(self) -> int:
+        """Output tokens of reasoning."""
+        return sum(transcript.reasoning for transcript in self._transcripts)
+
     def end_of(self, choice: int) -> ChoiceEnd:
         """Why the gateway ended this choice, None while it did not."""
         if self._transcripts[choice].stopped:

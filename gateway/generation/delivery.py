@@ -67,6 +67,7 @@ def merge_finished(ends: Sequence[Finished]) -> Finished:
         tuple(stop for end in ends for stop in end.stop_strings),
         min((end.cached_until for end in ends if end.cached_until is not None), default=None),
         ends[0].explanation,
+        sum(end.reasoning for end in ends),
     )
 
 
@@ -122,6 +123,8 @@ class Finished(Struct, frozen=True):
     """When the lease on the longest part of the prompt ends, in microseconds since the Unix epoch; None without one."""
     explanation: Explanation | None = None
     """Why the prompt missed, for a client who asked."""
+    reasoning: int = 0
+    """Output tokens of reasoning, with the markers around it."""
 
 
 class Failed(Struct, frozen=True):

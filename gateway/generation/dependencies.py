@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from billing.service_levels.service_hours import ServiceHours
 from gateway.admission.admission import Admission
 from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.fleet.fleet import Fleet
@@ -15,6 +16,7 @@ from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.recovery.lost_attempts import LostAttempts
 from prompt_cache.promise.cache_domains import CacheDomains
 from storage.disk_space import DiskWatch
+from waterfall.writer import WaterfallWriter
 
 
 class GenerationDependencies(Struct, frozen=True):
@@ -31,4 +33,6 @@ class GenerationDependencies(Struct, frozen=True):
     writes: SharedWrites
     blocks: LeasedBlocks
     history: RequestHistory | None = None
+    service: ServiceHours | None = None
     promises: LeaseConfirmations | None = None
+    waterfalls: WaterfallWriter | None = None

@@ -15,6 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from billing.holds.records import Hold
+from billing.service_levels.service_hours import Measure
 from gateway.admission.admission import PreparedRequest, database_unavailable
 from gateway.errors import GatewayError, Interrupted, NotCached, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.replica_link import ReplicaLink
@@ -26,11 +27,27 @@ from gateway.generation.hold_slices import HoldSlices
 from gateway.generation.lease_promise import LeasePromise, computed_prompt
 from gateway.generation.outcome import finish_reasons, invalid_grammar, left_undone, outcome_of, replica_lost_error
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
+from gateway.generation.task_trace import TaskTrace
 from gateway.generation.usage_recording import EndedRequest, UsageRecording
-from gateway.limits.permit import FREE, Permit
+from gateway.limits.permit import AskedPermit
 from gateway.metering.billable_usage import NONSENSE, to_billing_counts, usage_of
 from gateway.request_context import public_name
 from protocol.requests import Began, Done, PromptLogprobs, Tokens
+from waterfall.marks import (
+    BEGAN,
+    END,
+    EXPLAIN,
+    HOLD,
+    LIMITS,
+    LOST,
+    PREFIX_WAIT,
+    PROMISE,
+    READER,
+    RETRY,
+    SCOPE_KEYS,
+    SPOOL,
+)
+from waterfall.writer import Entry
 
 log = structlog.get_logger("gateway.generation.generation_task")
 
@@ -48,13 +65,15 @@ class GenerationTask:
         prepared: PreparedRequest,
         *,
         streamed: bool,
-        permit: Permit | None = None,
+        permit: AskedPermit | None = None,
     ) -> None:
         self.prepared = prepared
+        self.marks = prepared.marks
+        self.marks.taken = True
         self.state = RequestState()
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._client_left)
         self._deps = deps
-        self._permit = permit
+        self._permit = permit or AskedPermit()
         self._name = public_name(prepared.request_id)
         self._attempt = 1
         self._choices = Choices(prepared)
@@ -70,14 +89,18 @@ class GenerationTask:
         self._last_token = 0.0
         self._began_s: float | None = None
         """Seconds from the start until a replica began."""
+        self._trace = TaskTrace(self.marks)
+        self._sent_s = 0.0
+        """Seconds from the start until the request was sent to a replica, the last time."""
 
     async def run(self) -> None:
         """Run the request to its end; raises nothing but CancelledError, which leaves its usage to recovery."""
         try:
             await self._run()
         except GatewayError as failure:
+            refusal = await self._permit.refusal()
             await self._end_permit()
-            self._fail(failure)
+            self._fail(refusal or failure)
         except Exception:
             log.exception("a request failed inside the gateway", request_id=self._name, model=self.prepared.model.name)
             self._fail(Interrupted("The gateway failed while it ran the request."))
@@ -87,12 +110,28 @@ class GenerationTask:
             self._disarm()
             self._end_writes(succeeded=self.state.outcome is not None and self.state.outcome.status == "ok")
             await self._stop_slices()
-            self._slices = None
+            if self._slices is not None:
+                self._trace.topped_up, self._slices = self._slices.waited_us, None
             if self._stream is not None:
                 self._deps.fleet.end(self._stream)
             self.delivery.fail(Interrupted("The request ended before its answer did."))  # if a reader waits still
             self.delivery.detach()
+            await self._permit.refusal()
             await self._end_permit()
+            self._note_times()
+
+    @property
+    def entry(self) -> Entry:
+        """What is known of its times by now."""
+        output, held = self._choices.tokens, self._hold is not None
+        self._trace.beside = self._permit.beside
+        return self._trace.entry(self.prepared, self.state.outcome, output, streamed=self.delivery.streamed, held=held)
+
+    def _note_times(self) -> None:
+        """Let its times be written, when it is answered and settled."""
+        if self._deps.waterfalls is not None and self._deps.waterfalls.enabled:
+            self.marks.mark(END)
+            self._deps.waterfalls.note(self.entry)
 
     def interrupt(self, failure: GatewayError) -> None:
         """End the request for a reason of ours; what was delivered is billed."""
@@ -104,12 +143,19 @@ class GenerationTask:
         recorder, domains, payer = self._deps.recorder, self._deps.domains, self.prepared.payer
         if not domains.ready(payer.project_id):
             await domains.prepare(payer.tenant_id, payer.project_id)
+            self.marks.mark(SCOPE_KEYS)
         hold = self._hold = await self._reserve()
+        self.marks.mark(HOLD)
+        if (refused := await self._hear_limits()) is not None:
+            await recorder.release(hold, "rate limited")
+            raise refused
         self._promise = LeasePromise(self._deps.promises, self.prepared)
         if (leases := self.prepared.leases) is not None:
             lane = self.prepared.generation.lane
             shared = await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
             self.prepared = replace(self.prepared, leases=replace(leases, collapsed=shared))
+            if shared:
+                self.marks.mark(PREFIX_WAIT)
         if self.state.outcome is not None:
             await recorder.release(hold, "ended before it began")
             raise self.state.outcome.failure or Interrupted("The client left.")
@@ -139,6 +185,7 @@ class GenerationTask:
         outcome = self._outcome()
         await self._record(self._hold, stream, done, outcome, ends)
         self.state.move("recorded")
+        self._served(outcome.status, time.monotonic() - self._started)
         log.info(
             "request ended",
             request_id=self._name,
@@ -150,6 +197,13 @@ class GenerationTask:
             output_tokens=self._choices.tokens,
             seconds=round(time.monotonic() - self._started, 3),
         )
+
+    async def _hear_limits(self) -> GatewayError | None:
+        """Why the limits refuse the request, where they were asked beside the hold."""
+        refused = await self._permit.refusal()
+        if self._permit.beside is not None:
+            self.marks.mark(LIMITS)
+        return refused
 
     async def _reserve(self) -> Hold:
         try:
@@ -194,6 +248,8 @@ class GenerationTask:
             prepared.model.name, message.version, conversation=prepared.conversation, tokens=tokens
         )
         stream = self._stream = fleet.generate(link, scopes, message)
+        self._trace.sent(stream.replica)
+        self._sent_s = time.monotonic() - self._started
         if in_slices:
             self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
             stream.pay(self._slices.paid, wish=window)
@@ -233,6 +289,7 @@ class GenerationTask:
             log.warning("a replica was lost with a request that may be why", request_id=self._name, lost=lost.replica)
         model = self.prepared.model.name
         link = await deps.fleet.wait_for(model, patience, after=lost, unless=lambda: self.state.outcome is not None)
+        self.marks.mark(RETRY)
         if link is not None:
             return link
         if not refused:
@@ -254,20 +311,25 @@ class GenerationTask:
         while True:
             event = await stream.next()
             if isinstance(event, Tokens):
+                self._trace.tokens()
                 if (refusal := await self._keep_promise()) is not None:
                     self._stop("interrupted", "not cached", failed(refusal))
                 self._take(event)
             elif isinstance(event, Began):
                 self._began = event
+                self.marks.mark(BEGAN)
                 self._began_s = time.monotonic() - self._started
+                self._served("queue", self._began_s - self._sent_s)
                 if self._promise is not None and self._promise.kept:
                     self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
             elif isinstance(event, Done):
+                self._trace.done(event)
                 self._retry_if_possible(stream, event)
                 return event
             elif isinstance(event, LinkLost):
+                self.marks.mark(LOST)
                 if self._retry_if_possible(stream, None):
                     return None
                 self._replica_lost()
@@ -289,6 +351,7 @@ class GenerationTask:
         if self._promise.kept:
             return None
         self.prepared, self._hold, refusal = await self._promise.keep(self.prepared, self._hold, reach)
+        self.marks.mark(PROMISE)
         if self._began is not None and refusal is None:
             self._tell_start(self._began)
         return refusal
@@ -297,9 +360,8 @@ class GenerationTask:
         """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise."""
         try:
             usage = usage_of(began.counts, self.prepared.terms, 0, "none")
-            if self._permit is not None:
-                prepared, counted = self.prepared, usage.prompt - sum(usage.read.values())
-                self._permit.began(prepared.request_id, prepared.conversation, usage.prompt, counted)
+            prepared, counted = self.prepared, usage.prompt - sum(usage.read.values())
+            self._permit.began(prepared.request_id, prepared.conversation, usage.prompt, counted)
             self.delivery.start(Started(usage, to_billing_counts(began.counts)))
         except NONSENSE:
             log.warning("a replica began with counts that make no sense", request_id=self._name)
@@ -310,6 +372,7 @@ class GenerationTask:
             if message.start == 0:
                 self._end_writes(succeeded=True)
                 metrics.first_token(name, now - self._started)
+                self._served("first_token", now - self._started)
             else:
                 metrics.between_tokens(name, now - self._last_token, len(message.tokens))
             self._last_token = now
@@ -327,9 +390,15 @@ class GenerationTask:
             self._delivered(self.delivery.delivered)
         self._end_unpaid()
 
+    def _served(self, measure: Measure, seconds: float) -> None:
+        """Count how long the request took until here, beside the others of its hour."""
+        if self._deps.service is not None and self._hold is not None:
+            payer, generation = self.prepared.payer, self.prepared.generation
+            model, at = self.prepared.model.name, self._hold.admitted_at
+            admitted = (payer.tenant_id, payer.project_id, model, generation.lane, at)
+            self._deps.service.count(admitted, measure, int(seconds * 1_000_000))
+
     def _end_permit(self) -> Awaitable[object]:
-        if self._permit is None:
-            return FREE
         return self._permit.ended(self.prepared.request_id, self._choices.tokens)
 
     def _end_writes(self, *, succeeded: bool) -> None:
@@ -343,6 +412,7 @@ class GenerationTask:
             for delta in self._choices.finish():
                 self.delivery.push(delta, self._choices.tokens)
         await self.delivery.drained()
+        self.marks.mark(READER)
 
     async def _record(
         self, hold: Hold, stream: ReplicaStream, done: Done | None, outcome: Outcome, ends: tuple[FinishReason, ...]
@@ -355,13 +425,19 @@ class GenerationTask:
         freed = self._end_permit()
         unrecorded = Interrupted("The answer's usage could not be recorded.")
         event = await recording.record(ended, failing=lambda: self.delivery.fail(unrecorded))
+        self.marks.mark(SPOOL)
         explanation = None if event is None else await recording.remember(ended, event)
+        if explanation is not None:
+            self.marks.mark(EXPLAIN)
         await freed  # whoever has the answer may ask again at once
+        if self._permit.limited:
+            self.marks.mark(LIMITS)
         if event is not None and outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at
+            usage, cost, reasoning = event.usage, event.cost_pico, self._choices.reasoning
             self.delivery.finish(
-                Finished(ends, event.counts, event.usage, event.cost_pico, currency, stops, until, explanation)
+                Finished(ends, event.counts, usage, cost, currency, stops, until, explanation, reasoning)
             )
 
     # ------------------------------------------------ what changes the request's course

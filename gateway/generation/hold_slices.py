@@ -36,6 +36,8 @@ class HoldSlices:
         self.paid = prepared.held_output
         self.final = False
         """Whether no more slices follow."""
+        self.waited_us = 0
+        """How long the slices so far were waited for."""
         self._max_tokens = prepared.sampling.max_tokens
         self._admission = admission
         self._prepared = prepared
@@ -66,7 +68,10 @@ class HoldSlices:
         try:
             while self._needs_more:
                 more = min(self._max_tokens, self.paid + self._admission.slice_tokens)
-                if await self._pay_for(more):
+                begun = time.monotonic_ns()
+                paid = await self._pay_for(more)
+                self.waited_us += (time.monotonic_ns() - begun) // 1000
+                if paid:
                     self.paid = more
                 else:
                     self.final = True

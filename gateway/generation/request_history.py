@@ -167,8 +167,12 @@ class Observed:
 class RequestHistory:
     """The history as one gateway worker writes it. `left_out`: how many requests it had no room for."""
 
-    def __init__(self, database: Database, domains: CacheDomains, prices: PriceCatalog) -> None:
+    def __init__(
+        self, database: Database, domains: CacheDomains, prices: PriceCatalog, *, gather_s: float = _GATHER_S
+    ) -> None:
+        """`gather_s`: how long requests are gathered before they are written together."""
         self.left_out = 0
+        self._gather_s = gather_s
         self.history = History(database)
         self._domains = domains
         self._prices = prices
@@ -204,6 +208,11 @@ class RequestHistory:
         self._tokens += tokens
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._write_all())
+
+    async def written(self) -> None:
+        """Wait until all that is noted is written, or left out."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     async def stop(self) -> None:
         """Write what waits, for a moment."""
@@ -291,7 +300,7 @@ class RequestHistory:
 
     async def _write_all(self) -> None:
         while self._waiting:
-            await asyncio.sleep(_GATHER_S)
+            await asyncio.sleep(self._gather_s)
             batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
             self._writing = batch
             self._tokens -= sum(len(one.prepared.prompt.tokens) for one in batch)

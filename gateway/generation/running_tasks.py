@@ -12,7 +12,7 @@ from gateway.admission.admission import Payer, PreparedRequest
 from gateway.errors import SuspendedError, Unavailable
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.generation_task import GenerationTask
-from gateway.limits.permit import Permit
+from gateway.limits.permit import AskedPermit
 
 log = structlog.get_logger("gateway.generation.running_tasks")
 
@@ -28,6 +28,7 @@ class RunningTasks:
         self._check_payer = check_payer
         self._deps = deps
         self._running: dict[GenerationTask, asyncio.Task[None]] = {}
+        self._by_id: dict[UUID, GenerationTask] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -41,17 +42,30 @@ class RunningTasks:
         if self._deps.recorder.failing:
             raise Unavailable("Usage cannot be recorded at present, so nothing is started.", retry_after=5.0)
 
-    def start(self, prepared: PreparedRequest, *, streamed: bool, permit: Permit | None = None) -> GenerationTask:
-        """Run a request. `permit`: what its limits let through. Raises Unavailable while draining, or while the disk is
-        full or usage cannot be recorded; SuspendedError."""
+    def start(self, prepared: PreparedRequest, *, streamed: bool, permit: AskedPermit | None = None) -> GenerationTask:
+        """Run a request. `permit`: what its limits let through, or are asked for. Raises Unavailable while draining, or
+        while the disk is full or usage cannot be recorded; SuspendedError."""
         self.check()
         self._check_payer(prepared.payer)
         self._deps.admission.check()
         self._deps.fleet.candidates(prepared.model.name)  # without any, the request is refused before it holds money
         task = GenerationTask(self._deps, prepared, streamed=streamed, permit=permit)
         running = self._running[task] = asyncio.create_task(task.run())
-        running.add_done_callback(lambda _: self._running.pop(task, None))
+        self._by_id[prepared.request_id] = task
+        running.add_done_callback(lambda _: self._ended(task))
         return task
+
+    def _ended(self, task: GenerationTask) -> None:
+        self._running.pop(task, None)
+        self._by_id.pop(task.prepared.request_id, None)
+
+    def find(self, request_id: UUID) -> GenerationTask | None:
+        """The request of this id, if it runs."""
+        return self._by_id.get(request_id)
+
+    def of_tenant(self, tenant_id: UUID) -> list[GenerationTask]:
+        """What runs for a tenant, the oldest first."""
+        return [task for task in self._running if task.prepared.payer.tenant_id == tenant_id]
 
     def client_left(self, task: GenerationTask, why: str = "client") -> None:
         """The connection is gone. While draining the server may have closed it: then it is not the client's doing."""

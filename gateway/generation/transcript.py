@@ -56,6 +56,8 @@ class Transcript:
         self._given = 0
         self.tokens = 0
         self.shown = 0
+        self.reasoning = 0
+        """Output tokens of reasoning, with the markers around it."""
 
     @property
     def stopped(self) -> bool:
@@ -80,7 +82,9 @@ class Transcript:
             text = "" if token in self._end_tokens else self._detokenizer.feed(token)
             self._decoded += len(text)
             if self._parser is not None:
+                before = self._parser.reasoning
                 self._parse(self._parser.feed(token, text))
+                self.reasoning += before or self._parser.reasoning
                 if not (self._parser.holding or self._stops.holding or self._detokenizer.pending):
                     self.shown = self.tokens
                 continue

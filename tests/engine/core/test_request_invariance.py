@@ -187,6 +187,7 @@ def test_continued_elsewhere(tiny_model: Path):
     assert half + run.tokens == expected.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_on_any_machine_in_any_company(tiny_model: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     """Whatever its kernels make of the number of rows, once the self-test has found it out."""

@@ -556,6 +556,7 @@ def test_a_deadline_that_is_hours_away_is_kept_too():
     assert against_a_flood(4 * 3600.0, 1000.0) < 4 * 3600.0
 
 
+@pytest.mark.slow
 def test_deadlines_that_its_own_weight_keeps_change_no_lanes_share():
     """Each request has a deadline where it comes from a client who waits: ten minutes here."""
     replica = Replica(FairShare(lane_quantum=2_000.0), running=4)

@@ -265,6 +265,7 @@ def test_what_claims_cost_is_bounded_and_everything_ends(data: st.DataObject):
         made.counts().check()
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_however_often_their_slots_were_taken(benches: Callable[..., Bench]):
     """E1 and E2: with the model, against the same requests alone."""
     alone = benches(blocks=256, running=2)

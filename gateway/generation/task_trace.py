@@ -1,0 +1,67 @@
+"""The times of one request as its task learns them: attempts at replicas, and what these told at their ends."""
+
+from __future__ import annotations
+
+from gateway.admission.admission import PreparedRequest
+from gateway.generation.request_state import Outcome
+from protocol.requests import Done
+from waterfall.marks import DONE, FIRST_TOKEN, ROUTE, Marks
+from waterfall.record import Attempt, Record
+from waterfall.writer import Entry
+
+
+class TaskTrace:
+    """Adds to the marks of a request what belongs to an attempt. `topped_up`: microseconds that raising the hold took
+    while the request ran; `beside`: from when to when, in ns, its limits were asked beside that."""
+
+    __slots__ = ("_attempts", "_heard", "_marks", "beside", "topped_up")
+
+    def __init__(self, marks: Marks) -> None:
+        self.topped_up = 0
+        self.beside: tuple[int, int] | None = None
+        self._marks = marks
+        self._attempts: list[Attempt] = []
+        self._heard = False
+        """Whether the current attempt's first token has come."""
+
+    def sent(self, replica: str) -> None:
+        """An attempt was sent to this replica."""
+        self._marks.mark(ROUTE)
+        self._attempts.append(Attempt(replica))
+        self._heard = False
+
+    def tokens(self) -> None:
+        """Output has come."""
+        if not self._heard:
+            self._heard = True
+            self._marks.mark(FIRST_TOKEN)
+
+    def done(self, done: Done) -> None:
+        """The attempt is over, and this is what its replica told."""
+        self._marks.mark(DONE)
+        if done.timeline is not None and self._attempts:
+            self._attempts[-1] = Attempt(self._attempts[-1].replica, done.timeline)
+
+    def entry(
+        self, prepared: PreparedRequest, outcome: Outcome | None, output: int, *, streamed: bool, held: bool
+    ) -> Entry:
+        """What is written of it. Nothing here keeps the prompt in memory. `held`: whether it will be settled."""
+        failure = None if outcome is None else outcome.failure
+        payer, generation = prepared.payer, prepared.generation
+        record = Record(
+            received_at=self._marks.received_at,
+            marks=(),
+            attempts=tuple(self._attempts),
+            status="" if outcome is None else outcome.status,
+            code="" if failure is None else failure.code or "error",
+            key=payer.key,
+            model=prepared.model.name,
+            lane=generation.lane,
+            surface=generation.surface,
+            prompt_tokens=len(prepared.prompt.tokens),
+            output_tokens=output,
+            streamed=streamed,
+            topped_up=self.topped_up,
+            limits=() if self.beside is None else self._marks.offsets_of(self.beside),
+        )
+        return Entry(prepared.request_id, payer.tenant_id, payer.project_id, self._marks, record, settles=held)

@@ -1,0 +1,191 @@
+"""Writing times in the background: each once, when nothing more is learned, within bounds, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from storage.database.base import new_id
+from storage.database.database import Database, DatabaseUnavailable
+from tests.awake import Awake
+from waterfall import marks as m
+from waterfall import writer as writer_module
+from waterfall.marks import Marks
+from waterfall.record import Record, pack, unpack
+from waterfall.store import BATCH, Row, WaterfallStore
+from waterfall.writer import MOST_REFUSED, MOST_WAITING, Entry, WaterfallWriter
+
+_TENANT, _PROJECT = UUID(int=1), UUID(int=2)
+
+
+class Store(WaterfallStore):
+    """Keeps rows in memory; the database is away while `away`."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.away = False
+        self.broken = False
+
+    async def write(self, rows: Sequence[Row]) -> None:
+        if self.broken:
+            raise RuntimeError("a defect")
+        if self.away:
+            raise DatabaseUnavailable("away")
+        self.rows += rows
+
+
+def entry(request_id: UUID | None = None, **more: Any) -> Entry:
+    marks = Marks()
+    marks.mark(m.AUTH)
+    return Entry(request_id or new_id(), _TENANT, _PROJECT, marks, Record(0, (), model="tiny"), **more)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_GATHER_S", 0.01)
+
+
+async def _until(condition: Any) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
+
+
+async def test_a_request_is_written_when_it_is_answered_and_settled() -> None:
+    store = Store()
+    writer = WaterfallWriter(store)
+    one = entry()
+    writer.note(one)
+    await asyncio.sleep(0.05)
+    assert store.rows == []
+    one.marks.mark(m.ANSWER)
+    one.marks.answered = True
+    await asyncio.sleep(0.05)
+    assert store.rows == []
+    assert writer.waiting(one.request_id) is one
+    writer.settled([new_id(), one.request_id, one.request_id])
+    await _until(lambda: store.rows)
+    (row,) = store.rows
+    assert unpack(row.record).marks[::2] == (m.RECEIVED, m.AUTH, m.ANSWER, m.SETTLE)
+    await _until(lambda: writer.waiting(one.request_id) is None)
+    await writer.stop()
+
+
+async def test_nothing_is_waited_for_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_PATIENCE_S", 0.05)
+    store = Store()
+    writer = WaterfallWriter(store)
+    one = entry()
+    writer.note(one)
+    await _until(lambda: store.rows)
+    assert [row.request_id for row in store.rows] == [one.request_id]
+    assert writer.waiting(one.request_id) is None
+    await writer.stop()
+
+
+async def test_while_the_database_is_away_requests_wait_and_beyond_the_bound_are_counted() -> None:
+    store = Store()
+    store.away = True
+    writer = WaterfallWriter(store)
+    for _ in range(MOST_REFUSED + 5):
+        one = entry(settles=False, refused=True)
+        one.marks.answered = True
+        writer.note(one)
+    assert writer.dropped == 5
+    for _ in range(MOST_WAITING):
+        one = entry(settles=False)
+        one.marks.answered = True
+        writer.note(one)
+    assert writer.dropped == 5 + MOST_REFUSED
+    await asyncio.sleep(0.1)
+    assert store.rows == []
+    store.away = False
+    await _until(lambda: len(store.rows) == MOST_WAITING)
+    assert len({row.request_id for row in store.rows}) == MOST_WAITING
+    await writer.stop()
+
+
+async def test_a_stop_writes_what_waits_and_does_not_hang_on_a_database_that_is_away() -> None:
+    store = Store()
+    writer = WaterfallWriter(store)
+    writer.note(entry())
+    await writer.stop()
+    assert len(store.rows) == 1
+    store.away = True
+    writer = WaterfallWriter(store)
+    writer.note(entry())
+    with Awake() as awake:
+        await writer.stop()
+        assert awake.seconds < 2
+
+
+async def test_a_defect_of_the_store_ends_nothing() -> None:
+    store = Store()
+    store.broken = True
+    writer = WaterfallWriter(store)
+    one = entry(settles=False)
+    one.marks.answered = True
+    writer.note(one)
+    await _until(lambda: writer.dropped == 1)
+    store.broken = False
+    two = entry(settles=False)
+    two.marks.answered = True
+    writer.note(two)
+    await _until(lambda: store.rows)
+    assert [row.request_id for row in store.rows] == [two.request_id]
+    assert writer.dropped == 1
+    await writer.stop()
+
+
+async def test_turned_off_nothing_is_noted() -> None:
+    writer = WaterfallWriter(Store(), enabled=False)
+    one = entry()
+    writer.note(one)
+    assert writer.waiting(one.request_id) is None
+
+
+# ------------------------------------------------------------ the table
+
+
+def full(at: int, tenant: UUID = _TENANT) -> Row:
+    return Row(new_id(), tenant, _PROJECT, at, pack(Record(at, (0, 0, 1, 5), model="tiny")))
+
+
+@pytest.mark.both_databases
+async def test_rows_are_kept_once_and_found(database: Database) -> None:
+    store = WaterfallStore(database)
+    now = await database.now()
+    rows = [full(now + number) for number in range(3)]
+    await store.write(rows)
+    await store.write(rows)  # after a commit whose answer was lost
+    found = await store.find(rows[1].request_id)
+    assert found is not None
+    assert (found.tenant_id, found.project_id, found.record.received_at) == (_TENANT, _PROJECT, now + 1)
+    many = await store.find_many(_TENANT, [one.request_id for one in rows] + [new_id()])
+    assert many.keys() == {one.request_id for one in rows}
+    assert await store.find_many(UUID(int=9), [one.request_id for one in rows]) == {}
+    assert await store.find_many(_TENANT, []) == {}
+    assert await store.find(new_id()) is None
+
+
+@pytest.mark.both_databases
+async def test_old_rows_and_those_beyond_the_most_are_forgotten_in_batches(database: Database) -> None:
+    store = WaterfallStore(database)
+    now = await database.now()
+    day = 86_400_000_000
+    old = [full(now - 8 * day) for _ in range(BATCH + 10)]
+    new = [full(now - day) for _ in range(50)]
+    await store.write([*old, *new])
+    keep_s = 7 * 86_400
+    assert [await store.forget_old(keep_s) for _ in range(3)] == [BATCH, 10, 0]
+    assert await store.forget_old(keep_s, most=20) == 30
+    left = await store.find_many(_TENANT, [one.request_id for one in new])
+    assert left.keys() == {one.request_id for one in new[-20:]}
+    assert await store.forget_old(0) == 20
+    assert await store.forget_old(0) == 0

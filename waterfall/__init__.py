@@ -1,0 +1,1 @@
+"""Where the time of each request went, from authentication to settlement. It explains, and bills nothing."""

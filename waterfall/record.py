@@ -1,0 +1,54 @@
+"""What is kept of a request's times: marks, what its replicas told, and how it ended. No text of its prompt."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from protocol.requests import Timeline
+
+
+class Attempt(Struct, frozen=True, array_like=True, gc=False):
+    """One attempt at a replica; `timeline` is what that told of it, if it did."""
+
+    replica: str
+    timeline: Timeline | None = None
+
+
+class Record(Struct, frozen=True, array_like=True, gc=False):
+    """One request. Fields are only added at the end, with a default: rows outlive an upgrade.
+
+    `received_at`: microseconds since the Unix epoch. `marks`: (what ended, microseconds since the first mark), flat.
+    `status`: `ok`, `cancelled`, `failed`, or `refused` if it never became a task; `code`: the error's, if there was
+    one. `topped_up`: microseconds that raising its hold took while it ran. `limits`: from when
+    to when, in microseconds as marks, its limits were asked beside the hold; empty if they were not.
+    """
+
+    received_at: int
+    marks: tuple[int, ...]
+    attempts: tuple[Attempt, ...] = ()
+    status: str = ""
+    code: str = ""
+    key: str = ""
+    model: str = ""
+    lane: str = ""
+    surface: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    streamed: bool = False
+    topped_up: int = 0
+    limits: tuple[int, ...] = ()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def pack(record: Record) -> bytes:
+    """The bytes that are stored."""
+    return _encoder.encode(record)
+
+
+def unpack(stored: bytes) -> Record:
+    """The inverse of `pack`. Raises msgspec.MsgspecError."""
+    return _decoder.decode(stored)
