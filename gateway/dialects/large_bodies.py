@@ -145,6 +145,36 @@ class _MessagesBody(Struct):
     tools: list[_Part] | None = None
 
 
+class _Item(Struct):
+    """An item of the Responses API: one of its three lists has parts."""
+
+    content: str | list[_Part] | None = None
+    output: str | list[_Part] | None = None
+    summary: list[_Part] | None = None
+
+    def __post_init__(self) -> None:
+        _count()
+
+
+class _Tools(Struct):
+    """A tool of the Responses API, which may be a group of tools."""
+
+    tools: list[_Part] | None = None
+
+    def __post_init__(self) -> None:
+        _count()
+
+
+class _ResponsesBody(Struct):
+    """The lists of the Responses API that are decoded part by part."""
+
+    input: str | list[_Item] | None = None
+    tools: list[_Tools] | None = None
+    tool_choice: Raw = ABSENT
+    metadata: Raw = ABSENT
+    include: Raw = ABSENT
+
+
 _FIELDS = {
     "tool_choice": _CHOICE_BYTES,
     "stop": _FIELD_BYTES,
@@ -157,6 +187,7 @@ _FIELDS = {
 _fields = msgspec.json.Decoder(dict[_AnyField, Raw])
 _body = msgspec.json.Decoder(_Body)
 _messages_body = msgspec.json.Decoder(_MessagesBody)
+_responses_body = msgspec.json.Decoder(_ResponsesBody)
 _containers = msgspec.json.Decoder(_ContainersOfBody)
 _prompts = msgspec.json.Decoder(
     msgspec.defstruct(
@@ -196,6 +227,21 @@ def check_large_messages(body: bytes) -> None:
         decode(_messages_body, body)
     except _TooMany as error:
         raise InvalidField("$.messages", f"it has more than {MOST_PARTS} messages, blocks and tools") from error
+
+
+def check_large_responses(body: bytes) -> None:
+    """The same for a large body of the Responses API."""
+    if len(body) <= LARGE_BYTES:
+        return
+    _check_fields(body)
+    _counted.left = MOST_PARTS
+    try:
+        shape = decode(_responses_body, body)
+    except _TooMany as error:
+        raise InvalidField("$.input", f"it has more than {MOST_PARTS} items, parts and tools") from error
+    for name, most in {"tool_choice": _CHOICE_BYTES, "metadata": _FIELD_BYTES, "include": _FIELD_BYTES}.items():
+        if len(getattr(shape, name)) > most:
+            raise InvalidField(f"$.{name}", f"it is longer than {most} bytes")
 
 
 def _check_fields(body: bytes) -> None:

@@ -9,6 +9,7 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
+from gateway.admission.admission import Payer
 from gateway.dialects.openai import chat_request
 from gateway.dialects.openai.chat_response import ChatWriter
 from gateway.dialects.openai.common_response import ResponseIdentity
@@ -30,19 +31,25 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
     @post("/v1/chat/completions", opt=demands("inference", "project_key") | CHAT)
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
-        context, payer = request_context(request.scope), project_payer(request.scope)
-        async with counting_refusals(gateway, request, payer):
-            gateway.requests.check()
-            control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-            call = await read_call(gateway, request, payer, chat_request.parse)
-            generation = apply_cache_control(control, call.generation)
-            model = gateway.services.models.get(generation.model)
-            context.model = model.name
-            prepared = await gateway.admission.prepare(context.id, payer, model, generation)
-            lane, created = generation.lane, int(time.time())
-            identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
-            logprobs = generation.logprobs is not None
-            writer = ChatWriter(identity, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
-            return await respond(gateway, request, [prepared], writer, stream=call.stream)
+        return await answer_chat(gateway, request, project_payer(request.scope))
 
     return create_chat_completion
+
+
+async def answer_chat(gateway: Gateway, request: Request[Any, Any, Any], payer: Payer) -> ASGIApp:
+    """The answer to a request for a chat completion, which this payer pays for. Raises what keeps it from being
+    answered."""
+    context = request_context(request.scope)
+    async with counting_refusals(gateway, request, payer):
+        gateway.requests.check()
+        control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
+        call = await read_call(gateway, request, payer, chat_request.parse)
+        generation = apply_cache_control(control, call.generation)
+        model = gateway.services.models.get(generation.model)
+        context.model = model.name
+        prepared = await gateway.admission.prepare(context.id, payer, model, generation)
+        lane, created = generation.lane, int(time.time())
+        identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
+        logprobs = generation.logprobs is not None
+        writer = ChatWriter(identity, model.tokenizer, logprobs=logprobs, include_usage=call.include_usage)
+        return await respond(gateway, request, [prepared], writer, stream=call.stream)

@@ -46,7 +46,8 @@ Manifest: TypeAlias = Annotated[
 
 
 class ExportObject(Struct, frozen=True, kw_only=True):
-    """An export as its tenant sees it. Instants are in seconds since the Unix epoch."""
+    """An export as its tenant sees it. Instants are in seconds since the Unix epoch. `ahead`: how many exports of all
+    tenants are made before it, while it is queued. `expires_at`: until when its file is kept, once it is there."""
 
     id: Annotated[str, Meta(examples=["export_01934f6e0d2a7b3c8e51a9c4d7f60b12"])]
     object: Literal["export"] = "export"
@@ -58,6 +59,8 @@ class ExportObject(Struct, frozen=True, kw_only=True):
     created_at: int
     started_at: int | None
     finished_at: int | None
+    expires_at: int | None
+    ahead: int | None
     error: str | None
     manifest: Manifest | None
 
@@ -80,6 +83,10 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
     at = at or OwnTenant()
     jobs, client_timeout = gateway.services.exports, gateway.services.options.client_timeout
     wait = gateway.management_breakers.exports.wait
+
+    async def shown(*found: ExportJob) -> list[ExportObject]:
+        ahead = await wait(jobs.ahead(found))
+        return [_object(job, ahead.get(job.id), jobs.kept_until(job)) for job in found]
 
     async def find(request: Request[Any, Any, Any], name: str) -> ExportJob:
         try:
@@ -108,7 +115,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
             raise InvalidField(f"$.{error.field}", error.problem) from error
         except TooManyExports as error:
             raise RateLimited(f"{error}; wait until some are.", retry_after=_WAIT_S) from error
-        return json_response(_object(job), 202)
+        return json_response((await shown(job))[0], 202)
 
     @get(f"{at.base}/exports", opt=at.demands("exports.read") | describes(ExportList, query=page()))
     async def list_exports(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -118,7 +125,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
         parameters.reject_unknown()
         tenant = await at.tenant(request, "exports.read")
         found = await wait(jobs.list(tenant, limit + 1, None if after is None else _id(after)))
-        return json_response(ExportList(data=[_object(job) for job in found[:limit]], has_more=len(found) > limit))
+        return json_response(ExportList(data=await shown(*found[:limit]), has_more=len(found) > limit))
 
     @get(
         f"{at.base}/exports/{{name:str}}",
@@ -126,7 +133,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
     )
     async def retrieve_export(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One export: its status, and its manifest once it is done."""
-        return json_response(_object(await find(request, name)))
+        return json_response((await shown(await find(request, name)))[0])
 
     @get(
         f"{at.base}/exports/{{name:str}}/content",
@@ -159,7 +166,7 @@ def _id(name: str) -> UUID:
         raise NotFound(f"There is no export {name[:80]!r}.") from error
 
 
-def _object(job: ExportJob) -> ExportObject:
+def _object(job: ExportJob, ahead: int | None, kept_until: int | None) -> ExportObject:
     return ExportObject(
         id=f"export_{job.id.hex}",
         dataset=job.dataset,
@@ -170,6 +177,8 @@ def _object(job: ExportJob) -> ExportObject:
         created_at=_unix_seconds(job.created_at) or 0,
         started_at=_unix_seconds(job.started_at),
         finished_at=_unix_seconds(job.finished_at),
+        expires_at=_unix_seconds(kept_until),
+        ahead=ahead,
         error=job.error,
         manifest=None if job.manifest is None else msgspec.Raw(job.manifest.encode()),
     )

@@ -46,7 +46,7 @@ ERRORS = {
     "interrupted": 500,
     "request_timeout": 504,
 }
-_ANSWER_HEADERS = {
+ANSWER_HEADERS = {
     "cache-status": "What the cache of prompts did (RFC 9211).",
     "x-turnpike-max-tokens": "How many output tokens the money allows, where that is fewer than was possible.",
 }
@@ -109,14 +109,14 @@ CHAT: dict[str, Any] = describes(
         model=_MODEL, messages=[chat_request.UserMessage(content=_QUESTION)], max_completion_tokens=64
     ),
     headers=[CACHE_CONTROL_HEADER],
-    answer_headers=_ANSWER_HEADERS,
+    answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )
 COMPLETIONS: dict[str, Any] = describes(
     Events((completions_response.TextCompletion, openai_errors.Envelope), _TEXT_CHUNKS, _TEXT),
     body=CompletionRequest,
     headers=[CACHE_CONTROL_HEADER],
-    answer_headers=_ANSWER_HEADERS,
+    answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )
 MESSAGES: dict[str, Any] = describes(
@@ -136,7 +136,7 @@ MESSAGES: dict[str, Any] = describes(
     ),
     body=messages_request.MessagesRequest(model=_MODEL, max_tokens=64, messages=[MessageParam("user", _QUESTION)]),
     headers=[VERSION, CACHE_CONTROL_HEADER],
-    answer_headers=_ANSWER_HEADERS,
+    answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )
 COUNT_TOKENS: dict[str, Any] = describes(

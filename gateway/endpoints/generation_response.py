@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from litestar import MediaType, Request
 from litestar.response.base import ASGIResponse
-from litestar.types import ASGIApp
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission.admission import PreparedRequest
-from gateway.endpoints.rate_limits import permit_request
+from gateway.admission.estimates import within_max_cost
+from gateway.endpoints.rate_limits import ask_limits
 from gateway.generation.delivery import (
     ChoiceDelta,
     DeliveryChunk,
@@ -27,11 +28,33 @@ from gateway.generation.generation_task import GenerationTask
 from gateway.http.cache_status import HEADER as CACHE_STATUS
 from gateway.http.cache_status import cache_status
 from gateway.http.sse import ClientWatch, EventStream, EventWriter
+from gateway.request_context import request_context
 from gateway.services import Gateway
+from waterfall.marks import ANSWER, LIMITS, Marks
 
 AFFORDABLE_TOKENS_HEADER = "x-turnpike-max-tokens"
 _NOBODY_READS = 503
 """The status of a response that nobody will read."""
+
+
+Keep: TypeAlias = Callable[[Finished], Awaitable[None]]
+"""Keeps a response that ended well, before its client hears of the end."""
+
+
+class _KeptReader:
+    """A reader that lets the response be kept before it gives out the end."""
+
+    def __init__(self, reader: DeliveryReader, keep: Keep) -> None:
+        self._reader = reader
+        self._keep = keep
+        self.confirm = reader.confirm
+
+    async def next(self, timeout: float | None = None) -> Item | None:  # noqa: ASYNC109  # None is an answer here
+        """What the reader has next."""
+        item = await self._reader.next(timeout)
+        if isinstance(item, Finished):
+            await self._keep(item)
+        return item
 
 
 class ResponseWriter(EventWriter, Protocol):
@@ -49,10 +72,13 @@ async def respond(
     writer: ResponseWriter,
     *,
     stream: bool,
+    keep: Keep | None = None,
 ) -> ASGIApp:
-    """Run requests that have equally many choices each, and answer them as one.
+    """Run requests that have equally many choices each, and answer them as one. `keep` is called when the writer has
+    all of a response.
 
-    Raises the GatewayError of a request that fails before its first text, or, if not streamed, at any time.
+    Raises CostAboveMaximum before any work; the GatewayError of a request that fails before its first text, or, if not
+    streamed, at any time.
     """
     options = gateway.services.options
     tasks: list[GenerationTask] = []
@@ -61,24 +87,37 @@ async def respond(
         for task in tasks:
             gateway.requests.client_left(task, why)
 
-    permit = await permit_request(gateway, request, prepared)
+    prepared = within_max_cost(prepared)
+    context = request_context(request.scope)
+    for part in prepared:
+        part.marks.follow(context.marks)
+    context.marks = prepared[0].marks
+    try:
+        permit = await ask_limits(gateway, request, prepared)
+    finally:
+        for part in prepared:
+            part.marks.mark(LIMITS)
     watch = ClientWatch(request.receive, client_gone)
     try:
         tasks.extend(gateway.requests.start(part, streamed=stream, permit=permit) for part in prepared)
-        reader = DeliverySequence([task.delivery for task in tasks], prepared[0].generation.choices)
+        reader: DeliveryReader = DeliverySequence([task.delivery for task in tasks], prepared[0].generation.choices)
         if not stream:
-            response = await _whole(reader, writer, len(prepared) * prepared[0].generation.choices, tasks)
+            response = await _whole(reader, writer, len(prepared) * prepared[0].generation.choices, tasks, keep)
             watch.stop()
-            return response
+            return MarkedResponse(response, prepared)
+        if keep is not None:
+            reader = _KeptReader(reader, keep)
         first = await _first_items(reader, options.keep_alive)
     except BaseException:
         client_gone("handler")
         watch.stop()
-        if permit is not None:
-            for part in prepared[len(tasks) :]:
+        answered(prepared)
+        if unstarted := prepared[len(tasks) :]:
+            await permit.refusal()
+            for part in unstarted:
                 await permit.ended(part.request_id, 0)
         raise
-    return EventStream(
+    events = EventStream(
         reader,
         first,
         writer,
@@ -88,6 +127,33 @@ async def respond(
         client_timeout=options.client_timeout,
         headers=_headers(tasks, first),
     )
+    return MarkedResponse(events, prepared)
+
+
+class MarkedResponse:
+    """A response after which the requests that it answers are marked as answered."""
+
+    def __init__(self, response: ASGIApp, prepared: Sequence[PreparedRequest]) -> None:
+        self._response = response
+        self._marks = [part.marks for part in prepared]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await self._response(scope, receive, send)
+        finally:
+            _answer(self._marks)
+
+
+def answered(prepared: Sequence[PreparedRequest]) -> None:
+    """Mark requests as answered: now, or in a moment, by their error."""
+    _answer([part.marks for part in prepared])
+
+
+def _answer(of: Sequence[Marks]) -> None:
+    for marks in of:
+        marks.mark(ANSWER)
+        marks.answered = True
 
 
 async def _first_items(reader: DeliveryReader, keep_alive: float) -> list[Item | None]:
@@ -116,7 +182,11 @@ def _headers(tasks: Sequence[GenerationTask], items: Sequence[Item | None]) -> d
 
 
 async def _whole(
-    reader: DeliveryReader, writer: ResponseWriter, choices: int, tasks: Sequence[GenerationTask]
+    reader: DeliveryReader,
+    writer: ResponseWriter,
+    choices: int,
+    tasks: Sequence[GenerationTask],
+    keep: Keep | None,
 ) -> ASGIApp:
     """The response after everything has arrived. Raises the failure."""
     deltas = [ChoiceDelta(choice, "") for choice in range(choices)]
@@ -124,6 +194,8 @@ async def _whole(
         item = await reader.next()
         if isinstance(item, Finished):
             body = writer.whole(merge_deltas(deltas), item)
+            if keep is not None:
+                await keep(item)
             return ASGIResponse(body=body, media_type=MediaType.JSON, headers=_headers(tasks, [item]))
         if isinstance(item, Failed):
             raise item.failure

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from gateway.dialects.anthropic.messages_request import VERSIONS
 from gateway.dialects.anthropic.models import ModelInfo, ModelPage, model_info, model_page
@@ -21,13 +22,15 @@ from gateway.served_models.served_model import ServedModel
 from gateway.services import Gateway
 
 
-class ModelObject(Struct, frozen=True):
-    """OpenAI's fields, and two of ours: the context, and the shortest prompt that can be cached, both in tokens."""
+class ModelObject(Struct, frozen=True, kw_only=True):
+    """OpenAI's fields, and three of ours: the context and the shortest prompt that can be cached, both in tokens, and
+    for which model this is only another name, under whose own name it is limited and billed."""
 
     id: Annotated[str, Meta(examples=["tiny"])]
     created: int
     context_tokens: int
     min_cacheable_tokens: int
+    alias_of: str | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "turnpike"
 
@@ -53,22 +56,30 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     models = gateway.services.models
 
-    def model_object(model: ServedModel) -> ModelObject:
-        context_tokens = gateway.admission.context_tokens(model)  # as its replicas allow it
-        return ModelObject(model.name, model.created, context_tokens, model.min_cacheable_tokens)
+    def model_object(name: str, model: ServedModel) -> ModelObject:
+        return ModelObject(
+            id=name,
+            created=model.created,
+            context_tokens=gateway.admission.context_tokens(model),  # as its replicas allow it
+            min_cacheable_tokens=model.min_cacheable_tokens,
+            alias_of=UNSET if name == model.name else model.name,
+        )
 
-    def anthropic_info(model: ServedModel) -> ModelInfo:
-        return model_info(model, gateway.admission.context_tokens(model))
+    def anthropic_info(name: str, model: ServedModel) -> ModelInfo:
+        return replace(model_info(model, gateway.admission.context_tokens(model)), id=name)
+
+    def names() -> list[tuple[str, ServedModel]]:
+        return [(model.name, model) for model in models] + [(alias, models.get(alias)) for alias in models.aliases]
 
     @get("/v1/models", opt=demands("models.read") | describes((ModelList, ModelPage), query=_PAGE, headers=[_VERSION]))
     async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """Every served model that the key may use."""
+        """Every served model that the key may use, and the further names under which they can be asked for."""
         limits = request_context(request.scope).authenticated_principal.limits
-        allowed = [model for model in models if limits.allows_model(model.name)]
+        allowed = [(name, model) for name, model in names() if limits.allows_model(model.name)]
         if speaks_anthropic(request.scope):
-            page = model_page([anthropic_info(model) for model in allowed], Parameters.of(request))
+            page = model_page([anthropic_info(*one) for one in allowed], Parameters.of(request))
             return json_response(page)
-        return json_response(ModelList([model_object(model) for model in allowed]))
+        return json_response(ModelList([model_object(*one) for one in allowed]))
 
     @get(
         "/v1/models/{name:path}",
@@ -79,9 +90,12 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     async def retrieve_model(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One served model."""
-        model = models.get(name.lstrip("/"))
+        name = name.lstrip("/")
+        model = models.get(name)
         if not request_context(request.scope).authenticated_principal.limits.allows_model(model.name):
             raise ModelNotFound(f"The model {model.name!r} does not exist.", path="$.model")
-        return json_response(anthropic_info(model) if speaks_anthropic(request.scope) else model_object(model))
+        return json_response(
+            anthropic_info(name, model) if speaks_anthropic(request.scope) else model_object(name, model)
+        )
 
     return [list_models, retrieve_model]

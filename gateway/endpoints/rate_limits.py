@@ -5,6 +5,7 @@ A request that is refused for what it says counts as one too: reading it is work
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -13,23 +14,40 @@ from typing import Any
 from litestar import Request
 
 from gateway.admission.admission import Payer, PreparedRequest, database_unavailable
+from gateway.admission.cache_leases import needs_leases
 from gateway.errors import GatewayError
 from gateway.http.responses import speaks_anthropic
 from gateway.limits.headers import limit_headers
 from gateway.limits.limiter import Answer, Asked
-from gateway.limits.permit import Permit
+from gateway.limits.permit import AskedPermit, Permit
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
+from waterfall.marks import ANSWER
+from waterfall.record import Record
+from waterfall.writer import Entry
 
 _OURS = 500
 """Statuses from here on say that something is wrong with us: such a request is not counted."""
 
 
-async def permit_request(
+async def ask_limits(
+    gateway: Gateway, request: Request[Any, Any, Any], prepared: Sequence[PreparedRequest]
+) -> AskedPermit:
+    """Ask the limits of a generating request. They are answered when this returns, or, if they hardly refuse it, while
+    its money is held; not beside leases, since others would wait for a writer that is refused. Raises RateLimited,
+    Unavailable."""
+    payer = prepared[0].payer
+    asking = _permit(gateway, request, prepared)
+    beside = gateway.services.limiter.expects_room(tenant=payer.tenant_id, project=payer.project_id, key=payer.key_id)
+    if beside and not any(needs_leases(part.plan) for part in prepared):
+        return AskedPermit(asking=asyncio.create_task(asking, name=prepared[0].request_id.hex))
+    return AskedPermit(await asking)
+
+
+async def _permit(
     gateway: Gateway, request: Request[Any, Any, Any], prepared: Sequence[PreparedRequest]
 ) -> Permit | None:
-    """Let a generating request through its limits, None if it has none. Raises RateLimited, Unavailable."""
     payer, context = prepared[0].payer, request_context(request.scope)
     asked = [
         Asked(part.conversation, len(part.prompt.tokens), part.sampling.max_tokens * part.generation.choices)
@@ -61,6 +79,7 @@ async def counting_refusals(
     try:
         yield
     except GatewayError as error:
+        _note_refusal(gateway, request, payer, error)
         if error.status < _OURS and not request_context(request.scope).limit_headers:
             try:
                 answer = await _count(gateway, request, payer)
@@ -68,6 +87,22 @@ async def counting_refusals(
                 raise error from None
             _tell(request, answer)
         raise
+
+
+def _note_refusal(gateway: Gateway, request: Request[Any, Any, Any], payer: Payer, error: GatewayError) -> None:
+    """Let the times of a request be written that was refused before it became a task."""
+    context = request_context(request.scope)
+    marks = context.marks
+    if marks.taken or not gateway.waterfalls.enabled:
+        return
+    marks.taken = marks.answered = True
+    marks.mark(ANSWER)
+    record = Record(
+        marks.received_at, (), status="refused", code=error.code or "error", key=payer.key, model=context.model
+    )
+    gateway.waterfalls.note(
+        Entry(context.id, payer.tenant_id, payer.project_id, marks, record, settles=False, refused=True)
+    )
 
 
 async def _count(gateway: Gateway, request: Request[Any, Any, Any], payer: Payer) -> Answer | None:

@@ -15,7 +15,9 @@ from gateway.admission.admission import Payer
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.errors import BodyTooLarge, BodyTooSlow, ClientLeft, UnsupportedEncoding
+from gateway.request_context import request_context
 from gateway.services import Gateway
+from waterfall.marks import BODY, PARSE
 
 Call = TypeVar("Call")
 Body = TypeVar("Body")
@@ -87,7 +89,12 @@ async def read_call(
     `parse` raise, and RateLimited.
     """
     with gateway.bodies.share(payer.tenant_id) as share:
+        marks = request_context(request.scope).marks
         body = await read_body(request, gateway.services.options.client_timeout, share)
+        marks.mark(BODY)
         if len(body) <= LARGE_BYTES:
-            return parse(body)
-        return await gateway.threads.run(payer.tenant_id, partial(parse, body))
+            call = parse(body)
+        else:
+            call = await gateway.threads.run(payer.tenant_id, partial(parse, body))
+        marks.mark(PARSE)
+        return call

@@ -99,6 +99,69 @@ def call_grammar(
     return {"lark": "\n".join(lines), "schemas": [json.loads(tool.schema) for tool in tools]}
 
 
+def free_call_grammar(
+    output_format: str, tools: Sequence[Tool], choice: ToolChoice, special: frozenset[str]
+) -> dict[str, object] | None:
+    """The body of a grammar for an answer that may be text, and whose calls, if any, fulfil the tools' schemas.
+
+    Only where calls begin with a marker that is one token: no text can be taken for it. None elsewhere.
+    """
+    form, trigger = _FORMS.get(output_format), _TRIGGERS.get(output_format, "")
+    if form is None or trigger not in special or not tools:
+        return None
+    body = call_grammar(output_format, tools, choice, special)
+    calls, _, rules = str(body["lark"]).removeprefix("start: ").partition("\n")
+    reasoning = " | ".join(_marker(part, special) for part in _REASONING if part in special)
+    between = f"(({reasoning}) TEXT?)* " if reasoning else ""
+    lark = f"start: TEXT? {between}calls?\ncalls: {calls}\n{rules}\nTEXT: /(?s:.)+/"
+    schemas = [
+        json.loads(tool.schema) if tool.strict else plain_schema(json.loads(tool.schema), _DEEPEST) for tool in tools
+    ]
+    return {"lark": lark, "schemas": schemas}
+
+
+_TRIGGERS = {
+    "hermes": "<tool_call>",
+    "qwen": "<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "deepseek": "<｜tool▁calls▁begin｜>",
+}
+_REASONING = ("<think>", "</think>", "[THINK]", "[/THINK]")
+_DEEPEST = 8
+_SCALARS = (str, int, float, bool, type(None))
+_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+
+
+def plain_schema(schema: object, depth: int) -> dict[str, object]:
+    """What of a schema every grammar engine knows: names, types, choices, what must be there. Without `strict` the rest
+    is a hint, as is all of a schema that cannot be read: nobody's request is refused for it."""
+    if not isinstance(schema, dict) or depth == 0:
+        return {}
+    kind, plain = schema.get("type"), dict[str, object]()
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices and all(isinstance(one, _SCALARS) for one in choices):
+        return {"enum": choices}
+    kinds = kind if isinstance(kind, list) else [kind]
+    if kinds and all(isinstance(one, str) and one in _TYPES for one in kinds):
+        plain["type"] = kind
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and kind in ("object", None):
+        plain |= {
+            "type": "object",
+            "properties": {str(key): plain_schema(value, depth - 1) for key, value in properties.items()},
+            "additionalProperties": not properties and depth < _DEEPEST,
+        }
+        required = schema.get("required")
+        if isinstance(required, list):
+            plain["required"] = [key for key in required if isinstance(key, str) and key in properties]
+    if isinstance(schema.get("items"), dict) and kind == "array":
+        plain["items"] = plain_schema(schema["items"], depth - 1)
+    options = schema.get("anyOf")
+    if isinstance(options, list) and options and not plain:
+        return {"anyOf": [plain_schema(one, depth - 1) for one in options]}
+    return plain
+
+
 def _marker(part: str, special: frozenset[str]) -> str:
     """A marker as a Lark symbol: a special token by its name in angle brackets, anything else as text."""
     if part not in special:

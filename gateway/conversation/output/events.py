@@ -51,6 +51,11 @@ class OutputParser(Protocol):
         """Whether something of the output is not in any event yet."""
         ...
 
+    @property
+    def reasoning(self) -> bool:
+        """Whether the last token is the model's reasoning, or begins it."""
+        ...
+
     def feed(self, token: int, text: str) -> Sequence[OutputEvent]:
         """Take in one token and the text that is complete with it; "" for a special token. Returns what is certain."""
         ...
@@ -87,6 +92,7 @@ def whole_output(events: Iterable[OutputEvent]) -> WholeOutput:
     return WholeOutput("".join(text), "".join(reasoning), named)
 
 
+NO_CALL = -1
 _MOST_SPACE = 64
 """Characters of white space that may wait: a stream that shows nothing would not go on."""
 
@@ -100,6 +106,8 @@ class EventLog:
         """White space after text: shown with the text that follows, and dropped where a call does."""
         self._said = False
         self.calls = 0
+        self.names: frozenset[str] | None = None
+        """The tools that may be called, None if any: what calls another one is given out as text."""
 
     @property
     def holding(self) -> bool:
@@ -128,7 +136,10 @@ class EventLog:
             self._append(ReasoningDelta, text)
 
     def begin_call(self, name: str) -> int:
-        """A call begins; returns its position."""
+        """A call begins; returns its position, or NO_CALL for a tool that nobody offered: that is text."""
+        if self.names is not None and name not in self.names:
+            self.text(name)
+            return NO_CALL
         self._spaces, self._said = "", False
         self._events.append(CallStart(self.calls, name))
         self.calls += 1
@@ -136,7 +147,9 @@ class EventLog:
 
     def arguments(self, call: int, text: str) -> None:
         """More of a call's arguments."""
-        if not text:
+        if call == NO_CALL:
+            self.text(text)
+        if not text or call == NO_CALL:
             return
         last = self._events[-1] if self._events else None
         if isinstance(last, ArgumentsDelta) and last.call == call:
@@ -146,7 +159,8 @@ class EventLog:
 
     def end_call(self, call: int) -> None:
         """A call is complete."""
-        self._events.append(CallEnd(call))
+        if call != NO_CALL:
+            self._events.append(CallEnd(call))
 
     def finish(self) -> None:
         """No token follows: white space that waited is text, unless only calls stand before it."""

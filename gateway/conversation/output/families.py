@@ -5,94 +5,18 @@ Sources: the families' own chat templates and model cards; the markers are facts
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from msgspec import Struct
 
 from gateway.conversation.messages import TEXT_CALL
 from gateway.conversation.output.call_payloads import CallPayload, JsonCalls, NamedJson, PythonCalls, Schemas, XmlCall
-from gateway.conversation.output.events import EventLog, OutputEvent
-from gateway.conversation.output.markers import Lexeme, Mark, MarkerLexer
+from gateway.conversation.output.marked_parser import MarkedParser
 
 _SPACE = " \t\r\n"
 _LONGEST_NAME = 256
 _FENCE = "` \t\r\n"
-
-
-class MarkedParser:
-    """A parser over markers. A family says what a marker does in `mark`, and what text is in `text`."""
-
-    MARKERS: ClassVar[Mapping[str, str]] = {}
-    """A marker's text → its name."""
-
-    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
-        """`tokens`: the ids of special tokens → their texts. `reasons`: the template has opened the reasoning."""
-        self.log = EventLog()
-        self.schemas = schemas
-        self.reasons = reasons
-        self.payload: CallPayload | None = None
-        self._lexer = MarkerLexer(self.MARKERS, tokens)
-
-    def feed(self, token: int, text: str) -> Sequence[OutputEvent]:
-        """Take in one token and its text."""
-        self._take(self._lexer.feed(token, text))
-        return self.log.take()
-
-    def finish(self) -> Sequence[OutputEvent]:
-        """What was held back, when no token follows."""
-        self._take(self._lexer.finish())
-        self.end()
-        self.log.finish()
-        return self.log.take()
-
-    @property
-    def holding(self) -> bool:
-        """Whether text is held back. What is read of a call counts as given: it is waited for as a whole."""
-        return self._lexer.holding or self.log.holding
-
-    def mark(self, name: str) -> None:
-        """A marker stands here."""
-        raise NotImplementedError
-
-    def text(self, text: str) -> None:
-        """Text between markers, outside of a payload."""
-        if self.reasons:
-            self.log.reasoning(text)
-        else:
-            self.log.text(text)
-
-    def end(self) -> None:
-        """No token follows."""
-        self.close_payload()
-
-    def close_payload(self) -> None:
-        """The call's text is over: what of it was no call is text."""
-        payload, self.payload = self.payload, None
-        if payload is not None and (rest := payload.close()):
-            self.log.text(rest)
-
-    def _take(self, lexemes: Iterable[Lexeme]) -> None:
-        for lexeme in lexemes:
-            if isinstance(lexeme, Mark):
-                self.mark(lexeme.name)
-            else:
-                self._take_text(lexeme)
-
-    def _take_text(self, text: str) -> None:
-        while text:
-            if self.payload is None:
-                self.text(text)
-                return
-            taken = self.payload.take(text)
-            text = text[taken:]
-            if self.payload.finished:
-                self.close_payload()
-                text = self.after_payload(text)
-
-    def after_payload(self, text: str) -> str:
-        """What of the text after a whole call is still to be read."""
-        return text
 
 
 class TaggedCalls(MarkedParser):
@@ -389,6 +313,11 @@ class HarmonyChannels(MarkedParser):
         self._part = "header"
         self._header = ""
         self._channel = "final"
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether a message of the analysis is open."""
+        return self._part == "content" and self._channel == "analysis"
 
     def mark(self, name: str) -> None:
         """Headers up to the message, then its content up to the end."""

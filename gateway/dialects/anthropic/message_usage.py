@@ -32,7 +32,7 @@ class CacheLifetimes(Struct, frozen=True):
 
 
 class OutputDetails(Struct, frozen=True):
-    """No model here thinks yet."""
+    """Tokens of reasoning, with the markers around it; part of the output."""
 
     thinking_tokens: int = 0
 
@@ -54,7 +54,13 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
 
 
 def message_usage(
-    usage: Usage, *, lane: Lane, cost_pico: int | None = None, currency: str = "", cached_until: int | None = None
+    usage: Usage,
+    *,
+    lane: Lane,
+    cost_pico: int | None = None,
+    currency: str = "",
+    cached_until: int | None = None,
+    reasoning: int = 0,
 ) -> MessageUsage:
     """The usage object of a message. `cost_pico`: what it cost, if known. `cached_until`: when the lease ends, in
     microseconds since the Unix epoch."""
@@ -66,6 +72,7 @@ def message_usage(
         cache_creation=_lifetimes(usage.write),
         cache_read=_lifetimes(reads) if reads else UNSET,
         output_tokens=usage.output,
+        output_tokens_details=OutputDetails(reasoning),
         service_tier=SERVICE_TIER_OF[lane],
         cost=UNSET if cost_pico is None else Cost(currency, format_pico(cost_pico)),
         cache_expires_at=UNSET if cached_until is None else expiry_text(cached_until),

@@ -20,6 +20,7 @@ from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice,
 from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import decode, json_bytes, json_object
 from gateway.dialects.large_bodies import check_large_messages
+from gateway.dialects.max_cost import MaxCost, parse_max_cost
 from gateway.errors import InvalidField, InvalidRequest
 from gateway.generation_request import CacheDirectives, GenerationRequest, Grammar, tag_of
 from protocol.requests import Lane
@@ -124,7 +125,7 @@ class PromptFields(Struct, frozen=True, kw_only=True):
 
 
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
-    """The fields that are read or refused. `seed` and `min_p` are ours."""
+    """The fields that are read or refused. `seed`, `min_p` and `max_cost` are ours."""
 
     max_tokens: Annotated[int, Meta(ge=0, lt=2**31)]
     stream: bool | None = None
@@ -137,6 +138,7 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     service_tier: str | None = None
     diagnostics: Diagnostics | None = None
+    max_cost: MaxCost | None = None
 
 
 class MessagesCall(Struct, frozen=True):
@@ -178,6 +180,7 @@ def parse(body: bytes, version: str = _NEWEST) -> MessagesCall:
         stop_path="$.stop_sequences",
         lane=_lane(request.service_tier),
         grammar=grammar,
+        max_cost_pico=parse_max_cost(request.max_cost),
         tag=user,
         cache=CacheDirectives(
             markers=prompt.pop("markers"),
@@ -217,7 +220,7 @@ def _prompt(request: PromptFields, version: str) -> dict[str, Any]:
     if isinstance(request.thinking, EnabledThinking):
         raise InvalidField(
             "$.thinking.type",
-            "'enabled' is not supported: answers have no thinking yet; leave it out, or use 'adaptive' or 'disabled'",
+            "'enabled' is not supported: thinking has no budget yet; leave it out, or use 'adaptive' or 'disabled'",
             code="unsupported_parameter",
         )
     return {

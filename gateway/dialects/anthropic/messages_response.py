@@ -27,7 +27,6 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 class TextContent(Struct, frozen=True, tag="text", tag_field="type"):
     text: str
-    citations: None = None
 
 
 class ThinkingContent(Struct, frozen=True, tag="thinking", tag_field="type"):
@@ -295,6 +294,7 @@ class MessageWriter:
             cost_pico=end.cost_pico,
             currency=end.currency,
             cached_until=end.cached_until,
+            reasoning=end.reasoning,
         )
 
     def _stop(self, end: Finished) -> tuple[StopReason, str | None]:

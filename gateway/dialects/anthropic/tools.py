@@ -34,7 +34,8 @@ InputExamples: TypeAlias = Annotated[
 class ToolParam(Struct, frozen=True):
     """A tool of the client's, or one of the server's, which are refused by their type.
 
-    `strict` has no effect: under a grammar arguments always fulfil the schema. Input always streams eagerly.
+    With `strict` arguments fulfil all of the schema, or the request is refused; without it all that every grammar
+    engine knows of it, or all where a call is required. Input always streams eagerly.
     """
 
     name: str = ""
@@ -79,7 +80,7 @@ def read_tools(tools: Sequence[ToolParam], objects: JsonObjects) -> tuple[tuple[
         if tool.name in names:
             raise InvalidField(f"{path}.name", f"another tool is named {tool.name}; names must be unique")
         names.add(tool.name)
-        read.append(Tool(tool.name, tool.description, _schema(tool, path, objects), path))
+        read.append(Tool(tool.name, tool.description, _schema(tool, path, objects), path, bool(tool.strict)))
         if tool.cache_control is not None:
             markers.append(CacheMarker(path, f"{path}.cache_control", tool.cache_control.ttl))
     return tuple(read), markers

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
+from gateway.dialects.max_cost import MaxCost, parse_max_cost
 from gateway.dialects.openai.cache_fields import CacheFields
 from gateway.dialects.openai.structured_outputs import (
     ChoiceTexts,
@@ -32,7 +33,10 @@ _LANES: Mapping[str, Lane] = {
     "auto": "standard",
     "default": "standard",
     "standard_only": "standard",
+    "scale": "standard",
     "priority": "interactive",
+    "fast": "interactive",
+    "ultrafast": "interactive",
     "flex": "batch",
 }
 
@@ -69,7 +73,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class CompletionFields(CacheFields, frozen=True, kw_only=True):
-    """The fields of both endpoints. Those of the lower part are vLLM's, in name and meaning."""
+    """The fields of both endpoints. Those of the lower part are vLLM's, in name and meaning, but `max_cost`, ours."""
 
     model: str
     stream: bool | None = None
@@ -92,6 +96,7 @@ class CompletionFields(CacheFields, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
+    max_cost: MaxCost | None = None
     response_format: ResponseFormat | None = None
     guided_json: Schema | UnsetType = UNSET
     guided_regex: GrammarText | None = None
@@ -118,6 +123,7 @@ def parse_common(request: CompletionFields) -> dict[str, Any]:
         raise InvalidField(path, f"it cannot be combined with {grammar.path}, which decides where the output ends")
     return {
         "lane": lane_of(request.service_tier),
+        "max_cost_pico": parse_max_cost(request.max_cost),
         "tag": (request.metadata or {}).get(TAG, ""),
         "temperature": request.temperature,
         "top_p": request.top_p,

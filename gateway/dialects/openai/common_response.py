@@ -32,7 +32,7 @@ def finishes_of(reasons: Sequence[FinishReason]) -> list[Finish]:
 
 def usage_at(end: Finished) -> CompletionUsage:
     """The usage object of a response that ended like this."""
-    return completion_usage(end.usage, end.cost_pico, end.currency, end.cached_until)
+    return completion_usage(end.usage, end.cost_pico, end.currency, end.cached_until, reasoning=end.reasoning)
 
 
 class ResponseIdentity(Struct, frozen=True):
@@ -61,13 +61,17 @@ DONE = b"data: [DONE]\n\n"
 """The mark after the last event of a stream that ended well."""
 
 
-def event(body: object) -> bytes:
-    """One server-sent event. JSON escapes line feeds, so text cannot forge an event; the other line ends of Unicode are
-    escaped too, for clients that split at them."""
+def event(body: object, name: str = "") -> bytes:
+    """One server-sent event, named if a name is given.
+
+    JSON escapes line feeds, so text cannot forge an event; the other line ends of Unicode are escaped too, for clients
+    that split at them.
+    """
     data = encoder.encode(body)
     for character, escaped in _LINE_ENDS:
         data = data.replace(character.encode(), escaped)
-    return b"data: " + data + b"\n\n"
+    data = b"data: " + data + b"\n\n"
+    return b"event: %b\n%b" % (name.encode(), data) if name else data
 
 
 class CompletionWriter:

@@ -70,14 +70,17 @@ class CompletionUsage(Struct, frozen=True):
     cache_expires_at: str | UnsetType = UNSET
 
 
-def completion_usage(usage: Usage, cost_pico: int, currency: str, cached_until: int | None = None) -> CompletionUsage:
-    """The usage object of a chat or text completion. `cached_until`: microseconds since the Unix epoch."""
+def completion_usage(
+    usage: Usage, cost_pico: int, currency: str, cached_until: int | None = None, *, reasoning: int = 0
+) -> CompletionUsage:
+    """The usage object of a chat or text completion. `cached_until`: microseconds since the Unix epoch.
+    `reasoning`: tokens of the output that are the model's reasoning."""
     return CompletionUsage(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.output,
         total_tokens=usage.prompt + usage.output,
         prompt_tokens_details=_prompt_details(usage),
-        completion_tokens_details=CompletionDetails(),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=reasoning),
         cost=Cost(currency, format_pico(cost_pico)),
         cache_expires_at=UNSET if cached_until is None else expiry_text(cached_until),
     )

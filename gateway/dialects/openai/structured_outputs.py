@@ -85,16 +85,9 @@ def _grammars(request: GrammarFields) -> list[Grammar]:
     grammars = []
     match request.response_format:
         case ObjectFormat():
-            grammars.append(_grammar("json_schema", {"type": "object"}, "$.response_format"))
+            grammars.append(object_grammar("$.response_format"))
         case SchemaFormat(named):
-            path = "$.response_format.json_schema.schema"
-            grammars.append(
-                _grammar(
-                    "json_schema",
-                    {} if named.schema is UNSET or bytes(named.schema) == b"null" else _schema(named.schema, path),
-                    path,
-                )
-            )
+            grammars.append(schema_grammar(named.schema, "$.response_format.json_schema.schema"))
     outputs = request.structured_outputs or StructuredOutputs()
     if outputs.json_object:
         grammars.append(_grammar("json_schema", {"type": "object"}, "$.structured_outputs.json_object"))
@@ -117,6 +110,18 @@ def _grammars(request: GrammarFields) -> list[Grammar]:
         else:
             grammars.append(_grammar(kind, value, path))
     return grammars
+
+
+def object_grammar(path: str) -> Grammar:
+    """Any JSON object, as the field at this path demands."""
+    return _grammar("json_schema", {"type": "object"}, path)
+
+
+def schema_grammar(schema: Raw | UnsetType, path: str) -> Grammar:
+    """What fulfils the schema at this path; any JSON without one. Raises InvalidRequest."""
+    if isinstance(schema, UnsetType) or bytes(schema) == b"null":
+        return _grammar("json_schema", {}, path)
+    return _grammar("json_schema", _schema(schema, path), path)
 
 
 def _schema(raw: Raw, path: str) -> dict[str, Any]:

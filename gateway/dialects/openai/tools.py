@@ -28,7 +28,8 @@ CalledName: TypeAlias = Annotated[str, Meta(max_length=256)]
 
 
 class FunctionDefinition(Struct, frozen=True):
-    """A function that the model may call. `strict` has no effect: a grammar holds arguments to the schema anyway."""
+    """A function that the model may call. With `strict` arguments fulfil all of the schema, or the request is refused;
+    without it all that every grammar engine knows of it, or all where a call is required."""
 
     name: str
     description: str | None = None
@@ -93,14 +94,25 @@ def read_tools(tools: Sequence[ChatTool], objects: JsonObjects) -> tuple[Tool, .
         path = f"$.tools[{index}]"
         if isinstance(tool, CustomTool):
             raise InvalidField(f"{path}.type", "custom tools are not supported", code="unsupported_parameter")
-        definition, at = tool.function, f"{path}.function"
-        if not _NAME.fullmatch(definition.name):
-            raise InvalidField(f"{at}.name", "it must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -")
-        if definition.name in names:
-            raise InvalidField(f"{at}.name", f"another tool is named {definition.name}; names must be unique")
-        names.add(definition.name)
-        read.append(Tool(definition.name, definition.description, _schema(definition.parameters, at, objects), path))
+        read.append(read_function(tool.function, f"{path}.function", path, names, objects))
     return tuple(read)
+
+
+def read_function(definition: FunctionDefinition, at: str, path: str, names: set[str], objects: JsonObjects) -> Tool:
+    """The function that is defined `at` this path, as the tool at `path`. `names`: those of the tools before, to which
+    its own is added. Raises InvalidRequest naming the path."""
+    check_name(definition.name, at, names)
+    schema = _schema(definition.parameters, at, objects)
+    return Tool(definition.name, definition.description, schema, path, bool(definition.strict))
+
+
+def check_name(name: str, at: str, names: set[str]) -> None:
+    """Add the name of the tool that is defined `at` this path. Raises InvalidRequest if it cannot be one."""
+    if not _NAME.fullmatch(name):
+        raise InvalidField(f"{at}.name", "it must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -")
+    if name in names:
+        raise InvalidField(f"{at}.name", f"another tool is named {name}; names must be unique")
+    names.add(name)
 
 
 def _schema(raw: Raw | UnsetType, path: str, objects: JsonObjects) -> str:
@@ -125,16 +137,17 @@ def read_choice(choice: ChatToolChoice | None, tools: Sequence[Tool], *, paralle
         case "required":
             return ToolChoice("required", parallel=several)
         case FunctionChoice(named):
-            _check_known([named.name], tools, "$.tool_choice.function.name")
+            check_known([named.name], tools, "$.tool_choice.function.name")
             return ToolChoice("required", (named.name,), parallel=False)
         case AllowedChoice(allowed):
             names = tuple(one.function.name for one in allowed.tools)
-            _check_known(names, tools, "$.tool_choice.allowed_tools.tools")
+            check_known(names, tools, "$.tool_choice.allowed_tools.tools")
             return ToolChoice(allowed.mode, names, parallel=several)
     raise InvalidField("$.tool_choice.type", "custom tools are not supported", code="unsupported_parameter")
 
 
-def _check_known(names: Sequence[str], tools: Sequence[Tool], path: str) -> None:
+def check_known(names: Sequence[str], tools: Sequence[Tool], path: str) -> None:
+    """Raise InvalidRequest where a tool of these names is not there."""
     known = {tool.name for tool in tools}
     for name in names:
         if name not in known:

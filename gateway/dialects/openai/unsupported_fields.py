@@ -6,6 +6,7 @@ as clients expect of a server older than themselves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -31,7 +32,7 @@ def _only(values: tuple[Any, ...]) -> Meta:
     )
 
 
-_Refused: TypeAlias = Annotated[Raw, _only(_NO_EFFECT)] | UnsetType
+Refused: TypeAlias = Annotated[Raw, _only(_NO_EFFECT)] | UnsetType
 _Choice: TypeAlias = Annotated[Raw, _only(_DEFAULTS["function_call"])] | UnsetType
 _Modalities: TypeAlias = Annotated[Raw, _only(_DEFAULTS["modalities"])] | UnsetType
 _Always: TypeAlias = Annotated[Raw, _only(_DEFAULTS["skip_special_tokens"])] | UnsetType
@@ -41,36 +42,38 @@ _Empty: TypeAlias = Annotated[Raw, _only(_DEFAULTS["chat_template_kwargs"])] | U
 class UnsupportedFields(Struct, frozen=True, kw_only=True):
     """The refused fields; those of the lower part are vLLM's."""
 
-    functions: _Refused = UNSET
+    functions: Refused = UNSET
     function_call: _Choice = UNSET
     modalities: _Modalities = UNSET
-    web_search_options: _Refused = UNSET
+    web_search_options: Refused = UNSET
 
     add_generation_prompt: _Always = UNSET
-    allowed_token_ids: _Refused = UNSET
-    bad_words: _Refused = UNSET
-    chat_template: _Refused = UNSET
+    allowed_token_ids: Refused = UNSET
+    bad_words: Refused = UNSET
+    chat_template: Refused = UNSET
     chat_template_kwargs: _Empty = UNSET
-    continue_final_message: _Refused = UNSET
-    documents: _Refused = UNSET
-    include_stop_str_in_output: _Refused = UNSET
-    prompt_logprobs: _Refused = UNSET
+    continue_final_message: Refused = UNSET
+    documents: Refused = UNSET
+    include_stop_str_in_output: Refused = UNSET
+    prompt_logprobs: Refused = UNSET
     skip_special_tokens: _Always = UNSET
-    truncate_prompt_tokens: _Refused = UNSET
-    use_beam_search: _Refused = UNSET
+    truncate_prompt_tokens: Refused = UNSET
+    use_beam_search: Refused = UNSET
 
 
 _TAKEN = {
     name: tuple(map(msgspec.json.encode, _DEFAULTS.get(name, _NO_EFFECT)))
     for name in UnsupportedFields.__struct_fields__
 }
+_NOTHING = tuple(map(msgspec.json.encode, _NO_EFFECT))
 _LONGEST = 256
 """A longer value is refused without looking at it."""
 
 
-def reject_unsupported(request: UnsupportedFields) -> None:
-    """Raise InvalidRequest, which names the field, for a value that is not supported."""
-    for name, taken in _TAKEN.items():
+def reject_unsupported(request: UnsupportedFields, more: Sequence[str] = ()) -> None:
+    """Raise InvalidRequest, which names the field, for a value that is not supported. `more`: fields of one endpoint
+    that are refused too."""
+    for name, taken in (_TAKEN | dict.fromkeys(more, _NOTHING)).items() if more else _TAKEN.items():
         raw: Raw | UnsetType = getattr(request, name)
         if raw is UNSET:
             continue

@@ -1,0 +1,175 @@
+"""POST /v1/responses and POST /v1/responses/input_tokens: OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from litestar import MediaType, Request, Response, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+
+from gateway.admission.admission import Payer, PreparedRequest
+from gateway.admission.estimates import within_max_cost
+from gateway.admission.truncation import fitted
+from gateway.dialects.large_bodies import LARGE_BYTES
+from gateway.dialects.openai.common_request import SERVICE_TIER_OF
+from gateway.dialects.openai.common_response import encoder
+from gateway.dialects.openai.responses import request as responses_request
+from gateway.dialects.openai.responses.request import ResponsesCall, ResponsesRequest
+from gateway.dialects.openai.responses.response_object import TokenCount, begun
+from gateway.dialects.openai.responses.writer import ResponsesWriter
+from gateway.endpoints.generation_response import Keep, respond
+from gateway.endpoints.rate_limits import ask_limits, count_request, counting_refusals
+from gateway.endpoints.request_body import read_call
+from gateway.endpoints.response_events import ResponseEvents
+from gateway.endpoints.responses_description import INPUT_TOKENS, RESPONSES
+from gateway.generation.delivery import Finished
+from gateway.http.authentication import project_payer
+from gateway.http.cache_control import HEADER as CACHE_CONTROL
+from gateway.http.cache_control import apply_cache_control, parse_cache_control
+from gateway.http.policies import demands
+from gateway.http.responses import json_response
+from gateway.kept_responses.keeper import PREFIX, Terms
+from gateway.request_context import request_context
+from gateway.services import Gateway
+from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
+from response_store.sealing import ReasoningSeal
+
+
+def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    keeper = gateway.response_keeper
+
+    async def read(request: Request[Any, Any, Any], payer: Payer) -> tuple[ResponsesRequest, ResponsesCall, Any]:
+        """What is asked for, with what earlier responses said, and what seals reasoning, if it is needed."""
+        asked, call = await read_call(gateway, request, payer, _read)
+        seal = await _seal(gateway, payer) if asked.encrypted or _has_sealed(asked) else None
+        if call is None:
+            asked, earlier = await keeper.earlier(payer, asked)
+            unseal = _nothing if seal is None else seal.open
+            work = partial(responses_request.generation_of, asked, earlier, unseal)
+            large = sum(_size(item) for item in (*earlier, *asked.items)) > LARGE_BYTES
+            call = await gateway.threads.run(payer.tenant_id, work) if large else work()
+        return asked, call, seal
+
+    @post("/v1/responses", opt=demands("inference", "project_key") | RESPONSES, status_code=200)
+    async def create_response(request: Request[Any, Any, Any]) -> ASGIApp:
+        """Answer a conversation of items, whole or streamed, or in the background."""
+        context, payer = request_context(request.scope), project_payer(request.scope)
+        async with counting_refusals(gateway, request, payer):
+            gateway.requests.check()
+            control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
+            asked, call, seal = await read(request, payer)
+            generation = apply_cache_control(control, call.generation)
+            terms = await keeper.terms(payer, asked)
+            model = gateway.services.models.get(generation.model)
+            context.model = model.name
+            if asked.truncation == "auto":
+                payer.check(model.name, generation.lane)
+                generation = await fitted(gateway.admission, payer, model, generation)
+            prepared = await gateway.admission.prepare(context.id, payer, model, generation)
+            (prepared,) = within_max_cost([prepared])
+            response = begun(
+                asked,
+                id=f"{PREFIX}{context.id.hex}",
+                created=int(time.time()),
+                model=model.name,
+                tier=SERVICE_TIER_OF[generation.lane],
+                stored=terms is not None and terms.kind != "chain",
+            )
+            writer = ResponsesWriter(
+                response,
+                model.tokenizer,
+                call.names,
+                logprobs=generation.logprobs is not None,
+                seal=seal.seal if seal is not None and asked.encrypted else None,
+                prewarm=generation.cache.prewarm,
+            )
+            if asked.background:
+                assert terms is not None, "terms were refused otherwise"
+                return await _in_background(gateway, request, asked, prepared, writer, terms=terms)
+            keep = None if terms is None or generation.cache.prewarm else _keeping(gateway, payer, asked, writer, terms)
+            return await respond(gateway, request, [prepared], writer, stream=bool(asked.stream), keep=keep)
+
+    @post("/v1/responses/input_tokens", opt=demands("inference", "project_key") | INPUT_TOKENS, status_code=200)
+    async def count_input_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The tokens of a prompt, as a request with it would be billed. It costs nothing, and counts as a
+        request of the rate limits."""
+        context, payer = request_context(request.scope), project_payer(request.scope)
+        await count_request(gateway, request, payer)
+        _, call, _ = await read(request, payer)
+        model = gateway.services.models.get(call.generation.model)
+        context.model = model.name
+        payer.check(model.name)
+        prompt = await gateway.admission.prompt(payer.tenant_id, model, call.generation)
+        return json_response(TokenCount(len(prompt.tokens)))
+
+    return [create_response, count_input_tokens]
+
+
+def _keeping(gateway: Gateway, payer: Payer, asked: ResponsesRequest, writer: ResponsesWriter, terms: Terms) -> Keep:
+    async def keep(end: Finished) -> None:
+        writer.end(end)
+        await gateway.response_keeper.save(payer, asked, writer.response, terms)
+
+    return keep
+
+
+async def _in_background(
+    gateway: Gateway,
+    request: Request[Any, Any, Any],
+    asked: ResponsesRequest,
+    prepared: PreparedRequest,
+    writer: ResponsesWriter,
+    *,
+    terms: Terms,
+) -> ASGIApp:
+    """Begin it, and answer with what there is of it: at first that it is queued."""
+    assert gateway.background_responses is not None, "there are terms"
+    (prepared,) = within_max_cost([prepared])
+    permit = await ask_limits(gateway, request, [prepared])
+    if (refusal := await permit.refusal()) is not None:
+        raise refusal
+    queued = await gateway.background_responses.start(asked, prepared, writer, terms, permit)
+    if asked.stream:
+        return ResponseEvents(gateway, prepared.payer.tenant_id, prepared.payer.project_id, queued.id)
+    return ASGIResponse(body=encoder.encode(queued), media_type=MediaType.JSON)
+
+
+def _read(body: bytes) -> tuple[ResponsesRequest, ResponsesCall | None]:
+    """The request, and what it asks for unless that needs more than the body."""
+    asked = responses_request.decode_request(body)
+    needs_more = asked.previous_response_id is not None or _has_sealed(asked) or _refers(asked)
+    return asked, None if needs_more else responses_request.generation_of(asked)
+
+
+def _has_sealed(asked: ResponsesRequest) -> bool:
+    return isinstance(asked.input, list) and any(item.encrypted_content and not item.content for item in asked.input)
+
+
+def _refers(asked: ResponsesRequest) -> bool:
+    return isinstance(asked.input, list) and any(item.type == "item_reference" for item in asked.input)
+
+
+async def _seal(gateway: Gateway, payer: Payer) -> ReasoningSeal | None:
+    store = gateway.response_keeper.store
+    if store is None:
+        return None
+    try:
+        return ReasoningSeal(await store.seal_of(payer.tenant_id, payer.project_id))
+    except ScopeKeyUnreadable:
+        return None
+
+
+def _nothing(sealed: str) -> None:
+    """Nothing can be unsealed."""
+
+
+def _size(item: Any) -> int:
+    """About how many characters an item has."""
+    parts = item.content if isinstance(item.content, list) else item.output if isinstance(item.output, list) else ()
+    texts = (item.content, item.output, item.arguments, item.input, *(part.text for part in parts))
+    return sum(len(text) for text in texts if isinstance(text, str))

@@ -1,0 +1,280 @@
+"""The responses in the background of one gateway worker: begun, read by whoever resumes them, cancelled, taken over.
+
+When a worker dies, another one takes its responses over: it runs those anew of which nothing was told yet, as a request
+whose replica was lost is sent once more, and ends the others as failed, with what they had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from uuid import UUID
+
+import msgspec
+import structlog
+from msgspec import Raw, Struct
+
+from gateway.admission.admission import Admission, Payer, PreparedRequest
+from gateway.admission.truncation import fitted
+from gateway.dialects.openai.common_request import SERVICE_TIER_OF
+from gateway.dialects.openai.common_response import encoder
+from gateway.dialects.openai.responses import events as told
+from gateway.dialects.openai.responses.request import ResponsesRequest, generation_of
+from gateway.dialects.openai.responses.response_object import Response, begun, response_error
+from gateway.dialects.openai.responses.writer import ResponsesWriter
+from gateway.errors import GatewayError, Interrupted
+from gateway.generation.running_tasks import RunningTasks
+from gateway.kept_responses.background_run import BEAT_S, BackgroundRun
+from gateway.kept_responses.keeper import PREFIX, ResponseKeeper, Terms, new_response
+from gateway.limits.permit import AskedPermit
+from gateway.served_models.registry import ModelRegistry
+from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
+from response_store.records import RUNNING, StoredResponse
+from response_store.running import Orphan, Progress, RunningResponses, Standing
+from response_store.sealing import ContentSeal, ReasoningSeal, Unreadable
+from response_store.store import ResponseStore
+from storage.database.base import new_id
+from storage.database.database import DatabaseUnavailable
+
+log = structlog.get_logger("gateway.kept_responses.background")
+
+SILENT_S = 10.0
+"""A worker that has not said for so long that it runs a response has died."""
+_CANCEL_SILENT_S = 3.0
+"""The same for one that was asked to end it: it would have heard."""
+_CANCEL_S = 8.0
+"""How long a cancellation waits for the end."""
+_SWEEP_S = 5.0
+_PATIENCE_S = 120.0
+"""How long a response waits for a database that is away."""
+_STOP_S = 5.0
+_SECOND = 1_000_000
+_DONE = b"event: response.output_item.done\n"
+_QUIET = (b"event: response.created\n", b"event: response.queued\n", b"event: response.in_progress\n")
+"""The events of a response that has said nothing yet."""
+
+
+class _Kept(Struct, frozen=True):
+    """What is kept of a request in the background: enough to run it anew. `input` is what is listed."""
+
+    payer: Payer
+    asked: ResponsesRequest
+    input: Raw
+
+
+_kept = msgspec.json.Decoder(_Kept)
+
+
+class BackgroundResponses:
+    """The responses in the background, as one gateway worker runs and reads them."""
+
+    def __init__(
+        self,
+        running: RunningResponses,
+        store: ResponseStore,
+        keeper: ResponseKeeper,
+        *,
+        requests: RunningTasks,
+        admission: Admission,
+        models: ModelRegistry,
+    ) -> None:
+        self._running = running
+        self._store = store
+        self._keeper = keeper
+        self._requests = requests
+        self._admission = admission
+        self._models = models
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def stop(self) -> None:
+        """Write what the responses have told that ran here; they have ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_STOP_S)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._running.close()
+
+    # ------------------------------------------------ beginning
+
+    async def start(
+        self,
+        asked: ResponsesRequest,
+        prepared: PreparedRequest,
+        writer: ResponsesWriter,
+        terms: Terms,
+        permit: AskedPermit,
+    ) -> Response:
+        """Keep a response, and run it; returns it as it waits. Raises GatewayError, DatabaseUnavailable."""
+        payer = prepared.payer
+        try:
+            seal = await self._store.seal_of(payer.tenant_id, payer.project_id)
+            task = self._requests.start(prepared, streamed=True, permit=permit)
+        except BaseException:
+            await permit.ended(prepared.request_id, 0)
+            raise
+        try:
+            events = [told.named_event(one) for one in writer.queue()]
+            queued = writer.response
+            kept = encoder.encode(_Kept(payer, asked, Raw(encoder.encode(asked.input))))
+            new = new_response(payer, queued, kept, terms, worker=self._running.worker)
+            await self._store.save(new)
+            await self._running.write(Progress(id=new.id, tenant_id=new.tenant_id, first=0, events=events), seal)
+        except BaseException:
+            self._requests.client_left(task, "not kept")
+            raise
+        write = partial(self._write, seal=seal)
+        self._follow(BackgroundRun(new.id, task, writer, requests=self._requests, write=write, first=len(events)))
+        return queued
+
+    def _follow(self, run: BackgroundRun) -> None:
+        task = asyncio.create_task(run.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write(self, progress: Progress, seal: ContentSeal) -> Standing:
+        """Write, and wait for a database that is away. Raises DatabaseUnavailable after a while."""
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return await self._running.write(progress, seal)
+            except DatabaseUnavailable:
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(BEAT_S)
+
+    # ------------------------------------------------ reading
+
+    async def events(self, stored: StoredResponse, tenant_id: UUID, after: int) -> tuple[list[bytes], int]:
+        """The next events of a response after the one with this number, and the number of the last of them. Raises
+        DatabaseUnavailable."""
+        try:
+            seal = await self._store.seal_of(tenant_id, stored.project_id)
+            return await self._running.events(tenant_id, stored.id, after, seal)
+        except (Unreadable, ScopeKeyUnreadable):
+            return [], after
+
+    async def cancel(self, tenant_id: UUID, project_id: UUID, name: str) -> StoredResponse:
+        """End a response; returns it as it is then. Raises NotFound, DatabaseUnavailable."""
+        stored = await self._keeper.get(tenant_id, project_id, name)
+        if stored.status not in RUNNING:
+            return stored
+        await self._running.cancel(tenant_id, project_id, stored.id)
+        end = time.monotonic() + _CANCEL_S
+        while stored.status in RUNNING and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+            stored = await self._keeper.get(tenant_id, project_id, name)
+            await self.adopt(Orphan(stored.id, tenant_id, project_id), _CANCEL_SILENT_S)
+        return await self._keeper.get(tenant_id, project_id, name)
+
+    # ------------------------------------------------ taking over
+
+    async def adopt_orphans(self) -> None:
+        """Take over, for ever, what silent workers ran."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            if self._requests.draining:
+                return
+            try:
+                for orphan in await self._running.orphans(SILENT_S):
+                    await self.adopt(orphan)
+            except DatabaseUnavailable:
+                continue
+            except Exception:
+                log.exception("responses of a silent worker are not taken over")
+
+    async def adopt(self, orphan: Orphan, silent_s: float | None = None) -> None:
+        """Take a response over whose worker is silent. Raises DatabaseUnavailable."""
+        if not await self._running.take_over(orphan, SILENT_S if silent_s is None else silent_s):
+            return
+        log.warning("a response in the background is taken over", response=str(orphan.id))
+        try:
+            stored = await self._store.get(orphan.tenant_id, orphan.project_id, orphan.id)
+            seal = await self._store.seal_of(orphan.tenant_id, orphan.project_id)
+        except ScopeKeyUnreadable:
+            return  # nobody can read it any more
+        if stored is None:
+            gone = Progress(id=orphan.id, tenant_id=orphan.tenant_id, first=0, status="failed", ended=True)
+            await self._running.write(gone, seal)
+            return
+        events, last = await self._all_events(stored, orphan.tenant_id)
+        failure: GatewayError | None = Interrupted("The gateway that ran this response has stopped.")
+        if stored.cancelling:
+            failure = None
+        elif all(event.startswith(_QUIET) for event in events):
+            try:
+                await self._run_anew(stored, seal, last + 1)
+                return
+            except GatewayError as error:
+                failure = error
+        await self._end(stored, orphan.tenant_id, events, failure, seal)
+
+    async def _all_events(self, stored: StoredResponse, tenant_id: UUID) -> tuple[list[bytes], int]:
+        found: list[bytes] = []
+        after = -1
+        while True:
+            more, after = await self.events(stored, tenant_id, after)
+            if not more:
+                return found, after
+            found += more
+
+    async def _run_anew(self, stored: StoredResponse, seal: ContentSeal, first: int) -> None:
+        """Run a response from its beginning. Raises GatewayError, DatabaseUnavailable."""
+        kept = _kept.decode(stored.request)
+        payer = kept.payer
+        asked, earlier = await self._keeper.earlier(payer, kept.asked)
+        sealed = ReasoningSeal(seal)
+        call = generation_of(asked, earlier, sealed.open)
+        model = self._models.get(call.generation.model)
+        generation = call.generation
+        if asked.truncation == "auto":
+            generation = await fitted(self._admission, payer, model, generation)
+        prepared = await self._admission.prepare(new_id(), payer, model, generation)
+        response = begun(
+            asked,
+            id=f"{PREFIX}{stored.id.hex}",
+            created=stored.created_at // _SECOND,
+            model=model.name,
+            tier=SERVICE_TIER_OF[call.generation.lane],
+            stored=True,
+        )
+        writer = ResponsesWriter(
+            response,
+            model.tokenizer,
+            call.names,
+            logprobs=call.generation.logprobs is not None,
+            seal=sealed.seal if asked.encrypted else None,
+            prewarm=call.generation.cache.prewarm,
+            told_before=first,
+        )
+        task = self._requests.start(prepared, streamed=True)
+        write = partial(self._write, seal=seal)
+        self._follow(BackgroundRun(stored.id, task, writer, requests=self._requests, write=write, first=first))
+
+    async def _end(
+        self,
+        stored: StoredResponse,
+        tenant_id: UUID,
+        events: list[bytes],
+        failure: GatewayError | None,
+        seal: ContentSeal,
+    ) -> None:
+        """End a response with the items that it had: as failed, or without a failure as cancelled."""
+        response = msgspec.json.decode(stored.response)
+        response["status"] = status = "cancelled" if failure is None else "failed"
+        response["error"] = None if failure is None else msgspec.to_builtins(response_error(failure))
+        response["output"] = [
+            msgspec.json.decode(event.partition(b"data: ")[2])["item"] for event in events if event.startswith(_DONE)
+        ]
+        last = {"type": "response.failed", "sequence_number": len(events), "response": response}
+        progress = Progress(
+            id=stored.id,
+            tenant_id=tenant_id,
+            first=len(events),
+            events=[b"event: response.failed\ndata: " + encoder.encode(last) + b"\n\n"],
+            status="cancelled" if status == "cancelled" else "failed",
+            response=encoder.encode(response),
+            ended=True,
+        )
+        await self._write(progress, seal)

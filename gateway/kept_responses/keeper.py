@@ -1,0 +1,242 @@
+"""Decides what is kept of a response, keeps it, and finds what a request goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.admission.admission import Payer
+from gateway.dialects.openai.common_response import encoder
+from gateway.dialects.openai.responses.input_items import MOST_REFERENCES, InputItem
+from gateway.dialects.openai.responses.request import EARLIER, ResponsesRequest
+from gateway.dialects.openai.responses.response_object import Response
+from gateway.errors import InvalidField, NotFound
+from gateway.kept_responses.storage_bound import StorageBound
+from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
+from response_store.policies import ResponsePolicies
+from response_store.records import GONE_ON_FROM, Kind, NewResponse, StoredResponse
+from response_store.store import ChainBroken, ChainTooLong, ResponseStore
+from storage.database.circuit_breaker import CircuitBreaker
+from storage.database.database import DatabaseUnavailable
+
+log = structlog.get_logger("gateway.kept_responses")
+
+PREFIX = "resp_"
+_HEX = 32
+_SHOWN = 80
+
+
+class Terms(Struct, frozen=True):
+    """How a response is kept, and for how long."""
+
+    kind: Kind
+    lifetime_s: int
+
+
+class KeptRequest(Struct, frozen=True):
+    """What is kept of a request that has ended."""
+
+    input: str | list[InputItem] | None = None
+
+
+class _Said(InputItem, frozen=True, kw_only=True):
+    status: str | None = None
+
+
+class _Output(Struct, frozen=True):
+    output: list[_Said] = []
+
+
+_request, _output = msgspec.json.Decoder(KeptRequest), msgspec.json.Decoder(_Output)
+
+
+class ResponseKeeper:
+    """The kept responses as one gateway worker uses them. `retention_s`: how long they are kept where a project says
+    nothing else; 0: never. `store` is None where there are no keys to seal by: then nothing is kept."""
+
+    def __init__(
+        self, store: ResponseStore | None, policies: ResponsePolicies, breaker: CircuitBreaker, retention_s: int
+    ) -> None:
+        self.store = store
+        self.policies = policies
+        self._breaker = breaker
+        self._retention_s = retention_s
+        self.bound = None if store is None else StorageBound(store)
+
+    async def terms(self, payer: Payer, asked: ResponsesRequest) -> Terms | None:
+        """How the response to a request is kept; None if it is not. Raises InvalidField, DatabaseUnavailable."""
+        needed = bool(asked.store or asked.background)
+        try:
+            lifetime = 0 if asked.store is False else await self._breaker.wait(self._lifetime(payer))
+        except DatabaseUnavailable:
+            if needed:
+                raise
+            return None  # it is answered all the same
+        if not lifetime:
+            if asked.background:
+                raise InvalidField(
+                    "$.background",
+                    "this project keeps no responses, and one in the background is fetched later",
+                    code="unsupported_parameter",
+                )
+            return None
+        if self.bound is not None and self.bound.full(payer.tenant_id, payer.project_id):
+            if not needed:
+                return None
+            raise InvalidField(
+                "$.background" if asked.background else "$.store",
+                "this project keeps as many responses as it may; delete some, or let them expire",
+                code="storage_exceeded",
+            )
+        if asked.background:
+            return Terms("background", lifetime)
+        return Terms("stored" if asked.store else "chain", lifetime)
+
+    async def _lifetime(self, payer: Payer) -> int:
+        """Seconds for which the project's responses are kept."""
+        if self.store is None:
+            return 0
+        policy = await self.policies.get(payer.tenant_id, payer.project_id)
+        lifetime = self._retention_s if policy.retention_s is None else policy.retention_s
+        try:
+            if lifetime and await self.store.keeps_nothing(payer.tenant_id, payer.project_id):
+                return 0
+        except ScopeKeyUnreadable as error:
+            log.error("a project's responses are not kept", cause=str(error))
+            return 0
+        return lifetime
+
+    async def save(self, payer: Payer, asked: ResponsesRequest, response: Response, terms: Terms) -> None:
+        """Keep a response that has ended. Raises nothing: the client has paid for it, and gets it all the same."""
+        assert self.store is not None, "it has terms"
+        request = KeptRequest(asked.items)
+        try:
+            await self._breaker.wait(self.store.save(new_response(payer, response, encoder.encode(request), terms)))
+        except (DatabaseUnavailable, ScopeKeyUnreadable) as error:
+            log.warning("a response is not kept", response=response.id, cause=type(error).__name__)
+
+    async def get(self, tenant_id: UUID, project_id: UUID, name: str) -> StoredResponse:
+        """A project's response, whatever it was kept for. Raises NotFound, DatabaseUnavailable."""
+        id_ = response_id_of(name)
+        if self.store is not None and id_ is not None:
+            try:
+                found = await self._breaker.wait(self.store.get(tenant_id, project_id, id_))
+            except ScopeKeyUnreadable:
+                found = None
+            if found is not None:
+                return found
+        raise unknown(name)
+
+    async def earlier(self, payer: Payer, asked: ResponsesRequest) -> tuple[ResponsesRequest, list[InputItem]]:
+        """The request with the items that it refers to, and the items of the responses that it goes on from. Raises
+        NotFound, InvalidField, DatabaseUnavailable."""
+        items: list[InputItem] = []
+        if asked.previous_response_id is not None:
+            items = [item for one in await self._chain(payer, asked.previous_response_id) for item in _items_of(one)]
+        if isinstance(asked.input, list) and any(item.type == "item_reference" for item in asked.input):
+            asked = replace(asked, input=await self._referred(payer, asked.input))
+        return asked, items
+
+    async def _chain(self, payer: Payer, name: str) -> list[StoredResponse]:
+        id_, chain = response_id_of(name), None
+        if self.store is not None and id_ is not None:
+            try:
+                chain = await self._breaker.wait(self.store.chain(payer.tenant_id, payer.project_id, id_))
+            except ChainBroken:
+                raise NotFound(
+                    f"{EARLIER}: an earlier response of {name[:_SHOWN]!r} was deleted or has expired.",
+                    path=EARLIER,
+                    code="previous_response_not_found",
+                ) from None
+            except ChainTooLong:
+                raise InvalidField(EARLIER, "its conversation is too long to go on from") from None
+            except ScopeKeyUnreadable:
+                chain = None
+        if not chain:
+            raise NotFound(
+                f"{EARLIER}: there is no response {name[:_SHOWN]!r} to go on from.",
+                path=EARLIER,
+                code="previous_response_not_found",
+            )
+        if chain[-1].status not in GONE_ON_FROM:
+            raise InvalidField(EARLIER, f"the response {name[:_SHOWN]!r} is {chain[-1].status}, and not completed")
+        return chain
+
+    async def _referred(self, payer: Payer, items: Sequence[InputItem]) -> list[InputItem]:
+        """The items, with those of earlier responses in place of references to them."""
+        names = [item.id or "" for item in items if item.type == "item_reference"]
+        if len(names) > MOST_REFERENCES:
+            raise InvalidField("$.input", f"it refers to more than {MOST_REFERENCES} items of earlier responses")
+        ids = {id_ for name in names if (id_ := _response_of_item(name)) is not None}
+        known: dict[str, InputItem] = {}
+        found: list[StoredResponse] = []
+        if self.store is not None and ids:
+            try:
+                found = await self._breaker.wait(self.store.items_of(payer.tenant_id, payer.project_id, sorted(ids)))
+            except ChainTooLong:
+                raise InvalidField("$.input", "the responses that it refers to are too long together") from None
+            except ScopeKeyUnreadable:
+                found = []
+            known = {item.id: item for one in found for item in _items_of(one) if item.id}
+        return [known.get(item.id or "", item) if item.type == "item_reference" else item for item in items]
+
+
+def new_response(
+    payer: Payer, response: Response, request: bytes, terms: Terms, worker: str | None = None
+) -> NewResponse:
+    """What is kept of this response. `request`: the JSON of its request."""
+    id_ = response_id_of(response.id)
+    assert id_ is not None, "it is our own"
+    previous = response.previous_response_id
+    return NewResponse(
+        id=id_,
+        tenant_id=payer.tenant_id,
+        project_id=payer.project_id,
+        previous_id=None if previous is None else response_id_of(previous),
+        kind=terms.kind,
+        status=response.status,
+        model=response.model,
+        request=request,
+        response=encoder.encode(response),
+        lifetime_s=terms.lifetime_s,
+        worker=worker,
+    )
+
+
+def response_id_of(name: str) -> UUID | None:
+    """The id in a response's name; None if it is none."""
+    text = name.removeprefix(PREFIX)
+    if len(text) != _HEX or text == name:
+        return None
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def unknown(name: str) -> NotFound:
+    """The error for a response that is not there, or not the project's."""
+    return NotFound(f"There is no response {name[:_SHOWN]!r}.")
+
+
+def input_of(stored: StoredResponse) -> list[InputItem]:
+    """The items of a response's own input."""
+    kept = _request.decode(stored.request).input
+    return [InputItem(role="user", content=kept)] if isinstance(kept, str) else kept or []
+
+
+def _items_of(stored: StoredResponse) -> list[InputItem]:
+    """A response's input and output. A call that was cut off is left out: nobody can answer it."""
+    output = _output.decode(stored.response).output
+    return [*input_of(stored), *(item for item in output if item.status != "incomplete" or item.type == "message")]
+
+
+def _response_of_item(name: str) -> UUID | None:
+    """The response that an item's name belongs to."""
+    _, _, key = name.partition("_")
+    return response_id_of(PREFIX + key[:_HEX])

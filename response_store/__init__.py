@@ -1,0 +1,1 @@
+"""Responses that are kept: sealed per project, until they expire or are deleted."""

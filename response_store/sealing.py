@@ -1,0 +1,72 @@
+"""Seals the content of responses under their project's data key, so that destroying the key erases all of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import zlib
+from uuid import UUID
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from prompt_cache.promise.scope_keys import KEY_BYTES, ProjectKey
+
+_NONCE_BYTES = 12
+_PLAIN, _PACKED = b"\0", b"\1"
+_WORTH_PACKING = 512
+_LEVEL = 1
+_REASONING = b"reasoning"
+_LONGEST_REASONING = 8 * 1024 * 1024
+
+
+class Unreadable(Exception):
+    """Sealed content that this key does not open: the project's key was destroyed since, or the content altered."""
+
+
+class ContentSeal:
+    """Seals and opens what belongs to one project. `generation`: of its data key."""
+
+    def __init__(self, key: ProjectKey, project_id: UUID) -> None:
+        self.generation = key.generation
+        self._project = project_id.bytes
+        derived = HKDF(SHA256(), KEY_BYTES, salt=None, info=b"turnpike/responses/v1" + self._project).derive(key.key)
+        self._cipher = AESGCM(derived)
+
+    def seal(self, content: bytes, of: bytes) -> bytes:
+        """The content, packed and sealed. `of`: what it belongs to, without which it does not open."""
+        packed = _PACKED + zlib.compress(content, _LEVEL) if len(content) > _WORTH_PACKING else _PLAIN + content
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, packed, self._project + of)
+
+    def open(self, sealed: bytes, of: bytes) -> bytes:
+        """What was sealed. Raises Unreadable."""
+        try:
+            packed = self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._project + of)
+        except (InvalidTag, ValueError) as error:
+            raise Unreadable from error
+        return zlib.decompress(packed[1:]) if packed[:1] == _PACKED else packed[1:]
+
+
+class ReasoningSeal:
+    """Seals reasoning that a client keeps for the next turn (`encrypted_content`), so that it comes back as it was."""
+
+    def __init__(self, seal: ContentSeal) -> None:
+        self._seal = seal
+
+    def seal(self, text: str) -> str:
+        """The reasoning, sealed, as text."""
+        return base64.urlsafe_b64encode(self._seal.seal(text.encode(errors="replace"), _REASONING)).decode()
+
+    def open(self, sealed: str) -> str | None:
+        """What was sealed; None for what is foreign, too old or altered."""
+        if len(sealed) > _LONGEST_REASONING:
+            return None
+        try:
+            raw = base64.urlsafe_b64decode(sealed.encode(errors="replace"))
+            return self._seal.open(raw, _REASONING).decode(errors="replace")
+        except (Unreadable, binascii.Error, ValueError):
+            return None

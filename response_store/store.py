@@ -1,0 +1,240 @@
+"""Keeps responses in the database: sealed, of one project each, until they expire.
+
+Ids of other projects are as unknown as ids that never were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Row, Select, delete, func, literal, select
+
+from audit_log.record import record_change
+from prompt_cache.promise.scope_keys import ScopeKeys
+from response_store.records import ListedResponse, NewResponse, StoredResponse
+from response_store.sealing import ContentSeal, Unreadable
+from response_store.tables import stored_response, stored_response_events
+from storage.database.batcher import MicroBatcher
+from storage.database.database import Database
+from storage.database.sql_arrays import one_of
+
+MOST_CHAINED = 1000
+"""Responses of one conversation."""
+MOST_CHAIN_BYTES = 32 * 1024 * 1024
+FORGOTTEN = 500
+"""Responses that are removed at a time."""
+_BATCH = 64
+_IN_THREAD = 65_536
+_SECOND = 1_000_000
+_OF = stored_response.c
+_LISTED = (_OF.id, _OF.project_id, _OF.previous_id, _OF.kind, _OF.status, _OF.model, _OF.created_at, _OF.expires_at,
+           _OF.bytes)  # fmt: skip
+Result = TypeVar("Result")
+
+
+class ChainBroken(Exception):
+    """A response that a conversation goes on from was deleted, has expired, or cannot be read any more."""
+
+
+class ChainTooLong(Exception):
+    """A conversation has more responses, or more content, than can be gone on from."""
+
+
+class ResponseStore:
+    """The kept responses of all projects. `keys` are the projects' data keys."""
+
+    def __init__(self, database: Database, keys: ScopeKeys) -> None:
+        self.database = database
+        self._keys = keys
+        self._writes: MicroBatcher[dict[str, Any], None] = MicroBatcher(self._write, _BATCH)
+
+    async def close(self) -> None:
+        """Write what waits."""
+        await self._writes.close()
+
+    async def seal_of(self, tenant_id: UUID, project_id: UUID) -> ContentSeal:
+        """What seals a project's content. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        return ContentSeal(await self._keys.load(tenant_id, project_id), project_id)
+
+    async def keeps_nothing(self, tenant_id: UUID, project_id: UUID) -> bool:
+        """Whether nothing of the project may ever leave the devices. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        return (await self._keys.load(tenant_id, project_id)).retention == 0
+
+    async def save(self, new: NewResponse) -> None:
+        """Keep a response. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        seal = await self.seal_of(new.tenant_id, new.project_id)
+        row = {
+            "id": new.id,
+            "tenant_id": new.tenant_id,
+            "project_id": new.project_id,
+            "previous_id": new.previous_id,
+            "kind": new.kind,
+            "status": new.status,
+            "model": new.model,
+            "key_generation": seal.generation,
+            "bytes": len(new.request) + len(new.response),
+            "worker": new.worker,
+            "cancelling": 0,
+            "lifetime_s": new.lifetime_s,
+            **await _in_thread(
+                len(new.request) + len(new.response),
+                lambda: {
+                    "request": seal.seal(new.request, request_of(new.id)),
+                    "response": seal.seal(new.response, response_of(new.id)),
+                },
+            ),
+        }
+        await self._writes.submit(row)
+
+    async def get(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> StoredResponse | None:
+        """A project's response. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        found = await self._read(tenant_id, project_id, [id_])
+        return found[0] if found else None
+
+    async def items_of(self, tenant_id: UUID, project_id: UUID, ids: Sequence[UUID]) -> list[StoredResponse]:
+        """Those of a project's responses that there are. Raises ChainTooLong, ScopeKeyUnreadable,
+        DatabaseUnavailable."""
+        query = select(func.sum(_OF.bytes)).where(
+            one_of(self.database, _OF.id, list(ids)), _OF.tenant_id == tenant_id, _OF.project_id == project_id
+        )
+        async with self.database.reading() as session:
+            size = (await session.execute(query)).scalar() or 0
+        if size > MOST_CHAIN_BYTES:
+            raise ChainTooLong
+        return await self._read(tenant_id, project_id, ids)
+
+    async def chain(self, tenant_id: UUID, project_id: UUID, last: UUID) -> list[StoredResponse]:
+        """The responses that lead to this one, the first one first; none if it is not known.
+
+        Raises ChainBroken, ChainTooLong, ScopeKeyUnreadable, DatabaseUnavailable.
+        """
+        mine = (_OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        columns = (_OF.id, _OF.previous_id, _OF.bytes)
+        begin = select(*columns, literal(0).label("depth")).where(_OF.id == last, *mine)
+        links = begin.cte("links", recursive=True)
+        more = select(*columns, links.c.depth + 1).where(
+            _OF.id == links.c.previous_id, *mine, links.c.depth <= MOST_CHAINED
+        )
+        links = links.union_all(more)
+        async with self.database.reading() as session:
+            rows = (await session.execute(select(links).order_by(links.c.depth.desc()))).all()
+        if not rows:
+            return []
+        if len(rows) > MOST_CHAINED or sum(row.bytes for row in rows) > MOST_CHAIN_BYTES:
+            raise ChainTooLong
+        if rows[0].previous_id is not None:
+            raise ChainBroken
+        found = {one.id: one for one in await self._read(tenant_id, project_id, [row.id for row in rows])}
+        if len(found) < len(rows):
+            raise ChainBroken
+        return [found[row.id] for row in rows]
+
+    async def page(
+        self, tenant_id: UUID, project_id: UUID, *, limit: int, before: UUID | None = None
+    ) -> list[ListedResponse]:
+        """A project's responses, the newest first; `before`: only those made before this one. Raises
+        DatabaseUnavailable."""
+        query = select(*_LISTED).where(_OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        query = query.where(_OF.expires_at > self.database.clock).order_by(_OF.id.desc()).limit(limit)
+        async with self.database.reading() as session:
+            rows = (await session.execute(query if before is None else query.where(_OF.id < before))).all()
+        return [ListedResponse(**row._mapping) for row in rows]
+
+    async def used_bytes(self, tenant_id: UUID, project_id: UUID) -> int:
+        """How much a project keeps: its responses before they are packed, and their events. Raises
+        DatabaseUnavailable."""
+        mine, of = (_OF.tenant_id == tenant_id, _OF.project_id == project_id), stored_response_events.c
+        responses = select(func.sum(_OF.bytes)).where(*mine)
+        events = select(func.sum(func.length(of.events))).join(stored_response, _OF.id == of.response_id).where(*mine)
+        async with self.database.reading() as session:
+            return sum([int((await session.execute(query)).scalar() or 0) for query in (responses, events)])
+
+    async def delete(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> bool:
+        """Delete a project's response with its events; False if there is none. Raises DatabaseUnavailable."""
+        mine = (_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        async with self.database.transaction() as session:
+            gone = (await session.execute(delete(stored_response).where(*mine).returning(_OF.id))).all()
+            if gone:
+                of = stored_response_events.c
+                await session.execute(
+                    delete(stored_response_events).where(of.response_id == id_, of.tenant_id == tenant_id)
+                )
+                await record_change(session, "response.deleted", target="response", target_id=f"resp_{id_.hex}",
+                                    tenant_id=tenant_id, project_id=project_id)  # fmt: skip
+        return bool(gone)
+
+    async def record_reading(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> None:
+        """Record that somebody reads a response's content. Raises DatabaseUnavailable."""
+        async with self.database.transaction() as session:
+            await record_change(session, "response.read", target="response", target_id=f"resp_{id_.hex}",
+                                tenant_id=tenant_id, project_id=project_id)  # fmt: skip
+
+    async def _read(self, tenant_id: UUID, project_id: UUID, ids: Sequence[UUID]) -> list[StoredResponse]:
+        query: Select[Any] = select(stored_response).where(
+            one_of(self.database, _OF.id, list(ids)), _OF.tenant_id == tenant_id, _OF.project_id == project_id
+        )
+        async with self.database.reading() as session:
+            rows = (await session.execute(query.where(_OF.expires_at > self.database.clock))).all()
+        if not rows:
+            return []
+        seal = await self.seal_of(tenant_id, project_id)
+        size = sum(row.bytes for row in rows)
+        opened = await _in_thread(size, lambda: [_opened(row, seal) for row in rows])
+        return [one for one in opened if one is not None]
+
+    async def _write(self, rows: list[dict[str, Any]]) -> list[Exception | None]:
+        async with self.database.transaction() as session:
+            now = await self.database.now_in(session)
+            for row in rows:
+                row["created_at"], row["expires_at"] = now, now + row.pop("lifetime_s") * _SECOND
+                row["beat_at"] = None if row["worker"] is None else now
+            # each row names its tenant
+            await session.execute(self.database.insert(stored_response).on_conflict_do_nothing(), rows)
+        return [None] * len(rows)
+
+
+async def forget_expired(database: Database) -> int:
+    """Remove responses that have expired, FORGOTTEN at a time; how many. Raises DatabaseUnavailable."""
+    # all tenants: time passes for everybody
+    async with database.transaction() as session:
+        query = select(_OF.id).where(_OF.expires_at <= database.clock).limit(FORGOTTEN)
+        ids = list((await session.execute(query)).scalars())
+        if ids:
+            events = stored_response_events.c.response_id
+            await session.execute(delete(stored_response_events).where(one_of(database, events, ids)))
+            await session.execute(delete(stored_response).where(one_of(database, _OF.id, ids)))
+    return len(ids)
+
+
+def request_of(id_: UUID) -> bytes:
+    """What a response's sealed request belongs to."""
+    return id_.bytes + b"request"
+
+
+def response_of(id_: UUID) -> bytes:
+    """What a response's sealed object belongs to."""
+    return id_.bytes + b"response"
+
+
+def _opened(row: Row[Any], seal: ContentSeal) -> StoredResponse | None:
+    try:
+        request, response = seal.open(row.request, request_of(row.id)), seal.open(row.response, response_of(row.id))
+    except Unreadable:
+        return None
+    listed = {column.name: getattr(row, column.name) for column in _LISTED}
+    return StoredResponse(
+        **listed,
+        request=request,
+        response=response,
+        worker=row.worker,
+        beat_at=row.beat_at,
+        cancelling=bool(row.cancelling),
+    )
+
+
+async def _in_thread(size: int, work: Callable[[], Result]) -> Result:
+    """Do it in a thread if it is about much content."""
+    return await asyncio.to_thread(work) if size > _IN_THREAD else work()
