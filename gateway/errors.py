@@ -44,6 +44,12 @@ class InvalidField(InvalidRequest):
         super().__init__(f"{path}: {problem}.", path=path, code=code)
 
 
+class CostAboveMaximum(InvalidRequest):
+    """The request could cost more than its own `max_cost`. Nothing was computed, held or billed."""
+
+    code = "max_cost_exceeded"
+
+
 class NotAuthenticated(GatewayError):
     """There is no key, or not a valid one."""
 

@@ -45,12 +45,14 @@ class Turn(Struct, frozen=True):
 
 
 class Tool(Struct, frozen=True):
-    """A tool that the model is told of. `schema`: the JSON schema of its arguments, as JSON text."""
+    """A tool that the model is told of. `schema`: the JSON schema of its arguments, as JSON text. `strict`: arguments
+    fulfil all of it also where the model is free to call, or the request is refused."""
 
     name: str
     description: str | None
     schema: str
     path: str
+    strict: bool = False
 
 
 class ToolChoice(Struct, frozen=True):
@@ -64,10 +66,12 @@ class ToolChoice(Struct, frozen=True):
 
 
 class Grammar(Struct, frozen=True):
-    """What the output must match, as in the protocol's `Generate.grammar`, and the path of the field that said so."""
+    """What the output must match, as in the protocol's `Generate.grammar`, and the path of the field that said so.
+    `free`: text may end anywhere, so the answer needs no limit of its own."""
 
     text: str
     path: str
+    free: bool = False
 
 
 class CacheMarker(Struct, frozen=True):
@@ -148,6 +152,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     prompt: str | tuple[int, ...] | None = None
     """Instead of turns: the text, or token ids, that the model continues."""
+    max_cost_pico: int | None = None
+    """Refuse the request if it could cost more, in pico-units of its price's currency; `max_cost_path` said so."""
+    max_cost_path: str = "$.max_cost"
     tag: str = ""
     """The client's label for this request, which budgets may be set for."""
     choices: int = 1

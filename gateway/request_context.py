@@ -11,6 +11,7 @@ from litestar.types import Scope
 from uuid_utils.compat import uuid7
 
 from tenancy.rights.principals import Principal
+from waterfall.marks import Marks
 
 _KEY = "turnpike"
 
@@ -23,14 +24,15 @@ def public_name(request_id: UUID) -> str:
 class RequestContext:
     """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`, and `limit_headers` where
     limits apply: they go with whatever is answered. `address` is the client's, as `gateway.http.client_address` knows
-    it."""
+    it. `marks`: what has ended when, of what is done for it."""
 
-    __slots__ = ("address", "id", "limit_headers", "model", "principal", "started")
+    __slots__ = ("address", "id", "limit_headers", "marks", "model", "principal", "started")
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
         self.address = ""
         self.limit_headers: Sequence[tuple[bytes, bytes]] = ()
+        self.marks = Marks()
         self.model = ""
         self.principal: Principal | None = None
         self.started = time.monotonic()

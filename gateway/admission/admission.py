@@ -13,7 +13,7 @@ from typing import TypeVar
 from uuid import UUID
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from billing.accounts.balances import CurrencyMismatch
@@ -57,6 +57,7 @@ from storage.database.database import DatabaseUnavailable
 from storage.free_text import counted
 from tenancy.rights.key_limits import NO_LIMITS, KeyLimits
 from tenancy.rights.principals import Principal
+from waterfall.marks import PLAN, PRICE, RENDER, Marks
 
 Result = TypeVar("Result")
 
@@ -124,6 +125,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """What the cache promises; None until its hold is taken, and for a request without a say in it."""
     lease_request: LeaseRequest | None = None
     """What it wished of leases, if these have a say in it."""
+    marks: Marks = field(default_factory=Marks)
+    """What has ended when, of what is done for it."""
 
     def message(
         self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float
@@ -191,19 +194,23 @@ class Admission:
         self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest
     ) -> PreparedRequest:
         """Render, tokenize, plan, check. Raises InvalidRequest, NotAllowed, RateLimited, Unavailable."""
+        marks = Marks()
         payer.check(model.name, generation.lane)
         apply = partial(apply_tool_choice, model, generation)
         generation = await self._run(payer.tenant_id, apply, large=tools_size(generation) > _THREAD_CHARACTERS)
         prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
+        marks.mark(RENDER)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
         cache = await self._plan(payer.tenant_id, model, generation, prompt)
+        marks.mark(PLAN)
         try:
             price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:
             raise database_unavailable() from error
+        marks.mark(PRICE)
         return PreparedRequest(
             request_id=request_id,
             payer=payer,
@@ -219,6 +226,7 @@ class Admission:
             ),
             keys=self._keys(payer, model, generation, prompt),
             held_output=self._first_slice(max_output, generation.min_tokens),
+            marks=marks,
         )
 
     async def prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
@@ -282,7 +290,7 @@ class Admission:
     async def top_up(self, prepared: PreparedRequest, hold: Hold, output: int) -> Hold:
         """Raise the hold of a running request until it covers `output` tokens of each choice. Raises as
         `HoldService.top_up`, and DatabaseUnavailable if the database is silent; it may still do it later."""
-        return await self._for_holds.wait(self._holds.top_up(hold, _cost_bound(prepared, output)))
+        return await self._for_holds.wait(self._holds.top_up(hold, cost_bound(prepared, output)))
 
     def _keys(self, payer: Payer, model: ServedModel, generation: GenerationRequest, prompt: Prompt) -> PromptKeys:
         segments, scopes = self._domains.segments(payer.tenant_id, payer.project_id, len(prompt.tokens))
@@ -308,7 +316,7 @@ class Admission:
             model=prepared.model.name,
             lane=generation.lane,
             price_version=prepared.price.id,
-            amount_pico=_cost_bound(prepared, prepared.held_output),
+            amount_pico=cost_bound(prepared, prepared.held_output),
             lifetime_s=self.timeouts.hold,
             gateway=self._gateway,
             terms=pack(prepared.terms),
@@ -404,7 +412,7 @@ def database_unavailable() -> Unavailable:
     return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
 
 
-def _cost_bound(prepared: PreparedRequest, max_output: int) -> int:
+def cost_bound(prepared: PreparedRequest, max_output: int) -> int:
     """The most that the request can cost, in pico-units, if each choice has at most `max_output` tokens."""
     generation, prompt_tokens = prepared.generation, len(prepared.prompt.tokens)
     plan, price, lane, output = prepared.plan, prepared.price, generation.lane, max_output * generation.choices
@@ -416,8 +424,8 @@ def _cost_bound(prepared: PreparedRequest, max_output: int) -> int:
 
 def _affordable_tokens(error: InsufficientFunds, prepared: PreparedRequest) -> int:
     """The `max_tokens` that can be paid for."""
-    prompt = _cost_bound(prepared, 0)
-    token = _cost_bound(prepared, 1) - prompt
+    prompt = cost_bound(prepared, 0)
+    token = cost_bound(prepared, 1) - prompt
     left = error.affordable_pico - prompt
     return left // token if token and left > 0 else 0
 

@@ -40,7 +40,8 @@ def max_output_tokens(generation: GenerationRequest, prompt_tokens: int, context
         raise_context_exceeded(generation, context_tokens, str(prompt_tokens), reason)
     max_tokens = generation.max_tokens
     if max_tokens is None:
-        return room if generation.grammar is None else min(room, max(GRAMMAR_TOKENS, generation.min_tokens))
+        bound = generation.grammar is not None and not generation.grammar.free
+        return room if not bound else min(room, max(GRAMMAR_TOKENS, generation.min_tokens))
     field = generation.max_tokens_path.removeprefix("$.")
     given = "messages" if generation.prompt is None else "prompt"
     least = 0 if generation.echo or generation.cache.prewarm else 1

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from protocol.addresses import Address
 from protocol.frames import ProtocolError, ToGateway, ToReplica, agree_version, encode, link_proof, read_from_replica
-from protocol.replicas import DISK_FULL, MAX_SCOPES, Dial, Forget, Heartbeat, Hello, Scope
+from protocol.replicas import DISK_FULL, DRAINING, MAX_SCOPES, Dial, Drain, Forget, Heartbeat, Hello, Scope
 from storage.backoff import Backoff
 
 
@@ -59,6 +59,8 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
 
 
 log = structlog.get_logger("gateway.link")
+
+_SOON_S = 0.02
 
 
 def unnamed_journal(replica: str) -> str:
@@ -160,11 +162,30 @@ class ReplicaLink:
         """Whether the replica says that its journal's disk is full: it takes no requests, and running ones may wait."""
         return self.up and self.beat is not None and self.beat.metrics.get(DISK_FULL, 0.0) > 0.0
 
+    @property
+    def draining(self) -> bool:
+        """Whether the replica says that an operator drains it: it takes no requests, and runs on what it has."""
+        return self.up and self.beat is not None and self.beat.metrics.get(DRAINING, 0.0) > 0.0
+
+    async def drain(self, *, drain: bool) -> None:
+        """Let the replica take no more requests, or take them again, and wait until it says that it does. Raises
+        TimeoutError if it does not, as one that is down or too old (`DRAIN_VERSION`)."""
+        async with asyncio.timeout(self._options.beat_timeout):
+            self.send(Drain(drain))
+            while not self.up or self.draining != drain:  # noqa: ASYNC110  # nothing else tells of beats
+                await asyncio.sleep(_SOON_S)
+
     def healthy(self) -> bool:
-        """Whether requests may be sent: the link is open, beats come, the journal has room, and steps advance while
-        there is work (E3)."""
+        """Whether requests may be sent: the link is open, beats come, nobody drains it, the journal has room, and steps
+        advance while there is work (E3)."""
         now = self._clock.now()
-        if not self.up or not self.may_run or self.disk_full or now - self._beat_at > self._options.beat_timeout:
+        if (
+            not self.up
+            or not self.may_run
+            or self.disk_full
+            or self.draining
+            or now - self._beat_at > self._options.beat_timeout
+        ):
             return False
         return now - self._moved_at <= self._options.step_timeout
 

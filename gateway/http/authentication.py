@@ -11,7 +11,7 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec.structs import replace
 
-from audit_log.actors import Actor, Means, acting_as, anonymous
+from audit_log.actors import OPERATOR, Actor, Means, acting_as, anonymous
 from gateway.admission.admission import Payer
 from gateway.errors import AddressRefused, NotAllowed, NotAuthenticated, SuspendedError, Unavailable
 from gateway.http.client_address import client_address
@@ -26,9 +26,8 @@ from tenancy.rights.key_limits import Network
 from tenancy.rights.permissions import ROLE_PERMISSIONS, ROLES
 from tenancy.rights.principals import Principal, PrincipalKind
 from tenancy.users.session_authenticator import SessionAuthenticator
+from waterfall.marks import AUTH
 
-OPERATOR = "operator"
-"""Through what somebody acts who has a role for the whole platform: tenants do not learn more of them than the name."""
 _NAMES: dict[PrincipalKind, str] = {
     "project_key": "the key of a project",
     "admin_key": "an admin key of the tenant",
@@ -90,6 +89,7 @@ class Authentication(ASGIMiddleware):
         context.principal = principal
         check_not_suspended(self._suspensions, principal.tenant_id, principal.project_id)
         _check(principal, policy, scope["path"])
+        context.marks.mark(AUTH)
         with acting_as(
             Actor(
                 _MEANS[principal.kind],

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from audit_log.actors import are_two_people, current_actor
+from billing.approvals.approvals import permission_to_decide
 from billing.calendar import format_instant
+from billing.money import format_pico
 from billing.pending_changes import PendingChange
+from tenancy.rights.permissions import ROLE_PERMISSIONS, ROLES, Role
 
 PENDING_STATUS = 202
+_PICO = "_pico"
 
 
 Arguments: TypeAlias = Annotated[
@@ -24,7 +30,10 @@ Arguments: TypeAlias = Annotated[
 class ChangeObject(Struct, frozen=True, kw_only=True):
     """A change that takes two people. `arguments`: what was asked for, as it is made when another person approves.
 
-    `author` proposed it, `decider` approved or withdrew it; `result` is what came of an approved one.
+    `details` are the arguments for people, by their place: amounts of money are exact decimals there.
+
+    `author` proposed it, `decider` approved or withdrew it; `result` is what came of an approved one. `own`: you may be
+    who proposed it, so another person must approve it; `approver_roles` are the roles at the platform that may.
     """
 
     object: Literal["change"] = "change"
@@ -32,6 +41,7 @@ class ChangeObject(Struct, frozen=True, kw_only=True):
     kind: str
     summary: str
     arguments: Arguments
+    details: dict[str, str]
     state: Literal["pending", "approved", "withdrawn"]
     tenant_id: str | None
     author: str
@@ -43,15 +53,19 @@ class ChangeObject(Struct, frozen=True, kw_only=True):
     decision_reason: str | None
     decided_at: str | None
     result: str | None
+    own: bool
+    approver_roles: list[Role]
 
 
 def change_object(change: PendingChange) -> ChangeObject:
-    """A change as answers have it."""
+    """A change as answers have it, to the current actor."""
+    needed = ROLE_PERMISSIONS["approvals.decide"] & ROLE_PERMISSIONS[permission_to_decide(change.kind)]
     return ChangeObject(
         id=change.id,
         kind=change.kind,
         summary=change.summary,
         arguments=change.arguments,
+        details=dict(_details(change.arguments)),
         state=change.state,
         tenant_id=None if change.tenant_id is None else f"tenant_{change.tenant_id.hex}",
         author=change.author,
@@ -63,4 +77,17 @@ def change_object(change: PendingChange) -> ChangeObject:
         decision_reason=change.decision_reason,
         decided_at=None if change.decided_at is None else format_instant(change.decided_at),
         result=change.result,
+        own=not are_two_people(change.author_person, current_actor().person),
+        approver_roles=[role for role in ROLES if role in needed],
     )
+
+
+def _details(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Each value of some arguments with its place in them, such as `terms.discounts.0.percent`."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _details(inner, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, int) and not isinstance(value, bool) and place.endswith(_PICO):
+        yield place.removesuffix(_PICO), format_pico(value)
+    elif value is not None and value != "":
+        yield place, str(value).lower() if isinstance(value, bool) else str(value)

@@ -37,6 +37,7 @@ SURFACE = "surface"
 Anthropic's header does, as it does on routes that both dialects have."""
 VERSION_HEADER = "anthropic-version"
 _VERSION_NAME = VERSION_HEADER.encode()
+_MESSAGES = "/v1/messages"
 _TOO_LARGE, _SERVER_ERROR = 413, 500
 
 
@@ -87,10 +88,12 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
 
 def speaks_anthropic(scope: Scope) -> bool:
     """Whether the request's route, or else its client, speaks Anthropic's dialect."""
-    handler = scope.get("route_handler")
+    handler: Any = scope.get("route_handler")
     surface = None if handler is None else handler.opt.get(SURFACE)
     if surface is not None:
         return bool(surface == "anthropic")
+    if handler is None and scope["path"].startswith(_MESSAGES):
+        return True  # a path that is not known, below one that is Anthropic's
     return any(name == _VERSION_NAME for name, _ in scope["headers"])
 
 

@@ -131,6 +131,14 @@ class Limiter:
             self._placed[permit.request] = permit
         return answer
 
+    def expects_room(self, *, tenant: UUID, project: UUID, key: UUID) -> bool:
+        """Whether a request has limits that Redis keeps, and will hardly be refused by them. Then it may be asked for
+        while something else is done, which is undone if it is refused after all."""
+        if self._shared is None or self._outage.active:
+            return False
+        found = self._cache.known(key, project, tenant)
+        return bool(found) and self._outage.saw_room(self._scopes(found or ()))
+
     async def count(self, request: UUID, *, tenant: UUID, project: UUID, key: UUID) -> Answer | None:
         """Count a request that generates nothing: it takes no tokens and no place. As `reserve` otherwise."""
         found = await self._limits(key, project, tenant)

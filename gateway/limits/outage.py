@@ -30,6 +30,8 @@ from gateway.limits.operations import (
 _EXTRA = 6, 5
 """A worker's share of a limit is multiplied by this fraction, since the workers are not equally busy."""
 _SUBJECTS = 10_000
+_ROOM = 10
+"""A limit of which one part in so many is left has room."""
 _MINUTE_US = 60 * MICRO
 
 
@@ -71,6 +73,13 @@ class Outage:
             self._seen.move_to_end(bounds.subject)
             if len(self._seen) > _SUBJECTS:
                 self._seen.popitem(last=False)
+
+    def saw_room(self, scopes: Scopes) -> bool:
+        """Whether Redis last said that each of these has a tenth of its limits left, so that it will hardly refuse the
+        next request."""
+        return all(
+            (seen := self._seen.get(bounds.subject)) is not None and _has_room(bounds, seen[1]) for bounds in scopes
+        )
 
     def begin(self, running: Iterable[tuple[str, Scopes]]) -> None:
         """Redis is away. `running`: requests that have places."""
@@ -138,6 +147,16 @@ class Outage:
                 for limit in (bounds.requests, bounds.input_tokens, bounds.output_tokens, bounds.concurrent)
             ),
         )
+
+
+def _has_room(bounds: Bounds, left: Levels) -> bool:
+    metered = (
+        (bounds.requests, left.requests, MICRO),
+        (bounds.input_tokens, left.input_tokens, MICRO),
+        (bounds.output_tokens, left.output_tokens, MICRO),
+        (bounds.concurrent, left.concurrent, 1),
+    )
+    return all(limit == UNLIMITED or level * _ROOM >= max(limit, _ROOM) * unit for limit, level, unit in metered)
 
 
 def _refilled(level: int, elapsed: int, limit: int) -> int:

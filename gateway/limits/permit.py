@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Generator
 from typing import Protocol
 from uuid import UUID
 
+import structlog
+
+from gateway.errors import GatewayError, Interrupted
 from gateway.limits.expected_tokens import ExpectedTokens
 from gateway.limits.operations import UNLIMITED, Began, Ended, Renew, Scopes
+
+log = structlog.get_logger("gateway.limits")
 
 
 class _Free:
@@ -81,3 +88,56 @@ class Permit:
             used = sum(self._input.values()), sum(self._output.values())
             self._freed = self._limiter.end(self, Ended(self.request, *used, self.scopes))
         return self._freed
+
+
+class AskedPermit:
+    """The permit of a request, which may not have come yet: limits are asked while money is held.
+
+    The parts of a request share it. Each hears `refusal` before its replica hears of it, and says `ended`, whatever
+    became of it; before `refusal` has answered, `ended` does nothing.
+    """
+
+    def __init__(self, permit: Permit | None = None, *, asking: asyncio.Task[Permit | None] | None = None) -> None:
+        """`permit`: what was let through; None for a request without limits. `asking`: what will bring it."""
+        self._permit = permit
+        self._asking = asking
+        self._asked, self._answered = time.monotonic_ns(), 0
+        if asking is not None:
+            asking.add_done_callback(self._note_answer)
+        self._refusal: GatewayError | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether there are limits that let it through."""
+        return self._permit is not None
+
+    @property
+    def beside(self) -> tuple[int, int] | None:
+        """When the limits were asked beside the hold, and when they had answered, by the monotonic clock in ns; None if
+        they were not asked so, or have not answered."""
+        return (self._asked, self._answered) if self._answered else None
+
+    def _note_answer(self, _: object) -> None:
+        self._answered = time.monotonic_ns()
+
+    async def refusal(self) -> GatewayError | None:
+        """Why the limits refuse the request, once they have answered; None if it may run."""
+        if self._asking is not None:
+            try:
+                self._permit = await asyncio.shield(self._asking)
+            except GatewayError as error:
+                self._refusal = error
+            except Exception:
+                log.exception("the limits of a request could not be asked", request_id=self._asking.get_name())
+                self._refusal = Interrupted("The limits of this request could not be asked.")
+            self._asking = None
+        return self._refusal
+
+    def began(self, part: UUID, conversation: bytes, prompt_tokens: int, uncached: int) -> None:
+        """As `Permit.began`."""
+        if self._permit is not None:
+            self._permit.began(part, conversation, prompt_tokens, uncached)
+
+    def ended(self, part: UUID, output_tokens: int) -> Awaitable[object]:
+        """As `Permit.ended`."""
+        return FREE if self._permit is None else self._permit.ended(part, output_tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 import msgspec
@@ -14,6 +13,7 @@ from billing.usage import AUTOMATIC, Counts, DeliveryCertainty, RecordedBy, Stat
 from gateway.generation_request import Surface
 from prompt_cache.promise.lease_terms import LeasePart, split_prompt
 from protocol.requests import Counts as EngineCounts
+from storage.database import clock
 
 Fault = Literal["none", "client", "ours_before", "ours_after"]
 """Whose fault the end of a request was. `client`: it left. `ours_before`, `ours_after`: the service failed, before or
@@ -105,7 +105,7 @@ def event_of(
         lane=hold.lane,
         price_version=hold.price_version,
         admitted_at=hold.admitted_at,
-        finished_at=max(hold.admitted_at, time.time_ns() // 1000),
+        finished_at=max(hold.admitted_at, clock.instant()),
         period=hold.period,
         status=record.status,
         reason=record.reason,

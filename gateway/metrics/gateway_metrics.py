@@ -161,6 +161,7 @@ class GatewayMetrics:
         refused: Callable[[], int] = lambda: 0,
         lingering: Callable[[], int] = lambda: 0,
         limits_degraded: Callable[[], bool] = lambda: False,
+        waterfalls_dropped: Callable[[], int] = lambda: 0,
     ) -> None:
         """Add metrics that are polled. `refused`: entries of replicas' journals that nothing can be billed from."""
         self._local.register(_ReplicaMetrics(fleet))
@@ -192,6 +193,12 @@ class GatewayMetrics:
                 "1 while Redis is away and a worker keeps its share of every rate limit by itself",
                 "max",
                 limits_degraded,
+            ),
+            (
+                "turnpike_waterfalls_dropped",
+                "Requests whose times were left out, since the workers' start: the database was away for too long",
+                "sum",
+                waterfalls_dropped,
             ),
             ("turnpike_disk_full", "1 while requests are refused because that disk is full", "max", lambda: disk.full),
         )

@@ -22,11 +22,10 @@ from gateway.http.operations import Events, Files, HeaderParameter, Operation, Q
 from gateway.http.policies import ADMIN_PATH, Policy, policy_of
 from gateway.http.responses import SURFACE, VERSION_HEADER
 from gateway.openapi.error_answers import ENVELOPES, Dialect, error_answers, error_codes
-from gateway.openapi.examples import ExampleMaker, NoExample
+from gateway.openapi.examples import ExampleMaker, NoExample, shown
 from gateway.openapi.parameters import path_parameter
 from gateway.openapi.schemas import ComponentSchemas, Schema, reachable, running_text
 from gateway.openapi.security import SECURITY_SCHEMES, security_of
-from gateway.openapi.shown_values import shown
 
 Audience: TypeAlias = Literal["all", "tenants"]
 Document: TypeAlias = dict[str, Any]

@@ -10,7 +10,7 @@ from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import GatewayError
 from gateway.http.operations import Operation
 from gateway.http.policies import ADMIN_PATH, Policy
-from gateway.openapi.shown_values import shown
+from gateway.openapi.examples import shown
 
 Dialect: TypeAlias = Literal["openai", "anthropic"]
 ENVELOPES: Mapping[Dialect, Any] = {"openai": openai_errors.Envelope, "anthropic": anthropic_errors.Envelope}

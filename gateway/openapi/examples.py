@@ -1,6 +1,6 @@
-"""Examples of bodies and answers, made of their schemas where a route gives none.
+"""Examples of bodies and answers: those that routes give as structs, and others made of their schemas.
 
-A value is, in this order: the first of the schema's `examples`, a constant, a default, what `VALUES` has for the
+A made value is, in this order: the first of the schema's `examples`, a constant, a default, what `VALUES` has for the
 field's name, or for strings nothing: then a route has no example, and the check of the document says where.
 """
 
@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import fields
 
 from gateway.openapi.schemas import Schema, resolved
 
@@ -19,6 +23,8 @@ _SECONDS = 1_795_339_800
 _DEEPEST = 12
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
+    "about": ("2026-0007",),
+    "inexact": ("a new context tier cuts an old one",),
     "account": ("clearing",),
     "after": (_UUID,),
     "action": ("price_sheet.activated",),
@@ -27,6 +33,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "advice": ("The prompt differs from an earlier one here: move what changes behind what stays.",),
     "affordable": ("0.50",),
     "amount": ("12.50",),
+    "as_of": (_INSTANT,),
     "at": (_INSTANT, _SECONDS),
     "author": ("Ada",),
     "book": ("base",),
@@ -40,6 +47,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "date": ("2026-11-22",),
     "day": ("2026-11-22",),
     "description": ("Notices of the billing team.",),
+    "digest": (_SHA,),
     "display_name": ("tiny",),
     "elsewhere": ("",),
     "email": ("ada@example.com",),
@@ -127,6 +135,11 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "waits_for": ("gateway-1",),
     "warnings": ("the buyer has no address",),
     "against": (f"req_{_ID}",),
+    "cursor": (f"6447f39b5ba00-{_ID}",),
+    "phase": ("running",),
+    "stage": ("prefill",),
+    "why": (None, "Its stages are forgotten: they are kept for 7 days."),
+    "worker": ("gateway-0",),
     "author_via": ("operator_key",),
     "balance": ("87.50",),
     "base": ("base",),
@@ -304,3 +317,29 @@ def _text(schema: Schema, name: str, path: str) -> str:
     if name.endswith("_id"):
         return f"{name.removesuffix('_id')}_{_ID}"
     raise NoExample(f"{path} (a string) has no example: see gateway.openapi.examples.VALUES")
+
+
+def shown(value: Any, *, whole: bool) -> Any:
+    """The value as JSON values. `whole`: as it is encoded; else without fields that have their default, as somebody
+    writes a body."""
+    if isinstance(value, Struct):
+        return _struct(value, whole)
+    if isinstance(value, Raw):
+        return msgspec.json.decode(value)
+    if isinstance(value, Mapping):
+        return {str(key): shown(inner, whole=whole) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(inner, whole=whole) for inner in value]
+    return msgspec.to_builtins(value)
+
+
+def _struct(value: Struct, whole: bool) -> dict[str, Any]:
+    config = value.__struct_config__
+    out: dict[str, Any] = {} if config.tag_field is None else {config.tag_field: config.tag}
+    whole_here = whole and not config.omit_defaults
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        if inner is not UNSET and (whole_here or inner != default):
+            out[field.encode_name] = shown(inner, whole=whole)
+    return out

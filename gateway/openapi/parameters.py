@@ -29,10 +29,12 @@ PATH_PARAMETERS: Mapping[str, tuple[str, Any]] = {
     "project_id": ("The id of a project.", "01934f6e-0d2a-7b3c-8e51-a9c4d7f60b12"),
     "replica": ("The name of a replica.", "replica-0"),
     "request": ("The id of a request.", f"req_{_HEX}"),
+    "response": ("The id of a kept response.", f"resp_{_HEX}"),
     "seller": ("The name of a seller.", "default"),
     "session": ("The id of a session.", f"session_{_HEX}"),
     "tenant": ("The name of a tenant, or `tenant_<hex>`.", "acme"),
     "user": ("The id of a user.", f"user_{_HEX}"),
+    "path": ("The path of a page, which the script of the console reads.", "/tenants/acme/overview"),
 }
 """Name of a parameter → what it is, and an example; `describes(path=...)` gives another example."""
 _TYPES: Mapping[type, str] = {int: "integer", float: "number"}

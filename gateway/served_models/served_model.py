@@ -99,11 +99,14 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             return None
         made = OUTPUT_FORMATS[self.output_format if calls or self.output_format == "harmony" else "none"].parser
         tail = "".join(self.tokenizer.spelled(token)[0] for token in prompt[-3:])
-        return made(
+        parser = made(
             self.tokenizer.ids_of(made.MARKERS),
             partial(_schema_of, generation.tools if calls else ()),
             reasons=tail.rstrip().endswith("<think>"),
         )
+        allowed = generation.tool_choice.names
+        parser.log.names = frozenset(tool.name for tool in generation.tools) if allowed is None else frozenset(allowed)
+        return parser
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for one output. `after`: the tokens that its text continues, if any."""
