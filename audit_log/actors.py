@@ -61,6 +61,12 @@ def are_two_people(one: str, other: str) -> bool:
 
 
 _USER = "user_"
+OPERATOR = "operator"
+"""Through what somebody acts who has a role for the whole platform: tenants do not learn more of them than the name."""
+OPERATOR_MEANS: tuple[Means, ...] = ("command", "system", "operator_key")
+"""By what nobody but those who run the platform acts."""
+THIS_MACHINE = "operator"
+"""What tenants read in place of the name of who gives commands, which is USER@HOST."""
 _actor: ContextVar[Actor] = ContextVar("actor")
 
 

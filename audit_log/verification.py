@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import and_, or_, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.anchors import ANCHORED, Witness, digest
@@ -35,6 +35,17 @@ class LogFinding(msgspec.Struct, frozen=True):
     tenant_id: UUID
     number: int | None
     detail: str
+
+
+class ChainEnd(msgspec.Struct, frozen=True):
+    """Where a chain ends: how many entries it has, the head after the last, up to which entry it is anchored, and of
+    how many entries it was looked at whether each says what it said and follows from the one before."""
+
+    entries: int
+    head: bytes
+    anchored: int
+    checked: int
+    findings: list[LogFinding]
 
 
 class _End(msgspec.Struct):
@@ -70,6 +81,25 @@ async def verify_log(
     return findings
 
 
+async def check_end(session: AsyncSession, tenant_id: UUID, most: int = _CHUNK) -> ChainEnd:
+    """Where a tenant's chain ends (PLATFORM: the platform's), with its last entries verified, at most `most` of them,
+    in a session that sees one snapshot. The whole log is for `verify_log`."""
+    chain, entry, anchor = audit_chain.c, audit_entry.c, audit_anchor.c
+    said = (await session.execute(select(chain.entries, chain.head).where(chain.tenant_id == tenant_id))).one_or_none()
+    length, head = (0, first_head(tenant_id)) if said is None else said
+    end = _End(max(0, length - most), first_head(tenant_id))
+    if end.number:
+        before = select(entry.head).where(entry.tenant_id == tenant_id, entry.number == end.number)
+        end.head = await session.scalar(before) or b""
+    start, findings = end.number, list[LogFinding]()
+    rows = select(audit_entry).where(entry.tenant_id == tenant_id, entry.number > start).order_by(entry.number)
+    for row in (await session.execute(rows.limit(most + 1))).mappings():
+        findings += _follow(end, row)
+    findings += _compare_ends(tenant_id, _End(length, head), end)
+    anchored = await session.scalar(select(func.max(anchor.entries)).where(anchor.tenant_id == tenant_id))
+    return ChainEnd(length, head, anchored or 0, length - start, findings)
+
+
 def _follow(end: _End, row: Mapping[Any, Any]) -> list[LogFinding]:
     """Compare the next entry of a chain with its leaf and with the entry before."""
     tenant, number, form = row["tenant_id"], row["number"], FORMS.get(row["form"])
@@ -98,12 +128,17 @@ async def _check_ends(session: AsyncSession, ends: Mapping[UUID, _End]) -> list[
     findings: list[LogFinding] = []
     for tenant in sorted(said.keys() | ends.keys()):
         nothing = _End(0, first_head(tenant))
-        was, found = said.get(tenant, nothing), ends.get(tenant, nothing)
-        gone, new = _gap(found, was.number + 1), _gap(was, found.number + 1)
-        findings += [LogFinding(MISSING, tenant, number, f"the log has {was.number} entries") for number in gone]
-        findings += [LogFinding(NEW, tenant, number, f"the log ends with entry {was.number}") for number in new]
-        if was.number == found.number and was.head != found.head:
-            findings.append(LogFinding(CUT_OFF, tenant, found.number, "the head after its last entry is another"))
+        findings += _compare_ends(tenant, said.get(tenant, nothing), ends.get(tenant, nothing))
+    return findings
+
+
+def _compare_ends(tenant: UUID, was: _End, found: _End) -> list[LogFinding]:
+    """Compare where a chain ends with where `audit_chain` says that it did."""
+    gone, new = _gap(found, was.number + 1), _gap(was, found.number + 1)
+    findings = [LogFinding(MISSING, tenant, number, f"the log has {was.number} entries") for number in gone]
+    findings += [LogFinding(NEW, tenant, number, f"the log ends with entry {was.number}") for number in new]
+    if was.number == found.number and was.head != found.head:
+        findings.append(LogFinding(CUT_OFF, tenant, found.number, "the head after its last entry is another"))
     return findings
 
 

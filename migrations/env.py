@@ -18,10 +18,13 @@ import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
 import billing.tables.seals
+import billing.tables.service
 import prompt_cache.tables
+import response_store.tables
 import storage.database.outbox
 import tenancy.tables
 import tenancy.users.tables
+import waterfall.tables
 import webhooks.tables
 from storage.database.base import Base
 
@@ -39,10 +42,13 @@ ROOMS = (
     billing.tables.rating,
     billing.tables.reconciliation,
     billing.tables.seals,
+    billing.tables.service,
     billing.tables.money,
     prompt_cache.tables,
+    response_store.tables,
     storage.database.outbox,
     tenancy.users.tables,
+    waterfall.tables,
     webhooks.tables,
     tenancy.tables,
 )

@@ -97,12 +97,15 @@ ended_lease = Table(
     Column("ended_at", Count, nullable=False),
     Column("cause", Text, nullable=False),
     Column("blocks", LargeBinary, nullable=False),
+    Column("reads", Count, nullable=True),
+    Column("new_tokens", Count, nullable=True),
     Index(None, "project_id", "prefix_key"),
     Index(None, "ended_at"),
     **STRICT,
 )
 """What was promised until `ended_at`, or not at all (cause `limit` or `failed`): for a day, to say why a prefix
-missed."""
+missed, and which writes nobody read. `reads` and `new_tokens` are the lease's, null of those that ended before they
+were kept."""
 
 lease_tag = Table(
     "lease_tag",

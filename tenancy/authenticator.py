@@ -15,6 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from storage.bus import Bus
+from storage.database import clock
 from storage.database.base import from_instant, to_instant
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
@@ -133,7 +134,7 @@ class Authenticator:
         # Constant time: the MAC is computed and compared in every case, before anything is decided.
         mac = self._peppers.mac(record.pepper_version, key.secret)
         matches = hmac.compare_digest(mac, record.mac)
-        now, principal = time.time_ns() // 1000, record.principal
+        now, principal = clock.instant(), record.principal
         if not matches and record.previous_principal is not None and self._is_previous(record, key, mac):
             matches, principal = now < record.previous_until, record.previous_principal
         expired = record.expires_at is not None and record.expires_at <= now

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import InstrumentedAttribute
 
+from storage.database.base import from_instant, to_instant
 from storage.database.database import Database
 from tenancy.tables import ApiKey, Project, Tenant
 
@@ -105,11 +107,48 @@ class Directory:
             query = select(ApiKey.id, ApiKey.public_id).where(ApiKey.tenant_id == tenant_id, ApiKey.id.in_(ids))
             return {row.id: row.public_id for row in await session.execute(query)}
 
+    async def any_key(
+        self, tenant_id: UUID, project_ids: Collection[UUID] | None = None, *, used: bool = False
+    ) -> bool:
+        """Whether the tenant ever had a key of a project, of one of these if given; `used`: that was used."""
+        own = [ApiKey.tenant_id == tenant_id, ApiKey.project_id.is_not(None)]
+        if project_ids is not None:
+            own.append(ApiKey.project_id.in_(project_ids))
+        if used:
+            own.append(ApiKey.last_used_at.is_not(None))
+        async with self._database.reading() as session:
+            return await session.scalar(select(ApiKey.id).where(*own).limit(1)) is not None
+
+    async def expiring_keys(
+        self, now: int, before: int, tenant_ids: Collection[UUID] | None, most: int
+    ) -> list[ExpiringKey]:
+        """The keys of these tenants (None: all) that are valid now and expire before an instant, the earliest first, at
+        most so many. Instants are in microseconds since the Unix epoch."""
+        of = ApiKey
+        query = select(of.public_id, of.name, of.tenant_id, of.expires_at).where(
+            of.revoked_at.is_(None), of.expires_at > from_instant(now), of.expires_at < from_instant(before),
+            of.tenant_id.is_not(None),
+        )  # fmt: skip
+        if tenant_ids is not None:
+            query = query.where(of.tenant_id.in_(tenant_ids))
+        async with self._database.reading() as session:
+            rows = await session.execute(query.order_by(of.expires_at).limit(most))
+            return [ExpiringKey(*row[:2], row[2], to_instant(row[3])) for row in rows if row[2] and row[3]]
+
     async def key(self, tenant_id: UUID, public_id: str) -> UUID | None:
         """The id of the tenant's key of this public id."""
         async with self._database.reading() as session:
             query = select(ApiKey.id).where(ApiKey.tenant_id == tenant_id, ApiKey.public_id == public_id)
             return (await session.execute(query)).scalar_one_or_none()
+
+
+class ExpiringKey(msgspec.Struct, frozen=True):
+    """A key that is going to expire; `expires_at` in microseconds since the Unix epoch."""
+
+    public_id: str
+    name: str
+    tenant_id: UUID
+    expires_at: int
 
 
 def _wanted(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -19,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from storage.bus import Bus, BusUnavailable
+from storage.database import clock
 from storage.database.database import Database, DatabaseUnavailable
 from storage.reported_error import ReportedError
 from tenancy.repositories import NoSuchRecord
@@ -169,7 +169,7 @@ class RateLimits:
             "tenant_id": subject.tenant_id,
             "project_id": subject.project_id,
             "key_id": subject.key_id,
-            "changed_at": datetime.now(UTC),
+            "changed_at": clock.moment(),
         }
         locking = self._database.insert(RateLimit).values(values)
         locking = locking.on_conflict_do_update(

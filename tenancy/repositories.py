@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import structlog
 from advanced_alchemy.repository import SQLAlchemyAsyncRepository
@@ -17,13 +17,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from storage.bus import Bus, BusUnavailable
+from storage.database import clock
 from storage.database.base import from_instant, to_instant
 from storage.database.database import Database
 from storage.free_text import NAME, check_text
 from storage.reported_error import ReportedError
 from tenancy.keys import IssuedKey, Peppers, generate_key
 from tenancy.rights.delegation import KeyGrant, KeyKind
-from tenancy.rights.key_limits import NO_LIMITS, KeyLimits, decode_limits, encode_limits
+from tenancy.rights.key_limits import NO_LIMITS, KeyLimits, decode_limits, encode_limits, key_limits
 from tenancy.rights.permissions import Role
 from tenancy.tables import ApiKey, Project, Tenant
 
@@ -52,6 +53,10 @@ class NoSuchRecord(ReportedError, LookupError):
 
 class InvalidKeyChange(ReportedError, ValueError):
     """A key cannot be changed like this: it was revoked, or what is given does not fit its kind."""
+
+
+OperatorsGuard = Callable[[Sequence[ApiKey]], None]
+"""Raises an error where the operators' keys, of which one is about to change, do not allow it."""
 
 
 class KeyChange(Struct, frozen=True):
@@ -176,23 +181,50 @@ class Tenancy:
         expires_at: int | None = None,
         role: Role = "owner",
         limits: KeyLimits = NO_LIMITS,
+        key_id: UUID | None = None,
     ) -> IssuedKey:
         """Create a key of a project, or without a project an admin key of the tenant, with a role.
 
-        `expires_at` is in microseconds since the Unix epoch. Raises NoSuchRecord if the project is not the tenant's,
-        InvalidText, InvalidKeyChange if the tenant has MOST_KEYS.
+        `expires_at` is in microseconds since the Unix epoch; without `key_id` the key gets a new one. Raises
+        NoSuchRecord if the project is not the tenant's, InvalidText, InvalidKeyChange if the tenant has MOST_KEYS.
         """
         check_text("name", name, NAME, empty=True)
         issued, key = self._new_key("admin" if project_id is None else "project", name, expires_at, role, limits)
         key.tenant_id, key.project_id = tenant_id, project_id
+        if key_id is not None:
+            key.id = key_id
         async with self._database.transaction() as session:
             if project_id is not None:
                 project = await ProjectRepository(session, tenant_id).get_one_or_none(id=project_id)
                 _found(project, "project", str(project_id))
+            # keys that are made at once are counted one after another
+            await session.get(Tenant, tenant_id, with_for_update={"key_share": True})
             if await KeyRepository(session, tenant_id).count(ApiKey.revoked_at.is_(None)) >= MOST_KEYS:
                 raise InvalidKeyChange(f"the tenant has {MOST_KEYS} keys that are not revoked: revoke some first")
             await _record(session, "key.created", await KeyRepository(session, tenant_id).add(key))
         return issued
+
+    async def stand_in_key(self, tenant_id: UUID, project_id: UUID, person: str, name: str) -> ApiKey:
+        """The project's key that stands for a person who asks without one. It is made, of this name, when it is first
+        asked for; nobody has ever seen its secret. It may be revoked by now.
+
+        `person`: by what stays. Raises as `create_key`.
+        """
+        key_id = uuid5(project_id, person)  # of two who make it at once, one finds the other's
+        found = await self._key_by_id(tenant_id, key_id)
+        if found is None:
+            try:
+                await self.create_key(
+                    tenant_id, project_id, name, limits=key_limits(scopes=["inference"]), key_id=key_id
+                )
+            except IntegrityError:
+                log.info("the key was made at the same time", key=str(key_id))
+            found = await self._key_by_id(tenant_id, key_id)
+        return _found(found, "key", name)
+
+    async def _key_by_id(self, tenant_id: UUID, key_id: UUID) -> ApiKey | None:
+        async with self._database.reading() as session:
+            return await KeyRepository(session, tenant_id).get_one_or_none(id=key_id)
 
     async def create_operator_key(
         self,
@@ -240,11 +272,16 @@ class Tenancy:
             return _found(await _keys(session, tenant_id).get_one_or_none(public_id=public_id), "key", public_id)
 
     async def change_key(
-        self, public_id: str, change: KeyChange, tenant_id: UUID | None = None, reason: str = ""
+        self,
+        public_id: str,
+        change: KeyChange,
+        tenant_id: UUID | None = None,
+        reason: str = "",
+        guard: OperatorsGuard | None = None,
     ) -> ApiKey:
         """Change a key's name, end, role or limits; gateways on the bus know it at once. An operator's key keeps its
-        name, which says who that is. Raises NoSuchRecord, InvalidKeyChange, InvalidText."""
-        async with self._changing(public_id, tenant_id) as (session, key):
+        name, which says who that is. Raises NoSuchRecord, InvalidKeyChange, InvalidText, and what `guard` raises."""
+        async with self._changing(public_id, tenant_id, guard) as (session, key):
             before = description(key)
             if key.kind == "operator" and change.name not in (UNSET, key.name):
                 raise InvalidKeyChange("name: an operator's key keeps its name; make another key")
@@ -302,14 +339,21 @@ class Tenancy:
                 )
             )
 
-    async def revoke(self, public_id: str, tenant_id: UUID | None = None, reason: str = "") -> bool:
+    async def revoke(
+        self,
+        public_id: str,
+        tenant_id: UUID | None = None,
+        reason: str = "",
+        guard: OperatorsGuard | None = None,
+    ) -> bool:
         """Revoke a key for good, with all its secrets: one of this tenant, or for an operator (None) any. Raises
-        NoSuchRecord.
+        NoSuchRecord, and what `guard` raises.
 
         Every gateway on the bus drops the key from its cache at once. False if the bus was down: then they accept the
         key until their caches expire.
         """
         async with self._database.transaction() as session:
+            await _ask(guard, session)
             key = await _locked_key(session, public_id, tenant_id)
             if key.revoked_at is None:
                 before = description(key)
@@ -318,8 +362,11 @@ class Tenancy:
         return await self._announce(public_id)
 
     @asynccontextmanager
-    async def _changing(self, public_id: str, tenant_id: UUID | None) -> AsyncIterator[tuple[AsyncSession, ApiKey]]:
+    async def _changing(
+        self, public_id: str, tenant_id: UUID | None, guard: OperatorsGuard | None = None
+    ) -> AsyncIterator[tuple[AsyncSession, ApiKey]]:
         async with self._database.transaction() as session:
+            await _ask(guard, session)
             key = await _locked_key(session, public_id, tenant_id)
             if key.revoked_at is not None:
                 raise InvalidKeyChange(f"the key {public_id} was revoked; make another")
@@ -358,6 +405,14 @@ def _keys(session: AsyncSession, tenant_id: UUID | None) -> KeyRepository | AllK
     if tenant_id is None:
         return AllKeysRepository(session=session, wrap_exceptions=False)
     return KeyRepository(session, tenant_id)
+
+
+async def _ask(guard: OperatorsGuard | None, session: AsyncSession) -> None:
+    """Let `guard` look at the operators' keys, which nobody else changes until this transaction ends."""
+    if guard is not None:
+        # all tenants: an operator's key is of none
+        operators = select(ApiKey).where(ApiKey.kind == "operator").order_by(ApiKey.id).with_for_update()
+        guard((await session.scalars(operators)).all())
 
 
 async def _locked_key(session: AsyncSession, public_id: str, tenant_id: UUID | None) -> ApiKey:
@@ -424,4 +479,4 @@ async def _add_project(session: AsyncSession, tenant_id: UUID, name: str) -> Pro
 
 
 def _now() -> datetime:
-    return datetime.now(UTC)
+    return clock.moment()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 from uuid import UUID
 
@@ -309,6 +309,18 @@ async def fail_pending(
     own = (_DELIVERY.tenant_id == tenant_id) & (_DELIVERY.endpoint_id == endpoint_id)
     values = {"state": "failed", "error": error, "finished_at": database.clock}
     await session.execute(update(webhook_delivery).where(own, _DELIVERY.state == "pending").values(values))
+
+
+async def disabled_endpoints(
+    database: Database, tenant_ids: Collection[UUID] | None, most: int
+) -> list[WebhookEndpoint]:
+    """The disabled endpoints of these tenants (None: of all), at most so many. Raises DatabaseUnavailable."""
+    query = select(webhook_endpoint).where(webhook_endpoint.c.state == "disabled")
+    if tenant_ids is not None:
+        query = query.where(webhook_endpoint.c.tenant_id.in_(tenant_ids))
+    async with database.reading() as session:
+        rows = await session.execute(query.order_by(webhook_endpoint.c.id.desc()).limit(most))
+        return [_endpoint(row) for row in rows]
 
 
 def _endpoint(row: Any) -> WebhookEndpoint:

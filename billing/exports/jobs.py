@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -36,6 +36,7 @@ MAX_ATTEMPTS = 3
 MAX_UNFINISHED = 20
 """Queued and running jobs that a tenant may have."""
 _SECOND = 1_000_000
+_MOST_AHEAD = 10_000
 _OF = export_job.c
 
 log = structlog.get_logger(__name__)
@@ -75,12 +76,14 @@ class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportJobs:
-    """The export jobs of a database, and the folder of their files, which gateways and workers share."""
+    """The export jobs of a database, and the folder of their files, which gateways and workers share. `keep_s`: for how
+    many seconds a worker keeps a file; None: until somebody removes it."""
 
-    def __init__(self, database: Database, prices: PriceCatalog, folder: Path) -> None:
+    def __init__(self, database: Database, prices: PriceCatalog, folder: Path, keep_s: int | None = None) -> None:
         self._database = database
         self._prices = prices
         self._folder = folder
+        self._keep_s = keep_s
 
     # ------------------------------------------------------------ for the tenant
 
@@ -136,6 +139,24 @@ class ExportJobs:
         async with self._database.reading() as session:
             rows = (await session.execute(query if after is None else query.where(_OF.id < after))).all()
         return [_job(row) for row in rows]
+
+    async def ahead(self, jobs: Collection[ExportJob]) -> dict[UUID, int]:
+        """How many jobs, of all tenants, are before each of these that is queued, up to _MOST_AHEAD. Raises
+        DatabaseUnavailable."""
+        queued = {job.id for job in jobs if job.state == "queued"}
+        if not queued:
+            return {}
+        unfinished = select(_OF.id).where(_OF.state.in_(["queued", "running"])).order_by(_OF.id).limit(_MOST_AHEAD)
+        async with self._database.reading() as session:  # all tenants: a number alone is told
+            waiting = list(await session.scalars(unfinished))
+        places = {identity: place for place, identity in enumerate(waiting)}
+        return {identity: places.get(identity, len(waiting)) for identity in queued}
+
+    def kept_until(self, job: ExportJob) -> int | None:
+        """Until when a finished job's file is kept; None if it has no file, or none is ever removed."""
+        if job.state != "done" or job.finished_at is None or self._keep_s is None:
+            return None
+        return job.finished_at + self._keep_s * _SECOND
 
     def path(self, job: ExportJob) -> Path:
         """The path of a done job's file."""

@@ -33,6 +33,7 @@ from billing.tables.prices import (
     price_sheet,
     price_version,
 )
+from storage.database import clock
 from storage.database.database import Database, DatabaseUnavailable
 
 _CACHE_SECONDS = 2
@@ -58,7 +59,7 @@ class _Snapshot(msgspec.Struct):
 
     def now(self) -> int:
         """The instant by the database's clock, without asking it."""
-        return time.time_ns() // 1000 + self.ahead
+        return clock.instant() + self.ahead
 
     def key(self, model: str, at: int, own: int | None, base: int | None) -> _Key:
         """The sheets that apply in a book over its base. Raises PriceMissing."""
@@ -189,7 +190,7 @@ class PriceCatalog:
             self._loading = None
 
     async def _load(self) -> _Snapshot:
-        began, wall = time.monotonic_ns(), time.time_ns() // 1000
+        began, wall = time.monotonic_ns(), clock.instant()
         async with self._database.reading() as session:
             head = (await session.execute(select(func.max(price_change.c.id)))).scalar_one() or 0
             now = (await session.execute(select(self._database.clock))).scalar_one()

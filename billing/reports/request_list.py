@@ -12,7 +12,7 @@ from typing import Any, get_args
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, func, select
+from sqlalchemy import ColumnElement, Row, Select, func, select
 
 from billing.tables.money import usage_event, usage_fact, usage_traits
 from billing.usage import COUNTS, DIMENSIONS, METERS, Status
@@ -74,10 +74,12 @@ async def list_events(
     *,
     limit: int,
     after: tuple[int, UUID] | None = None,
+    before: tuple[int, UUID] | None = None,
     most: int = MOST_LOOKED_AT,
 ) -> EventPage:
     """At most `limit` events of the tenant, those before the cursor `after`, looking at `most` and those of the same
-    instant as the last of these. Raises DatabaseUnavailable."""
+    instant as the last of these. With `before` those that come directly before it in the list, looking at `most`.
+    Raises DatabaseUnavailable."""
     fact, traits = usage_fact.c, usage_traits.c
     span: list[ColumnElement[bool]] = [fact.tenant_id == tenant_id]
     if filters.since is not None:
@@ -103,9 +105,11 @@ async def list_events(
         select(*columns, *(traits[name] for name in DIMENSIONS))
         .join_from(usage_fact, usage_traits, traits.id == fact.traits)
         .where(*span, *wanted)
-        .order_by(fact.admitted_at.desc(), fact.id.desc())
-        .limit(limit + 1)
     )
+    if before is not None:
+        places = select(fact.admitted_at).where(*span).offset(most - 1).limit(1) if wanted else None
+        return await _newer(database, query.limit(limit), places, before)
+    query = query.order_by(fact.admitted_at.desc(), fact.id.desc()).limit(limit + 1)
     async with database.reading() as session:
         edge: int | None = None
         if wanted:  # how far this page looks: found in the index alone
@@ -122,6 +126,27 @@ async def list_events(
         beyond = select(fact.admitted_at).where(*span, fact.admitted_at < edge).limit(1)
         more = await session.scalar(beyond) is not None
     return EventPage(events, (edge, _LEAST) if more else None)
+
+
+async def _newer(
+    database: Database,
+    query: Select[Any],
+    edge_of: Select[Any] | None,
+    before: tuple[int, UUID],
+) -> EventPage:
+    """The events of one tenant's query directly after this place in time, the newest of them first. `edge_of` finds how
+    far it looks."""
+    fact = usage_fact.c
+    same = (fact.admitted_at == before[0]) & (fact.id > before[1])
+    later = (fact.admitted_at >= before[0], (fact.admitted_at > before[0]) | same)
+    query = query.where(*later).order_by(fact.admitted_at, fact.id)
+    async with database.reading() as session:
+        if edge_of is not None:
+            edge = await session.scalar(edge_of.where(*later).order_by(fact.admitted_at))
+            if edge is not None:
+                query = query.where(fact.admitted_at <= edge)
+        rows = (await session.execute(query)).all()
+    return EventPage([_event(row) for row in reversed(rows)], None)
 
 
 async def count_by_status(
@@ -161,6 +186,16 @@ async def find_event(database: Database, tenant_id: UUID, request_id: UUID) -> t
             return None, []
         corrections = await session.execute(later.order_by(usage_event.c.finished_at, usage_event.c.id))
         return _event(row), [_event(correction) for correction in corrections]
+
+
+async def owner_of_event(database: Database, request_id: UUID) -> tuple[UUID, UUID] | None:
+    """The tenant and the project of a request that is in the books, of whichever tenant it is: the caller decides who
+    may see it. Raises DatabaseUnavailable."""
+    fact = usage_fact.c  # all tenants: whose it is is what is asked
+    async with database.reading() as session:
+        query = select(fact.tenant_id, fact.project_id).where(fact.id == request_id)
+        row = (await session.execute(query)).one_or_none()
+    return None if row is None else (row.tenant_id, row.project_id)
 
 
 def _event(row: Row[Any]) -> ListedEvent:

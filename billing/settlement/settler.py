@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from uuid import UUID
 
 import structlog
 
@@ -13,7 +15,7 @@ from billing.prices import PriceCatalog
 from billing.settlement.settlement import Settled, refuse, settle
 from billing.spool.spool import Spool, SpoolBatch
 from billing.transaction.opening import money_transaction
-from billing.usage import SpoolRecord
+from billing.usage import SpoolRecord, UsageEvent
 from storage.backoff import Backoff, pause
 from storage.database.database import Database, DatabaseUnavailable
 
@@ -34,6 +36,8 @@ class Settler:
     def __init__(self, database: Database, spool: Spool, book: PriceCatalog | None = None) -> None:
         self.total = Settled()
         """The sum over all batches so far."""
+        self.on_settled: Callable[[list[UUID]], None] = lambda request_ids: None
+        """Called with the requests of each batch, after its transaction."""
         self.failing = False
         """Whether the last attempt found no database."""
         self._database = database
@@ -130,6 +134,7 @@ class Settler:
         self._backoff.reset()
         self.total += done
         self._spool.done(batch)
+        self.on_settled([one.id if isinstance(one, UsageEvent) else one.request_id for one in batch.records])
 
     async def _wait(self, error: DatabaseUnavailable) -> None:
         if not self.failing:

@@ -228,7 +228,7 @@ def _around(record: RequestRecord, token: int) -> tuple[SpanNote | None, SpanNot
 
 
 def _is_head(path: str) -> bool:
-    return path.startswith(("$.tools", "$.system"))
+    return path.startswith(("$.tools", "$.system", "$.instructions"))
 
 
 def message_of(path: str) -> str:

@@ -6,10 +6,12 @@ how many blocks to compute and how many to fetch so that both end together, or a
 pay. It tells what was begun and how long it took (`begin`, `end`, `computed`).
 
 Times are expected from rates: a fixed time and bytes/s for each tier, seconds per token and per token of context for
-computing, all measured by `turnpike calibrate` or at start and corrected by every piece (exponentially weighted). Each
-resource is shared by those who use it now: what is ahead of us ends before us, or we get an equal part, whichever is
-sooner. A piece that is late counts before it ends, so that a disk that is throttled is noticed at once; what was not
-used for long is believed to be as it was calibrated, and tried again.
+computing, all measured by `turnpike calibrate` or at start and corrected by every piece (exponentially weighted). A
+disk is read beside the steps that compute. From host memory, by whichever way blocks came there, the steps copy them
+themselves: that time is added to the time of computing. Each resource is shared by those who use it now: what is ahead
+of us ends before us, or we get an equal part, whichever is sooner. A piece that is late counts before it ends, so that
+a disk that is throttled is noticed at once; what was not used for long is believed to be as it was calibrated, and
+tried again.
 
 No I/O, no clock, no tensors: times come as arguments, in seconds.
 """
@@ -184,19 +186,31 @@ class FetchOrRecompute:
     # ------------------------------------------------------------ what is expected
 
     def fetch_seconds(self, missing: Missing, blocks: int, now: float, *, reading: int = 0) -> float:
-        """Until the last `blocks` missing blocks are read. `reading`: bytes that are being read for this prompt."""
+        """Until the last `blocks` missing blocks are there. `reading`: bytes that are being read for this prompt."""
+        return max(self._copy_seconds(missing, blocks, now), self._read_seconds(missing, blocks, now, reading))
+
+    def _copy_seconds(self, missing: Missing, blocks: int, now: float) -> float:
+        """Time of the steps that copies of so many blocks from host memory take."""
+        return self._tier_seconds("dram", blocks * missing.block_bytes, now) if "dram" in self._tiers else 0.0
+
+    def _read_seconds(self, missing: Missing, blocks: int, now: float, reading: int) -> float:
+        """Until those of the last `blocks` that are not in host memory have come there."""
         longest = 0.0
         for place, count in missing.tail(blocks).items():
-            tier = self._tiers.get(place)
-            if tier is None:
+            if place not in self._tiers:
                 return math.inf
-            size = count * missing.block_bytes
-            others = max(0, tier.pending_bytes - reading)
-            users = tier.active + (0 if reading else 1)
-            ahead = min(others + size, size * max(1, users))
-            rate = tier.calibrated
-            longest = max(longest, rate.fixed_s + ahead * self._slowness(tier, now) / rate.bytes_per_s)
+            if place != "dram":
+                longest = max(longest, self._tier_seconds(place, count * missing.block_bytes, now, reading))
         return longest
+
+    def _tier_seconds(self, place: Place, size: int, now: float, reading: int = 0) -> float:
+        if not size:
+            return 0.0
+        tier = self._tiers[place]
+        others = max(0, tier.pending_bytes - reading)
+        users = tier.active + (0 if reading else 1)
+        ahead = min(others + size, size * max(1, users))
+        return tier.calibrated.fixed_s + ahead * self._slowness(tier, now) / tier.calibrated.bytes_per_s
 
     def compute_seconds(self, missing: Missing, blocks: int, waiting_s: float, sharers: int) -> float:
         """Until the first `blocks` missing blocks are computed, after others' `waiting_s`, or beside `sharers`."""
@@ -215,16 +229,15 @@ class FetchOrRecompute:
         blocks = missing.blocks
 
         def ends(compute: int) -> tuple[float, float]:
-            return (
-                self.compute_seconds(missing, compute, waiting_s, sharers),
-                self.fetch_seconds(missing, blocks - compute, now, reading=reading),
-            )
+            steps = self.compute_seconds(missing, compute, waiting_s, sharers)
+            steps += self._copy_seconds(missing, blocks - compute, now)
+            return steps, self._read_seconds(missing, blocks - compute, now, reading)
 
-        low, high = 0, blocks  # computing `low` blocks ends before fetching the others
+        low, high = 0, blocks  # with `low` blocks computed the steps end before the others are read
         while low < high:
             middle = (low + high + 1) // 2
-            computing, fetching = ends(middle)
-            if computing <= fetching:
+            steps, reads = ends(middle)
+            if steps <= reads:
                 low = middle
             else:
                 high = middle - 1

@@ -33,7 +33,19 @@ _GROWTH = (
     .where(lease.c.id == bindparam("lease"))
     .values(new_tokens=bindparam("new_new_tokens"), base=bindparam("new_base"))
 )
-_KEPT = ("id", "tenant_id", "project_id", "prefix_key", "model", "tokens", "lease_class", "created_at", "blocks")
+_KEPT = (
+    "id",
+    "tenant_id",
+    "project_id",
+    "prefix_key",
+    "model",
+    "tokens",
+    "lease_class",
+    "created_at",
+    "blocks",
+    "reads",
+    "new_tokens",
+)
 
 
 def lease_of(row: Any) -> Lease:

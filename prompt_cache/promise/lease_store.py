@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import Select, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from prompt_cache.promise.confirmations import Confirmation, confirm_in_order
-from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseWish
+from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseDecision, LeaseWish
 from prompt_cache.promise.lease_rows import COLUMNS, EndCause, LeaseRows, ended_row, lease_of, row_of
 from prompt_cache.tables import ended_lease, lease, lease_blocks, lease_tag
 from storage.database.base import id_of
@@ -76,6 +76,15 @@ class LeaseStore:
         live = await self._count_live(session, projects, now) if self._most_tokens else {}
         return LeaseDecider(now, found, live, self._most_tokens)
 
+    async def foresee(self, wish: LeaseWish) -> LeaseDecision:
+        """What would be decided now. Nothing is promised, locked or written. Raises DatabaseUnavailable."""
+        async with self._database.reading() as session:
+            now = (await session.execute(select(self._database.clock))).scalar_one()
+            keys = set(wish.keys)
+            found = [lease_of(row) for row in await session.execute(self._with_keys(keys))] if keys else []
+            live = await self._count_live(session, {wish.project_id}, now) if self._most_tokens else {}
+        return LeaseDecider(now, found, live, self._most_tokens).decide(wish)
+
     async def save(self, session: AsyncSession, decider: LeaseDecider) -> None:
         """Write what was decided."""
         # all tenants: requests of several are decided together, each row names its own
@@ -126,10 +135,13 @@ class LeaseStore:
             return [*answers.stand]
 
     async def _locked(self, session: AsyncSession, keys: Collection[tuple[UUID, bytes]]) -> list[Lease]:
-        # all tenants: requests of several are decided together; a prefix key is a project's own
         if not keys:
             return []
-        query = (
+        return [lease_of(row) for row in await session.execute(self._database.locked(self._with_keys(keys)))]
+
+    def _with_keys(self, keys: Collection[tuple[UUID, bytes]]) -> Select[Any]:
+        # all tenants: requests of several are decided together; a prefix key is a project's own
+        return (
             select(*COLUMNS)
             .where(
                 one_of(self._database, lease.c.project_id, {project for project, _ in keys}),
@@ -137,7 +149,6 @@ class LeaseStore:
             )
             .order_by(lease.c.project_id, lease.c.prefix_key)
         )
-        return [lease_of(row) for row in await session.execute(self._database.locked(query))]
 
     async def _count_live(self, session: AsyncSession, projects: Collection[UUID], now: int) -> dict[UUID, int]:
         # all tenants: requests of several are decided together

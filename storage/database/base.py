@@ -19,6 +19,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from storage.database import clock
+
 STRICT: dict[str, Any] = {"sqlite_strict": True}
 """The option of all tables."""
 
@@ -43,7 +45,8 @@ class Base(DeclarativeBase):
 
 def new_id() -> UUID:
     """A fresh UUIDv7: unique, and ordered by time."""
-    return id_of(uuid_utils.uuid7().bytes)
+    made = clock.made_id()
+    return id_of(uuid_utils.uuid7().bytes if made is None else made.bytes)
 
 
 def id_of(raw: bytes) -> UUID:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 
 from audit_log.actors import person_of
-from storage.database.base import to_instant
+from storage.database import clock
 from storage.reported_error import ReportedError
 from tenancy.repositories import grant_of
 from tenancy.rights.delegation import KeyGrant
@@ -29,7 +28,7 @@ def deciding_operators(keys: Iterable[ApiKey]) -> frozenset[str]:
 
 def decides(grant: KeyGrant) -> bool:
     """Whether a key that gives this can decide changes now."""
-    now = to_instant(datetime.now(UTC))
+    now = clock.instant()
     ended = grant.expires_at is not None and grant.expires_at <= now
     return not ended and "approvals.decide" in grant.permissions()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from storage.bus import Bus, BusUnavailable
+from storage.database import clock
 from storage.database.database import Database, DatabaseUnavailable
 from storage.free_text import REASON, check_text
 from tenancy.repositories import NoSuchRecord
@@ -139,7 +140,7 @@ class Suspensions:
         async with self._database.transaction() as session:
             subject = await _subject(session, tenant_id, project_id)
             before = _state(subject)
-            subject.suspended_at = subject.suspended_at or datetime.now(UTC)
+            subject.suspended_at = subject.suspended_at or clock.moment()
             subject.suspended_for, subject.suspended_running = reason, running
             await _record(session, subject, "suspended", reason, before)
         return await self._announce()

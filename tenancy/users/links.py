@@ -13,7 +13,7 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from audit_log.actors import current_actor
+from audit_log.actors import THIS_MACHINE, current_actor
 from audit_log.record import record_change
 from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
@@ -38,8 +38,6 @@ LIFETIME_US: dict[LinkKind, int] = {
     "sign_in": 24 * _HOUR_US,
     "second_factor": _HOUR_US // 4,
 }
-THIS_MACHINE = "operator"
-"""Who a command is, for a tenant's people."""
 KEPT_US = 30 * 24 * _HOUR_US
 """How long a token that is used or expired is kept."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from storage.bus import Bus
+from storage.database import clock
 from storage.database.database import Database
 from tenancy.users.accounts import Accounts
 from tenancy.users.attempts import AttemptCounter, SqlAttemptCounter
@@ -28,7 +27,7 @@ class Clock:
 
     def __call__(self) -> int:
         """Microseconds since the Unix epoch."""
-        return time.time_ns() // 1000 + self.ahead
+        return clock.instant() + self.ahead
 
 
 class Users:

@@ -30,6 +30,10 @@ _FIELD = re.compile(r"\{(?:series|year|n(?::0\d{1,2})?)\}", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9/._-]*", re.ASCII)
 _RATE = re.compile(r"(\d{1,2})(?:\.(\d{1,2}))?", re.ASCII)
 
+DEMONSTRATION = "demonstration"
+"""The id of the seller of demonstrations (`turnpike demo`), which every document of theirs names."""
+_DEMO_SERIES = "DEMO"
+
 MOST_LINES = 6
 """Most address lines above postal code and city."""
 MOST_PAYMENT_LINES = 12
@@ -155,6 +159,15 @@ def check_countries(party: Seller | Buyer) -> None:
             if code not in NAMES:
                 correct = {"UK": "GB", "EL": "GR"}.get(code)
                 raise InvalidParty(field, f"{code} is no country of ISO 3166{f'; use {correct}' if correct else ''}")
+
+
+def check_series(seller: Seller) -> None:
+    """Refuse series that do not say that a demonstration's documents are no documents. Raises InvalidParty."""
+    for field, series in (("series", seller.series), ("credit_series", seller.credit_series)):
+        if seller.id == DEMONSTRATION and not series.startswith(_DEMO_SERIES):
+            raise InvalidParty(field, f"{series!r} does not begin with {_DEMO_SERIES}, as a demonstration's series do")
+    if seller.id == DEMONSTRATION and seller.name != "Demonstration":
+        raise InvalidParty("name", "the seller of a demonstration is named Demonstration")
 
 
 def check_vat_id(party: Party, before: Party | None = None) -> None:

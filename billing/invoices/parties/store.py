@@ -11,7 +11,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from billing.integrity.canonical_json import canonical
 from billing.invoices.errors import NoProfile
-from billing.invoices.parties.parties import Buyer, Seller, check_countries, check_vat_id
+from billing.invoices.parties.parties import (
+    DEMONSTRATION,
+    Buyer,
+    InvalidParty,
+    Seller,
+    check_countries,
+    check_series,
+    check_vat_id,
+)
 from billing.tables.invoices import billing_profile, legal_entity
 from storage.database.database import Database
 
@@ -23,8 +31,10 @@ class Parties:
         self._database = database
 
     async def set_seller(self, seller: Seller) -> None:
-        """Create or replace a seller. Raises InvalidParty for an unknown country or a new VAT id that is invalid."""
+        """Create or replace a seller. Raises InvalidParty for an unknown country, a new VAT id that is invalid, and
+        where a demonstration's seller and a real one would meet in one database."""
         check_countries(seller)
+        check_series(seller)
         row = {"id": seller.id, "profile": canonical(seller), "updated_at": self._database.clock}
         new = {name: row[name] for name in ("profile", "updated_at")}
         own = select(legal_entity.c.profile).where(legal_entity.c.id == seller.id)
@@ -32,6 +42,9 @@ class Parties:
             profile = await session.scalar(self._database.locked(own))
             before = None if profile is None else msgspec.json.decode(profile, type=Seller)
             check_vat_id(seller, before)
+            others = set(await session.scalars(select(legal_entity.c.id).where(legal_entity.c.id != seller.id)))
+            if others and DEMONSTRATION in {seller.id, *others}:
+                raise InvalidParty("id", "a demonstration's database has the demonstration's seller and no other")
             await session.execute(
                 self._database.insert(legal_entity).values(row).on_conflict_do_update(index_elements=["id"], set_=new)
             )

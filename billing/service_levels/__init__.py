@@ -1,0 +1,1 @@
+"""How long requests waited, and how they ended: histograms by hour, counted beside the requests."""
