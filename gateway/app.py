@@ -12,31 +12,36 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
-from gateway.admin.account import account_routes
 from gateway.admin.approvals import approval_routes
-from gateway.admin.audit import audit_route
-from gateway.admin.keys import key_routes
-from gateway.admin.limits import limit_routes
-from gateway.admin.members import member_routes
-from gateway.admin.one_time_links import one_time_link_routes
-from gateway.admin.operator_keys import operator_key_routes
+from gateway.admin.audit import audit_routes
+from gateway.admin.keys.keys import key_routes
+from gateway.admin.keys.operator_keys import operator_key_routes
 from gateway.admin.routes import admin_routes
-from gateway.admin.sign_in import sign_in_routes
-from gateway.admin.suspensions import suspension_routes
-from gateway.admin.users import user_routes
+from gateway.admin.tenants.limits import limit_routes
+from gateway.admin.tenants.suspensions import suspension_routes
+from gateway.admin.users.account import account_routes
+from gateway.admin.users.members import member_routes
+from gateway.admin.users.one_time_links import one_time_link_routes
+from gateway.admin.users.sign_in import sign_in_routes
+from gateway.admin.users.users import user_routes
+from gateway.console.built_console import BuiltConsole
+from gateway.console.routes import console_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
 from gateway.endpoints.caches import cache_routes
 from gateway.endpoints.chat import chat_completions
 from gateway.endpoints.completions import completions
+from gateway.endpoints.estimates import estimate_route
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.health import health_routes, metrics_route
-from gateway.endpoints.link_page import link_page
 from gateway.endpoints.messages import message_routes
 from gateway.endpoints.models import model_routes
 from gateway.endpoints.prices import list_prices
+from gateway.endpoints.responses import response_routes
+from gateway.endpoints.stored_responses import stored_response_routes
 from gateway.endpoints.usage import usage_routes
 from gateway.endpoints.webhooks import webhook_routes
 from gateway.http.authentication import Authentication
+from gateway.http.cors import CrossOrigin, cross_origin_headers
 from gateway.http.csrf import CsrfGuard, check_guarded
 from gateway.http.policies import check_policies, policy_of
 from gateway.http.responses import error_response, speaks_anthropic
@@ -73,6 +78,8 @@ def application_of(gateway: Gateway) -> Litestar:
             headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name), *context.limit_headers]
             if context.principal is not None and context.principal.tenant_id is not None and speaks_anthropic(scope):
                 headers.append((b"anthropic-organization-id", str(context.principal.tenant_id).encode()))
+            if services.options.cors_origins:
+                headers += cross_origin_headers(scope, services.options.cors_origins)
             message["headers"] = [*headers, *session_headers(scope, headers)]
             _record_response(gateway, scope, message["status"])
 
@@ -80,12 +87,15 @@ def application_of(gateway: Gateway) -> Litestar:
         route_handlers=[
             chat_completions(gateway),
             completions(gateway),
+            *response_routes(gateway),
+            *stored_response_routes(gateway),
             *message_routes(gateway),
             *model_routes(gateway),
             *usage_routes(gateway),
             *export_routes(gateway),
             list_prices(gateway),
-            audit_route(gateway),
+            estimate_route(gateway),
+            *audit_routes(gateway),
             *admin_routes(gateway),
             *key_routes(gateway),
             *operator_key_routes(gateway),
@@ -95,7 +105,7 @@ def application_of(gateway: Gateway) -> Litestar:
             *account_routes(gateway),
             *one_time_link_routes(gateway),
             *user_routes(gateway),
-            link_page(),
+            *console_routes(BuiltConsole.load()),
             *member_routes(gateway),
             *limit_routes(gateway),
             *cache_routes(gateway),
@@ -107,6 +117,7 @@ def application_of(gateway: Gateway) -> Litestar:
         ],
         lifespan=[lifespan],
         middleware=[
+            *([CrossOrigin(services.options.cors_origins)] if services.options.cors_origins else []),
             CsrfGuard(),
             Authentication(
                 services.authenticator,

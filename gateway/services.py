@@ -12,6 +12,7 @@ from billing.prices import PriceCatalog
 from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.allowances import BUSY, Allowances
 from billing.reservation.hold_service import HoldService
+from billing.service_levels.service_hours import ServiceHours
 from billing.settlement.settler import Settler
 from billing.spool.gateway_epochs import EpochKeeper
 from billing.spool.spool import Spool
@@ -29,6 +30,8 @@ from gateway.generation.request_history import RequestHistory
 from gateway.generation.running_tasks import RunningTasks
 from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
+from gateway.kept_responses.background import BackgroundResponses
+from gateway.kept_responses.keeper import ResponseKeeper
 from gateway.limits.limiter import Limiter
 from gateway.metering.lease_outcomes import LeaseOutcomes
 from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
@@ -41,6 +44,9 @@ from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.promise.scope_keys import ScopeKeys
+from response_store.policies import ResponsePolicies
+from response_store.running import RunningResponses
+from response_store.store import ResponseStore
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
@@ -50,6 +56,8 @@ from tenancy.rate_limits import RateLimits
 from tenancy.repositories import Tenancy
 from tenancy.rights.key_limits import Network
 from tenancy.users.service import Users
+from waterfall.store import WaterfallStore
+from waterfall.writer import WaterfallWriter
 from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
@@ -68,9 +76,11 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     money is held at a time; 0: all. `allowance_requests`: a tenant with so many requests at once gets money set aside
     for them; 0: never. `lease_tokens`: how many tokens a project may have in live leases; 0: any number.
     `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
+    `response_retention`: how long responses are kept where their project says nothing else; 0: never.
     `public_metrics`: whether /metrics is served beside the API. `trusted_proxies`: from where
     X-Forwarded-For is believed. `database_patience`: how long a request waits for the
-    database before it is answered with 503.
+    database before it is answered with 503. `waterfall_days`: how long the worker keeps where the time of
+    requests went; 0: not at all. `cors_origins`: whose pages may call /v1 from a browser, "*" for all.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -80,13 +90,16 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     public_prices: bool = False
     hold_slice: int = 0
     lease_tokens: int = 0
+    response_retention: int = 30 * 86_400
     allowance_requests: int = BUSY
     connections: int = 10_000
     connections_per_address: int = 0
     public_metrics: bool = True
     trusted_proxies: tuple[Network, ...] = ()
     database_patience: float = 5.0
+    waterfall_days: float = 7.0
     timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
+    cors_origins: tuple[str, ...] = ()
 
 
 class GatewayServices(Struct, frozen=True, kw_only=True):
@@ -139,6 +152,7 @@ class ManagementBreakers:
         self.invoices = CircuitBreaker(seconds, witness)
         self.periods = CircuitBreaker(seconds, witness)
         self.limits = CircuitBreaker(seconds, witness)
+        self.responses = CircuitBreaker(seconds, witness)
 
 
 class Gateway:
@@ -165,6 +179,7 @@ class Gateway:
             refused=lambda: self.refused.count,
             lingering=lambda: len(self.lingering_connections),
             limits_degraded=lambda: services.limiter.degraded,
+            waterfalls_dropped=lambda: self.waterfalls.dropped,
         )
         self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
         self.leases = LeaseStore(services.database, services.options.lease_tokens)
@@ -200,6 +215,11 @@ class Gateway:
         self.writes = SharedWrites()
         self.leased_blocks = LeasedBlocks(self.leases, services.domains, self.threads, services.fleet.purge)
         self.history = RequestHistory(services.database, services.domains, services.prices)
+        self.service_hours = ServiceHours(services.database)
+        self.waterfalls = WaterfallWriter(
+            WaterfallStore(services.database), enabled=services.options.waterfall_days > 0
+        )
+        services.settler.on_settled = self.waterfalls.settled
         self.requests = RunningTasks(
             GenerationDependencies(
                 self.admission,
@@ -213,10 +233,30 @@ class Gateway:
                 self.writes,
                 self.leased_blocks,
                 self.history,
+                self.service_hours,
                 self.confirmations,
+                self.waterfalls,
             ),
             self._check_payer,
         )
+        store = None if services.scope_keys is None else ResponseStore(services.database, services.scope_keys)
+        self.response_keeper = ResponseKeeper(
+            store,
+            ResponsePolicies(services.database),
+            self.management_breakers.responses,
+            services.options.response_retention,
+        )
+        self.background_responses: BackgroundResponses | None = None
+        if store is not None:
+            running = RunningResponses(store, epoch)
+            self.background_responses = BackgroundResponses(
+                running,
+                store,
+                self.response_keeper,
+                requests=self.requests,
+                admission=self.admission,
+                models=services.models,
+            )
         services.suspensions.on_end = self._end_suspended
         self.orphaned_holds = OrphanedHolds(
             epoch, database=services.database, holds=services.holds, fleet=services.fleet
@@ -259,6 +299,8 @@ class Gateway:
             self._tasks.start(services.domains.shared.run())
         if self.metrics.shared:
             self._tasks.start(self._refresh_metrics())
+        if self.background_responses is not None:
+            self._tasks.start(self.background_responses.adopt_orphans())
 
     async def _probe_dependencies(self) -> None:
         """Tell the metrics, again and again, whether the database and the bus answer."""
@@ -302,6 +344,10 @@ class Gateway:
         self.begin_drain()
         if self._drain is not None:
             await self._drain
+        if self.background_responses is not None:
+            await self.background_responses.stop()
+        if self.response_keeper.store is not None:
+            await self.response_keeper.store.close()
         await self.attempts.stop()
         await self.orphaned_holds.stop()
         await self.recovery.stop()
@@ -312,8 +358,10 @@ class Gateway:
         await self.allowances.close()
         await self.lease_outcomes.close()
         await self.history.stop()
+        await self.service_hours.stop()
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
+        await self.waterfalls.stop()
         await self._tasks.stop()
         self.threads.close()
         await self._epoch.stop()

@@ -56,14 +56,17 @@ def webhook_endpoints(settings: Settings, database: Database, keys: Secrets) -> 
     return WebhookEndpoints(database, SecretCipher(keys.master_key), _address_policy(settings), WEBHOOK_TOPICS)
 
 
-def webhook_dispatcher(settings: Settings, tenancy: Tenancy, database: Database, keys: Secrets) -> Dispatcher:
-    """What sends webhooks, in a worker. Raises UrlRefused for a malformed network in the settings."""
+def webhook_dispatcher(
+    settings: Settings, tenancy: Tenancy, database: Database, keys: Secrets, sender: WebhookSender | None = None
+) -> Dispatcher:
+    """What sends webhooks, in a worker; `sender`: by another way than HTTP. Raises UrlRefused for a malformed network
+    in the settings."""
 
     async def names(tenant_id: UUID) -> dict[str, str]:
         projects = {str(project.id): project.name for project in await tenancy.list_projects(tenant_id)}
         return projects | {str(key.id): key.public_id for key in await tenancy.list_keys(tenant_id)}
 
-    cipher, sender = SecretCipher(keys.master_key), WebhookSender(_address_policy(settings))
+    cipher, sender = SecretCipher(keys.master_key), sender or WebhookSender(_address_policy(settings))
     payloads = partial(name_budget_subjects, names_of=names)
     return Dispatcher(database, cipher, sender, settings.webhook_give_up_days * _DAY_S, payloads)
 

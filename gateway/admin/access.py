@@ -12,9 +12,10 @@ from uuid import UUID
 from litestar import Request
 
 from billing.platform_settings import APPROVALS, PlatformSettings
+from gateway.endpoints.tenant_scope import TenantScope
 from gateway.errors import NotAllowed, NotFound
 from gateway.http.authentication import check_not_suspended
-from gateway.http.policies import SAFE_METHODS
+from gateway.http.policies import SAFE_METHODS, demands
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from tenancy.directory import Directory
@@ -40,6 +41,22 @@ async def visible_tenant(
     if not principal_of(request).may(permission, tenant.id):
         raise refusal(permission)
     return tenant
+
+
+class NamedTenant(TenantScope):
+    """/admin/v1/tenants/{tenant}: whoever has a role there that allows it, or one on the platform."""
+
+    base = "/admin/v1/tenants/{tenant:str}"
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def demands(self, permission: Permission) -> dict[str, Any]:
+        return demands(permission)
+
+    async def tenant(self, request: Request[Any, Any, Any], permission: Permission) -> UUID:
+        owner = await visible_tenant(self._gateway, request, request.path_params["tenant"], permission)
+        return owner.id
 
 
 async def partly_visible_tenant(

@@ -13,13 +13,13 @@ from litestar.response import Stream
 from msgspec import Meta, Struct
 
 from audit_log import csv_rows
-from audit_log.actors import Actor, Means
+from audit_log.actors import OPERATOR, OPERATOR_MEANS, THIS_MACHINE, Actor, Means
 from audit_log.reading import AuditLog, Entry, Filter, Scope
 from audit_log.tables import PLATFORM
-from gateway.admin.access import principal_of, seen_tenant
+from audit_log.verification import ChainEnd, check_end
+from gateway.admin.access import principal_of, refusal, seen_tenant
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField
-from gateway.http.authentication import OPERATOR
 from gateway.http.operations import describes, files, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
@@ -28,7 +28,6 @@ from storage.database.database import DatabaseUnavailable
 from tenancy.directory import PROJECT_PREFIX, prefixed_id, project_public_id, tenant_public_id
 from tenancy.rights.permissions import ROLE_PERMISSIONS
 from tenancy.rights.principals import Principal
-from tenancy.users.links import THIS_MACHINE
 
 _PREFIX = "audit_"
 _LINES = 200
@@ -90,6 +89,20 @@ class AuditEntryList(Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+class AuditChainObject(Struct, frozen=True, kw_only=True):
+    """The hash chain of a tenant's entries, or of the platform's. Its last `checked` entries were verified now: each
+    says what it said and follows from the one before, unless `problems` says otherwise. `anchored`: up to which entry
+    the platform's chain vouches for a tenant's."""
+
+    object: Literal["audit_chain"] = "audit_chain"
+    tenant: str | None
+    entries: int
+    head: Annotated[str, Meta(examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"])]
+    anchored: int
+    checked: int
+    problems: list[str]
+
+
 _CSV = files(
     "text/csv", description="The same as CSV.", example="number,at,action\r\n7,2026-11-22T09:30:00Z,budget.set\r\n"
 )
@@ -108,9 +121,10 @@ _QUERY = (
 )
 
 
-def audit_route(gateway: Gateway) -> HTTPRouteHandler:
-    """The route, for one worker."""
-    log, wait = AuditLog(gateway.services.database), gateway.management_breakers.audit.wait
+def audit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
+    """The routes, for one worker."""
+    database = gateway.services.database
+    log, wait = AuditLog(database), gateway.management_breakers.audit.wait
 
     async def wanted(request: Request[Any, Any, Any], parameters: Parameters) -> Filter:
         tenant, project = parameters.text("tenant"), parameters.text("project")
@@ -147,7 +161,40 @@ def audit_route(gateway: Gateway) -> HTTPRouteHandler:
         shown = [_object(entry if whole else for_tenant(entry)) for entry in found[:limit]]
         return json_response(AuditEntryList(data=shown, has_more=len(found) > limit))
 
-    return list_audit_entries
+    async def end_of_chain(tenant_id: UUID) -> ChainEnd:
+        async with database.reading() as session:
+            return await check_end(session, tenant_id)
+
+    @get(
+        "/admin/v1/audit/chain",
+        opt=demands("audit.read")
+        | describes(
+            AuditChainObject,
+            query=(query("tenant", str, "Of this tenant: its name or id. The platform's without it.", example="demo"),),
+        ),
+    )
+    async def retrieve_audit_chain(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Where a chain ends, and whether its last 1,000 entries are whole. `turnpike audit log --verify` reads all."""
+        parameters = Parameters.of(request)
+        name = parameters.text("tenant")
+        parameters.reject_unknown()
+        tenant = None if name is None else await seen_tenant(gateway, request, name)
+        if not principal_of(request).may("audit.read", None if tenant is None else tenant.id):
+            raise refusal("audit.read")
+        end = await wait(end_of_chain(PLATFORM if tenant is None else tenant.id))
+        problems = [f"{one.what}, number {one.number}: {one.detail}" for one in end.findings[:_LINES]]
+        return json_response(
+            AuditChainObject(
+                tenant=None if tenant is None else tenant_public_id(tenant.id),
+                entries=end.entries,
+                head=end.head.hex(),
+                anchored=end.anchored,
+                checked=end.checked,
+                problems=problems,
+            )
+        )
+
+    return [list_audit_entries, retrieve_audit_chain]
 
 
 def scopes_of(principal: Principal) -> list[Scope]:
@@ -163,7 +210,7 @@ def scopes_of(principal: Principal) -> list[Scope]:
 def for_tenant(entry: Entry) -> Entry:
     """As a tenant's people see an entry: of who runs the platform they learn the name alone."""
     actor = entry.actor
-    if actor.means not in ("command", "system", "operator_key") and actor.through != OPERATOR:
+    if actor.means not in OPERATOR_MEANS and actor.through != OPERATOR:
         return entry
     name = THIS_MACHINE if actor.means == "command" else actor.name  # a command's is USER@HOST
     return msgspec.structs.replace(entry, actor=Actor(actor.means, "", name, request_id=actor.request_id))

@@ -17,7 +17,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 
-ReplicaState = Literal["healthy", "stalled", "disk_full", "down"]
+ReplicaState = Literal["healthy", "stalled", "draining", "disk_full", "down"]
 
 
 class TierObject(Struct, frozen=True, kw_only=True):
@@ -32,7 +32,8 @@ class TierObject(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaObject(Struct, frozen=True, kw_only=True):
-    """A replica. `stalled`: it is connected, and its heartbeats or its steps stopped. `problem`: why it is down.
+    """A replica. `stalled`: it is connected, and its heartbeats or its steps stopped. `draining`: it takes no more
+    requests, and runs on what it has. `problem`: why it is down.
     `silent_s`: seconds since anything was heard from it. `requests` are those that it has, as far as is known here;
     `running` and `waiting` (by lane) are what it says itself. `metrics` are its own, by Prometheus name."""
 
@@ -96,12 +97,17 @@ def fleet_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @get("/admin/v1/fleet/{replica:str}", opt=demands("fleet.read") | describes(ReplicaObject))
     async def show_replica(replica: FromPath[str]) -> Response[bytes]:
         """One replica, by its name."""
-        for link in services.fleet.links:
-            if link.replica == replica:
-                return json_response(replica_object(link))
-        raise NotFound(f"There is no replica {replica[:80]!r}.")
+        return json_response(replica_object(replica_named(gateway, replica)))
 
     return [show_fleet, show_replica]
+
+
+def replica_named(gateway: Gateway, name: str) -> ReplicaLink:
+    """This worker's link to the replica of this name. Raises NotFound."""
+    for link in gateway.services.fleet.links:
+        if link.replica == name:
+            return link
+    raise NotFound(f"There is no replica {name[:80]!r}.")
 
 
 def replica_object(link: ReplicaLink) -> ReplicaObject:
@@ -147,6 +153,8 @@ def _state(link: ReplicaLink) -> ReplicaState:
         return "down"
     if link.disk_full:
         return "disk_full"
+    if link.draining:
+        return "draining"
     return "healthy" if link.healthy() else "stalled"
 
 

@@ -1,7 +1,8 @@
-"""/admin/v1/tenants/{tenant}/overview: how a tenant stands, in one call from the roll-ups."""
+"""/admin/v1/tenants/{tenant}/overview and /admin/v1/overview: how a tenant, or all, stand, from the roll-ups."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 from uuid import UUID
 
@@ -16,19 +17,25 @@ from billing.calendar import format_instant, period_bounds, period_of
 from billing.events.rollups import HOUR
 from billing.ledger.entries import Balance
 from billing.money import format_pico
+from billing.reports.cache_savings import PRICED_BY, savings_by_class, total_saved
+from billing.reports.overviews import MoneyOfTenants, money_of_tenants
 from billing.reports.request_list import EventFilters, count_by_status
-from billing.reports.saved_money import SAVED_BY, cache_summary
-from billing.reports.usage_report import Result, usage_buckets
-from gateway.admin.access import partly_visible_tenant, principal_of
-from gateway.admin.balances import BalanceObject, balance_object
-from gateway.admin.budgets import BudgetObject, BudgetShapes
+from billing.reports.usage_series import DAY, Selection, Sums, complete_until, usage_totals
+from billing.service_levels.service_hours import served
+from billing.usage import METERS
+from gateway.admin.access import allowed_tenants, partly_visible_tenant, principal_of
+from gateway.admin.figures.notices import Notice, Notices
+from gateway.admin.figures.service_objects import ServiceObject, service_object
+from gateway.admin.money.balances import BalanceObject, balance_object
+from gateway.admin.money.budgets import BudgetObject, BudgetShapes
+from gateway.dialects.query_parameters import Parameters
 from gateway.http.operations import describes
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.directory import tenant_public_id
+from tenancy.directory import Directory, tenant_public_id
 
-_DAY = 24 * HOUR
+_ALL_GROUPS = 1_000_000
 
 
 class SpendObject(Struct, frozen=True, kw_only=True):
@@ -55,77 +62,191 @@ class StatusCounts(Struct, frozen=True, kw_only=True):
     complete: bool
 
 
+class Started(Struct, frozen=True, kw_only=True):
+    """How far a new tenant is: whether it ever had a project's key, and a request (of those that one may see)."""
+
+    key: bool
+    request: bool
+
+
 class Overview(Struct, frozen=True, kw_only=True):
-    """How a tenant stands at `at`. `balance` is none for who may not see it, `budgets` are those that one may see."""
+    """How a tenant stands at `at`; usage is complete until `complete_until`. `today` is by UTC, `month` what is billed
+    in this one, `service` of the last 24 hours. `balance` is none for who may not see it, `budgets` are those that one
+    may see."""
 
     object: Literal["overview"] = "overview"
     tenant_id: str
     at: str
+    complete_until: str
+    period: str
+    started: Started
     today: SpendObject
     month: SpendObject
     last_hour: StatusCounts
+    service: ServiceObject
     balance: BalanceObject | None
     budgets: list[BudgetObject]
+    notices: list[Notice]
+
+
+class MoneyObject(Struct, frozen=True, kw_only=True):
+    """The balances of tenants in one currency, added up. `exhausted`: how many of them have nothing available."""
+
+    currency: str
+    tenants: int
+    available: str
+    held: str
+    receivable: str
+    exhausted: int
+
+
+class PlatformOverview(Struct, frozen=True, kw_only=True):
+    """How the tenants stand together that one may see whole. `balances` is none for who may not see them."""
+
+    object: Literal["overview.platform"] = "overview.platform"
+    at: str
+    complete_until: str
+    period: str
+    today: SpendObject
+    month: SpendObject
+    service: ServiceObject
+    balances: list[MoneyObject] | None
+    notices: list[Notice]
 
 
 def overview_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The route, for one worker."""
-    database, prices = gateway.services.database, gateway.services.prices
-    wait, balances, budgets = gateway.management_breakers.reports.wait, Balances(database), BudgetSettings(database)
-    shapes = BudgetShapes(database)
-
-    async def spend(results: list[Result]) -> SpendObject:
-        summary = await cache_summary(prices, results)
-        cost: dict[str, int] = {}
-        for result in results:
-            for currency, pico in result.costs_pico.items():
-                cost[currency] = cost.get(currency, 0) + pico
-        return SpendObject(
-            requests=sum(result.requests for result in results),
-            cost={currency: format_pico(pico) for currency, pico in cost.items()},
-            prompt_tokens=summary.prompt,
-            read_tokens=summary.read,
-            output_tokens=sum(result.usage.output for result in results),
-            hit_rate=round(summary.read / summary.prompt, 6) if summary.prompt else None,
-            saved={currency: format_pico(pico) for currency, pico in summary.saved_pico.items()},
-        )
-
-    async def read(tenant_id: UUID, projects: frozenset[UUID] | None, *, may_see_money: bool) -> Overview:
-        now = await database.now()
-        today, (month, _) = now - now % _DAY, period_bounds(period_of(now))
-        usage = await usage_buckets(
-            database,
-            tenant_id,
-            start_at=month,
-            end_at=now - now % HOUR + HOUR,
-            width="1d",
-            project_ids=None if projects is None else list(projects),
-            group_by=SAVED_BY,
-            limit=31,
-        )
-        counts, complete = await count_by_status(database, tenant_id, EventFilters(since=now - HOUR, projects=projects))
-        own = {str(project) for project in projects or ()}
-        windows = [
-            window
-            for window in await budgets.list(tenant_id)
-            if projects is None or (window.scope == "project" and window.subject in own)
-        ]
-        balance = await balances.get(tenant_id) or Balance(tenant_id, DEFAULT_CURRENCY, 0, 0, 0, 0)
-        return Overview(
-            tenant_id=tenant_public_id(tenant_id),
-            at=format_instant(now),
-            today=await spend([r for bucket in usage.buckets if bucket.start_at >= today for r in bucket.results]),
-            month=await spend([result for bucket in usage.buckets for result in bucket.results]),
-            last_hour=StatusCounts(**counts, complete=complete),
-            balance=balance_object(balance) if may_see_money else None,
-            budgets=await shapes.of(tenant_id, windows, balance.currency),
-        )
+    """The routes, for one worker."""
+    reader, wait = _Reader(gateway), gateway.management_breakers.reports.wait
 
     @get("/admin/v1/tenants/{tenant:str}/overview", opt=demands("usage.read") | describes(Overview))
     async def tenant_overview(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """How the tenant stands: spend against budgets, balance, requests and errors, hit rate, saved money."""
+        """How the tenant stands: spend against budgets, balance, requests, waits, hit rate, saved money, notices."""
         owner, projects = await partly_visible_tenant(gateway, request, tenant, "usage.read")
-        may_see_money = principal_of(request).may("balance.read", owner.id)
-        return json_response(await wait(read(owner.id, projects, may_see_money=may_see_money)))
+        Parameters.of(request).reject_unknown()
+        return json_response(await wait(reader.of_tenant(request, owner.id, projects)))
 
-    return [tenant_overview]
+    @get("/admin/v1/overview", opt=demands("usage.read") | describes(PlatformOverview))
+    async def platform_overview(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """How all tenants that you may see stand together, and what waits for somebody."""
+        Parameters.of(request).reject_unknown()
+        return json_response(await wait(reader.of_platform(request)))
+
+    return [tenant_overview, platform_overview]
+
+
+class _Reader:
+    """Reads overviews. Every method may raise DatabaseUnavailable."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        database = self._database = gateway.services.database
+        self._prices = gateway.services.prices
+        self._balances, self._budgets = Balances(database), BudgetSettings(database)
+        self._shapes, self._notices, self._directory = BudgetShapes(database), Notices(gateway), Directory(database)
+
+    async def of_tenant(
+        self, request: Request[Any, Any, Any], tenant_id: UUID, projects: frozenset[UUID] | None
+    ) -> Overview:
+        """One tenant's, of these projects (None: all)."""
+        principal, now = principal_of(request), await self._database.now()
+        counts, complete = await count_by_status(
+            self._database, tenant_id, EventFilters(since=now - HOUR, projects=projects)
+        )
+        own = {str(project) for project in projects or ()}
+        windows = [
+            window
+            for window in await self._budgets.list(tenant_id)
+            if projects is None or (window.scope == "project" and window.subject in own)
+        ]
+        balance = await self._balances.get(tenant_id) or Balance(tenant_id, DEFAULT_CURRENCY, 0, 0, 0, 0)
+        seen = balance if principal.may("balance.read", tenant_id) else None
+        until = await complete_until(self._database, [tenant_id], now)
+        today, month = await self._spend([tenant_id], projects, now)
+        used = month.requests > 0 or await self._directory.any_key(tenant_id, projects, used=True)
+        return Overview(
+            tenant_id=tenant_public_id(tenant_id),
+            at=format_instant(now),
+            complete_until=format_instant(until),
+            period=period_of(now),
+            started=Started(key=used or await self._directory.any_key(tenant_id, projects), request=used),
+            today=today,
+            month=month,
+            last_hour=StatusCounts(**counts, complete=complete),
+            service=await self._service([tenant_id], projects, now),
+            balance=None if seen is None else balance_object(seen),
+            budgets=await self._shapes.of(tenant_id, windows, balance.currency),
+            notices=await self._notices.of_tenant(
+                principal, tenant_id, budgets=windows, balance=seen, unsettled_since=until, now=now
+            ),
+        )
+
+    async def of_platform(self, request: Request[Any, Any, Any]) -> PlatformOverview:
+        """That of all tenants that the principal may see whole."""
+        principal, now = principal_of(request), await self._database.now()
+        tenants = allowed_tenants(principal, "usage.read")
+        if tenants is not None:
+            tenants = frozenset(one for one in tenants if principal.may("usage.read", one))
+        until = await complete_until(self._database, tenants, now)
+        today, month = await self._spend(tenants, None, now)
+        with_money = allowed_tenants(principal, "balance.read")
+        if with_money is not None:
+            with_money = frozenset(one for one in with_money if principal.may("balance.read", one))
+        money = await money_of_tenants(self._database, with_money) if with_money is None or with_money else None
+        return PlatformOverview(
+            at=format_instant(now),
+            complete_until=format_instant(until),
+            period=period_of(now),
+            today=today,
+            month=month,
+            service=await self._service(tenants, None, now),
+            balances=None if money is None else [_money(one) for one in money],
+            notices=await self._notices.of_platform(
+                principal, exhausted=sum(one.exhausted for one in money or ()), unsettled_since=until, now=now
+            ),
+        )
+
+    async def _spend(
+        self, tenants: Collection[UUID] | None, projects: Collection[UUID] | None, now: int
+    ) -> tuple[SpendObject, SpendObject]:
+        """Of today, and of what is billed in this month."""
+        day, period = now - now % DAY, period_of(now)
+        start, end = period_bounds(period)
+        month = Selection(start_at=start, end_at=end, period=period, tenants=tenants, projects=projects)
+        today = Selection(start_at=day, end_at=day + DAY, tenants=tenants, projects=projects)
+        return await self._spent(today), await self._spent(month)
+
+    async def _spent(self, selection: Selection) -> SpendObject:
+        sums = await usage_totals(self._database, selection, PRICED_BY, most=_ALL_GROUPS)
+        whole = Sums()
+        for used in sums.values():
+            whole.add(used)
+        prompt = sum(tokens for meter, tokens in whole.tokens.items() if meter != "output")
+        read = sum(whole.tokens.get(meter, 0) for meter in METERS if meter.startswith("read_"))
+        saved = total_saved((await savings_by_class(self._prices, sums)).values())
+        return SpendObject(
+            requests=whole.requests,
+            cost={currency: format_pico(pico) for currency, pico in sorted(whole.cost_pico.items())},
+            prompt_tokens=prompt,
+            read_tokens=read,
+            output_tokens=whole.tokens.get("output", 0),
+            hit_rate=round(read / prompt, 6) if prompt else None,
+            saved={currency: format_pico(saved.get(currency, 0)) for currency in sorted(whole.cost_pico)},
+        )
+
+    async def _service(
+        self, tenants: Collection[UUID] | None, projects: Collection[UUID] | None, now: int
+    ) -> ServiceObject:
+        since = now - now % HOUR - 23 * HOUR
+        return service_object(
+            since, await served(self._database, tenants, start_at=since, end_at=now + HOUR, projects=projects)
+        )
+
+
+def _money(one: MoneyOfTenants) -> MoneyObject:
+    return MoneyObject(
+        currency=one.currency,
+        tenants=one.tenants,
+        available=format_pico(one.available_pico),
+        held=format_pico(one.held_pico),
+        receivable=format_pico(one.receivable_pico),
+        exhausted=one.exhausted,
+    )

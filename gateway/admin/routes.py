@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from litestar.handlers import HTTPRouteHandler
 
-from gateway.admin.balances import balance_routes
-from gateway.admin.budgets import budget_routes
+from gateway.admin.access import NamedTenant
+from gateway.admin.draining import draining_routes
+from gateway.admin.figures.cache_leases import cache_lease_routes
+from gateway.admin.figures.cache_summary import cache_summary_routes
+from gateway.admin.figures.usage_series import usage_series_routes
 from gateway.admin.fleet import fleet_routes
-from gateway.admin.grants import grant_routes
-from gateway.admin.invoice_changes import invoice_change_routes
-from gateway.admin.invoice_files import invoice_file_routes
-from gateway.admin.invoice_lines import invoice_line_routes
-from gateway.admin.invoices import invoice_routes
-from gateway.admin.named_tenant import NamedTenant
+from gateway.admin.invoices.changes import invoice_change_routes
+from gateway.admin.invoices.files import invoice_file_routes
+from gateway.admin.invoices.invoices import invoice_routes
+from gateway.admin.invoices.lines import invoice_line_routes
+from gateway.admin.invoices.parties import party_routes
+from gateway.admin.invoices.periods import period_routes
+from gateway.admin.invoices.verification import invoice_verification_routes
+from gateway.admin.money.balances import balance_routes
+from gateway.admin.money.budgets import budget_routes
+from gateway.admin.money.grants import grant_routes
+from gateway.admin.money.price_books import price_book_routes
+from gateway.admin.money.price_impact import price_impact_routes
+from gateway.admin.money.prices import price_routes
+from gateway.admin.money.terms import terms_routes
 from gateway.admin.overview import overview_routes
-from gateway.admin.parties import party_routes
-from gateway.admin.periods import period_routes
 from gateway.admin.platform import platform_routes
-from gateway.admin.price_books import price_book_routes
-from gateway.admin.prices import price_routes
-from gateway.admin.requests import request_routes
-from gateway.admin.tenants import tenant_routes
-from gateway.admin.terms import terms_routes
+from gateway.admin.playground import playground_routes
+from gateway.admin.requests.requests import request_routes
+from gateway.admin.requests.waterfalls import request_waterfall_routes
+from gateway.admin.tenants.stored_responses import stored_response_admin_routes
+from gateway.admin.tenants.tenants import tenant_routes
 from gateway.admin.usage import usage_routes
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.webhooks import webhook_routes
@@ -31,10 +40,12 @@ from gateway.services import Gateway
 def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
-        *(tenant_routes, balance_routes, grant_routes, budget_routes, price_routes),
-        *(usage_routes, request_routes, overview_routes),
-        *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes),
+        *(tenant_routes, balance_routes, grant_routes, budget_routes, price_routes, price_impact_routes),
+        *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
+        *(request_routes, request_waterfall_routes, overview_routes),
+        *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
+        *(draining_routes, stored_response_admin_routes, playground_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))

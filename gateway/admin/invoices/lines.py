@@ -21,7 +21,7 @@ from billing.invoices.document import Document, InvoiceLine
 from billing.invoices.drill_down import LineSlice
 from billing.money import format_minor, format_pico
 from billing.prices.grid import amount
-from gateway.admin.invoices import AT, InvoiceFinder
+from gateway.admin.invoices.invoices import AT, InvoiceFinder
 from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField, NotFound

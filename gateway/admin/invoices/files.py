@@ -7,7 +7,7 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 from uuid import UUID
@@ -20,11 +20,11 @@ from msgspec import Struct
 
 from billing.invoices.document import Document
 from billing.invoices.store import InvoiceRecord, PaymentsAndCredits
-from gateway.admin.invoice_lines import LineObject, line_object
-from gateway.admin.invoices import AT, InvoiceFinder
+from gateway.admin.invoices.invoices import AT, InvoiceFinder
+from gateway.admin.invoices.lines import LineObject, line_object
 from gateway.admin.refusals import refusals
 from gateway.errors import Conflict
-from gateway.http.operations import describes, files
+from gateway.http.operations import Files, describes, files
 from gateway.http.policies import demands
 from gateway.services import Gateway
 
@@ -71,84 +71,43 @@ class Content(Struct, frozen=True):
         return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
+class Form(Struct, frozen=True, kw_only=True):
+    """A way of writing an invoice. `name`: the last part of its path. `says`, `file`, `errors`: how the document of the
+    API describes it."""
+
+    name: str
+    ending: str
+    make: Callable[[Content], bytes]
+    says: str
+    file: Files
+    errors: Mapping[str, int] = {}
+
+
 def invoice_file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     wait, finder = gateway.management_breakers.invoices.wait, InvoiceFinder(gateway)
 
-    async def file_of(  # noqa: PLR0917  # a file, and how it is made
-        request: Request[Any, Any, Any],
-        tenant: str,
-        invoice: str,
-        make: Callable[[Content], bytes],
-        media_type: str,
-        ending: str,
-    ) -> Response[bytes]:
+    async def file_of(request: Request[Any, Any, Any], tenant: str, invoice: str, form: Form) -> Response[bytes]:
         owner, record = await finder.find(request, tenant, invoice)
         with refusals():
             document = await wait(finder.invoices.document(record))
             text = await wait(finder.invoices.content(record))
             content = Content(record, document, text, await wait(finder.invoices.settlements(record)))
-        made = await _in_thread(gateway, owner.id, partial(make, content))
-        headers = {"content-disposition": f'attachment; filename="{content.name}.{ending}"'}
-        return Response(made, media_type=media_type, headers=headers)
+        made = await _in_thread(gateway, owner.id, partial(form.make, content))
+        headers = {"content-disposition": f'attachment; filename="{content.name}.{form.ending}"'}
+        return Response(made, media_type=form.file.media_types[0], headers=headers)
 
-    @get(
-        f"{AT}/pdf",
-        opt=demands("invoices.read")
-        | describes(files("application/pdf", description="PDF/A-3."), path=_EXAMPLE, errors={"not_printable": 409}),
-    )
-    async def invoice_pdf(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
-        """An invoice as PDF/A-3, with the payments and credit notes until now."""
-        return await file_of(request, tenant, invoice, to_pdf, "application/pdf", "pdf")
+    def route(form: Form) -> HTTPRouteHandler:
+        async def answer(
+            request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
+        ) -> Response[bytes]:
+            return await file_of(request, tenant, invoice, form)
 
-    @get(
-        f"{AT}/json",
-        opt=demands("invoices.read")
-        | describes(
-            files(
-                "application/json", description="Canonical JSON (RFC 8785).", example='{"number": "INV-2026-000042"}'
-            ),
-            path=_EXAMPLE,
-        ),
-    )
-    async def invoice_json(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
-        """An invoice as canonical JSON: its SHA-256 is the one that is kept and chained."""
-        return await file_of(request, tenant, invoice, _json, "application/json", "json")
+        answer.__name__, answer.__doc__ = f"invoice_{form.name}", form.says
+        described = describes(form.file, path=_EXAMPLE, errors=form.errors)
+        return get(f"{AT}/{form.name}", opt=demands("invoices.read") | described)(answer)
 
-    @get(
-        f"{AT}/csv",
-        opt=demands("invoices.read")
-        | describes(
-            files("text/csv", description="The lines.", example="n,text,net\r\n1,tiny input_tokens,100.00\r\n"),
-            path=_EXAMPLE,
-        ),
-    )
-    async def invoice_csv(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
-        """The lines of an invoice as CSV."""
-        return await file_of(request, tenant, invoice, to_csv, "text/csv", "csv")
-
-    @get(
-        f"{AT}/bundle",
-        opt=demands("invoices.read")
-        | describes(
-            files("application/zip", description="PDF, JSON, CSV and a manifest with their SHA-256."),
-            path=_EXAMPLE,
-            errors={"not_printable": 409},
-        ),
-    )
-    async def invoice_bundle(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
-        """An invoice in all its forms, with a manifest."""
-        return await file_of(request, tenant, invoice, to_bundle, "application/zip", "zip")
-
-    return [invoice_pdf, invoice_json, invoice_csv, invoice_bundle]
+    return [route(form) for form in _FORMS]
 
 
 async def _in_thread(gateway: Gateway, tenant_id: UUID, make: Callable[[], bytes]) -> bytes:
@@ -216,3 +175,39 @@ def to_bundle(content: Content) -> bytes:
         for file, data in parts.items():
             archive.writestr(zipfile.ZipInfo(file, _EPOCH), data, zipfile.ZIP_DEFLATED)
     return out.getvalue()
+
+
+_FORMS = (
+    Form(
+        name="pdf",
+        ending="pdf",
+        make=to_pdf,
+        says="An invoice as PDF/A-3, with the payments and credit notes until now.",
+        file=files("application/pdf", description="PDF/A-3."),
+        errors={"not_printable": 409},
+    ),
+    Form(
+        name="json",
+        ending="json",
+        make=_json,
+        says="An invoice as canonical JSON: its SHA-256 is the one that is kept and chained.",
+        file=files(
+            "application/json", description="Canonical JSON (RFC 8785).", example='{"number": "INV-2026-000042"}'
+        ),
+    ),
+    Form(
+        name="csv",
+        ending="csv",
+        make=to_csv,
+        says="The lines of an invoice as CSV.",
+        file=files("text/csv", description="The lines.", example="n,text,net\r\n1,tiny input_tokens,100.00\r\n"),
+    ),
+    Form(
+        name="bundle",
+        ending="zip",
+        make=to_bundle,
+        says="An invoice in all its forms, with a manifest.",
+        file=files("application/zip", description="PDF, JSON, CSV and a manifest with their SHA-256."),
+        errors={"not_printable": 409},
+    ),
+)

@@ -6,6 +6,9 @@ another's new secret, or leaves fewer than two operators. The command with both 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +20,7 @@ from litestar.params import FromPath
 from audit_log.actors import person_of
 from billing.platform_settings import APPROVALS, PlatformSettings
 from gateway.admin.access import check_second_operator, principal_of
-from gateway.admin.key_objects import (
+from gateway.admin.keys.key_objects import (
     KeyCheck,
     KeyList,
     KeyObject,
@@ -31,8 +34,8 @@ from gateway.admin.key_objects import (
     key_object,
     limits_of,
 )
-from gateway.admin.keys import REASON, changed_grant, overlap_end, page_of_keys, reason_of, with_secret
-from gateway.admin.user_objects import user_errors
+from gateway.admin.keys.keys import REASON, changed_grant, overlap_end, page_of_keys, reason_of, with_secret
+from gateway.admin.users.user_objects import user_errors
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotAllowed, NotFound
@@ -41,7 +44,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from tenancy.administration.operators import TooFewOperators, check_two_remain, decides, holder_of
-from tenancy.repositories import grant_of
+from tenancy.repositories import OperatorsGuard, grant_of
 from tenancy.rights.delegation import KeyGrant, check_delegation
 from tenancy.tables import ApiKey
 from tenancy.users.identifiers import user_public_id
@@ -76,12 +79,8 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         with user_errors():
             return None if reference is None else (await wait(gateway.services.users.accounts.find(reference))).id
 
-    async def check_enough_remain(key: str) -> None:
-        if await approvals_are_on():
-            try:
-                check_two_remain(await wait(tenancy.list_operator_keys()), key)
-            except TooFewOperators as error:
-                raise NotAllowed(f"{error}.", code="second_operator_required") from error
+    async def enough_remain_without(key: str) -> OperatorsGuard | None:
+        return partial(check_two_remain, public_id=key) if await approvals_are_on() else None
 
     @get(_PATH, opt=demands("platform.read") | describes(KeyList, query=page()))
     async def list_operator_keys(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -142,9 +141,10 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             after = changed_grant(found, change)
             check_delegation(principal_of(request), after)
             after.check_scopes(body.scopes or ())
-            if not decides(after):
-                await check_enough_remain(found.public_id)
-            return json_response(key_object(await wait(tenancy.change_key(key, change, reason=body.reason))))
+            guard = None if decides(after) else await enough_remain_without(found.public_id)
+            with _too_few():
+                changed = await wait(tenancy.change_key(key, change, reason=body.reason, guard=guard))
+            return json_response(key_object(changed))
 
     @post(
         f"{_ONE}/rotate",
@@ -170,9 +170,9 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
     async def revoke_operator_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Revoke an operator's key for good, everywhere within a second."""
         found, reason = await operator_key(key), reason_of(request)
-        await check_enough_remain(found.public_id)
-        with key_errors():
-            await wait(tenancy.revoke(key, reason=reason))
+        guard = await enough_remain_without(found.public_id)
+        with key_errors(), _too_few():
+            await wait(tenancy.revoke(key, reason=reason, guard=guard))
             return json_response(key_object(await wait(tenancy.key(key))))
 
     return [
@@ -183,3 +183,11 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         rotate_operator_key,
         revoke_operator_key,
     ]
+
+
+@contextmanager
+def _too_few() -> Iterator[None]:
+    try:
+        yield
+    except TooFewOperators as error:
+        raise NotAllowed(f"{error}.", code="second_operator_required") from error

@@ -21,7 +21,7 @@ from billing.invoices.parties.parties import vat_warnings
 from billing.invoices.store import InvoiceRecord
 from billing.money import format_minor, minor_digits
 from gateway.admin.access import visible_tenant
-from gateway.admin.invoices import AT, InvoiceFinder, InvoiceObject, invoice_object
+from gateway.admin.invoices.invoices import AT, InvoiceFinder, InvoiceObject, invoice_object
 from gateway.admin.refusals import refusals
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField

@@ -14,7 +14,7 @@ from msgspec import Meta, UnsetType
 from msgspec.structs import replace
 
 from gateway.admin.access import partly_visible_tenant, principal_of, project_named, refusal
-from gateway.admin.key_objects import (
+from gateway.admin.keys.key_objects import (
     DEFAULT_OVERLAP_S,
     KeyCheck,
     KeyList,

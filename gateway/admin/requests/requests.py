@@ -12,24 +12,24 @@ from litestar.params import FromPath
 from msgspec import Struct
 
 from billing.calendar import format_instant
-from billing.holds.records import Hold
 from billing.money import format_pico
 from billing.prices import PriceVersion
 from billing.prices.grid import amount
-from billing.reports.request_list import EventFilters, ListedEvent, find_event, list_events
+from billing.reports.request_list import EventFilters, ListedEvent, list_events
 from billing.usage import Status
 from gateway.admin.access import partly_visible_tenant
+from gateway.admin.requests.lookup import KnownRequest, find_request
 from gateway.admin.usage import key_filter, project_filter
 from gateway.dialects.cache_explanation import CacheExplanation, explanation_of
 from gateway.dialects.query_parameters import Parameters
-from gateway.errors import InvalidField, NotFound
-from gateway.generation.request_history import request_id_of
+from gateway.errors import InvalidField
 from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.request_context import public_name
 from gateway.services import Gateway
 from tenancy.directory import Directory, project_public_id
+from waterfall.bars import waterfall
 
 _STATUSES: tuple[Status, ...] = ("ok", "cancelled", "failed")
 _LATEST = 2**60
@@ -37,7 +37,9 @@ _LATEST = 2**60
 
 class RequestObject(Struct, frozen=True, kw_only=True):
     """A finished request, or an adjustment of the request that it `corrects`. `tokens` are those that are billed, by
-    meter. `key` is the key's public id. `total_ms`: from admission until the end was recorded."""
+    meter. `key` is the key's public id. `total_ms`: from admission until the end was recorded; `first_token_us`: until
+    the gateway had the first token, where its times are kept. `cache`: whether something was read, or only written.
+    `cursor`: its place in the list, for `after` and `before`."""
 
     object: Literal["request"] = "request"
     id: str
@@ -58,6 +60,9 @@ class RequestObject(Struct, frozen=True, kw_only=True):
     replica: str
     attempt: int
     corrects: str | None
+    first_token_us: int | None
+    cache: Literal["read", "written", "none"]
+    cursor: str
 
 
 class RequestList(Struct, frozen=True, kw_only=True):
@@ -90,12 +95,17 @@ class HoldObject(Struct, frozen=True, kw_only=True):
 
 
 class RequestDetails(Struct, frozen=True, kw_only=True):
-    """All that is known of a request. `request` is none while it runs, and if it never got to run; `engine` has what
-    the engine physically did, in tokens; `cache` says why its prompt missed, as long as the history keeps that."""
+    """All that is known of a request. `request` is none while it runs, and if it never got to run; of one that was
+    refused, `code` is the error's. `engine` has what the engine physically did, in tokens; `cache` says why its prompt
+    missed, as long as the history keeps that."""
 
     object: Literal["request.details"] = "request.details"
     id: str
-    status: Literal["finished", "in_flight", "not_run"]
+    status: Literal["finished", "in_flight", "not_run", "refused"]
+    code: str | None
+    project_id: str
+    project: str | None
+    key: str | None
     request: RequestObject | None
     charges: list[Charge]
     price_version: int | None
@@ -120,7 +130,10 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         project_names = await wait(directory.project_names(tenant_id, projects)) if events else {}
         key_names = await wait(directory.key_names(tenant_id, keys)) if events else {}
         versions = {number: await wait(prices.version(number)) for number in {e.price_version for e in events}}
-        return [_object(event, project_names, key_names, versions) for event in events]
+        ids = [event.id for event in events if event.corrects is None]
+        times = await wait(gateway.waterfalls.store.find_many(tenant_id, ids))
+        first = {request_id: waterfall(record).first_token for request_id, record in times.items()}
+        return [_object(event, project_names, key_names, versions, first.get(event.id)) for event in events]
 
     @get(
         "/admin/v1/tenants/{tenant:str}/requests",
@@ -136,6 +149,7 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                 query("model", str, "Only of this model.", repeated=True),
                 query("lane", str, "Only of this lane.", repeated=True, example="standard"),
                 query("status", Status, "Only those that ended so.", repeated=True),
+                query("before", str, "The cursor of a request: those directly before it in the list, which are newer."),
             ),
         ),
     )
@@ -143,7 +157,9 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """A tenant's finished requests, newest first, of the projects that you may see."""
         owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
         parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
+        limit, after, before = parameters.page_size(), parameters.text("after"), parameters.text("before")
+        if after is not None and before is not None:
+            raise InvalidField("before", "it cannot be combined with after")
         filters = EventFilters(
             since=parameters.instant("since"),
             until=parameters.instant("until"),
@@ -154,13 +170,14 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             statuses=parameters.choices("status", _STATUSES),
         )
         parameters.reject_unknown()
-        place = None if after is None else _place(after)
-        found = await wait(list_events(database, owner.id, filters, limit=limit, after=place))
+        newest = None if after is None else _place("after", after)
+        oldest = None if before is None else _place("before", before)
+        found = await wait(list_events(database, owner.id, filters, limit=limit, after=newest, before=oldest))
         return json_response(
             RequestList(
                 data=await shown(owner.id, found.events),
                 has_more=found.after is not None,
-                next=None if found.after is None else f"{found.after[0]:x}-{found.after[1].hex}",
+                next=None if found.after is None else _cursor(*found.after),
             )
         )
 
@@ -173,28 +190,24 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     ) -> Response[bytes]:
         """One request by its id, `req_…`, or its response's: event, charges, adjustments, hold, and why it missed."""
         owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
-        request_id = request_id_of(name)
-        missing = NotFound(f"There is no request {name[:80]!r}.")
-        if request_id is None:
-            raise missing
-        event, adjustments = await wait(find_event(database, owner.id, request_id))
-        hold = None if event is not None else await wait(gateway.services.holds.get(request_id))
-        if hold is not None and hold.tenant_id != owner.id:
-            hold = None
-        project_id = event.project_id if event is not None else None if hold is None else hold.project_id
-        if project_id is None or (visible is not None and project_id not in visible):
-            raise missing
+        known = await find_request(gateway, owner.id, name, visible)
+        event, project_id = known.event, known.project_id
         finding = await gateway.management_breakers.caches.wait(gateway.history.finding(owner.id, project_id, name))
         cache = None if finding is None else explanation_of(finding)
+        projects = await wait(directory.project_names(owner.id, {project_id}))
         if event is None:
-            assert hold is not None, "one of both has the project"
-            return json_response(_unfinished(request_id, hold, cache))
+            return json_response(_unfinished(known, projects.get(project_id), cache))
         version = await wait(prices.version(event.price_version))
+        own = (await shown(owner.id, [event]))[0]
         return json_response(
             RequestDetails(
-                id=public_name(request_id),
+                id=own.id,
                 status="finished",
-                request=(await shown(owner.id, [event]))[0],
+                code=None if known.record is None else known.record.code or None,
+                project_id=own.project_id,
+                project=own.project,
+                key=own.key,
+                request=own,
                 charges=_charges(event, version),
                 price_version=event.price_version,
                 context_from=event.context_from,
@@ -202,7 +215,7 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                 delivery=event.dimensions["delivery"],
                 recorded_by=event.dimensions["source"],
                 engine=event.counts,
-                adjustments=await shown(owner.id, adjustments),
+                adjustments=await shown(owner.id, known.adjustments),
                 hold=None,
                 cache=cache,
             )
@@ -211,20 +224,29 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     return [list_requests, retrieve_request]
 
 
-def _unfinished(request_id: UUID, hold: Hold, cache: CacheExplanation | None) -> RequestDetails:
+def _unfinished(known: KnownRequest, project: str | None, cache: CacheExplanation | None) -> RequestDetails:
+    hold, record = known.hold, known.record
+    runs = known.task is not None or (hold is not None and hold.state == "open")
+    refused = record is not None and record.status == "refused"
     return RequestDetails(
-        id=public_name(request_id),
-        status="in_flight" if hold.state == "open" else "not_run",
+        id=public_name(known.id),
+        status="refused" if refused else "in_flight" if runs else "not_run",
+        code=None if record is None else record.code or None,
+        project_id=project_public_id(known.project_id),
+        project=project,
+        key=_key_of(known),
         request=None,
         charges=[],
-        price_version=hold.price_version,
+        price_version=None if hold is None else hold.price_version,
         context_from=None,
         model_digest=None,
         delivery=None,
         recorded_by=None,
         engine={},
         adjustments=[],
-        hold=HoldObject(
+        hold=None
+        if hold is None
+        else HoldObject(
             state=hold.state,
             amount=format_pico(hold.amount_pico),
             admitted_at=format_instant(hold.admitted_at),
@@ -232,6 +254,12 @@ def _unfinished(request_id: UUID, hold: Hold, cache: CacheExplanation | None) ->
         ),
         cache=cache,
     )
+
+
+def _key_of(known: KnownRequest) -> str | None:
+    if known.task is not None:
+        return known.task.prepared.payer.key
+    return None if known.record is None else known.record.key or None
 
 
 def _charges(event: ListedEvent, version: PriceVersion) -> list[Charge]:
@@ -243,7 +271,11 @@ def _charges(event: ListedEvent, version: PriceVersion) -> list[Charge]:
 
 
 def _object(
-    event: ListedEvent, projects: Mapping[UUID, str], keys: Mapping[UUID, str], versions: Mapping[int, PriceVersion]
+    event: ListedEvent,
+    projects: Mapping[UUID, str],
+    keys: Mapping[UUID, str],
+    versions: Mapping[int, PriceVersion],
+    first_token_us: int | None,
 ) -> RequestObject:
     says = event.dimensions
     return RequestObject(
@@ -265,16 +297,30 @@ def _object(
         replica=says["replica"],
         attempt=event.attempt,
         corrects=None if event.corrects is None else public_name(event.corrects),
+        first_token_us=first_token_us,
+        cache=_cache(event),
+        cursor=_cursor(event.admitted_at, event.id),
     )
 
 
-def _place(cursor: str) -> tuple[int, UUID]:
-    """The cursor of a page. Raises InvalidField."""
+def _cache(event: ListedEvent) -> Literal["read", "written", "none"]:
+    meters = event.meters
+    if any(meter.startswith("read_") for meter in meters):
+        return "read"
+    return "written" if any(meter.startswith("write_") for meter in meters) else "none"
+
+
+def _cursor(admitted_at: int, identity: UUID) -> str:
+    return f"{admitted_at:x}-{identity.hex}"
+
+
+def _place(parameter: str, cursor: str) -> tuple[int, UUID]:
+    """The place of a cursor. Raises InvalidField."""
     at, _, identity = cursor.partition("-")
     try:
         place = int(at[:16], 16), UUID(identity)
     except ValueError as error:
-        raise InvalidField("after", "it is not one that was returned here") from error
+        raise InvalidField(parameter, "it is not one that was returned here") from error
     if not 0 <= place[0] < _LATEST:
-        raise InvalidField("after", "it is not one that was returned here")
+        raise InvalidField(parameter, "it is not one that was returned here")
     return place

@@ -11,8 +11,8 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
 from gateway.admin.access import check_second_operator
-from gateway.admin.sign_in import renewed
-from gateway.admin.user_objects import Code, Email, Name, OwnUserObject, Password, own_user_object, user_errors
+from gateway.admin.users.sign_in import renewed
+from gateway.admin.users.user_objects import Code, Email, Name, OwnUserObject, Password, own_user_object, user_errors
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import NotAllowed
 from gateway.http.operations import describes

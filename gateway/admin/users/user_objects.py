@@ -22,7 +22,7 @@ from gateway.errors import (
 )
 from storage.free_text import InvalidText
 from tenancy.directory import project_public_id, tenant_public_id
-from tenancy.rights.permissions import Role
+from tenancy.rights.permissions import Permission, Role, permissions_of_role
 from tenancy.rights.principals import Membership
 from tenancy.users.accounts import User
 from tenancy.users.errors import (
@@ -72,10 +72,19 @@ class UserObject(Struct, frozen=True, kw_only=True):
     has_second_factor: bool
 
 
+class RightsObject(Struct, frozen=True):
+    """What a membership allows: at a project, a tenant with its projects, or without either at the whole platform."""
+
+    tenant: str | None
+    project: str | None
+    permissions: list[Permission]
+
+
 class OwnUserObject(UserObject, frozen=True, kw_only=True):
-    """The user who asks."""
+    """The user who asks. `rights` has what each membership allows, in their order."""
 
     recovery_codes_left: int
+    rights: list[RightsObject]
 
 
 class UserList(Struct, frozen=True, kw_only=True):
@@ -190,7 +199,17 @@ def user_object(user: User) -> UserObject:
 
 def own_user_object(user: User, recovery_codes_left: int) -> OwnUserObject:
     """The user who asks, as it is shown."""
-    return OwnUserObject(**structs.asdict(user_object(user)), recovery_codes_left=recovery_codes_left)
+    return OwnUserObject(
+        **structs.asdict(user_object(user)),
+        recovery_codes_left=recovery_codes_left,
+        rights=[_rights_object(one) for one in user.memberships],
+    )
+
+
+def _rights_object(membership: Membership) -> RightsObject:
+    platform = membership.tenant_id is None
+    permissions = sorted(permissions_of_role(membership.role, platform=platform))
+    return RightsObject(*scope_ids(Scope(membership.tenant_id, membership.project_id)), permissions)
 
 
 def membership_objects(memberships: Iterable[Membership]) -> list[MembershipObject]:

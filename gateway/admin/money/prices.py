@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from audit_log.actors import current_actor
 from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import InvalidMoney, InvalidPrice
-from billing.prices import EVERY_LANE, PriceMissing
+from billing.prices import PriceMissing
 from billing.prices.approval import PriceSheets, via_of_sheets
 from billing.prices.errors import (
     NotADraft,
@@ -32,12 +32,24 @@ from billing.prices.errors import (
     UnusualPrice,
     WrongCurrency,
 )
-from billing.prices.grid import amount, difference, in_order, parse_rows
 from billing.prices.price_books import BASE, PriceBooks
-from billing.prices.sheets import PriceProposal, PriceSheet, SheetKind
-from billing.prices.version import Rows
+from billing.prices.sheets import PriceProposal
+from gateway.admin.money.price_objects import (
+    BookPrices,
+    Cell,
+    Check,
+    Decision,
+    NewSheet,
+    SheetList,
+    SheetObject,
+    SheetWithDifference,
+    differences,
+    price_cells,
+    rows_of,
+    sheet_object,
+)
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.prices import ModelPrices, Price
+from gateway.endpoints.prices import ModelPrices
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, InvalidRequest, NotAllowed, NotFound
 from gateway.http.operations import describes, query
@@ -56,117 +68,11 @@ _ERROR_CODES: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-class Cell(Struct, frozen=True, forbid_unknown_fields=True):
-    """One price per 1,000,000 units, as a decimal string; for every lane and prompt length unless they are given."""
-
-    meter: str
-    price: str
-    lane: str = EVERY_LANE
-    context_from: int = 0
-
-
-class NewSheet(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a proposal. Without `effective_at`, it applies from its activation on. `force`: the reason why prices
-    that look unusual are intended. `dry_run`: only check."""
-
-    model: str
-    prices: tuple[Cell, ...]
-    book: str = BASE
-    kind: SheetKind = "whole"
-    currency: str | None = None
-    effective_at: str | None = None
-    effective_until: str | None = None
-    reason: str = ""
-    force: str | None = None
-    dry_run: bool = False
-
-
-class Decision(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of an activation or withdrawal; the reason is recorded."""
-
-    reason: str = ""
-
-
-class Difference(Struct, frozen=True):
-    """A price that a sheet changes; None where there is no price."""
-
-    meter: str
-    lane: str
-    context_from: int
-    before: str | None
-    after: str | None
-
-
-class ChangeObject(Struct, frozen=True):
-    """A recorded change of a sheet."""
-
-    action: str
-    actor: str
-    via: str
-    reason: str
-    at: str
-    before_sha256: str
-    after_sha256: str
-
-
-class SheetObject(Struct, frozen=True, kw_only=True):
-    """A price sheet in its present state."""
-
-    object: Literal["price_sheet"] = "price_sheet"
-    id: int
-    model: str
-    book: str
-    kind: str
-    currency: str
-    state: str
-    effective_at: str | None
-    effective_until: str | None
-    author: str
-    reason: str
-    forced: str | None
-    created_at: str
-    sha256: str
-    prices: list[Price]
-    changes: list[ChangeObject]
-
-
-class SheetWithDifference(SheetObject, frozen=True, kw_only=True):
-    """A sheet with the prices that it changes when it takes effect."""
-
-    difference: list[Difference]
-
-
-class Check(Struct, frozen=True, kw_only=True):
-    """The result of a dry run: what the proposal would change."""
-
-    object: Literal["price_sheet.check"] = "price_sheet.check"
-    currency: str
-    difference: list[Difference]
-
-
-class SheetList(Struct, frozen=True, kw_only=True):
-    """A page of price sheets."""
-
-    object: Literal["list"] = "list"
-    data: list[SheetObject]
-    has_more: bool
-
-
-class BookPrices(Struct, frozen=True, kw_only=True):
-    """The prices of a book at an instant, as they were entered: lane `*` is every lane without a price of its own."""
-
-    object: Literal["list"] = "list"
-    book: str
-    at: str
-    data: list[ModelPrices]
-
-
 _DECIDED: dict[str, Any] = {
     "body": Decision("agreed with finance"),
     "body_required": False,
     "errors": {"four_eyes_required": 403, "wrong_state": 409} | {code: 400 for _, code in _ERROR_CODES},
 }
-Shape = TypeVar("Shape", SheetObject, SheetWithDifference)
 
 _NEW, _DECISION = msgspec.json.Decoder(NewSheet), msgspec.json.Decoder(Decision)
 
@@ -181,10 +87,10 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         """What writes sheets, and records how it is known who does."""
         return PriceSheets(database, via=via_of_sheets(current_actor()))
 
-    async def sheet_object(number: int) -> SheetWithDifference:
+    async def current_sheet(number: int) -> SheetWithDifference:
         sheet = await sheets.get(number)
         before, after, _ = await sheets.effect(sheet)
-        return _sheet(sheet, SheetWithDifference, difference=_differences(before, after))
+        return sheet_object(sheet, SheetWithDifference, difference=differences(before, after))
 
     @get(
         "/admin/v1/prices",
@@ -221,7 +127,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
                 version=version.id,
                 currency=version.currency,
                 effective_at=format_instant(version.effective_at),
-                prices=_cells(version.rows),
+                prices=price_cells(version.rows),
             )
             for version in versions
         ]
@@ -253,7 +159,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             for sheet in await wait(sheets.history(model, book))
             if state in (None, sheet.state) and (after is None or sheet.id < after)
         ]
-        listed = [_sheet(sheet, SheetObject) for sheet in found[:limit]]
+        listed = [sheet_object(sheet, SheetObject) for sheet in found[:limit]]
         return json_response(SheetList(data=listed, has_more=len(found) > limit))
 
     @get(
@@ -263,7 +169,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     async def retrieve_price_sheet(number: FromPath[int]) -> Response[bytes]:
         """One sheet, and the prices that it changes."""
         with _price_errors():
-            return json_response(await wait(sheet_object(number)))
+            return json_response(await wait(current_sheet(number)))
 
     @post(
         "/admin/v1/prices/sheets",
@@ -284,7 +190,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         with _price_errors(in_proposal=True):
             proposal = PriceProposal(
                 model=body.model,
-                rows=_rows(body.prices),
+                rows=rows_of(body.prices),
                 book=body.book,
                 kind=body.kind,
                 effective_at=_instant("effective_at", body.effective_at),
@@ -293,9 +199,9 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             )
             if body.dry_run:
                 before, after, currency = await wait(sheets.check(proposal, body.force))
-                return json_response(Check(currency=currency, difference=_differences(before, after)))
+                return json_response(Check(currency=currency, difference=differences(before, after)))
             draft = await wait(sheets_now().draft(proposal, author.name, body.reason, body.force))
-            return json_response(await wait(sheet_object(draft.id)), 201)
+            return json_response(await wait(current_sheet(draft.id)), 201)
 
     @post(
         "/admin/v1/prices/sheets/{number:int}/activate",
@@ -308,7 +214,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
             await wait(sheets_now().approve(number, approver.name, body.reason))
-            return json_response(await wait(sheet_object(number)))
+            return json_response(await wait(current_sheet(number)))
 
     @post(
         "/admin/v1/prices/sheets/{number:int}/withdraw",
@@ -321,7 +227,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
             await wait(sheets_now().withdraw(number, operator.name, body.reason))
-            return json_response(await wait(sheet_object(number)))
+            return json_response(await wait(current_sheet(number)))
 
     return [
         list_prices,
@@ -358,53 +264,8 @@ def _price_errors(*, in_proposal: bool = False) -> Iterator[None]:
         raise InvalidRequest(f"{text}.", path=path, code=code) from error
 
 
-def _rows(cells: tuple[Cell, ...]) -> dict[tuple[str, str, int], int]:
-    texts = {(cell.meter, cell.lane, cell.context_from): cell.price for cell in cells}
-    if len(texts) < len(cells):
-        raise InvalidField("$.prices", "two prices have the same meter, lane and context_from")
-    return parse_rows(texts)
-
-
 def _instant(name: str, text: str | None) -> int | None:
     try:
         return None if text is None else parse_instant(text)
     except InvalidInstant as error:
         raise InvalidField(f"$.{name}", str(error)) from error
-
-
-def _cells(rows: Rows) -> list[Price]:
-    return [Price(meter, lane, tier, amount(micro), micro) for (meter, lane, tier), micro in in_order(rows)]
-
-
-def _differences(before: Rows, after: Rows) -> list[Difference]:
-    def price_text(micro: int | None) -> str | None:
-        return None if micro is None else amount(micro)
-
-    return [Difference(*cell, price_text(old), price_text(new)) for cell, old, new in difference(before, after)]
-
-
-def _sheet(sheet: PriceSheet, shape: type[Shape], **more: Any) -> Shape:
-    def instant(at: int | None) -> str | None:
-        return None if at is None else format_instant(at)
-
-    return shape(
-        id=sheet.id,
-        model=sheet.model,
-        book=sheet.book.name,
-        kind=sheet.kind,
-        currency=sheet.book.currency,
-        state=sheet.state,
-        effective_at=instant(sheet.effective_at),
-        effective_until=instant(sheet.effective_until),
-        author=sheet.author,
-        reason=sheet.reason,
-        forced=sheet.forced,
-        created_at=format_instant(sheet.created_at),
-        sha256=sheet.sha256,
-        prices=_cells(sheet.rows),
-        changes=[
-            ChangeObject(c.action, c.actor, c.via, c.reason, format_instant(c.at), c.before_sha256, c.after_sha256)
-            for c in sheet.changes
-        ],
-        **more,
-    )

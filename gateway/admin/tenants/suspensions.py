@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from billing.calendar import format_instant
 from gateway.admin.access import visible_project, visible_tenant
-from gateway.admin.key_objects import key_errors
+from gateway.admin.keys.key_objects import key_errors
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes

@@ -12,7 +12,7 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
 from gateway.admin.access import check_second_operator, principal_of, refusal, visible_project, visible_tenant
-from gateway.admin.user_objects import (
+from gateway.admin.users.user_objects import (
     Email,
     InvitationList,
     LinkObject,

@@ -17,7 +17,7 @@ from litestar.params import FromPath
 from msgspec import Struct
 
 from billing.calendar import format_instant
-from gateway.admin.user_objects import (
+from gateway.admin.users.user_objects import (
     Code,
     Email,
     Password,

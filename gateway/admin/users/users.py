@@ -12,7 +12,15 @@ from litestar.params import FromPath
 from msgspec import Struct
 
 from gateway.admin.access import check_may_change, check_second_operator, principal_of, refusal
-from gateway.admin.user_objects import LinkObject, Reason, UserList, UserObject, link_object, user_errors, user_object
+from gateway.admin.users.user_objects import (
+    LinkObject,
+    Reason,
+    UserList,
+    UserObject,
+    link_object,
+    user_errors,
+    user_object,
+)
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, NotAllowed, NotFound

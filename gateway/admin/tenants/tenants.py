@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -46,12 +47,13 @@ class NewProject(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TenantObject(Struct, frozen=True, kw_only=True):
-    """A customer, with money and projects."""
+    """A customer, with money and projects. `suspended_at`: since when its requests are refused, if they are."""
 
     object: Literal["tenant"] = "tenant"
     id: str
     name: str
     created_at: str
+    suspended_at: str | None
 
 
 class TenantList(Struct, frozen=True, kw_only=True):
@@ -63,13 +65,15 @@ class TenantList(Struct, frozen=True, kw_only=True):
 
 
 class ProjectObject(Struct, frozen=True, kw_only=True):
-    """An isolation domain of a tenant: keys, limits, cache and usage belong to a project."""
+    """An isolation domain of a tenant: keys, limits, cache and usage belong to a project. `suspended_at`: since when
+    its requests are refused, if they are; those of a suspended tenant's projects are too."""
 
     object: Literal["project"] = "project"
     id: str
     tenant_id: str
     name: str
     created_at: str
+    suspended_at: str | None
 
 
 class ProjectList(Struct, frozen=True, kw_only=True):
@@ -171,7 +175,10 @@ async def _last_tenant(gateway: Gateway, request: Request[Any, Any, Any], refere
 def tenant_object(tenant: Tenant) -> TenantObject:
     """A tenant as answers have it."""
     return TenantObject(
-        id=tenant_public_id(tenant.id), name=tenant.name, created_at=format_instant(to_instant(tenant.created_at))
+        id=tenant_public_id(tenant.id),
+        name=tenant.name,
+        created_at=format_instant(to_instant(tenant.created_at)),
+        suspended_at=_instant(tenant.suspended_at),
     )
 
 
@@ -182,4 +189,9 @@ def project_object(project: Project) -> ProjectObject:
         tenant_id=tenant_public_id(project.tenant_id),
         name=project.name,
         created_at=format_instant(to_instant(project.created_at)),
+        suspended_at=_instant(project.suspended_at),
     )
+
+
+def _instant(moment: datetime | None) -> str | None:
+    return None if moment is None else format_instant(to_instant(moment))

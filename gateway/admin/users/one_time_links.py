@@ -10,7 +10,7 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
-from gateway.admin.user_objects import Email, Name, Password, Token, UserObject, user_errors, user_object
+from gateway.admin.users.user_objects import Email, Name, Password, Token, UserObject, user_errors, user_object
 from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes
 from gateway.http.policies import public

@@ -1,0 +1,1 @@
+"""What tenants have and pay: balances, money put in, budgets, prices and terms."""

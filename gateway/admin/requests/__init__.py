@@ -1,0 +1,1 @@
+"""What tenants asked: lists, all that is known of one request, and where its time went."""

@@ -1,0 +1,1 @@
+"""Tenants and projects: list and create, suspend, limit."""

@@ -1,0 +1,1 @@
+"""Users: signing in, their accounts, invitations, and what they are members of."""
