@@ -1,0 +1,90 @@
+/**
+ * Before all tests: a demonstration (made once, kept for half a day), a copy of it for this run, and a real gateway on
+ * the copy. Tests get it as `inject('stand')`.
+ */
+import { execFileSync } from 'node:child_process';
+import { cpSync, existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+
+import type { TestProject } from 'vitest/node';
+
+import { ADMIN, call, FINANCE, givePassword, OWNER, signInByLink } from './people';
+import { answers, freePort, RESULTS, Role, ROOT, turnpike } from './processes';
+
+const KEPT_MS = 12 * 3_600_000;
+
+/** Where the tests' gateway is. */
+export interface Stand {
+  url: string;
+  /** Its data folder. */
+  folder: string;
+  /** A demonstration that nobody uses: copy it. */
+  demonstration: string;
+  /** The owner's `Cookie` header. */
+  owner: string;
+}
+
+declare module 'vitest' {
+  export interface ProvidedContext {
+    stand: Stand;
+  }
+}
+
+export default async function setUp(project: TestProject): Promise<() => Promise<void>> {
+  rmSync(RESULTS, { recursive: true, force: true });
+  mkdirSync(RESULTS, { recursive: true });
+  const demonstration = madeDemonstration();
+  const folder = join(RESULTS, 'data');
+  copyDemonstration(demonstration, folder);
+  const port = await freePort();
+  const url = `http://127.0.0.1:${port}`;
+  const role = new Role('serve', ['serve', '--data-dir', folder, '--port', String(port)], async () => {
+    return (await answers(url)) && existsSync(join(folder, 'sign-in-link'));
+  });
+  await role.start();
+  try {
+    const owner = await signInByLink(url, folder);
+    for (const email of [FINANCE, ADMIN]) await givePassword(url, owner, email);
+    await makeEmptyTenant(url, owner.cookie);
+    project.provide('stand', { url, folder, demonstration, owner: owner.cookie });
+  } catch (error) {
+    await role.stop('SIGKILL');
+    throw error;
+  }
+  return async () => {
+    await role.stop();
+    rmSync(folder, { recursive: true, force: true });
+  };
+}
+
+/** The folder of a demonstration that is of this month and not old. `DEMONSTRATION` names one that is there. */
+function madeDemonstration(): string {
+  const given = process.env.DEMONSTRATION;
+  if (given !== undefined) return given;
+  const folder = join(ROOT, '.console/demonstration');
+  const mark = join(folder, 'demonstration.json');
+  if (existsSync(mark)) {
+    const { state, until } = JSON.parse(readFileSync(mark, 'utf8')) as { state: string; until: number };
+    const made = new Date(until / 1_000);
+    const sameMonth = made.toISOString().slice(0, 7) === new Date().toISOString().slice(0, 7);
+    if (state === 'made' && sameMonth && Date.now() - made.getTime() < KEPT_MS) return folder;
+  }
+  rmSync(folder, { recursive: true, force: true });
+  turnpike('demo', '--make-only', '--data-dir', folder);
+  return folder;
+}
+
+/** Copy a demonstration that no process uses. */
+export function copyDemonstration(from: string, to: string): void {
+  rmSync(to, { recursive: true, force: true });
+  cpSync(from, to, { recursive: true, preserveTimestamps: true });
+  execFileSync('chmod', ['-R', 'go-rwx', to]);
+}
+
+/** A tenant that has nothing yet, for pages without data. */
+async function makeEmptyTenant(url: string, cookie: string): Promise<void> {
+  await call(url, { cookie }, 'POST', '/admin/v1/tenants', { name: EMPTY_TENANT });
+}
+
+export const EMPTY_TENANT = 'newcomer';
+export { OWNER };

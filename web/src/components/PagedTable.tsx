@@ -1,0 +1,71 @@
+/** A table of a list that the API pages by `limit` and `after`; "Show more" asks for the next page. */
+import { Button, Stack, Text } from '@mantine/core';
+import { useInfiniteQuery } from '@tanstack/react-query';
+
+import { type Column, DataTable } from './DataTable';
+import { Loaded } from './Loaded';
+
+interface ListPage<Row> {
+  data: Row[];
+  has_more: boolean;
+  /** The cursor of the next page, where that is not the last object's id. */
+  next?: string | null;
+}
+
+interface PagedTableProps<Row extends { id: string }> {
+  caption: string;
+  what: string;
+  columns: Column<Row>[];
+  empty: React.ReactNode;
+  /** What tells this list from others: the path and all filters. */
+  queryKey: readonly unknown[];
+  /** Which of the rows that were read are shown; without it all. */
+  shown?: (row: Row) => boolean;
+  /** Reads the page after an object's id, or a cursor; the first page for undefined. */
+  read: (after: string | undefined, signal: AbortSignal) => Promise<ListPage<Row>>;
+}
+
+export function PagedTable<Row extends { id: string }>(props: PagedTableProps<Row>) {
+  const list = useInfiniteQuery({
+    queryKey: props.queryKey,
+    queryFn: ({ pageParam, signal }) => props.read(pageParam, signal),
+    initialPageParam: undefined as string | undefined,
+    getNextPageParam: (last) => (last.has_more ? (last.next ?? last.data.at(-1)?.id) : undefined),
+  });
+  return (
+    <Loaded query={list} what={props.what}>
+      {({ pages }) => {
+        const read = pages.flatMap((page) => page.data);
+        const rows = props.shown === undefined ? read : read.filter(props.shown);
+        return (
+          <Stack gap="xs" align="flex-start">
+            <div style={{ width: '100%' }}>
+              <DataTable
+                caption={props.caption}
+                columns={props.columns}
+                rows={rows}
+                rowKey={(row) => row.id}
+                empty={props.empty}
+              />
+            </div>
+            {list.hasNextPage && (
+              <Button variant="default" loading={list.isFetchingNextPage} onClick={() => void list.fetchNextPage()}>
+                Show more
+              </Button>
+            )}
+            {read.length > 0 && (
+              <Text size="xs" c="dimmed" aria-live="polite">
+                {countOf(rows.length, read.length, list.hasNextPage)}
+              </Text>
+            )}
+          </Stack>
+        );
+      }}
+    </Loaded>
+  );
+}
+
+function countOf(shown: number, read: number, more: boolean): string {
+  if (shown < read) return `${shown} of ${more ? 'the first ' : ''}${read} are shown.`;
+  return more ? `The first ${shown} are shown.` : `All ${shown} are shown.`;
+}

@@ -1,0 +1,60 @@
+/** Single values as every page shows them: money, instants, ids, states. */
+import { ActionIcon, Badge, Code, CopyButton, Group, Tooltip } from '@mantine/core';
+import { IconCheck, IconCopy } from '@tabler/icons-react';
+
+import { useState } from 'react';
+
+import { displayAmount } from '~/money/decimal';
+import { displayDistance, displayInstant } from '~/time/instants';
+
+/** An amount of money. With `places` it is rounded for the eye, and the exact amount is its title. */
+export function Money({ amount, currency, places }: { amount: string; currency?: string; places?: number }) {
+  const unit = currency === undefined ? '' : `\u00a0${currency}`;
+  return (
+    <data value={amount} title={places === undefined ? undefined : `${amount}${unit}`} className="numeric">
+      {displayAmount(amount, places)}
+      {unit}
+    </data>
+  );
+}
+
+/** An instant in UTC; with `distance` how far away it is, and the instant as its title. */
+export function Instant({ at, distance = false }: { at: string | null; distance?: boolean }) {
+  const [now] = useState(() => Date.now());
+  if (at === null) return <>–</>;
+  const full = displayInstant(at);
+  return (
+    <time dateTime={at} title={distance ? full : undefined}>
+      {distance ? displayDistance(at, now) : full}
+    </time>
+  );
+}
+
+/** An id or another text that people copy. */
+export function Copied({ text, label }: { text: string; label?: string }) {
+  return (
+    <Group gap={4} wrap="nowrap" display="inline-flex">
+      <Code className="wraps">{text}</Code>
+      <CopyButton value={text}>
+        {({ copied, copy }) => (
+          <Tooltip label={copied ? 'Copied' : 'Copy'}>
+            <ActionIcon size="sm" variant="subtle" onClick={copy} aria-label={`Copy ${label ?? text}`}>
+              {copied ? <IconCheck size={14} aria-hidden /> : <IconCopy size={14} aria-hidden />}
+            </ActionIcon>
+          </Tooltip>
+        )}
+      </CopyButton>
+    </Group>
+  );
+}
+
+const TONES = { good: 'teal', waiting: 'yellow', bad: 'red', neutral: 'gray' } as const;
+
+/** A state in a word, in the colour of text; the colour of its dot only repeats it. */
+export function State({ tone, children }: { tone: keyof typeof TONES; children: string }) {
+  return (
+    <Badge color={TONES[tone]} variant="dot" radius="sm" tt="none" miw="max-content">
+      {children}
+    </Badge>
+  );
+}

@@ -1,0 +1,144 @@
+/** Suspending and resuming a tenant or project: its requests are refused, and what runs finishes or ends. */
+import { Alert, Button, Group, Modal, Radio, Stack, Text } from '@mantine/core';
+import { useDisclosure } from '@mantine/hooks';
+import { useMutation, useQueryClient } from '@tanstack/react-query';
+import { type FormEvent, useState } from 'react';
+
+import { api } from '~/api/client';
+import { FormProblem } from '~/components/forms';
+import { Instant } from '~/components/values';
+
+import { Reason } from '../Reason';
+
+type Path = '/admin/v1/tenants/{tenant}';
+
+interface SuspensionProps {
+  tenant: string;
+  /** None: the tenant itself. */
+  project?: string;
+  suspendedAt: string | null;
+  mayChange: boolean;
+}
+
+/** Says that it is suspended, and offers to suspend or resume. */
+export function Suspension({ tenant, project, suspendedAt, mayChange }: SuspensionProps) {
+  const [opened, { open, close }] = useDisclosure();
+  const what = project === undefined ? `the tenant ${tenant}` : `the project ${project}`;
+  const path = pathOf(tenant, project);
+  if (suspendedAt === null) {
+    if (!mayChange) return null;
+    return (
+      <>
+        <Button variant="outline" color="red" onClick={open}>
+          Suspend {project === undefined ? 'the tenant' : 'the project'}
+        </Button>
+        <Modal opened={opened} onClose={close} title={`Suspend ${what}`}>
+          <SuspensionForm path={path} done={close} />
+        </Modal>
+      </>
+    );
+  }
+  return (
+    <>
+      <Alert color="red" variant="outline" role="note" title={`${what[0]!.toUpperCase()}${what.slice(1)} is suspended`}>
+        <Stack gap="xs" align="flex-start">
+          <Text size="sm">
+            Since <Instant at={suspendedAt} /> its requests are refused.
+          </Text>
+          {mayChange && (
+            <Button size="xs" variant="default" onClick={open}>
+              Resume
+            </Button>
+          )}
+        </Stack>
+      </Alert>
+      <Modal opened={opened} onClose={close} title={`Resume ${what}`}>
+        <ResumptionForm path={path} done={close} />
+      </Modal>
+    </>
+  );
+}
+
+/** The path of what is suspended, typed as that of a tenant: a project's routes have the same shapes. */
+function pathOf(tenant: string, project: string | undefined): Path {
+  const at = `/admin/v1/tenants/${encodeURIComponent(tenant)}`;
+  return (project === undefined ? at : `${at}/projects/${encodeURIComponent(project)}`) as Path;
+}
+
+const NO_PARAMS = { params: { path: { tenant: '' } } }; // the path has no parameter left
+
+/** Reads anew all that may show whether something is suspended. */
+function useRefreshed(): () => Promise<void> {
+  const queries = useQueryClient();
+  return () => queries.invalidateQueries({ queryKey: ['get'] });
+}
+
+function SuspensionForm({ path, done }: { path: Path; done: () => void }) {
+  const [running, setRunning] = useState<'finish' | 'end'>('finish');
+  const [reason, setReason] = useState('');
+  const refresh = useRefreshed();
+  const suspend = useMutation({
+    mutationFn: () => api.POST(`${path}/suspend`, { ...NO_PARAMS, body: { running, reason } }),
+    onSuccess: async () => {
+      done();
+      await refresh();
+    },
+  });
+  const submit = (event: FormEvent): void => {
+    event.preventDefault();
+    suspend.mutate();
+  };
+  return (
+    <form onSubmit={submit}>
+      <Stack>
+        <Text size="sm">Within a second every gateway refuses its requests, until it is resumed.</Text>
+        <Radio.Group
+          label="Requests that run now"
+          value={running}
+          onChange={(value) => setRunning(value as 'finish' | 'end')}
+        >
+          <Stack gap="xs" mt="xs">
+            <Radio value="finish" label="They finish" />
+            <Radio value="end" label="They end now, billed for what was delivered" />
+          </Stack>
+        </Radio.Group>
+        <Reason value={reason} set={setReason} error={suspend.error} />
+        <FormProblem error={suspend.error} fields={['reason']} />
+        <Group justify="flex-end">
+          <Button type="submit" color="red.9" loading={suspend.isPending}>
+            Suspend
+          </Button>
+        </Group>
+      </Stack>
+    </form>
+  );
+}
+
+function ResumptionForm({ path, done }: { path: Path; done: () => void }) {
+  const [reason, setReason] = useState('');
+  const refresh = useRefreshed();
+  const resume = useMutation({
+    mutationFn: () => api.POST(`${path}/resume`, { ...NO_PARAMS, body: { reason } }),
+    onSuccess: async () => {
+      done();
+      await refresh();
+    },
+  });
+  const submit = (event: FormEvent): void => {
+    event.preventDefault();
+    resume.mutate();
+  };
+  return (
+    <form onSubmit={submit}>
+      <Stack>
+        <Reason value={reason} set={setReason} error={resume.error} />
+        <FormProblem error={resume.error} fields={['reason']} />
+        <Group justify="flex-end">
+          <Button type="submit" loading={resume.isPending}>
+            Resume
+          </Button>
+        </Group>
+      </Stack>
+    </form>
+  );
+}

@@ -1,0 +1,43 @@
+import { expect, test } from 'vitest';
+
+import { announcement, laneRows, stateOf, tierRows } from './replicas';
+
+const REPLICA = {
+  name: 'replica-0',
+  state: 'healthy',
+  silent_s: 0.4,
+  waiting: { interactive: 0, standard: 1_200 },
+  service_us: { standard: 2_540_000 },
+  memory: [
+    { tier: 'hbm', group: 0, free: 25, referenced: 25, cached: 50, total: 100 },
+    { tier: 'nvme', group: 0, free: 0, referenced: 0, cached: 0, total: 0 },
+  ],
+} as const satisfies Parameters<typeof stateOf>[0];
+
+test('silence is told by how long it lasts, and a replica that is down is that first', () => {
+  const words = [0, 2.9, 3, 9.9, 10].map((silent_s) => stateOf({ ...REPLICA, silent_s }).word);
+  expect(words).toEqual(['Healthy', 'Healthy', 'Slow', 'Slow', 'Silent']);
+  expect(stateOf({ ...REPLICA, state: 'down', silent_s: 60 }).word).toBe('Down');
+  expect(stateOf({ ...REPLICA, state: 'draining' })).toEqual({ word: 'Draining', tone: 'waiting' });
+});
+
+test('what is announced changes only with a state', () => {
+  expect(announcement([REPLICA])).toBe(announcement([{ ...REPLICA, silent_s: 1.2, waiting: {} }]));
+  expect(announcement([REPLICA])).not.toBe(announcement([{ ...REPLICA, state: 'draining' }]));
+});
+
+test('every lane has its row, and a replica that was not heard has none', () => {
+  expect(laneRows(REPLICA)).toEqual([
+    { lane: 'interactive', waiting: '0', service: '0 s' },
+    { lane: 'standard', waiting: '1,200', service: '2.5 s' },
+    { lane: 'batch', waiting: '0', service: '0 s' },
+  ]);
+  expect(laneRows({ ...REPLICA, waiting: {}, service_us: {} })).toEqual([]);
+});
+
+test('a tier without blocks is filled to nothing', () => {
+  expect(tierRows(REPLICA).map((row) => [row.name, row.filled])).toEqual([
+    ['Device', 75],
+    ['Disk', 0],
+  ]);
+});

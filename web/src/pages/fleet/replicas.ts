@@ -1,0 +1,62 @@
+/** What the fleet's page says of a replica. */
+import type { Schema } from '~/api/client';
+
+type Replica = Pick<Schema<'ReplicaObject'>, 'name' | 'state' | 'silent_s' | 'waiting' | 'service_us' | 'memory'>;
+
+export interface TierRow {
+  name: string;
+  free: string;
+  referenced: string;
+  cached: string;
+  total: string;
+  /** Per cent of the blocks that are not free. */
+  filled: number;
+}
+
+const LANES = ['interactive', 'standard', 'batch'];
+const TIERS = { hbm: 'Device', dram: 'Host memory', nvme: 'Disk' } as const;
+const SLOW_S = 3;
+const LOST_S = 10;
+
+/** The state in a word. Silence of 3 s is to be looked at; after 10 s the replica counts as lost. */
+export function stateOf({ state, silent_s }: Replica): {
+  word: string;
+  tone: 'good' | 'waiting' | 'bad' | 'neutral';
+} {
+  if (state === 'down') return { word: 'Down', tone: 'bad' };
+  if (silent_s >= LOST_S) return { word: 'Silent', tone: 'bad' };
+  if (state === 'stalled') return { word: 'Stalled', tone: 'bad' };
+  if (state === 'disk_full') return { word: 'Disk full', tone: 'bad' };
+  if (state === 'draining') return { word: 'Draining', tone: 'waiting' };
+  if (silent_s >= SLOW_S) return { word: 'Slow', tone: 'waiting' };
+  return { word: 'Healthy', tone: 'good' };
+}
+
+/** All states in a sentence: it changes, and is announced, only when a state does. */
+export function announcement(replicas: readonly Replica[]): string {
+  return replicas.map((replica) => `${replica.name}: ${stateOf(replica).word}.`).join(' ');
+}
+
+/** The lanes with what waits in each, and the engine time that each was given. */
+export function laneRows({ waiting, service_us }: Replica): { lane: string; waiting: string; service: string }[] {
+  const named = [...new Set([...LANES, ...Object.keys(waiting)])];
+  if (Object.keys(waiting).length === 0 && Object.keys(service_us).length === 0) return [];
+  return named.map((lane) => ({
+    lane,
+    waiting: (waiting[lane] ?? 0).toLocaleString('en'),
+    service: `${((service_us[lane] ?? 0) / 1e6).toLocaleString('en', { maximumFractionDigits: 1 })} s`,
+  }));
+}
+
+/** The memory for KV by tier; layer groups are told apart where there are several. */
+export function tierRows({ memory }: Replica): TierRow[] {
+  const groups = new Set(memory.map((each) => each.group)).size;
+  return memory.map((each) => ({
+    name: groups > 1 ? `${TIERS[each.tier]}, group ${each.group}` : TIERS[each.tier],
+    free: each.free.toLocaleString('en'),
+    referenced: each.referenced.toLocaleString('en'),
+    cached: each.cached.toLocaleString('en'),
+    total: each.total.toLocaleString('en'),
+    filled: each.total === 0 ? 0 : Math.round((100 * (each.total - each.free)) / each.total),
+  }));
+}

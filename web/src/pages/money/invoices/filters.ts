@@ -1,0 +1,38 @@
+/** The filters of lists of invoices. */
+
+export const INVOICE_STATES = ['draft', 'finalized', 'partially_paid', 'paid', 'void', 'uncollectible'] as const;
+export const DOCUMENT_KINDS = ['invoice', 'credit_note'] as const;
+
+export type InvoiceState = (typeof INVOICE_STATES)[number];
+
+export interface InvoiceFilters {
+  state?: InvoiceState;
+  kind?: (typeof DOCUMENT_KINDS)[number];
+  period?: string;
+}
+
+/** How far a line is opened: its days, a day's hours, an hour's requests. */
+export interface OpenedLine {
+  line?: number;
+  day?: string;
+  hour?: number;
+}
+
+/** Each state in people's words. */
+export const STATE_WORDS: Record<InvoiceState, string> = {
+  draft: 'draft',
+  finalized: 'open',
+  partially_paid: 'partially paid',
+  paid: 'paid',
+  void: 'void',
+  uncollectible: 'uncollectible',
+};
+
+export const STATE_TONES = {
+  draft: 'neutral',
+  finalized: 'waiting',
+  partially_paid: 'waiting',
+  paid: 'good',
+  void: 'neutral',
+  uncollectible: 'bad',
+} as const;

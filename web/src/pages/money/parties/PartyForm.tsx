@@ -1,0 +1,101 @@
+/** The form of a party of invoices: sends only the fields that were changed. */
+import { Alert, Button, Group, SimpleGrid, Stack } from '@mantine/core';
+import { notifications } from '@mantine/notifications';
+import { useMutation } from '@tanstack/react-query';
+import { type FormEvent, useState } from 'react';
+
+import { fieldError, FormProblem } from '~/components/forms';
+
+import { type Field, FieldInput, initialValues, type Values } from '../components/ActionDialog';
+
+/** What both parties have. */
+export const PARTY_FIELDS: readonly Field[] = [
+  { name: 'name', label: 'Name', required: true },
+  { name: 'address', label: 'Address', kind: 'lines', about: 'One line a row.' },
+  { name: 'postal_code', label: 'Postal code' },
+  { name: 'city', label: 'City' },
+  { name: 'country', label: 'Country', about: 'Two letters (ISO 3166), such as DE.' },
+  { name: 'vat_id', label: 'VAT id' },
+  { name: 'email', label: 'E-mail' },
+];
+
+interface PartyFormProps {
+  fields: readonly Field[];
+  /** The values as they are now, by the fields' names. */
+  values: Values;
+  disabled: boolean;
+  /** Sends what was changed; with `dryRun` it is only checked. Answers the warning about the party, if there is one. */
+  save: (changed: Values, dryRun: boolean) => Promise<string>;
+}
+
+export function PartyForm({ fields, values: before, disabled, save }: PartyFormProps) {
+  const [values, setValues] = useState<Values>(() => ({ ...initialValues(fields), ...before }));
+  const changed = Object.fromEntries(Object.entries(values).filter(([name, value]) => value !== (before[name] ?? '')));
+  const nothing = Object.keys(changed).length === 0;
+  const mutation = useMutation({
+    mutationFn: (dryRun: boolean) => save(changed, dryRun),
+    onSuccess: (_, dryRun) => {
+      if (!dryRun) notifications.show({ message: 'It was saved. Documents that were issued stay as they are.' });
+    },
+  });
+  const submit = (event: FormEvent): void => {
+    event.preventDefault();
+    mutation.mutate(false);
+  };
+  return (
+    <form onSubmit={submit}>
+      <Stack component="fieldset" bd={0} p={0} m={0} {...{ disabled }}>
+        <SimpleGrid cols={{ base: 1, sm: 2 }}>
+          {fields.map((field) => (
+            <FieldInput
+              key={field.name}
+              field={field}
+              value={values[field.name] ?? ''}
+              error={fieldError(mutation.error, field.path ?? field.name)}
+              change={(value) => {
+                mutation.reset();
+                setValues({ ...values, [field.name]: value });
+              }}
+            />
+          ))}
+        </SimpleGrid>
+        {mutation.isSuccess && mutation.variables && (
+          <Alert variant="outline" color="gray" role="status">
+            It would be accepted. {mutation.data}
+          </Alert>
+        )}
+        <FormProblem error={mutation.error} fields={fields.map((field) => field.path ?? field.name)} />
+        {!disabled && (
+          <Group>
+            <Button type="submit" disabled={nothing} loading={mutation.isPending && !mutation.variables}>
+              Save
+            </Button>
+            <Button
+              variant="default"
+              disabled={nothing}
+              loading={mutation.isPending && mutation.variables}
+              onClick={() => mutation.mutate(true)}
+            >
+              Check
+            </Button>
+          </Group>
+        )}
+      </Stack>
+    </form>
+  );
+}
+
+/** The rows of a text without the empty ones. */
+export function rowsOf(text: string): string[] {
+  return text
+    .split('\n')
+    .map((row) => row.trim())
+    .filter((row) => row !== '');
+}
+
+/** The changed fields as the API has them: texts of several rows as lists. */
+export function toBody(changed: Values, lists: readonly string[]): Record<string, unknown> {
+  return Object.fromEntries(
+    Object.entries(changed).map(([name, value]) => [name, lists.includes(name) ? rowsOf(value) : value]),
+  );
+}

@@ -1,0 +1,320 @@
+/** The form of all terms of a tenant; what it says replaces all that was set for the month. */
+import {
+  Alert,
+  Button,
+  Checkbox,
+  Fieldset,
+  Group,
+  NativeSelect,
+  Stack,
+  Text,
+  Textarea,
+  TextInput,
+} from '@mantine/core';
+import { notifications } from '@mantine/notifications';
+import { useMutation, useQueryClient } from '@tanstack/react-query';
+import { type FormEvent, useState } from 'react';
+
+import { api, isPending, type Schema } from '~/api/client';
+import { fieldError, FormProblem } from '~/components/forms';
+
+import { TermsShown } from './TermsShown';
+import { basisPoints, formatSteps, namesOf, parseSteps, percentOf } from './terms_text';
+
+const PATH = '/admin/v1/tenants/{tenant}/terms';
+const LANES = ['standard', 'interactive', 'batch'];
+
+interface TiersRow {
+  kind: string;
+  model: string;
+  meter: string;
+  lane: string;
+  steps: string;
+}
+
+interface DiscountRow {
+  percent: string;
+  models: string;
+}
+
+interface Edited {
+  from: string;
+  reason: string;
+  tiers: TiersRow[];
+  discounts: DiscountRow[];
+  minimum: string;
+  committed: string;
+  first: string;
+  last: string;
+  invoiced: boolean;
+}
+
+function editedOf({ terms }: Schema<'ContractObject'>): Edited {
+  return {
+    from: new Date().toISOString().slice(0, 7),
+    reason: '',
+    tiers: (terms.tiers ?? []).map(({ kind, model, meter, lane, steps }) => ({
+      kind,
+      model,
+      meter,
+      lane: lane ?? 'standard',
+      steps: formatSteps(steps),
+    })),
+    discounts: (terms.discounts ?? []).map((one) => ({
+      percent: percentOf(one.basis_points),
+      models: (one.models ?? []).join(', '),
+    })),
+    minimum: terms.minimum?.amount ?? '',
+    committed: terms.commitment?.amount ?? '',
+    first: terms.commitment?.first ?? '',
+    last: terms.commitment?.last ?? '',
+    invoiced: terms.commitment?.invoiced ?? true,
+  };
+}
+
+function termsOf(edited: Edited): Schema<'TermsObject'> {
+  return {
+    tiers: edited.tiers.map((row) => ({
+      kind: row.kind === 'volume' ? 'volume' : 'graduated',
+      model: row.model,
+      meter: row.meter,
+      lane: row.lane,
+      steps: parseSteps(row.steps),
+    })),
+    discounts: edited.discounts.map((row) => ({ basis_points: basisPoints(row.percent), models: namesOf(row.models) })),
+    minimum: edited.minimum ? { amount: edited.minimum } : null,
+    commitment: edited.committed
+      ? { amount: edited.committed, first: edited.first, last: edited.last, invoiced: edited.invoiced }
+      : null,
+  };
+}
+
+interface TermsFormProps {
+  tenant: string;
+  contract: Schema<'ContractObject'>;
+  close: () => void;
+}
+
+export function TermsForm({ tenant, contract, close }: TermsFormProps) {
+  const [edited, setEdited] = useState(() => editedOf(contract));
+  const queries = useQueryClient();
+  const send = useMutation({
+    mutationFn: async (dryRun: boolean) => {
+      const body = { terms: termsOf(edited), from_period: edited.from || null, reason: edited.reason, dry_run: dryRun };
+      return (await api.POST(PATH, { params: { path: { tenant } }, body })).data!;
+    },
+    onSuccess: async (answer, dryRun) => {
+      if (dryRun) return;
+      await queries.invalidateQueries({ predicate: ({ queryKey }) => /terms/.test(String(queryKey[1])) });
+      notifications.show({
+        message: isPending(answer) ? 'The terms were proposed, and wait for a second person.' : 'The terms were set.',
+      });
+      close();
+    },
+  });
+  const set = (changed: Partial<Edited>): void => {
+    send.reset();
+    setEdited({ ...edited, ...changed });
+  };
+  const error = (field: string): string | undefined => fieldError(send.error, field);
+  const submit = (event: FormEvent): void => {
+    event.preventDefault();
+    send.mutate(false);
+  };
+  const checked = send.data?.object === 'terms' && send.variables ? send.data : undefined;
+  return (
+    <form onSubmit={submit}>
+      <Stack>
+        <Group align="flex-start">
+          <TextInput
+            label="From the month"
+            required
+            data-autofocus
+            value={edited.from}
+            error={error('from_period')}
+            onChange={({ currentTarget: { value } }) => set({ from: value })}
+          />
+          <TextInput
+            label="Reason"
+            value={edited.reason}
+            error={error('reason')}
+            onChange={({ currentTarget: { value } }) => set({ reason: value })}
+          />
+        </Group>
+        <Discounts rows={edited.discounts} change={(discounts) => set({ discounts })} />
+        <Tiers rows={edited.tiers} change={(tiers) => set({ tiers })} />
+        <Fieldset legend="Minimum and commitment">
+          <Group align="flex-start">
+            <TextInput
+              label="Minimum a month"
+              inputMode="decimal"
+              placeholder="none"
+              value={edited.minimum}
+              error={error('terms.minimum')}
+              onChange={({ currentTarget: { value } }) => set({ minimum: value })}
+            />
+            <TextInput
+              label="Committed amount"
+              inputMode="decimal"
+              placeholder="none"
+              value={edited.committed}
+              error={error('terms.commitment')}
+              onChange={({ currentTarget: { value } }) => set({ committed: value })}
+            />
+            {edited.committed !== '' && (
+              <>
+                <TextInput
+                  label="First month"
+                  required
+                  placeholder="2026-11"
+                  value={edited.first}
+                  onChange={({ currentTarget: { value } }) => set({ first: value })}
+                />
+                <TextInput
+                  label="Last month"
+                  required
+                  placeholder="2027-10"
+                  value={edited.last}
+                  onChange={({ currentTarget: { value } }) => set({ last: value })}
+                />
+                <Checkbox
+                  label="The rest is invoiced at the end"
+                  checked={edited.invoiced}
+                  onChange={({ currentTarget: { checked: invoiced } }) => set({ invoiced })}
+                />
+              </>
+            )}
+          </Group>
+        </Fieldset>
+        {checked !== undefined && (
+          <Alert variant="outline" color="gray" role="status" title={`From ${checked.from_period} on`}>
+            <TermsShown terms={checked.terms} />
+          </Alert>
+        )}
+        <FormProblem error={send.error} fields={['from_period', 'reason', 'terms.minimum', 'terms.commitment']} />
+        <Group justify="flex-end">
+          <Button variant="default" onClick={close}>
+            Cancel
+          </Button>
+          <Button variant="default" loading={send.isPending && send.variables} onClick={() => send.mutate(true)}>
+            Check
+          </Button>
+          <Button type="submit" loading={send.isPending && !send.variables}>
+            Set terms
+          </Button>
+        </Group>
+      </Stack>
+    </form>
+  );
+}
+
+function Discounts({ rows, change }: { rows: DiscountRow[]; change: (rows: DiscountRow[]) => void }) {
+  const set = (index: number, changed: Partial<DiscountRow>): void =>
+    change(rows.map((row, n) => (n === index ? { ...row, ...changed } : row)));
+  return (
+    <Fieldset legend="Discounts">
+      <Stack>
+        {rows.map((row, index) => (
+          <Group key={index} align="flex-end">
+            <TextInput
+              label={`Percent off, discount ${index + 1}`}
+              required
+              inputMode="decimal"
+              value={row.percent}
+              onChange={({ currentTarget: { value } }) => set(index, { percent: value })}
+            />
+            <TextInput
+              label={`Models of discount ${index + 1}`}
+              placeholder="all"
+              value={row.models}
+              onChange={({ currentTarget: { value } }) => set(index, { models: value })}
+            />
+            <Button variant="default" onClick={() => change(rows.filter((_, n) => n !== index))}>
+              Remove discount {index + 1}
+            </Button>
+          </Group>
+        ))}
+        <div>
+          <Button variant="default" size="xs" onClick={() => change([...rows, { percent: '', models: '' }])}>
+            Add a discount
+          </Button>
+        </div>
+      </Stack>
+    </Fieldset>
+  );
+}
+
+function Tiers({ rows, change }: { rows: TiersRow[]; change: (rows: TiersRow[]) => void }) {
+  const set = (index: number, changed: Partial<TiersRow>): void =>
+    change(rows.map((row, n) => (n === index ? { ...row, ...changed } : row)));
+  return (
+    <Fieldset legend="Steps by volume">
+      <Stack>
+        {rows.map((row, index) => (
+          <Stack key={index} gap="xs">
+            <Group align="flex-end">
+              <NativeSelect
+                label={`Kind of steps ${index + 1}`}
+                data={[
+                  { value: 'graduated', label: 'graduated: each part at its step' },
+                  { value: 'volume', label: 'volume: all at the last step' },
+                ]}
+                value={row.kind}
+                onChange={({ currentTarget: { value } }) => set(index, { kind: value })}
+              />
+              <TextInput
+                label="Model"
+                required
+                value={row.model}
+                onChange={({ currentTarget: { value } }) => set(index, { model: value })}
+              />
+              <TextInput
+                label="Meter"
+                required
+                placeholder="output"
+                value={row.meter}
+                onChange={({ currentTarget: { value } }) => set(index, { meter: value })}
+              />
+              <NativeSelect
+                label="Lane"
+                data={LANES}
+                value={row.lane}
+                onChange={({ currentTarget: { value } }) => set(index, { lane: value })}
+              />
+            </Group>
+            <Textarea
+              label="Steps"
+              description="One a row: up to 1000000 = 0.50, and last: rest = 0.40 (per 1,000,000 units)."
+              required
+              autosize
+              minRows={2}
+              value={row.steps}
+              onChange={({ currentTarget: { value } }) => set(index, { steps: value })}
+            />
+            <div>
+              <Button variant="default" size="xs" onClick={() => change(rows.filter((_, n) => n !== index))}>
+                Remove steps {index + 1}
+              </Button>
+            </div>
+          </Stack>
+        ))}
+        {rows.length === 0 && (
+          <Text size="sm" c="dimmed">
+            None: each unit has its list price.
+          </Text>
+        )}
+        <div>
+          <Button
+            variant="default"
+            size="xs"
+            onClick={() =>
+              change([...rows, { kind: 'graduated', model: '', meter: 'output', lane: 'standard', steps: '' }])
+            }
+          >
+            Add steps
+          </Button>
+        </div>
+      </Stack>
+    </Fieldset>
+  );
+}

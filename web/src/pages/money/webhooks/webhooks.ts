@@ -1,0 +1,19 @@
+/** What pages of webhooks share. */
+
+/** The topics that messages have; an endpoint may subscribe to each. */
+export const TOPICS = [
+  'balance.overdrawn',
+  'budget.threshold',
+  'invoice.drafted',
+  'invoice.finalized',
+  'invoice.partially_paid',
+  'invoice.paid',
+  'invoice.voided',
+  'invoice.uncollectible',
+  'credit_note.finalized',
+];
+
+/** Seconds since the Unix epoch as an instant. */
+export function instantOf(seconds: number | null): string | null {
+  return seconds === null ? null : new Date(seconds * 1000).toISOString();
+}

@@ -1,0 +1,119 @@
+/** How all tenants stand together, for operators: spend, money, waits, what waits for somebody, the largest tenants. */
+import { Stack, Text, Title } from '@mantine/core';
+
+import { query, type Schema } from '~/api/client';
+import { Amounts, displayRate, type Fact, Facts } from '~/components/Facts';
+import { type Column, DataTable } from '~/components/DataTable';
+import { Loaded } from '~/components/Loaded';
+import { Page } from '~/components/Page';
+import { Partial } from '~/components/Partial';
+import { Instant, Money } from '~/components/values';
+import { displayCount } from '~/money/decimal';
+
+import { displayMilliseconds, firstTokenNote, Notices, QueueWaits } from './parts';
+import { SpendChart } from './SpendChart';
+
+type Overview = Schema<'PlatformOverview'>;
+type Currency = Schema<'MoneyObject'>;
+
+export function AllTenantsPage() {
+  const overview = query.useQuery('get', '/admin/v1/overview', {});
+  return (
+    <Page title="All tenants" about="How the tenants stand together that you may see whole.">
+      <Partial />
+      <Loaded query={overview} what="the overview" height={320}>
+        {(found) => (
+          <Stack gap="md">
+            <Notices notices={found.notices} />
+            <Facts label="At a glance" facts={factsOf(found)} />
+            {found.balances !== null && <Balances balances={found.balances} />}
+            <QueueWaits service={found.service} />
+            <Text size="xs" c="dimmed">
+              As of <Instant at={found.at} />. Usage is complete until <Instant at={found.complete_until} />. Waits and
+              ends are of the last 24 hours, as gateways counted them.
+            </Text>
+          </Stack>
+        )}
+      </Loaded>
+      <SpendChart />
+    </Page>
+  );
+}
+
+function factsOf({ period, today, month, service, at }: Overview): Fact[] {
+  const money = (amount: string, currency: string) => <Money amount={amount} currency={currency} places={2} />;
+  return [
+    {
+      label: `Spend in ${period}`,
+      value: <Amounts amounts={month.cost} show={money} />,
+      note: `${displayCount(month.requests)} requests`,
+      to: '/platform/usage',
+      search: { group: 'tenant' },
+      linkText: 'By tenant',
+    },
+    {
+      label: 'Spend today',
+      value: <Amounts amounts={today.cost} show={money} />,
+      note: `${displayCount(today.requests)} requests`,
+      to: '/platform/usage',
+      search: { from: `${at.slice(0, 10)}T00:00:00Z`, bucket: 'hour', group: 'tenant' },
+      linkText: 'By hour',
+    },
+    {
+      label: 'Requests, last 24 hours',
+      value: displayCount(service.ok + service.cancelled + service.failed),
+      note: `${displayCount(service.failed)} failed, ${displayCount(service.cancelled)} cancelled`,
+      to: '/platform/usage',
+      search: { group: 'tenant', measure: 'requests' },
+      linkText: 'By tenant',
+    },
+    {
+      label: 'Time to first token',
+      value: displayMilliseconds(service.first_token.p50_ms),
+      note: firstTokenNote(service),
+      to: '/platform/fleet',
+      linkText: 'Fleet',
+    },
+    {
+      label: 'Hit rate of tokens',
+      value: displayRate(month.hit_rate),
+      note: `${displayCount(month.read_tokens)} of ${displayCount(month.prompt_tokens)} prompt tokens`,
+      to: '/platform/usage',
+      search: { group: 'tenant', measure: 'tokens' },
+      linkText: 'By tenant',
+    },
+    {
+      label: 'Saved by caching',
+      value: <Amounts amounts={month.saved} show={money} />,
+      note: `in ${period}, against uncached prompts`,
+    },
+  ];
+}
+
+function Balances({ balances }: { balances: Currency[] }) {
+  const money = (name: 'available' | 'held' | 'receivable', header: string): Column<Currency> => ({
+    header,
+    numeric: true,
+    cell: (one) => <Money amount={one[name]} currency={one.currency} places={2} />,
+  });
+  const columns: Column<Currency>[] = [
+    { header: 'Currency', cell: (one) => one.currency },
+    { header: 'Tenants', numeric: true, cell: (one) => displayCount(one.tenants) },
+    money('available', 'Available'),
+    money('held', 'Held'),
+    money('receivable', 'Used and not paid'),
+    { header: 'With nothing left', numeric: true, cell: (one) => displayCount(one.exhausted) },
+  ];
+  return (
+    <section aria-label="Balances">
+      <Title order={2}>Balances</Title>
+      <DataTable
+        caption="Balances of all tenants by currency"
+        columns={columns}
+        rows={balances}
+        rowKey={(one) => one.currency}
+        empty="No tenant has a balance yet."
+      />
+    </section>
+  );
+}

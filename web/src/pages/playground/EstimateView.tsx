@@ -1,0 +1,36 @@
+/** What a question would cost if it were sent now. */
+import type { Schema } from '~/api/client';
+import { type Fact, Facts } from '~/components/Facts';
+import { Money } from '~/components/values';
+import { displayCount } from '~/money/decimal';
+
+export function EstimateView({ estimate, lane }: { estimate: Schema<'EstimateObject'>; lane: string }) {
+  const { input, currency } = estimate;
+  const bound = estimate.lanes[lane]?.max_cost;
+  const others = Object.entries(estimate.lanes).filter(([name]) => name !== lane);
+  const facts: Fact[] = [
+    {
+      label: `Most that it can cost, ${lane}`,
+      value: bound === undefined ? 'no price' : <Money amount={bound} currency={currency} />,
+      note: others.map(([name, one]) => (
+        <div key={name}>
+          {name}: <Money amount={one.max_cost} currency={currency} />
+        </div>
+      )),
+    },
+    { label: 'Prompt tokens', value: displayCount(input.tokens), note: `${displayCount(input.uncached)} uncached` },
+    { label: 'Read from the cache', value: displayCount(sum(input.read)), note: byClass(input.read) },
+    { label: 'Written to the cache', value: displayCount(sum(input.write)), note: byClass(input.write) },
+    { label: 'Most output tokens', value: displayCount(estimate.max_output_tokens) },
+  ];
+  return <Facts label="Estimate" facts={facts} />;
+}
+
+function sum(classes: Record<string, number>): number {
+  return Object.values(classes).reduce((total, count) => total + count, 0);
+}
+
+function byClass(classes: Record<string, number>): string | undefined {
+  const entries = Object.entries(classes);
+  return entries.length === 0 ? undefined : entries.map(([one, count]) => `${one}: ${displayCount(count)}`).join(', ');
+}

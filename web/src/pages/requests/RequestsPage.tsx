@@ -1,0 +1,142 @@
+/** The requests of a tenant, newest first; one of them beside the list, with its waterfall. */
+import { Anchor, Code, Drawer, Stack, Text } from '@mantine/core';
+import { getRouteApi, Link, useNavigate } from '@tanstack/react-router';
+
+import { api, type Schema } from '~/api/client';
+import type { Column } from '~/components/DataTable';
+import { Page } from '~/components/Page';
+import { PagedTable } from '~/components/PagedTable';
+import { Instant, Money, State } from '~/components/values';
+import { displayCount } from '~/money/decimal';
+import { displayDuration } from '~/time/instants';
+
+import { FilterBar } from './FilterBar';
+import { FindRequest } from './FindRequest';
+import { Neighbours } from './Neighbours';
+import { RequestView, useRequestDetails } from './RequestView';
+import { RunningRequests } from './RunningRequests';
+import { listQuery, type RequestFilters, type RequestsSearch } from './search';
+
+type Listed = Schema<'RequestObject'>;
+const PATH = '/admin/v1/tenants/{tenant}/requests';
+const route = getRouteApi('/signed-in/tenants/$tenant/requests');
+const TONES: Record<string, 'good' | 'bad' | 'neutral'> = { ok: 'good', failed: 'bad' };
+
+export function RequestsPage() {
+  const { tenant } = route.useParams();
+  const { open, ...filters } = route.useSearch();
+  const navigate = useNavigate();
+  const go = (search: RequestsSearch): void =>
+    void navigate({ to: '/tenants/$tenant/requests', params: { tenant }, search });
+  return (
+    <Page title="Requests" about="What was asked, newest first, and where the time of each request went.">
+      <Stack gap="sm">
+        <FilterBar key={JSON.stringify(filters)} filters={filters} apply={go} />
+        <FindRequest />
+        <RunningRequests tenant={tenant} />
+        <PagedTable
+          caption={`Requests of ${tenant}`}
+          what="the requests"
+          columns={columns(tenant, filters)}
+          empty={<Empty filtered={Object.keys(filters).length > 0} />}
+          queryKey={['get', PATH, tenant, filters]}
+          read={async (after, signal) => {
+            const params = { path: { tenant }, query: { ...listQuery(filters), after, limit: 50 } };
+            return (await api.GET(PATH, { params, signal })).data!;
+          }}
+        />
+      </Stack>
+      <Drawer
+        opened={open !== undefined}
+        onClose={() => go(filters)}
+        position="right"
+        size="xl"
+        title="Request"
+        closeButtonProps={{ 'aria-label': 'Close the request' }}
+      >
+        {open !== undefined && (
+          <Opened key={open} tenant={tenant} name={open} filters={filters} go={(id) => go({ ...filters, open: id })} />
+        )}
+      </Drawer>
+    </Page>
+  );
+}
+
+interface OpenedProps {
+  tenant: string;
+  name: string;
+  filters: RequestFilters;
+  go: (id: string) => void;
+}
+
+function Opened({ tenant, name, filters, go }: OpenedProps) {
+  const details = useRequestDetails(tenant, name).data;
+  return (
+    <Stack>
+      <Neighbours tenant={tenant} cursor={details?.request?.cursor} filters={filters} go={go} />
+      <Anchor component={Link} to={`/tenants/${tenant}/requests/${name}`} search={filters as never} size="sm">
+        Open on a page of its own
+      </Anchor>
+      <RequestView tenant={tenant} name={name} />
+    </Stack>
+  );
+}
+
+function Empty({ filtered }: { filtered: boolean }) {
+  if (filtered) return <Text c="dimmed">No request fits these filters.</Text>;
+  return (
+    <Stack gap="xs" align="flex-start">
+      <Text c="dimmed">There are no requests yet. The first comes with a key of a project:</Text>
+      <Code block className="wraps" tabIndex={0}>
+        {`curl ${window.location.origin}/v1/chat/completions -H "authorization: Bearer $TURNPIKE_API_KEY" ` +
+          `-d '{"model": "MODEL", "messages": [{"role": "user", "content": "Hello"}]}'`}
+      </Code>
+    </Stack>
+  );
+}
+
+function columns(tenant: string, filters: RequestFilters): Column<Listed>[] {
+  return [
+    {
+      header: 'Time',
+      cell: (one) => (
+        <Anchor
+          component={Link}
+          to={`/tenants/${tenant}/requests`}
+          search={{ ...filters, open: one.id } as never}
+          size="sm"
+          style={{ whiteSpace: 'nowrap' }}
+        >
+          <Instant at={one.admitted_at} />
+        </Anchor>
+      ),
+    },
+    { header: 'Model', cell: (one) => <span style={{ whiteSpace: 'nowrap' }}>{one.model}</span> },
+    { header: 'Lane', cell: (one) => one.lane },
+    { header: 'Status', cell: (one) => <State tone={TONES[one.status] ?? 'neutral'}>{shownStatus(one)}</State> },
+    { header: 'Uncached', cell: (one) => tokens(one, (meter) => meter === 'uncached'), numeric: true },
+    { header: 'Read', cell: (one) => tokens(one, (meter) => meter.startsWith('read_')), numeric: true },
+    { header: 'Written', cell: (one) => tokens(one, (meter) => meter.startsWith('write_')), numeric: true },
+    { header: 'Output', cell: (one) => tokens(one, (meter) => meter === 'output'), numeric: true },
+    { header: 'Cost', cell: (one) => <Money amount={one.cost} currency={one.currency} />, numeric: true },
+    {
+      header: 'First token',
+      cell: (one) => (one.first_token_us === null ? '–' : displayDuration(one.first_token_us / 1_000)),
+      numeric: true,
+    },
+    { header: 'Total', cell: (one) => displayDuration(one.total_ms), numeric: true },
+    { header: 'Key', cell: (one) => one.key ?? '–' },
+    { header: 'Project', cell: (one) => one.project ?? one.project_id },
+    { header: 'Replica', cell: (one) => one.replica || '–' },
+  ];
+}
+
+function shownStatus(one: Listed): string {
+  return one.corrects === null ? one.status : 'adjustment';
+}
+
+function tokens(one: Listed, wanted: (meter: string) => boolean): string {
+  let sum = 0;
+  for (const [meter, count] of Object.entries(one.tokens)) if (wanted(meter)) sum += count;
+  return sum === 0 ? '–' : displayCount(sum);
+}

@@ -1,0 +1,165 @@
+/** The filters that overview, usage and cache share. They stand in the URL, so that a link shows what was on screen. */
+import { Button, Group, Select, TextInput } from '@mantine/core';
+import { useState } from 'react';
+
+import { query } from '~/api/client';
+import type { UsageFilters } from '~/app/search';
+
+import { LANES, spanChoices, spanOf } from './search';
+import type { Series } from './series';
+
+const OWN_SPAN = 'From … to …';
+
+interface FilterBarProps {
+  filters: UsageFilters;
+  change: (filters: UsageFilters) => void;
+  /** The tenant whose projects and models may be chosen; none over all tenants. */
+  tenant?: string;
+  /** Which filters there are beside the span. */
+  only?: readonly ('project' | 'model' | 'lane' | 'key')[];
+}
+
+export function FilterBar({ filters, change, tenant, only = ['project', 'model', 'lane', 'key'] }: FilterBarProps) {
+  const [now] = useState(() => Date.now());
+  const spans = spanChoices(now);
+  const chosen = spans.find((span) => span.from === filters.from && span.to === filters.to)?.label ?? OWN_SPAN;
+  const set = (name: keyof UsageFilters, value: string | null): void =>
+    change({ ...filters, [name]: value === null || value === '' ? undefined : value });
+  return (
+    <Group gap="xs" align="flex-end" role="search" aria-label="Filters">
+      <Select
+        label="Span (UTC)"
+        w={150}
+        data={[...spans.map((span) => span.label), OWN_SPAN]}
+        value={chosen}
+        allowDeselect={false}
+        onChange={(label) => {
+          const span = spans.find((one) => one.label === label);
+          if (span !== undefined) change({ ...filters, from: span.from, to: span.to });
+          else change({ ...filters, from: spans[3]!.from, to: spans[2]!.to });
+        }}
+      />
+      {chosen === OWN_SPAN && (
+        <>
+          <DayInput label="From" value={filters.from} set={(value) => set('from', value)} />
+          <DayInput label="To, not included" value={filters.to} set={(value) => set('to', value)} />
+        </>
+      )}
+      {tenant !== undefined && only.includes('project') && (
+        <Projects tenant={tenant} value={filters.project} set={(value) => set('project', value)} />
+      )}
+      {only.includes('model') && (
+        <Models tenant={tenant} filters={filters} value={filters.model} set={(value) => set('model', value)} />
+      )}
+      {only.includes('lane') && (
+        <Select
+          label="Lane"
+          w={130}
+          placeholder="All"
+          clearable
+          data={[...LANES]}
+          value={filters.lane ?? null}
+          onChange={(value) => set('lane', value)}
+        />
+      )}
+      {tenant !== undefined && only.includes('key') && (
+        <TypedFilter key={filters.key ?? ''} label="Key" value={filters.key} set={(value) => set('key', value)} />
+      )}
+      {Object.values(filters).some((value) => value !== undefined) && (
+        <Button
+          variant="default"
+          onClick={() => change(Object.fromEntries(Object.keys(filters).map((name) => [name, undefined])))}
+        >
+          Clear
+        </Button>
+      )}
+    </Group>
+  );
+}
+
+interface ChoiceProps {
+  value: string | undefined;
+  set: (value: string | null) => void;
+}
+
+function Projects({ tenant, value, set }: ChoiceProps & { tenant: string }) {
+  const path = '/admin/v1/tenants/{tenant}/projects';
+  const projects = query.useQuery('get', path, { params: { path: { tenant }, query: { limit: 100 } } }).data?.data;
+  const data = (projects ?? []).map((project) => ({ value: project.name, label: project.name }));
+  if (value !== undefined && !data.some((one) => one.value === value)) data.push({ value, label: value });
+  return (
+    <Select
+      label="Project"
+      w={160}
+      placeholder="All"
+      clearable
+      searchable
+      data={data}
+      value={value ?? null}
+      onChange={set}
+    />
+  );
+}
+
+/** The models that there was usage of in the span. */
+function Models({ tenant, filters, value, set }: ChoiceProps & { tenant: string | undefined; filters: UsageFilters }) {
+  const asked = { ...spanOf(filters), group_by: ['model' as const], top: 50, bucket: 'month' as const };
+  const own = query.useQuery(
+    'get',
+    '/admin/v1/tenants/{tenant}/usage/series',
+    { params: { path: { tenant: tenant ?? '' }, query: asked } },
+    { enabled: tenant !== undefined, refetchInterval: false },
+  );
+  const all = query.useQuery(
+    'get',
+    '/admin/v1/usage/series',
+    { params: { query: asked } },
+    { enabled: tenant === undefined, refetchInterval: false },
+  );
+  const series = (tenant === undefined ? all.data : own.data) as Series | undefined;
+  const names = new Set((series?.lines ?? []).flatMap((line) => (line.model === undefined ? [] : [line.model])));
+  if (value !== undefined) names.add(value);
+  return (
+    <Select
+      label="Model"
+      w={180}
+      placeholder="All"
+      clearable
+      searchable
+      data={[...names].sort()}
+      value={value ?? null}
+      onChange={set}
+    />
+  );
+}
+
+function DayInput({ label, value, set }: ChoiceProps & { label: string }) {
+  return (
+    <TextInput
+      type="date"
+      label={label}
+      w={150}
+      value={value?.slice(0, 10) ?? ''}
+      onChange={(event) => set(event.currentTarget.value)}
+    />
+  );
+}
+
+/** A filter that is typed, and applied with Enter or on leaving it. */
+function TypedFilter({ label, value, set }: ChoiceProps & { label: string }) {
+  const [typed, setTyped] = useState(value ?? '');
+  const apply = (): void => {
+    if (typed !== (value ?? '')) set(typed.trim());
+  };
+  return (
+    <TextInput
+      label={label}
+      w={160}
+      placeholder="All"
+      value={typed}
+      onChange={(event) => setTyped(event.currentTarget.value)}
+      onBlur={apply}
+      onKeyDown={(event) => event.key === 'Enter' && apply()}
+    />
+  );
+}
