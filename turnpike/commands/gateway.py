@@ -53,7 +53,7 @@ async def _gateway(settings: Settings, api: socket.socket, metrics: socket.socke
 
     prepare_data_folder(settings)
     protect_data_folder(settings)
-    registry = ModelRegistry.load(settings.model_folders)
+    registry = ModelRegistry.load(settings.model_folders, settings.aliases)
     async with (
         open_admin_services(settings, "embedded") as admin,
         open_gateway_services(settings, admin, read_secrets(settings), registry) as services,

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -175,13 +176,15 @@ async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
         expires_at=grant_of(found).expires_at if change.expires_at is msgspec.UNSET else change.expires_at,
     )
     after.check_scopes(_scopes(arguments))
+    guard = None
     if found.kind == "operator" and not decides(after) and await approvals_are_on(admin):
-        check_two_remain(await admin.tenancy.list_operator_keys(), found.public_id)
+        guard = partial(check_two_remain, public_id=found.public_id)
+        guard(await admin.tenancy.list_operator_keys())
     if all(value is msgspec.UNSET for value in msgspec.structs.astuple(change)):
         raise CommandError("nothing to change: say --name, --role, --expires or a limit")
     if arguments.dry_run:
         return _print_grant(after)
-    await admin.tenancy.change_key(found.public_id, change, reason=arguments.reason)
+    await admin.tenancy.change_key(found.public_id, change, reason=arguments.reason, guard=guard)
     print(f"changed {found.public_id}")
     return None
 
@@ -209,13 +212,14 @@ async def revoke_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
     from tenancy.administration.operators import check_two_remain
 
     public_id = _public_id(arguments.key)
-    if await approvals_are_on(admin):
-        check_two_remain(await admin.tenancy.list_operator_keys(), public_id)
+    guard = partial(check_two_remain, public_id=public_id) if await approvals_are_on(admin) else None
+    if guard is not None:
+        guard(await admin.tenancy.list_operator_keys())
     if arguments.dry_run:
         found = await admin.tenancy.key(public_id)
         print(f"would revoke {public_id} ({found.kind}, {found.name or 'without a name'})")
         return
-    at_once = await admin.tenancy.revoke(public_id, reason=arguments.reason)
+    at_once = await admin.tenancy.revoke(public_id, reason=arguments.reason, guard=guard)
     print(f"revoked {public_id}" + ("" if at_once else "; Redis is away, so within 30 s"))
 
 

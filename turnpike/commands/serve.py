@@ -49,6 +49,7 @@ READY_POLL_S = 0.05
 KEY_FILE = "api-key"
 LINK_FILE = "sign-in-link"
 FIRST_OWNER = "owner@localhost"
+_MOST_MODELS = 8
 LEAST_SILENCE_S = 30.0
 """A replica that was silent for less is not killed."""
 
@@ -69,8 +70,10 @@ def add_arguments(parser: CommandParser) -> None:
 
 def serve(settings: Settings, _arguments: argparse.Namespace) -> int:
     """`turnpike serve`: run until SIGINT or SIGTERM. Raises ReportedError for what makes it impossible."""
-    if len(settings.model_folders) != 1:
-        raise SettingError("model: serve runs one model; for several, run turnpike gateway and an engine for each")
+    if len(settings.model_folders) > _MOST_MODELS:
+        raise SettingError(
+            f"model: serve runs at most {_MOST_MODELS} models; for more, run turnpike gateway and an engine for each"
+        )
     sockets = Sockets(listener.listen(settings), listener.listen_for_metrics(settings))
     prepare_data_folder(settings)
     protect_data_folder(settings)
@@ -94,17 +97,12 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
     from turnpike.admin_services import open_admin_services, read_secrets_of_serve
     from turnpike.processes.gateway import open_gateway_services
 
-    registry = ModelRegistry.load(settings.model_folders)
+    registry = ModelRegistry.load(settings.model_folders, settings.aliases)
     (settings.data / "run").mkdir(mode=0o700, exist_ok=True)
     secrets = await read_secrets_of_serve(settings)
-    replica = Child(
-        "replica",
-        ["engine", "--listen", settings.own_replica_address, "--replica-name", "replica-0"],
-        # The child reads the secrets file that was just made.
-        to_environment(settings) | {"TURNPIKE_SECRETS_FILE": str(settings.secrets)},
-    )
-    # The replica takes longest to start, so it starts first, beside the migration.
-    running = asyncio.create_task(replica.run())
+    replicas = _replicas(settings)
+    # Replicas take longest to start, so they start first, beside the migration.
+    running = [asyncio.create_task(replica.run()) for replica in replicas]
     try:
         async with open_admin_services(settings, "always") as admin:
             with acting_as(_starter()):
@@ -112,20 +110,45 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
             async with open_gateway_services(settings, admin, secrets, registry) as services:
                 # Longer than its own watchdog waits, which logs where the replica stands.
                 longest_silence_s = max(2 * settings.stall_timeout, LEAST_SILENCE_S)
-                watching = asyncio.create_task(kill_when_silent(replica, services.fleet.links[0], longest_silence_s))
+                watching = [
+                    asyncio.create_task(kill_when_silent(replica, link, longest_silence_s))
+                    for replica, link in zip(replicas, services.fleet.links, strict=True)
+                ]
                 try:
                     await _run(admin, services, sockets, running)
                 finally:
-                    watching.cancel()
+                    for task in watching:
+                        task.cancel()
     finally:
-        await replica.stop(settings.drain_timeout + AFTER_DRAIN_S)
-        await asyncio.wait([running])
-    running.result()  # raises ChildFailed when the replica could not start
+        await asyncio.gather(*(replica.stop(settings.drain_timeout + AFTER_DRAIN_S) for replica in replicas))
+        await asyncio.wait(running)
+    for ran in running:
+        ran.result()  # raises ChildFailed when a replica could not start
     return 0
 
 
-async def _run(admin: AdminServices, services: GatewayServices, sockets: Sockets, replica: asyncio.Task[None]) -> None:
-    """Answer requests and do the worker's jobs until a signal, or until the replica cannot be kept running."""
+def _replicas(settings: Settings) -> list[Child]:
+    """A replica of each model. Journals and caches are each one's own; the first one's are where an only one's are."""
+    several = len(settings.model_folders) > 1
+    children = []
+    for at, (folder, address) in enumerate(zip(settings.model_folders, settings.own_replica_addresses, strict=True)):
+        environment = to_environment(settings) | {
+            "TURNPIKE_SECRETS_FILE": str(settings.secrets),  # the file that was just made
+            "TURNPIKE_MODEL": str(folder),
+        }
+        if at:
+            environment["TURNPIKE_DATA_DIR"] = str(settings.data / f"replica-{at}")
+            if settings.disk_folder:
+                environment["TURNPIKE_DISK_FOLDER"] = str(Path(settings.disk_folder) / f"replica-{at}")
+        name = f"replica of {folder.resolve().name}" if several else "replica"
+        children.append(Child(name, ["engine", "--listen", address, "--replica-name", f"replica-{at}"], environment))
+    return children
+
+
+async def _run(
+    admin: AdminServices, services: GatewayServices, sockets: Sockets, replicas: list[asyncio.Task[None]]
+) -> None:
+    """Answer requests and do the worker's jobs until a signal, or until a replica cannot be kept running."""
     from gateway.app import create_app
     from gateway.server import GatewayServer
     from turnpike.processes.gateway import serve_until_signal
@@ -140,7 +163,8 @@ async def _run(admin: AdminServices, services: GatewayServices, sockets: Sockets
     def replica_ended(_: asyncio.Task[None]) -> None:
         server.should_exit = True
 
-    replica.add_done_callback(replica_ended)
+    for replica in replicas:
+        replica.add_done_callback(replica_ended)
     try:
         await serve_until_signal(server, sockets.api)
     finally:
@@ -223,8 +247,10 @@ async def _announce(admin: AdminServices, services: GatewayServices, server: Gat
     a file of its own there.
     """
     settings = admin.settings
-    model = next(iter(services.models)).name
-    while not (server.started and services.fleet.healthy(model)):  # noqa: ASYNC110  # nothing signals either
+    models = [model.name for model in services.models]
+    model = models[0]
+    served = f"model {model}" if len(models) == 1 else f"models {', '.join(models)}"
+    while not (server.started and all(map(services.fleet.healthy, models))):  # noqa: ASYNC110  # nothing signals either
         await asyncio.sleep(READY_POLL_S)
     tenant = await admin.tenancy.tenant(DEMO_TENANT)
     project = await admin.tenancy.project(tenant.id, DEFAULT_PROJECT)
@@ -253,34 +279,39 @@ async def _announce(admin: AdminServices, services: GatewayServices, server: Gat
             write_key(file, issued)
             key, about = f"$(cat {shlex.quote(str(file))})", f"{owner}: written to the file (mode 0600)\n    {file}"
     record_address(settings, base_url)
-    sign_in = await _first_owner(admin, base_url)
+    sign_in = await _owner_link(admin, base_url)
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
     _print(
-        f"\nTurnpike is ready at {base_url} with the model {model}.\n\n{about}\n\nAsk it something:\n"
+        f"\nTurnpike is ready at {base_url} with the {served}.\n\n{about}\n\nAsk it something:\n"
         f'    curl -sS {base_url}/v1/chat/completions -H "Authorization: Bearer {key}"'
         f" -H 'Content-Type: application/json' -d '{body}'\n\n"
         f"What it cost:\n    {command} usage {data_dir}\n\n{sign_in}Stop with Ctrl-C.",
     )
 
 
-async def _first_owner(admin: AdminServices, base_url: str) -> str:
-    """At the first start: make the platform's first owner, and say how to sign in, once, within 24 hours.
+async def _owner_link(admin: AdminServices, base_url: str) -> str:
+    """At the first start: make the platform's first owner, and say how to sign in, once, within 24 hours. In a
+    demonstration there is an owner, and at each start another link.
 
     The link is shown as the API key is: on a terminal, else in a file of its own.
     """
     from tenancy.rights.principals import Membership
+    from turnpike.demonstration.folder import read_mark
 
     users = admin.users
-    if await users.accounts.any_exist():
-        return ""
     with acting_as(_starter()):
-        user = await users.accounts.create(FIRST_OWNER, "Owner", users.clock(), (Membership("owner"),))
+        if not await users.accounts.any_exist():
+            user = await users.accounts.create(FIRST_OWNER, "Owner", users.clock(), (Membership("owner"),))
+        elif read_mark(admin.settings.data) is not None:
+            user = await users.accounts.find(FIRST_OWNER)
+        else:
+            return ""
         link = f"{base_url}{(await users.links.create(user.id, 'sign_in', users.clock())).path}"
     about = f"Sign in as the platform's first owner, {FIRST_OWNER} (once, within 24 hours)"
     if sys.stdout.isatty():
         return f"{about}:\n    {link}\n\n"
     file = admin.settings.data.absolute() / LINK_FILE
-    file.unlink(missing_ok=True)  # of a database that is no more
+    file.unlink(missing_ok=True)  # of an earlier start
     write_key(file, link)
     return f"{about}: written to the file (mode 0600)\n    {file}\n\n"
 

@@ -85,7 +85,7 @@ async def open_gateway_services(
             fleet=Fleet(
                 settings.replica_addresses, gateway=name, link_key=secrets.link_key, models=registry, epoch=epoch
             ),
-            exports=ExportJobs(admin.database, admin.prices, settings.exports),
+            exports=ExportJobs(admin.database, admin.prices, settings.exports, settings.export_keep_days * 86_400),
             webhooks=webhook_endpoints(settings, admin.database, secrets),
             limiter=Limiter(LimitCache(admin.database, admin.bus, patience=settings.database_timeout), buckets, name),
             rate_limits=admin.limits,
@@ -103,13 +103,16 @@ async def open_gateway_services(
                 public_prices=settings.public_prices,
                 hold_slice=settings.hold_slice_tokens,
                 lease_tokens=settings.lease_limit_tokens,
+                response_retention=settings.response_retention,
                 allowance_requests=settings.allowance_requests,
                 connections=settings.max_connections,
                 connections_per_address=settings.max_connections_per_address,
                 public_metrics=not settings.metrics_listen and is_loopback(settings.host),
                 trusted_proxies=parse_networks(proxies, "trusted_proxies") if proxies else (),
                 database_patience=settings.database_timeout,
+                waterfall_days=settings.waterfall_keep_days,
                 timeouts=RequestTimeouts(request=settings.request_timeout),
+                cors_origins=settings.allowed_origins,
             ),
         )
     finally:

@@ -16,12 +16,15 @@ from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
 from billing.periods.periods import Periods
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
+from billing.service_levels.service_hours import forget_old as forget_service_hours
 from prompt_cache.history.store import History
+from response_store.store import FORGOTTEN, forget_expired
 from storage.backoff import Backoff
 from storage.database.database import DatabaseUnavailable
 from turnpike.admin_services import AdminServices, webhook_dispatcher
 from turnpike.processes.lease_upkeep import LeaseUpkeep
 from turnpike.settings.data_folder import read_secrets
+from waterfall.store import WaterfallStore
 from webhooks.dispatch import REMOVAL_BATCH
 
 _DAY_S = 86_400
@@ -130,11 +133,16 @@ def jobs(admin: AdminServices) -> list[Job]:
         charges = await forget_charges(admin.database, settings.budget_keep_days * _DAY_S)
         windows = await forget_windows(admin.database, settings.budget_keep_days * _DAY_S)
         history = await History(admin.database).forget_old()
+        served = await forget_service_hours(admin.database)
         users = await admin.users.forget_old()
-        if removed or holds or charges or windows or history or users:
-            gone = {"holds": holds, "charges": charges, "windows": windows, "history": history, "users": users}
-            logger.info("old rows are forgotten", webhooks=removed, **gone)
-        return removed >= REMOVAL_BATCH or max(holds, charges, windows, history) >= BATCH
+        responses = await forget_expired(admin.database)
+        waterfalls = await WaterfallStore(admin.database).forget_old(settings.waterfall_keep_days * _DAY_S)
+        gone = {"webhooks": removed, "holds": holds, "charges": charges, "windows": windows, "history": history}
+        gone |= {"served": served, "users": users, "responses": responses, "waterfalls": waterfalls}
+        if any(gone.values()):
+            logger.info("old rows are forgotten", **gone)
+        at_most = max(holds, charges, windows, history, served, waterfalls)
+        return removed >= REMOVAL_BATCH or at_most >= BATCH or responses >= FORGOTTEN
 
     async def anchor() -> bool:
         if anchored := await anchor_chains(admin.database):

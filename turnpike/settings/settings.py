@@ -84,7 +84,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, _about("redis://…; default: counters and revocations stay in the process", SERVE, GATEWAY, WORKER, ADMIN)
     ] = ""
     model: Annotated[
-        str, _about("model folder; a gateway takes several, separated by commas", SERVE, GATEWAY, ENGINE, ADMIN)
+        str,
+        _about("model folder; serve and gateway take several, separated by commas", SERVE, GATEWAY, ENGINE, ADMIN),
+    ] = ""
+    model_aliases: Annotated[
+        str,
+        _about(
+            "ALIAS=MODEL,…: further names under which clients may ask for served models; /v1/models lists them",
+            SERVE,
+            GATEWAY,
+        ),
     ] = ""
 
     operator_key_file: Annotated[
@@ -95,6 +104,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool, _about("GET /v1/prices answers without a key too, with the prices of the base book", SERVE, GATEWAY)
     ] = False
 
+    cors_origins: Annotated[
+        str,
+        _about(
+            "origins, separated by commas, whose pages may call /v1 from a browser; *: any; default: none",
+            SERVE,
+            GATEWAY,
+        ),
+    ] = ""
     host: Annotated[str, _about("address to listen on", SERVE, GATEWAY)] = "127.0.0.1"
     port: Annotated[int, _about("port to listen on; 0: any free one", SERVE, GATEWAY, at_least=0, at_most=65535)] = 8080
     metrics_listen: Annotated[
@@ -153,6 +170,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_most=7 * 86_400,
         ),
     ] = 86_400
+    response_retention: Annotated[
+        int,
+        _about(
+            "seconds for which responses of the Responses API are kept, sealed, where a project says nothing else; "
+            "0: they are not",
+            SERVE,
+            GATEWAY,
+            at_least=0,
+            at_most=400 * 86_400,
+        ),
+    ] = 30 * 86_400
     replicas: Annotated[str, _about("replicas, separated by commas: unix:PATH or tcp:HOST:PORT", GATEWAY, ADMIN)] = ""
     gateway_name: Annotated[
         str,
@@ -357,6 +385,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             at_least=62,
         ),
     ] = 400
+    waterfall_keep_days: Annotated[
+        float,
+        _about(
+            "days after which it is forgotten where the time of a request went; 0: it is not kept at all",
+            SERVE,
+            GATEWAY,
+            WORKER,
+            at_least=0,
+            at_most=400,
+        ),
+    ] = 7.0
     webhook_keep_days: Annotated[
         int, _about("days after which ended messages and deliveries are forgotten", SERVE, WORKER, at_least=1)
     ] = 90
@@ -422,12 +461,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def replica_addresses(self) -> list[str]:
         """Where the replicas listen; the one that `serve` starts when none was set."""
-        return [part.strip() for part in self.replicas.split(",") if part.strip()] or [self.own_replica_address]
+        return [part.strip() for part in self.replicas.split(",") if part.strip()] or self.own_replica_addresses
 
     @property
-    def own_replica_address(self) -> str:
-        """Where the replica that `serve` starts listens."""
-        return f"unix:{(self.data / 'run' / 'replica-0.sock').absolute()}"
+    def own_replica_addresses(self) -> list[str]:
+        """Where the replicas that `serve` starts listen, one for each model."""
+        folder = self.data / "run"
+        return [f"unix:{(folder / f'replica-{at}.sock').absolute()}" for at in range(len(self.model_folders))]
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Names that clients may use too → the served models' own. Raises SettingError."""
+        named: dict[str, str] = {}
+        for part in filter(None, (part.strip() for part in self.model_aliases.split(","))):
+            alias, equals, model = (piece.strip() for piece in part.partition("="))
+            if not (alias and equals and model):
+                raise SettingError(f"model_aliases: {part!r} is not ALIAS=MODEL")
+            if alias in named:
+                raise SettingError(f"model_aliases: {alias} is given twice")
+            named[alias] = model
+        return named
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """The origins whose pages may call the API from a browser. Raises SettingError."""
+        origins = tuple(part.strip() for part in self.cors_origins.split(",") if part.strip())
+        for origin in origins:
+            if origin != "*" and not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+", origin):
+                raise SettingError(f"cors_origins: {origin!r} is not an origin such as https://app.example, nor *")
+        return origins
 
     @property
     def own_gateway_name(self) -> str:
