@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "modules.md"
 ROOMS = (
-    *("turnpike", "gateway", "protocol", "engine", "prompt_cache", "tenancy", "billing", "webhooks"),
-    *("audit_log", "storage", "migrations"),
+    *("turnpike", "gateway", "protocol", "engine", "prompt_cache", "tenancy", "billing", "webhooks", "response_store"),
+    *("waterfall", "audit_log", "storage", "migrations"),
 )
 HEAD = """# Modules
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,14 @@ from torch import Tensor
 from .conversations import CLASS_WEIGHTS, Windows
 from .network import Llama, Shape
 from .optimizer import Optimizer
+
+
+class Stream(Protocol):
+    """Where batches come from."""
+
+    def endless(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches (ids, classes of weights) without end."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,20 @@ def rate_factor(done: float) -> float:
 
 
 def train(
-    name: str, shape: Shape, batches: Batches, seconds: float, seed: int, device: str, most_steps: int | None = None
+    name: str,
+    shape: Shape,
+    batches: Stream,
+    seconds: float,
+    seed: int,
+    device: str,
+    most_steps: int | None = None,
+    start_from: Llama | None = None,
+    height: float = 1.0,
 ) -> tuple[Llama, dict[str, float]]:
-    """Trains for `seconds` (not counting compilation) and returns the network and how it went."""
+    """Trains for `seconds` (not counting compilation) and returns the network and how it went. `start_from`: a network
+    to go on with; `height`: a factor of the rates."""
     torch.manual_seed(seed)
-    model = Llama(shape).to(device)
+    model = (start_from or Llama(shape)).to(device).train()
     cuda = device == "cuda"
     half = (lambda: torch.autocast("cuda", torch.bfloat16)) if cuda else contextlib.nullcontext
     loss_function = _compiled(model) if cuda else loss_of
@@ -92,7 +110,7 @@ def train(
     compiling = time.perf_counter() - compiling
     start, steps, tokens, losses = time.perf_counter(), 0, 0, torch.zeros((), device=device)
     while (elapsed := time.perf_counter() - start) < seconds and (most_steps is None or steps < most_steps):
-        loss, count = step(rate_factor(elapsed / seconds))
+        loss, count = step(height * rate_factor(elapsed / seconds))
         losses = torch.lerp(losses, loss, 0.02 if steps else 1.0)
         steps, tokens = steps + 1, tokens + count
         if steps % 10 == 0 and cuda:
