@@ -69,6 +69,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -weights[item.path])
 
 
+@pytest.fixture
+def patient_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that is slow to answer is waited for, as it is on a busy machine."""
+    monkeypatch.setattr("storage.bus._PUBLISH_TIMEOUT", 30.0)
+    monkeypatch.setattr("storage.bus._CONNECT_TIMEOUT", 30.0)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """The session's PostgreSQL server, which never waits for the disk. Do not stop it; `tests.servers.postgres_server`

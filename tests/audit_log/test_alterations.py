@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,18 @@ from sqlalchemy import Column, Integer, LargeBinary, Text, delete, event, insert
 from audit_log.anchors import InvalidWitness, Witness, anchor_chains, latest_witness
 from audit_log.leaf_forms import CURRENT, FORMS, first_head, next_head
 from audit_log.tables import PLATFORM, audit_anchor, audit_chain, audit_entry
-from audit_log.verification import ALTERED, ANCHOR, CUT_OFF, MISPLACED, MISSING, NEW, LogFinding, verify_log
+from audit_log.verification import (
+    ALTERED,
+    ANCHOR,
+    CUT_OFF,
+    MISPLACED,
+    MISSING,
+    NEW,
+    ChainEnd,
+    LogFinding,
+    check_end,
+    verify_log,
+)
 from storage.database.base import Count, Id, new_id
 from storage.database.database import Database
 from tests.audit_log.log_parts import entries, record, unguarded, verified
@@ -71,6 +83,29 @@ async def test_every_column_of_an_entry(database: Database) -> None:
             mine = _is(changed["tenant_id"], changed["number"])
             await session.execute(update(audit_entry).where(mine).values({column.name: there}))
         assert await verified(database) == []
+
+
+@pytest.mark.both_databases
+async def test_the_end_of_a_chain(database: Database) -> None:
+    await _filled(database)
+    tenant = TENANTS[1]
+
+    async def end(most: int = 1000) -> ChainEnd:
+        async with database.reading() as session:
+            return await check_end(session, tenant, most)
+
+    whole = await end()
+    assert (whole.entries, whole.checked, whole.anchored, whole.findings) == (5, 5, 0, [])
+    assert await end(3) == msgspec.structs.replace(whole, checked=3)
+    async with unguarded(database) as session:
+        await session.execute(update(audit_entry).where(_is(tenant, 3)).values(reason="another"))
+    assert _names((await end(3)).findings) == {(ALTERED, tenant, 3)}
+    assert (await end(2)).findings == []  # it is not among the last two
+    async with unguarded(database) as session:
+        await session.execute(delete(audit_entry).where(_is(tenant, 5)))
+    assert _names((await end(2)).findings) == {(MISSING, tenant, 5)}
+    async with database.reading() as session:
+        assert (await check_end(session, UUID(int=9))).entries == 0
 
 
 @pytest.mark.both_databases

@@ -30,6 +30,7 @@ READS = frozenset(
 )
 """Commands that change nothing in the database of money, access, sharing or prices."""
 WITHOUT_ENTRY = {
+    "demo": "in a folder of its own: what it makes there is recorded",
     **dict.fromkeys(("serve", "gateway", "worker", "engine", "calibrate"), "a process; what it changes is recorded"),
     **dict.fromkeys(("secrets create", "secrets rotate-pepper"), "a file; works without a database"),
     "migrate": "the schema, and no row of it",

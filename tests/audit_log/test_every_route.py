@@ -16,6 +16,7 @@ _ADMIN, _TENANT = "/admin/v1", "/admin/v1/tenants/{tenant:str}"
 _PROJECT = f"{_TENANT}/projects/{{project:str}}"
 RECORDED = {
     **{f"POST {_ADMIN}/approvals/{{change:str}}/{verb}": "change" for verb in ("approve", "withdraw")},
+    **{f"POST {_ADMIN}/fleet/{{replica:str}}/{verb}": "replica" for verb in ("drain", "resume")},
     f"POST {_ADMIN}/gateway-epochs/{{epoch:str}}/declare-dead": "journal",
     f"POST {_ADMIN}/invitations/accept": "invitation",
     **{f"POST {base}/invitations": "invitation" for base in (_ADMIN, _TENANT, _PROJECT)},
@@ -70,6 +71,9 @@ RECORDED = {
     },
     **{f"{verb} /v1/caches{more}": "cache" for verb, more in (("DELETE", ""), ("DELETE", "/{name:str}"))},
     "PATCH /v1/caches/{name:str}": "cache",
+    "DELETE /v1/responses/{name:str}": "response",
+    f"DELETE {_PROJECT}/responses/{{response:str}}": "response",
+    f"PATCH {_PROJECT}/response-policy": "response_policy",
     **{f"POST {_ADMIN}/users/{{user:str}}/{verb}": "user" for verb in ("disable", "enable", "links")},
     f"POST {_ADMIN}/users/{{user:str}}/revoke-sessions": "session",
     f"POST {_ADMIN}/sessions/revoke-all": "session",
@@ -84,14 +88,23 @@ RECORDED = {
 """Route -> the object of the actions that it records (`object.verb`)."""
 NOT_RECORDED = {
     **dict.fromkeys(
-        ("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/messages", "POST /v1/messages/count_tokens"),
+        (
+            *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/messages"),
+            *("POST /v1/messages/count_tokens", "POST /v1/responses", "POST /v1/responses/input_tokens"),
+        ),
         "a request: its usage event says all",
     ),
+    "POST /v1/estimate": "nothing happens",
+    **{
+        f"POST {_PROJECT}/playground/{what}": "a request; the key that it makes once is recorded as key.created"
+        for what in ("chat/completions", "estimate")
+    },
     **{
         f"POST {base}/{what}": "a message to where messages go anyway"
         for base in (_TENANT, "/v1")
         for what in ("webhooks/{name:str}/test", "webhook_deliveries/{name:str}/resend")
     },
+    "POST /v1/responses/{name:str}/cancel": "its usage event says that it was",
     f"POST {_ADMIN}/session/confirm": "the same user in the same session",
     f"POST {_ADMIN}/users/me/totp": "counts when it is confirmed",
 }

@@ -54,6 +54,7 @@ def test_with_room_for_all_everybody_finds_the_same(small_chat: Trace) -> None:
     assert len(set(shares.values())) == 1, shares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATORS)
 def test_generated_traces_are_prefix_closed_and_repeat(name: str) -> None:
     trace = GENERATORS[name](2)

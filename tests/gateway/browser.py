@@ -45,11 +45,18 @@ class Browser:
     async def call(
         self, method: str, path: str, body: Any = None, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> Any:
-        sent = {**OWN, "origin": self.base} if headers is None else headers
-        data = {} if body is None else {"json": body}
-        answer = await self.http.request(method, f"{ADMIN}{path}", headers=sent, **data)
+        answer = await self._answer(method, path, body, headers)
         assert answer.status_code == status, (answer.status_code, answer.text)
         return answer.json() if answer.content else None
+
+    async def status(self, method: str, path: str, body: Any = None) -> int:
+        """The status of the answer, whatever it is."""
+        return (await self._answer(method, path, body, None)).status_code
+
+    async def _answer(self, method: str, path: str, body: Any, headers: dict[str, str] | None) -> httpx.Response:
+        sent = {**OWN, "origin": self.base} if headers is None else headers
+        data = {} if body is None else {"json": body}
+        return await self.http.request(method, f"{ADMIN}{path}", headers=sent, **data)
 
     async def get(self, path: str, status: int = 200) -> Any:
         return await self.call("GET", path, status=status)

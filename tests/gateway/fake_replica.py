@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from msgspec import Struct, structs
 from engine.scheduling.fairness.fair_share import FairShare
 from protocol.frames import OLDEST_VERSION, VERSION, ToGateway, encode, link_proof, read_from_gateway
 from protocol.replicas import (
+    DRAINING,
     Capacity,
     Dial,
+    Drain,
     Fence,
     Fenced,
     Forget,
@@ -25,7 +28,19 @@ from protocol.replicas import (
     Scope,
     ServedModel,
 )
-from protocol.requests import ATTEMPT_VERSION, Abort, Ack, Began, Counts, Credit, Done, Generate, Tokens
+from protocol.requests import (
+    ATTEMPT_VERSION,
+    Abort,
+    Ack,
+    Began,
+    Counts,
+    Credit,
+    Done,
+    Generate,
+    PromptChunk,
+    Timeline,
+    Tokens,
+)
 
 LINK_KEY = b"k" * 32
 
@@ -68,7 +83,13 @@ class Run:
         self.abort_reason = ""
         self.more = asyncio.Event()
         self.counts = Counts()
+        self.timeline: Timeline | None = None
+        self.arrived = time.monotonic()
         self.task: asyncio.Task[None] | None = None
+
+
+def _micros(since: float) -> int:
+    return int((time.monotonic() - since) * 1e6)
 
 
 class FakeReplica:
@@ -107,6 +128,7 @@ class FakeReplica:
         self.share = FairShare()
         """Whose service the beats tell, and that hears of the others'."""
         self.elsewhere: list[RemoteService] = []
+        self.draining = False
         self.beating = True
         self.busy = 0
         """Claim so many running requests at least."""
@@ -177,9 +199,12 @@ class FakeReplica:
             invalid=invalid,
             claim=generate.claim,
         )
+        told = run.timeline
+        if told is not None:
+            told = structs.replace(told, ended=_micros(run.arrived), first=told.first if run.sent else -1)
         self.journal[generate.id if generate.attempt == 1 else f"{generate.id}/{generate.attempt}"] = done
         self.done.append(done)
-        return done
+        return structs.replace(done, timeline=told)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -244,6 +269,8 @@ class FakeReplica:
                         if self.answering:
                             known = tuple((done.id, done.attempt) for done in self.journal.values())
                             writer.write(encode(Fenced(message.epoch, known)))
+                    case Drain():
+                        self.draining = message.drain
                     case RemoteService():
                         self.elsewhere.append(message)
                         self.share.record_remote_service(message.replica, message.epoch, message.service)
@@ -283,13 +310,14 @@ class FakeReplica:
             if self.beating:
                 self.beat_steps += not self.stuck
                 running = self.busy + sum(1 for run in self.runs.values() if run.task and not run.task.done())
-                metrics = {"turnpike_engine_kv_blocks_free": 7.0}
+                metrics = {"turnpike_engine_kv_blocks_free": 7.0, DRAINING: float(self.draining)}
                 service = self.share.service_given()
                 beat = Heartbeat(self.beat_steps, running, {"standard": 0}, (), service, metrics=metrics)
                 writer.write(encode(beat))
             await asyncio.sleep(self.beat_interval)
 
-    def _script(self, generate: Generate) -> Script:
+    def answer_to(self, generate: Generate) -> Script:
+        """What it does with this request."""
         return self.script(generate) if callable(self.script) else self.script
 
     async def _wait(self, run: Run, seconds: float) -> None:
@@ -297,7 +325,7 @@ class FakeReplica:
             await asyncio.wait_for(run.aborted.wait(), seconds)
 
     async def _run(self, run: Run, writer: asyncio.StreamWriter) -> None:
-        generate, script = run.generate, self._script(run.generate)
+        generate, script, arrived = run.generate, self.answer_to(run.generate), run.arrived
         if script.silent:
             return
 
@@ -321,9 +349,13 @@ class FakeReplica:
         prompt = len(generate.tokens)
         read = min(script.read_hbm, prompt - 1)
         run.counts = Counts(prompt=prompt, computed=prompt - read, read_hbm=read)
+        began = _micros(arrived)
         say(Began(generate.id, generate.attempt, run.counts))
         if script.prefill:
             await self._wait(run, script.prefill)
+        first = _micros(arrived)
+        chunk_of_all = PromptChunk(began, first, prompt - read)
+        run.timeline = Timeline(0, began, first if script.tokens else -1, chunks=(chunk_of_all,))
         reason = "length"
         tokens = script.tokens[: generate.sampling.max_tokens]
         while run.sent < len(tokens):

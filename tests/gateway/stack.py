@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -206,6 +206,8 @@ async def running_stack(
     internal: socket.socket | None = None,
     key_ttl: float | None = None,
     limit_buckets: RedisBuckets | None = None,
+    context: int = 512,
+    aliases: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Stack]:
     stack = Stack()
     stack.database = await Database.open(url)
@@ -223,10 +225,10 @@ async def running_stack(
     issued = await stack.tenancy.create_key(stack.tenant.id, stack.project.id)
     stack.key, stack.public_id = issued.key, issued.public_id
     stack.admin_key = (await stack.tenancy.create_key(stack.tenant.id, None)).key
-    stack.models = ModelRegistry([_served(model_folder)])
+    stack.models = ModelRegistry([_served(model_folder)], aliases)
     model = next(iter(stack.models))
     stack.replicas = [
-        FakeReplica(folder / f"replica-{number}.sock", model.text_digest, name=f"replica-{number}")
+        FakeReplica(folder / f"replica-{number}.sock", model.text_digest, name=f"replica-{number}", context=context)
         for number in range(replicas)
     ]
     stack.replica = stack.replicas[0]

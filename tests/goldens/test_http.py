@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import create_app, create_internal_app
@@ -326,6 +327,7 @@ async def test_streams_that_fail(stack: Stack) -> None:
     golden.check("failed_streams", frozen)
 
 
+@pytest.mark.slow
 async def test_ends(stack: Stack) -> None:
     """What a client hears of each reason for which a replica ends a request, of a lost replica, and of no money."""
     frozen = {}

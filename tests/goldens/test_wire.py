@@ -14,6 +14,7 @@ from protocol.frames import MAX_FRAME_BYTES, ToGateway, ToReplica, encode, read_
 from protocol.replicas import (
     Capacity,
     Dial,
+    Drain,
     Fence,
     Fenced,
     Forget,
@@ -99,6 +100,7 @@ TO_REPLICA: list[Any] = [
     Ack(id="r1", sequence=17),
     RemoteService(replica="r-0", epoch=4, service={"standard/f": 6}),
     Fence(epoch="g-0"),
+    Drain(drain=False),
 ]
 TO_GATEWAY: list[Any] = [
     Hello(

@@ -14,7 +14,7 @@ from engine.quantization import fp8, int4, mxfp4
 from engine.quantization.on_load import encoded
 from engine.quantization.packed import PackedWeight
 from tests.engine.conftest import generate, make_bench, write_model
-from tests.engine.quantization.test_quantization import FORMATS, stored
+from tests.engine.quantization.stored_checkpoints import FORMATS, stored
 from tests.gpu.test_requests import distance
 
 PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(150)]

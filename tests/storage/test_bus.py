@@ -21,15 +21,8 @@ async def eventually(condition: Callable[[], bool], seconds: float = 30) -> None
         await asyncio.sleep(0.005)
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Redis that is slow to answer is waited for, as it is on a busy machine."""
-    monkeypatch.setattr("storage.bus._PUBLISH_TIMEOUT", 30.0)
-    monkeypatch.setattr("storage.bus._CONNECT_TIMEOUT", 30.0)
-
-
 @pytest.fixture(params=["local", "redis"])
-async def bus(request: pytest.FixtureRequest, patient: None) -> AsyncIterator[Bus]:
+async def bus(request: pytest.FixtureRequest, patient_bus: None) -> AsyncIterator[Bus]:
     bus: Bus = LocalBus() if request.param == "local" else RedisBus(request.getfixturevalue("redis_url"))
     yield bus
     await bus.close()
@@ -84,7 +77,7 @@ def test_a_malformed_url_is_refused_naming_the_setting(url: str) -> None:
     assert "secret" not in str(refusal.value)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_bus")
 async def test_redis_goes_away_and_comes_back() -> None:
     heard: list[bytes] = []
     gaps: list[None] = []
@@ -125,7 +118,7 @@ async def test_a_redis_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
         await bus.close()
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_bus")
 async def test_a_pause_of_ours_is_not_the_silence_of_redis(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.bus._PING_INTERVAL", 0.1)
     monkeypatch.setattr("storage.bus._SILENCE_LIMIT", 0.3)

@@ -205,6 +205,7 @@ def test_a_key_can_make_one_like_itself_and_end_it(grant: KeyGrant) -> None:
     assert may_end(holder, grant) == holder.may(manages, grant.tenant_id, grant.project_id)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(1500), deadline=None)
 @given(_grants(), _grants(), _grants(), _roles, _places)
 def test_a_key_rules_over_nobody_that_its_maker_does_not(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import pytest
 
 from storage.bus import BusUnavailable, LocalBus
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import InvalidText
+from tenancy.administration.operators import TooFewOperators, check_two_remain
 from tenancy.keys import Peppers
 from tenancy.repositories import InvalidKeyChange, NameTaken, NoSuchRecord, Tenancy
 
@@ -87,3 +91,21 @@ async def test_a_tenant_has_a_bounded_number_of_keys(tenancy: Tenancy, monkeypat
     await tenancy.create_key(zoo.id, None)
     await tenancy.revoke(first.public_id)
     await tenancy.create_key(acme.id, None)
+
+
+async def test_keys_that_are_made_at_once_are_bounded_too(tenancy: Tenancy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenancy.repositories.MOST_KEYS", 3)
+    acme = await tenancy.create_tenant("acme")
+    made = await asyncio.gather(*(tenancy.create_key(acme.id, None) for _ in range(8)), return_exceptions=True)
+    assert sum(isinstance(one, InvalidKeyChange) for one in made) == 5
+    assert len(await tenancy.list_keys(acme.id)) == 3
+
+
+async def test_of_three_operators_two_remain_though_all_are_revoked_at_once(tenancy: Tenancy) -> None:
+    keys = [await tenancy.create_operator_key(name) for name in ("ann", "bob", "cat")]
+    ended = await asyncio.gather(
+        *(tenancy.revoke(key.public_id, guard=partial(check_two_remain, public_id=key.public_id)) for key in keys),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(one, TooFewOperators) for one in ended) == 2
+    assert sum(key.revoked_at is None for key in await tenancy.list_operator_keys()) == 2

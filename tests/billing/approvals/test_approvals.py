@@ -176,6 +176,7 @@ async def test_a_decision_takes_the_permission_of_its_kind(approvals: Approvals,
         assert (await approvals.withdraw(change.id, lambda _: False)).state == "withdrawn"
 
 
+@pytest.mark.slow
 async def test_many_approvals_at_once_wait_for_no_second_connection(approvals: Approvals, database: Database) -> None:
     tenant, balances = await Tenant.rich(database, 0), Balances(database)
     await _turn_on(database)

@@ -53,6 +53,23 @@ async def test_a_job_from_question_to_expiry(database: Database, tmp_path: Path)
     assert not jobs.path(done).exists()
 
 
+async def test_a_queued_job_says_how_many_are_before_it_and_a_finished_one_until_when_it_is_kept(
+    database: Database, tmp_path: Path
+) -> None:
+    past = await record(database, await Tenant.rich(database, 0), count=5)
+    jobs = ExportJobs(database, PriceCatalog(database), tmp_path, keep_s=3600)
+    asked = [await jobs.queue(owner, new_id(), "usage", "2026-11", "csv") for owner in (past.tenant.id, new_id())]
+    asked.append(await jobs.queue(past.tenant.id, new_id(), "costs", "2026-11", "csv"))
+    assert await jobs.ahead(asked) == {job.id: place for place, job in enumerate(asked)}
+    assert [jobs.kept_until(job) for job in asked] == [None, None, None]
+    assert await jobs.run_next(_names)
+    done = await jobs.get(past.tenant.id, asked[0].id)
+    assert await jobs.ahead([done, *asked[1:]]) == {asked[1].id: 0, asked[2].id: 1}
+    assert done.finished_at is not None
+    assert jobs.kept_until(done) == done.finished_at + 3_600_000_000
+    assert ExportJobs(database, PriceCatalog(database), tmp_path).kept_until(done) is None
+
+
 async def test_workers_share_the_jobs(database: Database, tmp_path: Path) -> None:
     past = await record(database, await Tenant.rich(database, 0), count=5)
     workers = [ExportJobs(database, PriceCatalog(database), tmp_path) for _ in range(3)]

@@ -212,6 +212,7 @@ def test_a_pdf_says_what_goes_back_and_what_is_carried() -> None:
     assert "goes back when this invoice is finalized" in _words(made, "draft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [17, 26])
 def test_no_heading_stands_alone_at_the_end_of_a_page(lines: int) -> None:
     for above in range(1, 7):  # moves the lines down

@@ -15,6 +15,7 @@ from storage.database.database import Database
 from tests.billing.golden import month
 
 
+@pytest.mark.slow
 async def test_documents_and_exports_are_those_of_the_tree(database: Database) -> None:
     await month.make_month(database)
     made, kept = await month.files(database), month.kept()

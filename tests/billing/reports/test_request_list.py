@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from billing.prices import PriceCatalog
+from billing.reports.cache_savings import PRICED_BY, savings_by_class, total_saved
 from billing.reports.request_list import EventFilters, ListedEvent, count_by_status, find_event, list_events
-from billing.reports.saved_money import SAVED_BY, cache_summary
 from billing.reports.tenant_usage import usage_of_tenants
 from billing.reports.usage_report import usage_buckets
+from billing.reports.usage_series import Selection, usage_totals
 from billing.usage import Usage, UsageEvent
 from storage.database.base import new_id
 from storage.database.database import Database
@@ -58,6 +59,7 @@ async def _all(database: Database, tenant_id: UUID, filters: EventFilters, **opt
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 4, 7, 1000])
 async def test_pages_have_every_event_once(database: Database, most: int) -> None:
     tenant, other = await Tenant.rich(database, 0), await Tenant.rich(database, 0, "big")
@@ -137,9 +139,10 @@ async def test_sums_may_be_larger_than_a_request(database: Database) -> None:
     usage = Usage(uncached=2**31 - 100, read={"automatic": 10}, output=1)
     events = [tenant.event(tenant.request(0), usage) for _ in range(3)]
     await store(database, *(msgspec.structs.replace(event, admitted_at=NOON, finished_at=NOON) for event in events))
-    page = await usage_buckets(database, tenant.id, start_at=NOON, end_at=NOON + HOUR, width="1h", group_by=SAVED_BY)
+    page = await usage_buckets(database, tenant.id, start_at=NOON, end_at=NOON + HOUR, width="1h")
     (result,) = page.buckets[0].results
     assert result.usage.uncached == 3 * (2**31 - 100)
-    summary = await cache_summary(PriceCatalog(database), [result])
-    assert (summary.read, summary.prompt) == (30, 3 * (2**31 - 90))
-    assert summary.saved_pico == {"USD": 30 * (400_000 - 40_000)}
+    whole = Selection(start_at=NOON, end_at=NOON + HOUR, tenants=[tenant.id])
+    classes = await savings_by_class(PriceCatalog(database), await usage_totals(database, whole, PRICED_BY))
+    assert classes["automatic"].read == 30
+    assert total_saved(classes.values()) == {"USD": 30 * (400_000 - 40_000)}

@@ -181,6 +181,7 @@ def test_what_has_a_fixed_length_is_ended_in_time(grammar: dict[str, Any]):
         assert why == "stop", text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grammar", "limit"),
     [({"regex": "([a-m]+[n-z]+){2,9}!!"}, 40), ({"json_schema": {"type": "object", "properties": {
@@ -348,6 +349,7 @@ def test_in_any_company_the_same_and_valid(demo: Bench):
     assert len({tuple(tokens) for tokens in choices.choices.values()}) == 3
 
 
+@pytest.mark.slow
 def test_with_everything_else_that_is_asked(demo: Bench):
     """Least tokens and bias give way to what must come."""
     comma = tokenizer().content(",")[0]
@@ -378,6 +380,7 @@ def test_an_impossible_grammar_is_rejected_alone(demo: Bench):
 TOO_WIDE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", [1, 3])
 def test_a_grammar_that_fails_on_its_way_fails_alone_and_is_named(demo: Bench, choices: int):
     """In a step in which other choices of it draw their tokens too."""

@@ -85,6 +85,7 @@ def longest_step(bench: Bench, clock: Clock) -> float:
     return longest
 
 
+@pytest.mark.slow
 def test_searches_of_many_outputs_are_spread_over_steps_and_find_the_same(demo: Bench, clock: Clock) -> None:
     clock.place_s = 0.001
     grammars = {f"{count}": letters(count) for count in range(190, 202)}
@@ -110,6 +111,7 @@ def test_searches_of_many_outputs_are_spread_over_steps_and_find_the_same(demo: 
     assert demo.engine.pool.referenced_blocks == 0
 
 
+@pytest.mark.slow
 def test_near_their_limit_texts_of_a_fixed_length_end_in_time_and_step_by_step(demo: Bench, clock: Clock) -> None:
     clock.place_s = 0.001
     how: dict[str, Any] = {"grammar": json.dumps({"regex": "[0-9a-f]{40}"}), "choices": 3}

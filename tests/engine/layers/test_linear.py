@@ -16,6 +16,7 @@ from engine.layers.linear import Linear, PackedLinear, best_tiling
 from engine.layers.matmul_kernels import MatmulKernel, least_rows
 from engine.quantization.on_load import encoded
 from engine.quantization.packed import decoded
+from tests.fast import only_fast
 from tests.machines import MACHINES, become
 
 SHAPES = [(64, 32), (256, 96), (96, 256), (1000, 100), (48, 48)]
@@ -62,7 +63,7 @@ def check(product: Linear, rows: int, counts: list[int]) -> torch.Tensor:
     indirect=["machine"],
 )
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize(("outputs", "inputs"), only_fast(*SHAPES[:3], SHAPES[4], of=SHAPES))
 @pytest.mark.usefixtures("machine")
 def test_at_every_count_and_place(outputs: int, inputs: int, bias: bool, few_bits: bool):
     product, weight = layer(outputs, inputs, bias=bias, few_bits=few_bits)
@@ -76,6 +77,7 @@ def test_at_every_count_and_place(outputs: int, inputs: int, bias: bool, few_bit
     assert (product(x) - exact).abs().max() < 1e-2 * weight.shape[1] ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("outputs", "inputs"), [(1024, 512), (300, 4864), (900, 5000)])
 def test_a_large_weight_at_few_rows_and_many(outputs: int, inputs: int):
@@ -83,6 +85,7 @@ def test_a_large_weight_at_few_rows_and_many(outputs: int, inputs: int):
     check(layer(outputs, inputs, bias=False, few_bits=False)[0], 128, [1, 2, 3, 4, 8, 64])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", SERVING_FEW_BITS, indirect=True)
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (384, 4864)])

@@ -148,6 +148,7 @@ def without_each(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator
 SOME = ("mixtral", "gpt-oss", "qwen3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", only_fast(*SOME, of=FAMILIES))
 @pytest.mark.parametrize("style", only_fast("version 5", of=("version 5", "hub")))
 def test_without_any_field_it_is_the_model_that_transformers_makes(
@@ -164,6 +165,7 @@ def test_without_any_field_it_is_the_model_that_transformers_makes(
     assert not all(answered)
 
 
+@pytest.mark.slow
 def test_without_any_field_a_language_part_is_the_one_that_transformers_makes(tmp_path: Path):
     folder = write_multimodal(tmp_path / "whole")
     config = json.loads((folder / "config.json").read_text())

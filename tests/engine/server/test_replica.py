@@ -1,13 +1,10 @@
-"""A real replica process, over its socket: greeting, streams, crashes and replays, several gateways, stopping."""
+"""A real replica process, over its socket: streams, crashes and replays, several gateways, starting and stopping."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import struct
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,20 +13,17 @@ import pytest
 import pytest_asyncio
 
 from engine.errors import EngineError, StartError
-from engine.server import gateway_link as link_module
-from engine.server.gateway_link import GatewayLink
 from engine.server.replica import serve
 from engine.startup.options import ReplicaOptions
 from prompt_cache.model_digest import model_digest, text_digest
-from protocol.frames import MAX_FRAME_BYTES, VERSION, encode, link_proof, read_from_replica
-from protocol.replicas import MAX_SCOPES, Dial, Forget, Heartbeat, Hello, Scope
-from protocol.requests import Abort, Ack, Counts, Credit, Done, Generate, Tokens
-from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench, write_model
+from protocol.frames import VERSION, encode, link_proof, read_from_replica
+from protocol.replicas import DRAINING, Dial, Drain, Heartbeat, Hello
+from protocol.requests import Abort, Ack, Credit, Done, Generate, Tokens
+from tests.engine.conftest import SCOPES, VOCABULARY, generate, make_bench
 from tests.engine.fake_gateway import LINK_KEY, Client, ReplicaProcess
-from tests.engine.tiny_tokenizer import text_of, write_tokenizer
 from tests.servers import free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("connections")]
 ALL = tuple(SCOPES.values())
 LONG = [(11 * i + i * i) % VOCABULARY for i in range(300)]
 
@@ -40,23 +34,6 @@ async def replica(tmp_path: Path, tiny_model: Path) -> AsyncIterator[ReplicaProc
     yield process
     if process.status is None:
         await process.kill()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> AsyncIterator[ReplicaProcess]:
-    """One replica for all tests that leave it was."""
-    process = await ReplicaProcess.start(tmp_path_factory.mktemp("replica"), tiny_model)
-    yield process
-    assert await process.stop() == 0
-
-
-@pytest_asyncio.fixture(autouse=True)
-async def connections() -> AsyncIterator[None]:
-    """Hang up what a test dialed. What was dialed before, in other modules, belonged to other event loops."""
-    Client.dialed.clear()
-    yield
-    for client in Client.dialed:
-        await client.close()
 
 
 # ------------------------------------------------------------ a life
@@ -103,6 +80,28 @@ async def test_streams_are_what_the_engine_computes(replica: ReplicaProcess, tin
     assert not replica.leaves_socket()
 
 
+async def test_a_drained_replica_finishes_what_it_has_and_takes_nothing_more(replica: ReplicaProcess):
+    client, other = await Client.dial(replica.path), await Client.dial(replica.path, name="other")
+    client.send(*ALL, generate("runs", LONG, 400, credit=400))
+    other.send(*ALL)
+    await client.until(lambda: "runs" in client.tokens)
+    client.send(Drain())
+    for one in (client, other):
+        await one.until(lambda: bool(one.beats) and one.beats[-1].metrics[DRAINING] == 1.0)  # noqa: B023  # called here
+    other.send(generate("more", LONG, 3))
+    await other.finished("more")
+    assert (other.done["more"].reason, other.done["more"].error) == ("rejected", "the replica is draining")
+    await client.finished("runs")
+    assert (client.done["runs"].reason, client.done["runs"].counts.output) == ("length", 400)
+    other.send(Drain(drain=False), generate("again", LONG, 3))
+    await other.finished("again")
+    assert other.done["again"].reason == "length"
+    await client.until(lambda: client.beats[-1].metrics[DRAINING] == 0.0)
+    other.send(Drain())
+    await other.until(lambda: other.beats[-1].metrics[DRAINING] == 1.0)
+    assert await replica.stop() == 0
+
+
 async def test_kill_9_loses_nothing_that_was_shown(tmp_path: Path, tiny_model: Path, replica: ReplicaProcess):
     client = await Client.dial(replica.path)
     client.send(*ALL)
@@ -130,7 +129,7 @@ async def test_kill_9_loses_nothing_that_was_shown(tmp_path: Path, tiny_model: P
         await heir.finished("short", "0", "1", "2", "paused")
         assert "waits" not in heir.done
         short = heir.done["short"]
-        assert short == msgspec.structs.replace(client.done["short"], replayed=True)
+        assert short == msgspec.structs.replace(client.done["short"], replayed=True, timeline=None)
         assert short.claim == b"short's"
         for index in range(3):
             end = heir.done[str(index)]
@@ -276,70 +275,6 @@ async def test_it_ends_with_its_parent(tmp_path: Path, tiny_model: Path):
     assert replica.status == 0
 
 
-def slow_compiler(gate: Path) -> str:
-    """A fault for a replica: grammars compile only when the file `gate` exists; those with "quick" in them compile at
-    once."""
-    return f"""
-import os, time
-from engine.grammar.llguidance_grammar import LlguidanceGrammars
-quick = LlguidanceGrammars.compile_proven
-def slow(self, text, *proof):
-    while "quick" not in text and not os.path.exists({str(gate)!r}):
-        time.sleep(0.005)
-    return quick(self, text, *proof)
-LlguidanceGrammars.compile_proven = slow
-"""
-
-
-async def test_abort_while_a_grammar_is_compiled(tmp_path: Path):
-    """The request ends at once, and once. Others that asked for the same grammar get it."""
-    model = write_tokenizer(write_model(tmp_path / "model"))
-    gate = tmp_path / "gate"
-    process = await ReplicaProcess.start(tmp_path, model, fault=slow_compiler(gate))
-    client = await Client.dial(process.path)
-    grammar = '{"choice": ["yes", "no"]}'
-    client.generate(generate("left", LONG, 8, grammar=grammar), ALL)
-    client.send(generate("stays", LONG, 8, grammar=grammar), generate("plain", LONG, 8), Abort("left", "left"))
-    await client.finished("left", "plain")
-    assert (client.done["left"].reason, client.done["left"].counts) == ("rejected", Counts())
-    assert "left" not in client.began
-    gate.touch()
-    await client.finished("stays")
-    assert client.done["stays"].reason == "stop"
-    assert text_of(model, client.tokens["stays"]) in {"yes", "no"}
-    # The same id may be used again; the end was told once.
-    del client.done["left"]
-    client.send(generate("left", LONG, 8, grammar=grammar))
-    await client.finished("left")
-    assert client.done["left"].reason == "stop"
-    await client.close()
-    assert await process.stop() == 0
-
-
-async def test_a_deadline_while_a_grammar_is_compiled(tmp_path: Path):
-    """The request ends at its deadline, not when the compiler is done. A compiler that fails in its own way is
-    named."""
-    model = write_tokenizer(write_model(tmp_path / "model"))
-    gate = tmp_path / "gate"
-    process = await ReplicaProcess.start(tmp_path, model, fault=slow_compiler(gate))
-    client = await Client.dial(process.path)
-    slow = generate("late", LONG, 8, grammar='{"choice": ["yes", "no"]}', deadline=time.time() + 0.1)
-    client.generate(slow, ALL)
-    client.send(generate("rootless", LONG, 8, grammar=json.dumps({"grammar": 'leaf ::= "a"'})))
-    await client.finished("late")  # which is not compiled yet
-    assert (client.done["late"].reason, client.done["late"].counts) == ("deadline", Counts())
-    assert client.done["late"].sequence > 0
-    assert "late" not in client.began
-    gate.touch()
-    await client.finished("rootless")
-    assert (client.done["rootless"].reason, client.done["rootless"].invalid) == ("rejected", "grammar")
-    client.send(generate("after", LONG, 4))
-    await client.finished("after")
-    assert client.done["after"].reason == "length"
-    await client.close()
-    assert await process.stop() == 0
-
-
 # ------------------------------------------------------------ starting
 
 
@@ -397,181 +332,6 @@ async def test_a_second_replica_on_the_same_folder_or_address_says_so(
     await client.until(lambda: len(client.beats) > 1)
 
 
-# ------------------------------------------------------------ bad guests
-
-
-def raw(body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + body
-
-
-NASTY = {
-    "no frame": b"\x00",
-    "empty frame": raw(b""),
-    "not msgpack": raw(b"\xc1\xc1"),
-    "not an array": raw(msgspec.msgpack.encode({"type": "Ack"})),
-    "unknown tag": raw(msgspec.msgpack.encode(["Explode", 1])),
-    "no fields": raw(msgspec.msgpack.encode(["Generate"])),
-    "wrong types": raw(msgspec.msgpack.encode(["Ack", 5, "x"])),
-    "trailing bytes": raw(msgspec.msgpack.encode(["Abort", "x"]) + b"\x00"),
-    "huge token": raw(msgspec.msgpack.encode(["Generate", "x", 1, [], [2**64 - 1, "a"], [1], 1])),
-    "too long": struct.pack(">I", MAX_FRAME_BYTES + 1),
-    "longest length": b"\xff\xff\xff\xff",
-    "a message of the other side": encode(Done("x", 1, "stop", Counts(), 1)),
-    "second Dial": encode(Dial(VERSION, "x", b"")),
-    "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "deep": raw(b"\x91" * 2000),
-}
-
-
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", NASTY)
-@pytest.mark.parametrize("proved", [True, False])
-async def test_a_nasty_frame_closes_that_connection_only(shared: ReplicaProcess, name: str, proved: bool):
-    steady = await Client.dial(shared.path, name="steady")
-    steady.send(*ALL, generate(f"steady {name} {proved}", LONG[:20], 5))
-    if proved:
-        guest = await Client.dial(shared.path, name="guest")
-        reader, writer = guest.reader, guest.writer
-    else:
-        reader, writer = await asyncio.open_unix_connection(shared.path)
-    writer.write(NASTY[name])
-    if NASTY[name] == b"\x00":
-        writer.write_eof()
-    async with asyncio.timeout(30):
-        while await read_from_replica(reader) is not None:
-            pass
-    writer.close()
-    await steady.finished(f"steady {name} {proved}")
-    assert steady.done[f"steady {name} {proved}"].reason == "length"
-    await steady.close()
-
-
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("case", ["wrong key", "another name", "empty proof", "no proof", "old version"])
-async def test_without_proof_nobody_comes_in(shared: ReplicaProcess, case: str):
-    reader, writer = await asyncio.open_unix_connection(shared.path)
-    hello = await read_from_replica(reader)
-    assert isinstance(hello, Hello)
-    right = link_proof(LINK_KEY, hello.challenge, "me")
-    match case:
-        case "wrong key":
-            writer.write(encode(Dial(VERSION, "me", link_proof(b"x" * 32, hello.challenge, "me"))))
-        case "another name":
-            writer.write(encode(Dial(VERSION, "you", right)))
-        case "empty proof":
-            writer.write(encode(Dial(VERSION, "me", b"")))
-        case "no proof":
-            writer.write(encode(generate("x", [1])))
-        case "old version":
-            writer.write(encode(Dial(0, "me", right)))
-    writer.write(encode(generate("x", [1])))
-    assert await asyncio.wait_for(read_from_replica(reader), 30) is None
-    writer.close()
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_challenges_differ(shared: ReplicaProcess):
-    first, second = await Client.dial(shared.path), await Client.dial(shared.path)
-    assert first.hello.challenge != second.hello.challenge
-    assert len(first.hello.challenge) == 32
-    await first.close()
-    await second.close()
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_unknown_ids_and_scopes_are_answered(shared: ReplicaProcess):
-    client = await Client.dial(shared.path)
-    client.send(Abort("nobody"), Credit("nobody", 1, 1), Ack("nobody", 7))
-    await client.finished("nobody")
-    assert client.done["nobody"].reason == "rejected"
-    client.send(generate("early", [1, 2]))
-    await client.finished("early")
-    assert "scope 'project' was not introduced" in (client.done["early"].error or "")
-    client.send(*ALL, generate("late", [1, 2], 2), Forget("project"), generate("after", [1, 2], 2))
-    await client.finished("late", "after")
-    assert client.done["late"].reason == "length"
-    assert client.done["after"].reason == "rejected"
-    await client.close()
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_scopes_are_the_connection_s_own(shared: ReplicaProcess):
-    first, second = await Client.dial(shared.path), await Client.dial(shared.path)
-    first.send(*ALL, generate("mine", [1, 2], 2))
-    second.send(generate("yours", [1, 2], 2))
-    await first.finished("mine")
-    await second.finished("yours")
-    assert first.done["mine"].reason == "length"
-    assert second.done["yours"].reason == "rejected"
-    await first.close()
-    await second.close()
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_the_scopes_that_were_introduced_last_are_known(shared: ReplicaProcess):
-    client = await Client.dial(shared.path)
-    others = [Scope(str(number), b"root" * 8, b"key") for number in range(MAX_SCOPES)]
-    client.send(*ALL, generate("known", [1, 2], 2), *others, generate("old", [1, 2], 2))
-    client.send(*ALL, generate("again", [1, 2], 2))
-    await client.finished("known", "old", "again")
-    assert client.done["known"].reason == client.done["again"].reason == "length"
-    assert "was not introduced" in (client.done["old"].error or "")
-    await client.close()
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_an_id_that_runs_elsewhere_is_refused_and_left_alone(shared: ReplicaProcess):
-    first, second = await Client.dial(shared.path), await Client.dial(shared.path)
-    for client in (first, second):
-        client.send(*ALL)
-    first.send(generate("same", LONG, 100))
-    await first.until(lambda: bool(first.tokens.get("same")))
-    second.send(generate("same", LONG, 100, attempt=2))
-    await second.finished("same")
-    assert second.done["same"].reason == "rejected"
-    await first.finished("same")
-    assert (first.done["same"].reason, len(first.tokens["same"])) == ("length", 100)
-    await first.close()
-    await second.close()
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_credit_and_abort_over_the_wire(shared: ReplicaProcess):
-    client = await Client.dial(shared.path)
-    client.send(*ALL, generate("slow", LONG, 30, credit=4))
-    await client.until(lambda: len(client.tokens.get("slow", ())) == 4)
-    beats = len(client.beats)
-    await client.until(lambda: len(client.beats) > beats + 1)
-    assert len(client.tokens["slow"]) == 4
-    client.send(Credit("slow", 4, 10))
-    await client.until(lambda: len(client.tokens["slow"]) == 10)
-    client.send(Abort("slow"))
-    await client.finished("slow")
-    done = client.done["slow"]
-    assert (done.reason, done.delivered, done.counts.output) == ("abort", 4, 10)
-    await client.until(lambda: client.beats[-1].memory[0].referenced == 0)
-    await client.close()
-
-
-async def test_a_guest_that_says_nothing_is_not_waited_for(shared: ReplicaProcess, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(link_module, "GREETING_S", 0.05)
-    ended = asyncio.Event()
-
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = GatewayLink(reader, writer)
-        with pytest.raises(TimeoutError):
-            await link.greet(hello, LINK_KEY)
-        await link.close()
-        ended.set()
-
-    hello = (await Client.dial(shared.path)).hello
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-    await asyncio.wait_for(ended.wait(), 30)
-    writer.close()
-    server.close()
-
-
 async def test_over_tcp_too(tmp_path: Path, tiny_model: Path):
     port = free_port()
     replica = await ReplicaProcess.start(tmp_path, tiny_model, address=f"tcp:127.0.0.1:{port}")
@@ -595,29 +355,3 @@ def test_requests_survive_the_wire() -> None:
     request = generate("a", LONG, 5)
     assert isinstance(request, Generate)
     assert len(encode(request)) < 1000
-
-
-async def test_what_is_said_while_a_grammar_is_compiled_is_done_afterwards(tmp_path: Path):
-    """Credit, and the end of one choice; a grammar that compiles quickly does not wait for one that does not."""
-    model = write_tokenizer(write_model(tmp_path / "model"))
-    gate = tmp_path / "gate"
-    process = await ReplicaProcess.start(tmp_path, model, fault=slow_compiler(gate))
-    client = await Client.dial(process.path)
-    grammar, quick = '{"regex": "(yes){3}"}', '{"choice": ["quick"]}'
-    client.generate(generate("slow", LONG, 30, grammar=grammar, credit=1), ALL)
-    client.send(
-        Credit("slow", 0, 1 << 20),
-        generate("one of two", LONG, 30, grammar=grammar, choices=2),
-        Abort("one of two", choice=1),
-        generate("quick", LONG, 30, grammar=quick),
-    )
-    await client.finished("quick")
-    assert "slow" not in client.began
-    assert client.done["quick"].reason == "stop"
-    gate.touch()
-    await client.finished("slow", "one of two")
-    assert client.done["slow"].reason == "stop"
-    assert text_of(model, client.tokens["slow"]) == "yes" * 3
-    assert client.done["one of two"].reasons == ("stop", "abort")
-    await client.close()
-    assert await process.stop() == 0

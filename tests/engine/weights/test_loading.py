@@ -63,6 +63,7 @@ def test_tied_weights_are_held_once(tmp_path: Path):
     assert int(done.stdout) < 1.3 * rows * 64 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [48, 100, 1024])
 def test_rows_of_a_tied_weight_are_the_stored_ones(hidden: int):
     vocabulary = (1 << 22) // hidden // VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE + 3 * VOCABULARY_MULTIPLE

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from tests.gateway.access.proofs import Call, proof
-from tests.gateway.access.proofs_v1 import _delivery, _export, _marked_chat, _names, an_endpoint
+from tests.gateway.access.proofs_v1 import _delivery, _export, _marked_chat, _names, a_response, an_endpoint
 from tests.gateway.access.world import Place, World, bearer
 
 
@@ -53,6 +53,18 @@ async def _(world: World, place: Place) -> Call:
 @proof("admin_rotate_key")
 async def _(world: World, place: Place) -> Call:
     return Call({"tenant": place.tenant_name, "key": await a_key(world, place)}, body={})
+
+
+@proof("admin_retrieve_playground")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name, "project": place.project_name})
+
+
+@proof("admin_create_playground_completion", "admin_create_playground_estimate")
+async def _(world: World, place: Place) -> Call:
+    world.stack.say("said")
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Say it."}], "max_tokens": 8}
+    return Call({"tenant": place.tenant_name, "project": place.project_name}, body=body)
 
 
 @proof("admin_create_operator_key")
@@ -231,6 +243,34 @@ async def _(world: World, place: Place) -> Call:
     return Call({"tenant": place.tenant_name, "name": name}, tells=(name,))
 
 
+@proof("admin_retrieve_waterfall")
+async def _(world: World, place: Place) -> Call:
+    name = await _settled(world, place)
+    return Call({"tenant": place.tenant_name, "name": name}, tells=(name,))
+
+
+@proof("admin_explain_request")
+async def _(world: World, place: Place) -> Call:
+    name = await _settled(world, place)
+    path = f"/admin/v1/tenants/{place.tenant_name}/requests/{name}/cache"
+    for _ in range(200):
+        if (await world.call("GET", path, bearer(place.keys["admin_key"]))).is_success:
+            break
+        await world.pause()
+    return Call({"tenant": place.tenant_name, "name": name}, tells=(name,))
+
+
+@proof("admin_list_running_requests")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name})
+
+
+@proof("admin_find_a_request")
+async def _(world: World, place: Place) -> Call:
+    name = await _settled(world, place)
+    return Call({"name": name}, tells=(place.tenant_name,))
+
+
 @proof("admin_list_requests")
 async def _(world: World, place: Place) -> Call:
     return Call({"tenant": place.tenant_name}, tells=(await _settled(world, place),))
@@ -253,6 +293,12 @@ async def _(world: World, place: Place) -> Call:
     return Call({"replica": "replica-0"})
 
 
+@proof("admin_drain_replica", "admin_resume_replica")
+async def _(world: World, place: Place) -> Call:
+    """The second: the first goes on with what other proofs ask."""
+    return Call({"replica": "replica-1"}, body={"reason": "new driver"})
+
+
 @proof("admin_change_setting", quiet="the last operator cannot turn approvals on")
 async def _(world: World, place: Place) -> Call:
     return Call({"name": "approvals"}, body={"value": "off", "reason": "as agreed"})
@@ -272,3 +318,34 @@ async def _(world: World, place: Place) -> Call:
 async def _(world: World, place: Place) -> Call:
     key = await a_key(world, place)
     return Call(query={"limit": 100}, tells=(key,))
+
+
+def _of_project(place: Place) -> dict[str, Any]:
+    return {"tenant": place.tenant_name, "project": place.project_name}
+
+
+@proof("admin_retrieve_response_policy")
+async def _(world: World, place: Place) -> Call:
+    return Call(_of_project(place))
+
+
+@proof("admin_change_response_policy")
+async def _(world: World, place: Place) -> Call:
+    return Call(_of_project(place), body={"readable": True})
+
+
+@proof("admin_list_project_responses")
+async def _(world: World, place: Place) -> Call:
+    return Call(_of_project(place), query={"limit": 100}, tells=(await a_response(world, place),))
+
+
+@proof("admin_read_project_response", "admin_delete_project_response")
+async def _(world: World, place: Place) -> Call:
+    policy = "/tenants/{tenant}/projects/{project}/response-policy".format(**_of_project(place))
+    await made(world, place, policy, {"readable": True}, method="PATCH")
+    return Call({**_of_project(place), "response": await a_response(world, place)})
+
+
+@proof("admin_retrieve_audit_chain")
+async def _(world: World, place: Place) -> Call:
+    return Call(query={"tenant": place.tenant_name})

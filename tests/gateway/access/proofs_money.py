@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from audit_log.actors import Actor, acting_as
+from billing.money import format_pico
 from billing.pending_changes import ChangePending
 from billing.platform_settings import APPROVALS, PlatformSettings
 from tests.gateway.access.proofs import Call, proof
@@ -26,7 +27,10 @@ async def _(world: World, place: Place) -> Call:
 
 @proof("admin_record_refund")
 async def _(world: World, place: Place) -> Call:
-    await made(world, place, f"/tenants/{place.tenant_name}/payments", {"amount": "5.00"}, "operator_key")
+    balance = await world.stack.balances.get(place.tenant_id)
+    owed = 0 if balance is None else max(0, balance.debit - balance.credit)
+    amount = format_pico(owed + 5 * 10**12)
+    await made(world, place, f"/tenants/{place.tenant_name}/payments", {"amount": amount}, "operator_key")
     return Call({"tenant": place.tenant_name}, body={"amount": "1.00"})
 
 

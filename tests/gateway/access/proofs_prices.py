@@ -46,6 +46,11 @@ async def _(world: World, place: Place) -> Call:
     return Call({"number": await _sheet(world, place)}, shared=frozenset({"number"}))
 
 
+@proof("admin_price_sheet_impact")
+async def _(world: World, place: Place) -> Call:
+    return Call({"number": await _sheet(world, place)}, query={"period": "2026-10"}, shared=frozenset({"number"}))
+
+
 @proof("admin_activate_price_sheet", quiet="nobody activates what he proposed")
 async def _(world: World, place: Place) -> Call:
     answer = await world.call(

@@ -29,10 +29,41 @@ async def _(world: World, place: Place) -> Call:
     return Call({"name": "tiny"}, shared=frozenset({"name"}))
 
 
-@proof("create_chat_completion")
+@proof("create_chat_completion", "create_estimate")
 async def _(world: World, place: Place) -> Call:
     world.stack.say("said")
     return Call(body=_CHAT)
+
+
+@proof("create_response", "count_input_tokens")
+async def _(world: World, place: Place) -> Call:
+    world.stack.say("said")
+    return Call(body={"model": "tiny", "input": "Say it.", "max_output_tokens": 8})
+
+
+async def a_response(world: World, place: Place, **options: Any) -> str:
+    """The id of a new response of the place that is stored."""
+    world.stack.say("said")
+    body = {"model": "tiny", "input": "Say it.", "max_output_tokens": 8, "store": True, **options}
+    answer = await world.call("POST", "/v1/responses", bearer(place.keys["project_key"]), body=body)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+@proof("list_responses")
+async def _(world: World, place: Place) -> Call:
+    return Call(query={"limit": 100}, tells=(await a_response(world, place),))
+
+
+@proof("retrieve_response", "delete_response", "list_input_items")
+async def _(world: World, place: Place) -> Call:
+    name = await a_response(world, place)
+    return Call({"name": name})
+
+
+@proof("cancel_response")
+async def _(world: World, place: Place) -> Call:
+    return Call({"name": await a_response(world, place, background=True)})
 
 
 @proof("create_completion")

@@ -84,6 +84,8 @@ class World:
     document: dict[str, Any]
     app: Any
     browsers: list[Any]
+    months: list[tuple[Place, str]]
+    """Whose months of long ago were used, in order: each may only be billed after those before it."""
 
     @classmethod
     async def around(cls, stack: Stack) -> World:
@@ -91,7 +93,7 @@ class World:
         world = cls()
         world.stack = stack
         world.app = stack.server.config.app
-        world.browsers = []
+        world.browsers, world.months = [], []
         world.document = make_document(application_of(stand_in()))
         tenancy = stack.tenancy
         operator = (await tenancy.create_operator_key("Ann")).key

@@ -38,10 +38,13 @@ async def test_another_operator_decides(stack: Stack) -> None:
     listed = (await bob.ask("GET", f"{PATH}?state=pending"))["data"]
     assert [change["id"] for change in listed] == [second, first]
     assert listed[0]["arguments"]["amount_pico"] == 10**12
+    assert (listed[0]["details"]["amount"], listed[0]["details"]["kind"]) == ("1.000000000000", "promo")
     page = await bob.ask("GET", f"{PATH}?state=pending&limit=1")
     assert ([change["id"] for change in page["data"]], page["has_more"]) == ([second], True)
     assert (await bob.ask("GET", f"{PATH}/{first}"))["author"] == "Ann"
 
+    assert (listed[0]["own"], listed[0]["approver_roles"]) == (False, ["owner", "finance"])
+    assert (await ann.ask("GET", f"{PATH}/{first}"))["own"] is True
     assert (await ann.error("POST", f"{PATH}/{first}/approve"))[0] == "four_eyes_required"
     assert (await cy.error("POST", f"{PATH}/{first}/approve"))[0] == "not_allowed"  # admins do not decide
     assert (await vera.error("GET", PATH))[0] == "not_allowed"

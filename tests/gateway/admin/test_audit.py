@@ -92,6 +92,11 @@ async def test_tenants_learn_of_operators_the_name_alone(stack: Stack) -> None:
         for form in ("json", "csv"):
             answer = await stack.http.get(f"{AUDIT}?action=seen.*&format={form}", headers=owner.headers)
             assert text not in answer.text
+    for hidden in ("root@host", "tpk_1", "user_1"):
+        assert await owner.actions(f"?action=seen.*&actor={hidden}") == [], "nor is it guessed"
+        assert len(await ann.actions(f"?action=seen.*&actor={hidden}")) == 1
+    assert await owner.actions("?action=seen.*&actor=operator") == ["seen.1"]
+    assert await owner.actions("?action=seen.*&actor=Ann") == ["seen.2", "seen.0"]
 
 
 async def test_filters_and_pages(stack: Stack) -> None:
@@ -185,3 +190,18 @@ async def test_finance_sees_money_alone(stack: Stack) -> None:
     assert await log.page(one, [], 100) == []
     assert await log.page(one, [Scope(stack.tenant.id, new_id())], 100) == []
     assert len(await log.page(one, [Scope(new_id()), Scope(stack.tenant.id, stack.project.id)], 100)) == 5
+
+
+async def test_where_a_chain_ends(stack: Stack) -> None:
+    other = await stack.tenancy.create_tenant("other")
+    ann, owner = await _operator(stack), _Reader(stack, stack.admin_key)
+    before = await owner.get("/chain?tenant=demo")
+    await _record(stack, "budget.set", stack.tenant.id)
+    chain = await owner.get("/chain?tenant=demo")
+    assert (chain["entries"], chain["checked"]) == (before["entries"] + 1, before["entries"] + 1)
+    assert (chain["problems"], chain["tenant"]) == ([], f"tenant_{stack.tenant.id.hex}")
+    assert chain["head"] != before["head"]
+    assert (await ann.get("/chain"))["tenant"] is None
+    await owner.get("/chain", status=403)
+    await owner.get(f"/chain?tenant=tenant_{other.id.hex}", status=404)
+    await owner.get("/chain?tenants=demo", status=400)

@@ -33,6 +33,7 @@ def example(parameter: dict[str, Any]) -> str:
     return str(parameter.get("example", parameter["schema"].get("example", "1")))
 
 
+@pytest.mark.slow
 async def test_no_instant_and_no_month_fails(stack: Stack, desks: Desks) -> None:
     document = (await stack.http.get("/openapi.json")).json()
     people = {"/admin/": desks.operator(), "/v1/": Desk(stack, stack.admin_key)}

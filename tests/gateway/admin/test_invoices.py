@@ -145,6 +145,10 @@ async def test_an_invoice_is_drafted_finalized_opened_and_paid(stack: Stack, des
         assert hashlib.sha256(archive.read(file["name"])).hexdigest() == file["sha256"]
     assert sorted(archive.namelist()) == sorted([*(file["name"] for file in manifest["files"]), "manifest.json"])
 
+    verified = await owner.get(f"{C}/invoices/{number}/verification")
+    assert (verified["number"], verified["previous"]) == (number, None)
+    assert {check["difference"] for check in verified["checks"]} == {None}
+
     paid = {"reference": "transfer 7", "amount": "1.00"}
     assert (await finance.post(f"{C}/invoices/{number}/payments", {**paid, "dry_run": True}))["paid"] == "1.00"
     for _ in range(2):
@@ -189,7 +193,7 @@ async def test_invoices_are_their_tenants_and_changed_by_the_platforms_finance(
     record = await customer.invoice("2026-10")
     assert record.number is not None
     at = f"{C}/invoices/{record.number}"
-    reads = ("", "/lines", "/lines/1/drill", "/json", "/csv")
+    reads = ("", "/lines", "/lines/1/drill", "/json", "/csv", "/verification")
     for role, status in (("owner", 200), ("finance", 200), ("viewer", 200), ("developer", 403)):
         desk = desks.role(role, customer.id)  # type: ignore[arg-type]
         for path in reads:
@@ -242,3 +246,22 @@ async def test_every_level_is_a_partition_of_the_one_above(stack: Stack, desks: 
     assert record.number is not None
     billed = sum(1 for _, uncached, _ in used if uncached) + sum(1 for *_, output in used if output)
     assert await _adds_up(finance, record.number) == billed
+
+
+async def test_a_document_shows_the_one_before_it_to_who_may_see_that(
+    stack: Stack, desks: Desks, customer: Customer
+) -> None:
+    neighbour = await Customer.make(customer.database)
+    for one in (neighbour, customer):
+        await one.use("2026-09-20", Usage(uncached=1_000_000))
+    hidden, first = await neighbour.invoice("2026-09"), await customer.invoice("2026-09")
+    at = f"{C}/invoices/{first.number}/verification"
+    previous = (await desks.role("viewer", customer.id).get(at))["previous"]
+    assert previous == {"id": None, "tenant_id": None, "number": None, "sha256": hidden.sha256}
+    previous = (await desks.operator("finance").get(at))["previous"]
+    assert (previous["number"], previous["sha256"]) == (hidden.number, hidden.sha256)
+    await customer.use("2026-10-05", Usage(uncached=1_000_000))
+    second = await customer.invoice("2026-10")
+    found = await desks.role("viewer", customer.id).get(f"{C}/invoices/{second.number}/verification")
+    assert (found["previous"]["number"], found["previous"]["sha256"]) == (first.number, first.sha256)
+    assert [check for check in found["checks"] if check["difference"] is not None] == []

@@ -64,12 +64,12 @@ async def test_an_invitation_expires_and_is_withdrawn(stack: Stack) -> None:
         link = await ann.post("/invitations", {"email": "bob@x.com", "role": "viewer"}, 201)
         accept = {"token": link["token"], "name": "Bob", "password": PASSWORD}
         stack.users.clock.ahead = 7 * 86_400 * 1_000_000
-        await bob.post("/invitations/accept", accept, 401)
+        assert await bob.status("POST", "/invitations/accept", accept) == 401
         stack.users.clock.ahead = 0
         (listed,) = (await ann.get("/invitations"))["data"]
-        await ann.call("DELETE", f"/tenants/demo/invitations/{listed['id']}", status=404)
-        await ann.call("DELETE", f"/invitations/{listed['id']}", status=204)
-        await bob.post("/invitations/accept", accept, 401)
+        assert await ann.status("DELETE", f"/tenants/demo/invitations/{listed['id']}") == 404
+        assert await ann.status("DELETE", f"/invitations/{listed['id']}") == 204
+        assert await bob.status("POST", "/invitations/accept", accept) == 401
 
 
 async def test_a_role_takes_effect_at_once_and_changes_the_token(stack: Stack) -> None:
@@ -262,14 +262,14 @@ async def test_a_link_from_before_ends_when_its_user_gains_a_role(stack: Stack) 
         invited = await bea.post("/tenants/beta/invitations", {"email": "dev@x.com", "role": "owner"}, 201)
         accept = {"token": invited["token"]}
         # A session that a link opened may be somebody else's.
-        await other.post("/invitations/accept", {**accept, "password": NEW, "name": "Dev"}, 401)
-        await other.post("/invitations/accept", accept, 400)
+        assert await other.status("POST", "/invitations/accept", {**accept, "password": NEW, "name": "Dev"}) == 401
+        assert await other.status("POST", "/invitations/accept", accept) == 400
         await dev.post("/invitations/accept", accept)
-        await other.get("/session", 401)
+        assert await other.status("GET", "/session") == 401
         await dev.get("/tenants/beta/members")
-        await late.post("/session/link", old, 401)
-        await late.post("/password-resets/redeem", {**reset, "password": NEW}, 401)
-        await ann.post(f"/users/{dev_id}/links", {"kind": "sign_in"}, 403)
+        assert await late.status("POST", "/session/link", old) == 401
+        assert await late.status("POST", "/password-resets/redeem", {**reset, "password": NEW}) == 401
+        assert await ann.status("POST", f"/users/{dev_id}/links", {"kind": "sign_in"}) == 403
         # The same if somebody gives the role without an invitation.
         eve = await make_user(stack.users, "eve@x.com", ("viewer", stack.tenant.id, None))
         eve_id = user_public_id(eve.id)
@@ -277,8 +277,8 @@ async def test_a_link_from_before_ends_when_its_user_gains_a_role(stack: Stack) 
         await late.post("/session/link", {"token": first["token"]})
         second = await ann.post(f"/users/{eve_id}/links", {"kind": "password_reset"}, 201)
         await operator.call("PUT", f"/members/{eve_id}", {"role": "owner"})
-        await late.get("/session", 401)
-        await late.post("/password-resets/redeem", {"token": second["token"], "password": NEW}, 401)
+        assert await late.status("GET", "/session") == 401
+        assert await late.status("POST", "/password-resets/redeem", {"token": second["token"], "password": NEW}) == 401
 
 
 async def test_an_invitation_ends_with_its_inviters_right(stack: Stack) -> None:

@@ -43,7 +43,9 @@ async def test_requests_are_refused_until_it_is_resumed(stack: Stack, path: str,
     admin = await stack.http.get("/v1/models", headers={"x-api-key": stack.admin_key})
     assert (admin.status_code == 403) == (path == TENANT)  # an admin key is of no project
     assert len((await operator.ask("GET", "/admin/v1/suspensions"))["data"]) == 1
+    assert (await operator.ask("GET", path))["suspended_at"] == done["suspended_at"]
     assert (await operator.ask("POST", f"{path}/resume"))["suspended"] is False
+    assert (await operator.ask("GET", path))["suspended_at"] is None
     with Awake() as awake:
         while (await stack.http.get("/v1/models", headers={"x-api-key": stack.key})).status_code != 200:
             assert awake.seconds < 1

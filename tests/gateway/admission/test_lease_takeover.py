@@ -211,6 +211,7 @@ class Histories(RuleBasedStateMachine):
             assert one.base is None or one.base in self.paid
 
 
+@pytest.mark.slow
 @pytest.mark.both_databases
 def test_each_lease_that_is_read_is_paid_once(empty_again: Any) -> None:
     with asyncio.Runner() as runner:

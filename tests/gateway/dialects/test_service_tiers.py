@@ -63,7 +63,7 @@ async def test_a_tier_is_run_held_billed_said_and_reported(stack: Stack) -> None
 
 async def test_an_unknown_tier_is_refused_by_name(stack: Stack) -> None:
     async with stack.openai() as client:
-        for tier in ("scale", "", "Priority"):
+        for tier in ("enormous", "", "Priority"):
             given: Any = {"service_tier": tier}
             with pytest.raises(openai.BadRequestError) as chat:
                 await client.chat.completions.create(model="tiny", messages=MESSAGES, **given)

@@ -96,6 +96,7 @@ async def test_a_changed_prompt_is_explained_by_any_of_its_ids(stack: Stack) -> 
     assert PICO == 10**12
 
 
+@pytest.mark.slow
 async def test_nobody_is_told_of_others(stack: Stack) -> None:
     mine = (await stack.post(asking("Why?"))).json()["id"]
     await written(stack, 1)
@@ -172,6 +173,7 @@ async def test_text_completions_are_explained_too(stack: Stack) -> None:
     assert (last["prompt_cache_diagnostics"], last["choices"]) == ({"type": "cache_hit"}, [])
 
 
+@pytest.mark.slow
 async def test_anthropic_diagnostics(stack: Stack) -> None:
     marked: Any = {"type": "ephemeral"}
 
@@ -207,6 +209,7 @@ async def test_anthropic_diagnostics(stack: Stack) -> None:
     assert told["cache_explanation"]["misses"][0]["path"] == "$.messages[0].content"
 
 
+@pytest.mark.slow
 async def test_an_ended_lease_says_which_would_have_lived(stack: Stack) -> None:
     body = asking("Why?", cache_control={"type": "ephemeral"})
     await stack.post(body)
@@ -238,6 +241,7 @@ async def test_an_ended_lease_says_which_would_have_lived(stack: Stack) -> None:
     }
 
 
+@pytest.mark.slow
 async def test_the_terminal_shows_it(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     await stack.post(asking("Why?"))
     name = (await stack.post(asking("Why?", f"It is 12:34. {RULES * 3}"))).json()["id"]

@@ -52,6 +52,7 @@ async def leases(stack: Stack) -> list[Any]:
     return await stack.rows("SELECT * FROM lease ORDER BY tokens")
 
 
+@pytest.mark.slow
 async def test_of_identical_cold_prompts_one_is_written(caching: Stack) -> None:
     answers = await asyncio.gather(*(caching.post(body(TEXT)) for _ in range(64)))
     assert {answer.status_code for answer in answers} == {200}
@@ -65,6 +66,7 @@ async def test_of_identical_cold_prompts_one_is_written(caching: Stack) -> None:
     assert await audit_money(caching.database) == []
 
 
+@pytest.mark.slow
 async def test_readers_wait_until_their_writer_has_its_first_token(caching: Stack) -> None:
     caching.say("An answer.", prefill=0.3)
     asking = [asyncio.create_task(caching.post(body(TEXT))) for _ in range(8)]
@@ -108,6 +110,7 @@ async def test_a_write_that_failed_before_its_first_token_is_written_again(cachi
     assert (second.write_5m > 0, second.read_5m) == (True, 0)
 
 
+@pytest.mark.slow
 async def test_only_if_cached_tells_what_the_miss_would_cost(caching: Stack) -> None:
     only = {"cache-control": "only-if-cached"}
     missed = await caching.post(body(TEXT), headers=only)
@@ -171,6 +174,7 @@ async def test_a_tag_may_hold_what_databases_cannot(caching: Stack) -> None:
     assert len(page["data"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", [{}, {"prompt_cache_key": "mine"}])
 async def test_a_purged_caches_blocks_leave_the_replicas(caching: Stack, partition: dict[str, str]) -> None:
     mine = {"authorization": f"Bearer {caching.key}"}
@@ -194,6 +198,7 @@ async def test_a_purged_caches_blocks_leave_the_replicas(caching: Stack, partiti
     assert own
 
 
+@pytest.mark.slow
 async def test_a_cache_that_is_purged_while_it_is_written_leaves_the_replicas(caching: Stack) -> None:
     mine = {"authorization": f"Bearer {caching.key}"}
     caching.say("An answer.", prefill=0.5)
@@ -208,6 +213,7 @@ async def test_a_cache_that_is_purged_while_it_is_written_leaves_the_replicas(ca
     assert len(purged.keys) == one["tokens"] // 64 > 0
 
 
+@pytest.mark.slow
 async def test_another_projects_lease_is_never_read(caching: Stack) -> None:
     await caching.post(body(TEXT))
     other = await caching.tenancy.create_project(caching.tenant.id, "other")
@@ -264,6 +270,7 @@ async def test_the_worker_ends_what_a_dead_gateway_wrote_and_never_ran(caching: 
         assert await leases(caching) == []
 
 
+@pytest.mark.slow
 async def test_two_gateways_write_once(fresh_postgres_url: str, tmp_path: Path, model_folder: Path) -> None:
     database = await Database.open(fresh_postgres_url)
     await stock(database)

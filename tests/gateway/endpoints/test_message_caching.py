@@ -84,6 +84,7 @@ async def test_a_marked_system_is_written_once_and_read_after(stack: Stack) -> N
     assert (events[0].write_5m, events[1].read_5m) == (marked, marked)
 
 
+@pytest.mark.slow
 async def test_without_markers_nothing_is_cached(stack: Stack) -> None:
     stack.replica.script.read_hbm = 16  # type: ignore[union-attr]
     uncached, *others = await usage_of(stack, body(system=RULES))
@@ -101,6 +102,7 @@ async def test_streams_tell_the_same_at_both_ends(stack: Stack) -> None:
     await stack.settled(2)
 
 
+@pytest.mark.slow
 async def test_tools_system_and_messages_in_one_request(stack: Stack) -> None:
     request = body(
         tools=[{**TOOL, "cache_control": HOUR}],
@@ -155,6 +157,7 @@ async def test_calls_and_results_can_be_marked(stack: Stack) -> None:
     await stack.settled(3)
 
 
+@pytest.mark.slow
 async def test_automatic_caching_moves_with_the_conversation(stack: Stack) -> None:
     first = body(cache_control=FIVE, system=RULES)
     _, read, written, _ = await usage_of(stack, first)
@@ -224,6 +227,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG)
 async def test_what_the_rules_refuse_names_the_marker(stack: Stack, case: str) -> None:
     request, path = WRONG[case]
@@ -235,6 +239,7 @@ async def test_what_the_rules_refuse_names_the_marker(stack: Stack, case: str) -
     assert error["details"]["path"] == path
 
 
+@pytest.mark.slow
 async def test_only_if_cached_says_what_a_miss_would_cost(stack: Stack) -> None:
     request = body(system=[text(RULES, FIVE)])
     missed = await raw(stack, request, **{"cache-control": "only-if-cached"})
@@ -247,6 +252,7 @@ async def test_only_if_cached_says_what_a_miss_would_cost(stack: Stack) -> None:
     await stack.settled(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["error", "leaves", "refused"])
 async def test_who_takes_over_from_a_writer_that_failed_says_and_pays_the_write(stack: Stack, how: str) -> None:
     good = stack.say("ok")

@@ -52,6 +52,7 @@ def last_generate(stack: Stack) -> Any:
     return list(stack.replica.runs.values())[-1].generate
 
 
+@pytest.mark.slow
 async def test_a_whole_message(stack: Stack) -> None:
     stack.say("It dedents.")
     async with client_of(stack) as client:
@@ -108,7 +109,7 @@ async def test_the_events_of_a_stream_in_order(stack: Stack) -> None:
     assert events[2][1] == {
         "type": "content_block_start",
         "index": 0,
-        "content_block": {"type": "text", "text": "", "citations": None},
+        "content_block": {"type": "text", "text": ""},
     }
     assert "".join(body["delta"]["text"] for name, body in events if name == "content_block_delta") == "one two three"
     end = events[-2][1]
@@ -119,6 +120,7 @@ async def test_the_events_of_a_stream_in_order(stack: Stack) -> None:
     await stack.settled(1)
 
 
+@pytest.mark.slow
 async def test_an_answer_without_text_has_no_block(stack: Stack) -> None:
     stack.say("")
     names = [name for name, _ in events_of((await raw(stack, {**ASK, "stream": True})).text)]
@@ -156,6 +158,7 @@ async def test_a_failure_before_the_text_is_an_error_and_after_it_an_event(stack
     assert body["request_id"].startswith("req_")
 
 
+@pytest.mark.slow
 async def test_tokens_are_counted_as_they_are_billed(stack: Stack) -> None:
     fields = {
         "system": [{"type": "text", "text": "Be brief."}],
@@ -200,6 +203,7 @@ async def test_an_answer_goes_on_from_the_assistants_turn(stack: Stack) -> None:
     await stack.settled(1)
 
 
+@pytest.mark.slow
 async def test_both_dialects_make_the_same_prompt(stack: Stack) -> None:
     stack.say("yes")
     said = [
@@ -217,6 +221,7 @@ async def test_both_dialects_make_the_same_prompt(stack: Stack) -> None:
     await stack.settled(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21"])
 async def test_both_versions_take_sampling_fields(stack: Stack, version: str) -> None:
     stack.say("yes")
@@ -242,6 +247,7 @@ async def test_the_lane_and_the_tag(stack: Stack) -> None:
     await stack.settled(4)
 
 
+@pytest.mark.slow
 async def test_keys_and_versions(stack: Stack) -> None:
     stack.say("yes")
     bearer = {"x-api-key": "", "authorization": f"Bearer {stack.key}"}
@@ -327,6 +333,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HOSTILE)
 async def test_hostile_bodies_are_refused(stack: Stack, case: str) -> None:
     stack.say("yes")

@@ -124,6 +124,7 @@ async def test_metrics_and_health(stack: Stack) -> None:
     assert str(stack.tenant.id) not in text
 
 
+@pytest.mark.slow
 async def test_every_family_says_what_it_is(stack: Stack) -> None:
     text = (await stack.http.get("/metrics")).text
     documented = {family.name: family.documentation for family in text_string_to_metric_families(text)}
@@ -132,6 +133,7 @@ async def test_every_family_says_what_it_is(stack: Stack) -> None:
     assert len(set(HELP.values())) == len(HELP)
 
 
+@pytest.mark.slow
 async def test_metrics_say_that_the_database_is_away(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away() -> None:
         raise DatabaseUnavailable("away")

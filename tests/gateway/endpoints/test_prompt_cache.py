@@ -84,6 +84,7 @@ async def test_what_is_not_marked_costs_what_it_did_and_leaves_no_lease(stack: S
     assert await stack.rows("SELECT * FROM lease") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("marker", "options", "lease"),
     [
@@ -134,6 +135,7 @@ async def test_the_older_retention_is_a_class_of_its_own(stack: Stack) -> None:
     assert usage["prompt_tokens_details"]["cache_write_tokens_details"]["ttl_30m_tokens"] > 0
 
 
+@pytest.mark.slow
 async def test_a_key_splits_the_cache(stack: Stack) -> None:
     marker = {"prompt_cache_breakpoint": EXPLICIT}
     for key, expected in (("a", (0, 1)), ("b", (0, 1)), ("a", (1, 0)), (None, (0, 1))):
@@ -167,6 +169,7 @@ async def test_a_prewarmed_prompt_is_written_and_nothing_is_generated(stack: Sta
     assert details(usage) == (conversation_end(stack), 0)
 
 
+@pytest.mark.slow
 async def test_text_completions_take_the_options(stack: Stack) -> None:
     async with stack.openai() as client:
         for expected in ((0, 1), (1, 0)):
@@ -196,6 +199,7 @@ async def test_no_store_writes_nothing_and_keeps_kv_on_the_device(stack: Stack) 
     assert refused.json()["error"]["param"] == "Cache-Control"
 
 
+@pytest.mark.slow
 async def test_no_cache_reads_nothing_and_writes(stack: Stack) -> None:
     options = {"prompt_cache_options": {"ttl": "30m"}}
     await ask(stack, messages(), **options)
@@ -208,6 +212,7 @@ async def test_no_cache_reads_nothing_and_writes(stack: Stack) -> None:
     assert details(answer.json()["usage"]) == (conversation_end(stack), 0)
 
 
+@pytest.mark.slow
 async def test_a_lease_that_is_too_old_is_stale(stack: Stack) -> None:
     options = {"prompt_cache_options": {"ttl": "30m"}}
     await ask(stack, messages(), **options)
@@ -224,6 +229,7 @@ async def test_a_lease_that_is_too_old_is_stale(stack: Stack) -> None:
     assert status.startswith("turnpike; fwd=stale; stored; ttl=")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_only_if_cached_fails_with_a_price_and_without_work(stack: Stack, streamed: bool) -> None:
     refused = await post(stack, "only-if-cached", stream=streamed, prompt_cache_options={"ttl": "30m"})
@@ -243,6 +249,7 @@ async def test_only_if_cached_fails_with_a_price_and_without_work(stack: Stack, 
         assert details(answer.json()["usage"]) == (conversation_end(stack), 0)
 
 
+@pytest.mark.slow
 async def test_the_official_client_does_not_retry_a_miss(stack: Stack) -> None:
     async with stack.openai(max_retries=2) as client:
         with pytest.raises(openai.APIStatusError) as caught:
@@ -252,6 +259,7 @@ async def test_the_official_client_does_not_retry_a_miss(stack: Stack) -> None:
     assert (caught.value.status_code, caught.value.code) == (412, "not_cached")
 
 
+@pytest.mark.slow
 async def test_a_stream_tells_the_cache_before_its_first_event(stack: Stack) -> None:
     options: Any = {"ttl": "30m"}
     statuses, usages = [], []
@@ -274,6 +282,7 @@ async def test_a_stream_tells_the_cache_before_its_first_event(stack: Stack) -> 
     ]
 
 
+@pytest.mark.slow
 async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:

@@ -29,6 +29,7 @@ async def set_limits(stack: Stack, *, key: bool = False, **limits: int) -> Limit
     return subject
 
 
+@pytest.mark.slow
 async def test_without_limits_nothing_is_said(stack: Stack) -> None:
     stack.say("Hi")
     answer = await stack.post(BODY)
@@ -78,6 +79,7 @@ async def test_anthropics_headers(stack: Stack) -> None:
         assert headers["x-ratelimit-limit-concurrent"] == "3"
 
 
+@pytest.mark.slow
 async def test_openais_client_understands(stack: Stack) -> None:
     stack.say("Hi")
     await set_limits(stack, key=True, requests_per_minute=1)
@@ -112,6 +114,7 @@ async def test_tokens_are_settled_and_cache_reads_do_not_count(stack: Stack) -> 
     assert abs(1_000_000 - outputs - remaining) <= 64 + 8 + 1
 
 
+@pytest.mark.slow
 async def test_places_are_taken_while_a_request_runs_and_are_free_with_its_answer(stack: Stack) -> None:
     await set_limits(stack, concurrent_requests=1)
     stack.say("one two three", pause=0.05)
@@ -126,6 +129,7 @@ async def test_places_are_taken_while_a_request_runs_and_are_free_with_its_answe
         assert (await stack.post(BODY)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_request_that_fails_gives_back_its_place_and_tokens(stack: Stack) -> None:
     await set_limits(stack, concurrent_requests=1, input_tokens_per_minute=1_000, output_tokens_per_minute=1_000)
     stack.say("Hi", reason="rejected")
@@ -186,6 +190,7 @@ async def test_operators_and_the_tenants_administrators_change_limits(stack: Sta
     assert (await call(stack, operator, "DELETE", key))[0] == 404
 
 
+@pytest.mark.slow
 async def test_foreign_limits_are_not_found_and_wrong_ones_refused(stack: Stack) -> None:
     other = await stack.tenancy.create_tenant("other")
     foreign = await stack.tenancy.create_project(other.id, "theirs")
@@ -215,6 +220,7 @@ async def test_foreign_limits_are_not_found_and_wrong_ones_refused(stack: Stack)
             assert error["error"]["param"] == path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "prefix", "wrong"),
     [

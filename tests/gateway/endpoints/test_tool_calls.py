@@ -74,6 +74,7 @@ async def test_chat_streams_calls_as_the_official_helper_expects(stack: Stack) -
     ]
 
 
+@pytest.mark.slow
 async def test_messages_answer_with_calls(stack: Stack) -> None:
     stack.say(CALLS)
     async with anthropic(stack) as client:
@@ -93,6 +94,7 @@ async def test_messages_answer_with_calls(stack: Stack) -> None:
         assert [(block.name, block.input) for block in said[1:]] == [("weather", ARGUMENTS), ("now", {})]
 
 
+@pytest.mark.slow
 async def test_the_answer_of_a_tool_goes_back_in_both_dialects_as_the_same_prompt(stack: Stack) -> None:
     stack.say("Sunny.")
     arguments = json.dumps(ARGUMENTS, ensure_ascii=False)
@@ -134,6 +136,7 @@ async def test_the_answer_of_a_tool_goes_back_in_both_dialects_as_the_same_promp
     assert sent(stack).tokens == of_chat
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
@@ -170,6 +173,7 @@ async def test_without_leave_to_call_calls_are_text(stack: Stack) -> None:
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (CALLS, "stop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "param"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ from protocol.replicas import Forget, Scope
 from storage.database.base import new_id
 from storage.database.database import Database
 from tests.gateway.stack import Stack
+from tests.loops import looks_after_an_error
 
 TENANT, PROJECT = new_id(), new_id()
 
@@ -128,21 +128,4 @@ def test_a_link_sends_a_scope_again_when_it_changed() -> None:
 
 async def test_an_unexpected_error_is_not_the_last_look(database: Database) -> None:
     relay, *_ = forgotten(database)
-    looked, pauses = asyncio.Event(), 0
-
-    async def failing_once() -> None:
-        if not pauses:
-            raise RuntimeError("unexpected")
-        looked.set()
-
-    async def pause() -> None:
-        nonlocal pauses
-        pauses += 1
-        await asyncio.sleep(0)
-
-    relay.look, relay._pause = failing_once, pause  # type: ignore[method-assign]
-    running = asyncio.create_task(relay.run())
-    async with asyncio.timeout(10):
-        await looked.wait()
-    running.cancel()
-    await asyncio.wait([running])
+    assert await looks_after_an_error(relay) == 2

@@ -72,6 +72,7 @@ def _auth(stack: Stack) -> dict[str, str]:
     return {"authorization": f"Bearer {stack.key}"}
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_before_a_whole_answer(stack: Stack) -> None:
     for number, script in enumerate(({"queued": 60.0}, {"prefill": 60.0}, {"pause": 0.05}), start=1):
         stack.forget()
@@ -141,6 +142,7 @@ async def test_a_reader_that_stalls_stops_its_own_stream(
         assert events[0].output <= run.sent
 
 
+@pytest.mark.slow
 async def test_credit_follows_the_reader(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> None:
     fleet = FleetOptions(credit_window=16, credit_step=4)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, fleet_options=fleet) as stack:
@@ -262,6 +264,7 @@ async def test_cached_tokens_are_shown_and_billed(stack: Stack) -> None:
 # ---------------------------------------------------------------- text that would like to be more than text
 
 
+@pytest.mark.slow
 async def test_text_cannot_forge_events(stack: Stack) -> None:
     evil = 'x\n\ndata: [DONE]\n\ndata: {"error": 1}\r\n\r\nevent: error\u2028data: a\u2029\x85\x0b\x1c: b"}]}\\'
     stack.say(evil, burst=500)
@@ -297,6 +300,7 @@ async def test_no_replica_at_all(stocked_sqlite_url: str, tmp_path: Path, model_
         await stack.settled(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [STREAM, WHOLE])
 @pytest.mark.parametrize("die_after", only_fast(0, of=[-1, 0]))
 async def test_a_replica_that_dies_before_the_first_token(stack: Stack, body: dict[str, Any], die_after: int) -> None:
@@ -423,6 +427,7 @@ async def test_what_a_replica_may_say_instead_of_an_answer(stack: Stack) -> None
 # ---------------------------------------------------------------- durable before shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [STREAM, WHOLE])
 async def test_nothing_final_is_shown_before_it_is_durable(stack: Stack, body: dict[str, Any]) -> None:
     stack.say("ok")
@@ -470,6 +475,7 @@ async def test_a_spool_that_cannot_be_written(stack: Stack) -> None:
 # ---------------------------------------------------------------- stopping
 
 
+@pytest.mark.slow
 async def test_a_stop_lets_streams_finish(stack: Stack) -> None:
     stack.say(TEXT, pause=0.01)
     request = asyncio.create_task(stack.post(STREAM))
@@ -548,6 +554,7 @@ async def test_nothing_new_is_taken_while_draining(stack: Stack) -> None:
     assert (await stack.http.get("/healthz")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_many_at_once_are_told_apart(stack: Stack) -> None:
     tokenizer = next(iter(stack.models)).tokenizer
 
@@ -568,6 +575,7 @@ async def test_many_at_once_are_told_apart(stack: Stack) -> None:
     assert sum(event.count_output for event in events) == sum(done.counts.output for done in stack.replica.done)
 
 
+@pytest.mark.slow
 async def test_a_request_that_has_ended_is_freed_at_once(stack: Stack) -> None:
     """Not by the collector of garbage: it looks seldom, and a long prompt is much to keep until then."""
     stack.say("ok")

@@ -45,6 +45,7 @@ async def test_broken_http(stack: Stack, length: bytes) -> None:
     assert set(body["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.slow
 async def test_headers_without_end(stack: Stack) -> None:
     nearly = (HEAD + b"x-long: ").ljust(http_protocol.HEAD_BYTES, b"a")
     status, headers, body = await send(stack, nearly, b"a")
@@ -71,6 +72,7 @@ async def test_a_body_that_never_comes(stocked_sqlite_url: str, tmp_path: Path, 
         assert await stack.holds() == []
 
 
+@pytest.mark.slow
 async def test_connections_are_kept_and_requests_may_follow_each_other(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

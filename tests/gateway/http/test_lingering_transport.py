@@ -99,6 +99,7 @@ async def test_what_comes_after_an_early_answer_is_not_read(stack: Stack, case: 
     assert b"\r\nconnection: close\r\n" in answer
 
 
+@pytest.mark.slow
 async def test_an_answer_is_read_by_a_client_that_sends_first(stack: Stack) -> None:
     """The body is larger than we read, and smaller than the kernel takes: nobody may get a reset before the answer."""
 
@@ -188,6 +189,7 @@ async def test_heads(stack: Stack) -> None:
             assert answer.endswith(b"\r\n\r\n"), "an answer to HEAD has no body"
 
 
+@pytest.mark.slow
 async def test_answers_come_in_the_order_of_requests(stack: Stack) -> None:
     """The first takes long, the second none at all, and both came in one piece."""
     stack.say("slow", prefill=0.3)
@@ -224,6 +226,7 @@ async def test_compressed_bodies_are_refused_by_name(stack: Stack) -> None:
     assert (await stack.post({"model": "tiny"}, headers={"content-encoding": "identity"})).status_code == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [100, 65_536])
 async def test_a_long_body_in_chunks_is_read_whole(stack: Stack, chunk: int) -> None:
     stack.say("ok")
@@ -241,6 +244,7 @@ async def test_a_long_body_in_chunks_is_read_whole(stack: Stack, chunk: int) -> 
         assert "connection" not in answer.headers, "the next request may use it"
 
 
+@pytest.mark.slow
 async def test_a_client_that_waits_to_be_asked(stack: Stack) -> None:
     stack.say("ok")
     body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -261,6 +265,7 @@ async def test_a_head_that_goes_on_in_line_breaks(stack: Stack, monkeypatch: pyt
     assert statuses(answer) == [200, 408]
 
 
+@pytest.mark.slow
 async def test_who_does_not_read_is_cut_off(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "WRITE_S", 0.2)
     monkeypatch.setattr(lingering_transport, "LINGER_S", 0.1)
@@ -305,6 +310,7 @@ async def test_connections_are_counted(stocked_sqlite_url: str, tmp_path: Path, 
             writer.close()
 
 
+@pytest.mark.slow
 async def test_connections_that_linger_are_counted(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +376,7 @@ async def test_nobody_lingers_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cut_off == ["slow"]
 
 
+@pytest.mark.slow
 async def test_ended_connections_leave_no_garbage(stack: Stack) -> None:
     """A process that serves looks for garbage seldom: what a connection was made of must go with it."""
     for sent in (b"", GET + HOST + CLOSE + b"\r\n", b"x", b"POST /nowhere HTTP/1.1\r\n" + HOST + ENDLESS + b"\r\n"):

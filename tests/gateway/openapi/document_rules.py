@@ -38,7 +38,7 @@ def bare_operations(document: Document) -> list[str]:
             wrong.append(f"{where}: another operation has the id {operation['operationId']}")
         if not operation["description"] or not operation["summary"]:
             wrong.append(f"{where}: no description")
-        if not any(status.startswith("2") for status in operation["responses"]):
+        if not any(status.startswith(("2", "30")) for status in operation["responses"]):
             wrong.append(f"{where}: no answer")
         wrong += [
             f"{where}: parameter {parameter['name']} has no description or example"

@@ -282,6 +282,7 @@ NONSENSE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", only_fast("counts", of=list(NONSENSE)))
 async def test_a_journal_s_entry_that_makes_no_sense_is_kept_aside_and_ends_its_hold(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, what: str

@@ -300,6 +300,7 @@ async def ask_alone(stack: Stack) -> asyncio.Task[Any]:
     return asked
 
 
+@pytest.mark.slow
 async def test_a_request_alone_on_the_replica_that_died_is_sent_to_no_other(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:

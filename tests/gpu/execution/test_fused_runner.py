@@ -88,6 +88,7 @@ def test_alone_and_in_company(model: Path) -> None:
         assert len(run.logprobs) == len(want.logprobs)
 
 
+@pytest.mark.slow
 def test_what_was_computed_ahead_of_an_end_is_left_alone(model: Path) -> None:
     stock, bench = make_bench(model), fused_bench(model)
     whole = stock.one(generate("whole", PROMPT[:20], 5))
@@ -102,6 +103,7 @@ def test_what_was_computed_ahead_of_an_end_is_left_alone(model: Path) -> None:
     assert bench.counts("ended").output == before + 1
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_fails_alone(model: Path) -> None:
     bench = fused_bench(model)
     expected = bench.one(generate("expected", PROMPT[:10], 4))

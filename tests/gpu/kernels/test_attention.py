@@ -45,7 +45,7 @@ CASES = [
     pytest.param(PLAIN, marks=pytest.mark.slow),
     pytest.param(Case(heads=6, dim=16, dtype=torch.float16), marks=pytest.mark.slow),
     Case(scores=Scores(0.2, window=100, soft_cap=20.0, sinks=sinks(4))),
-    Case(heads=5, kv_heads=1, dim=24, scores=Scores(0.2, soft_cap=5.0)),
+    pytest.param(Case(heads=5, kv_heads=1, dim=24, scores=Scores(0.2, soft_cap=5.0)), marks=pytest.mark.slow),
     pytest.param(LLAMA, marks=pytest.mark.gpu),
     pytest.param(
         Case(heads=28, kv_heads=4, dim=128, dtype=torch.bfloat16, scores=Scores(0.1, window=100)), marks=pytest.mark.gpu

@@ -88,6 +88,7 @@ async def test_two_things_at_once(sqlite: Database, models: Models) -> None:
     assert len(wrong) <= len(cases) * (1 - RIGHT), f"{len(wrong)} of {len(cases)}:\n" + "\n".join(wrong)
 
 
+@pytest.mark.slow
 async def test_some_of_both(sqlite: Database, models: Models) -> None:
     assert not await judge(sqlite, models, [*named_cases()[::EVERY], *double_cases(8, seed=1)])
 

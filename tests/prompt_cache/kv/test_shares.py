@@ -47,6 +47,7 @@ def trace() -> Trace:
     return chat(3, requests=600)
 
 
+@pytest.mark.slow
 def test_a_noisy_neighbour_does_not_take_what_is_reserved(trace: Trace) -> None:
     alone = quiet_hit_share(trace, flood=0, reserve=0)
     assert quiet_hit_share(trace, flood=6, reserve=3200) > alone - 0.02

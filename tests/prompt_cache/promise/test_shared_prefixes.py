@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from uuid import UUID
 
@@ -13,6 +12,7 @@ from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.promise.shared_prefixes import EVERYBODY, MOST_SHARED, SharedPrefixes, SharingRefused
 from storage.database.database import Database
 from storage.free_text import InvalidText
+from tests.loops import looks_after_an_error
 
 MODEL = ("tiny", "digest")
 ONE, OTHER = UUID(int=1), UUID(int=2)
@@ -92,6 +92,7 @@ async def test_the_end_destroys_the_key_and_says_who_and_why(domains: CacheDomai
     assert again.id != made.id
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_shared_is_refused(domains: CacheDomains) -> None:
     shared = shared_of(domains)
     with pytest.raises(SharingRefused, match="too few"):
@@ -105,24 +106,4 @@ async def test_what_cannot_be_shared_is_refused(domains: CacheDomains) -> None:
 
 
 async def test_an_unexpected_error_is_not_the_last_look(domains: CacheDomains) -> None:
-    found, pauses = asyncio.Event(), 0
-    shared = shared_of(domains)
-    look = shared.look
-
-    async def failing_once() -> None:
-        if not pauses:
-            raise RuntimeError("unexpected")
-        await look()
-        found.set()
-
-    async def pause() -> None:
-        nonlocal pauses
-        pauses += 1
-        await asyncio.sleep(0)
-
-    shared.look, shared._pause = failing_once, pause  # type: ignore[method-assign]
-    running = asyncio.create_task(shared.run())
-    async with asyncio.timeout(10):
-        await found.wait()
-    running.cancel()
-    await asyncio.wait([running])
+    assert await looks_after_an_error(shared_of(domains)) == 2

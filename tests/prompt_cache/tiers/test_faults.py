@@ -206,6 +206,7 @@ def test_a_disk_without_room(disk: Disk) -> None:
     assert disk.store.read(MINE, key(1000), (0, 1)) == payloads("mine", 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgotten", [False, True], ids=["purged", "forgotten"])
 def test_a_record_that_comes_back_after_a_purge(tmp_path: Path, forgotten: bool) -> None:
     """Put back alone, or with the whole folder as it was; found by a read, or by the scan of the next start."""

@@ -22,6 +22,7 @@ import billing.tables.platform
 import billing.tables.prices
 import billing.tables.rating
 import billing.tables.reconciliation
+import billing.tables.service
 import prompt_cache.tables
 import storage.database.outbox
 import tenancy.tables

@@ -124,6 +124,7 @@ async def test_an_unknown_user_costs_as_much_as_a_known_one(users: Users) -> Non
     assert len(said) == 1
 
 
+@pytest.mark.slow
 async def test_a_real_hash_takes_as_long_without_a_password() -> None:
     """The dummy has the parameters of a real hash, so that their times differ by noise only."""
     passwords = Passwords()

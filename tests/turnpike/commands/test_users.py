@@ -34,6 +34,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_a_user_from_its_first_link_to_its_end(run: Run, tmp_path: Path) -> None:
     run("tenants", "create", "acme")
     run("keys", "create", "--tenant", "acme", "--project", "web", "--create-project")

@@ -60,6 +60,7 @@ async def probe_of(stack: Stack, *, isolated: bool) -> IsolationProbe:
     return probe
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_isolates_passes(stack: Stack) -> None:
     probe = await probe_of(stack, isolated=True)
     control = await probe.time("same", SAMPLES, same_project=True)

@@ -91,6 +91,7 @@ def test_stats_name_projects(replica: Replica) -> None:
     assert "acme/default" in replica.run("cache stats")[1]
 
 
+@pytest.mark.slow
 def test_fsck_and_scrub_find_damage_and_repair_it(replica: Replica) -> None:
     assert replica.run("cache fsck")[0] == 0
     assert replica.run("cache scrub")[0] == 0
@@ -123,6 +124,7 @@ def test_a_repair_goes_on_after_what_cannot_be_deleted(replica: Replica) -> None
     assert (status, json.loads(out)["causes"]) == (1, {"not_a_file": 1})
 
 
+@pytest.mark.slow
 def test_a_purge_of_a_project(replica: Replica) -> None:
     status, out = replica.run("cache purge --of acme default --dry-run")
     assert (status, "would purge 6 records" in out) == (0, True), out
@@ -138,6 +140,7 @@ def test_a_purge_of_a_project(replica: Replica) -> None:
     assert replica.run("cache purge")[0] == 2
 
 
+@pytest.mark.slow
 def test_a_forgotten_project_cannot_be_read_by_anybody(replica: Replica) -> None:
     assert replica.run("cache forget acme default --reason 'the customer left' --dry-run")[0] == 0
     assert replica.run("cache scrub")[0] == 0
@@ -154,6 +157,7 @@ def test_a_forgotten_project_cannot_be_read_by_anybody(replica: Replica) -> None
     assert "destroyed already" in replica.run("cache forget acme default --reason again")[1]
 
 
+@pytest.mark.slow
 def test_a_policy(replica: Replica) -> None:
     status, out = replica.run("cache policy acme default --retention 0 --limit nvme=10:20")
     assert (status, "never" in out) == (0, True), out
@@ -166,6 +170,7 @@ def test_a_policy(replica: Replica) -> None:
     assert replica.run("cache policy acme nothing --retention 1")[0] == 2
 
 
+@pytest.mark.slow
 def test_a_policy_is_shown_and_changed_in_parts(replica: Replica) -> None:
     def policy(flags: str = "") -> str:
         status, out = replica.run(f"cache policy acme default {flags}")
@@ -186,6 +191,7 @@ def test_a_policy_is_shown_and_changed_in_parts(replica: Replica) -> None:
     assert policy() == "never; limits: dram=1:2", "the next key has it too"
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_store_is_left_as_it_is(replica: Replica, tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / "photos").mkdir(parents=True)

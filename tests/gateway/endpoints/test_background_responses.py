@@ -1,0 +1,152 @@
+"""Responses in the background: resumed, cancelled and taken over, on whichever worker their client asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.stack import Stack, running_stack
+
+SAID = "The quick brown fox jumps over the lazy dog."
+
+
+@asynccontextmanager
+async def second_worker(stack: Stack, folder: Path, model_folder: Path) -> AsyncIterator[Stack]:
+    """Another worker on the same database."""
+    folder.mkdir()  # noqa: ASYNC240  # a test may wait
+    url = f"sqlite:///{stack.database.engine.url.database}"
+    async with running_stack(url, folder, model_folder, name="gateway-b") as other:
+        yield other
+
+
+async def until_ended(client: Any, name: str) -> Any:
+    for _ in range(400):
+        response = await client.responses.retrieve(name)
+        if response.status not in ("queued", "in_progress"):
+            return response
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"it is still {response.status}")
+
+
+async def events_of(client: Any, name: str, **options: Any) -> list[Any]:
+    return [event async for event in await client.responses.retrieve(name, stream=True, **options)]
+
+
+async def test_a_response_in_the_background_is_read_on_any_worker(
+    stack: Stack, tmp_path: Path, model_folder: Path
+) -> None:
+    stack.say(SAID, pause=0.01)
+    async with second_worker(stack, tmp_path / "b", model_folder) as other, stack.openai() as here:
+        queued = await here.responses.create(model="tiny", input="Say it.", background=True)
+        assert (queued.status, queued.output, queued.background) == ("queued", [], True)
+        async with other.openai(stack.key) as there:
+            events = await events_of(there, queued.id)
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            kinds = [event.type for event in events]
+            assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+            assert kinds[-1] == "response.completed"
+            final = await until_ended(there, queued.id)
+            assert (final.output_text, final.id, final.usage.output_tokens > 0) == (SAID, queued.id, True)
+            assert events[-1].response.to_dict() == final.to_dict()
+            for after in range(-1, len(events)):
+                options = {} if after < 0 else {"starting_after": after}
+                rest = await events_of(there, queued.id, **options)
+                assert [event.sequence_number for event in rest] == list(range(after + 1, len(events)))
+            cancelled = await there.responses.cancel(queued.id)
+            assert cancelled.status == "completed"
+    await stack.settled(1)
+
+
+async def test_a_client_that_streams_and_leaves_does_not_cancel(stack: Stack) -> None:
+    stack.say(SAID, pause=0.01)
+    async with stack.openai() as client:
+        stream: Any = await client.responses.create(model="tiny", input="Say it.", background=True, stream=True)
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()
+        name, known = "", event.sequence_number
+        listed = (await stack.http.get("/v1/responses", headers={"authorization": f"Bearer {stack.key}"})).json()
+        name = listed["data"][0]["id"]
+        rest = await events_of(client, name, starting_after=known)
+        assert [event.sequence_number for event in rest] == list(range(known + 1, known + 1 + len(rest)))
+        assert rest[-1].type == "response.completed"
+        assert (await client.responses.retrieve(name)).output_text == SAID
+
+
+async def test_a_response_is_cancelled_on_another_worker(stack: Stack, tmp_path: Path, model_folder: Path) -> None:
+    stack.say(SAID * 8, pause=0.05)
+    async with second_worker(stack, tmp_path / "b", model_folder) as other, stack.openai() as here:
+        queued = await here.responses.create(model="tiny", input="Say it.", background=True)
+        await asyncio.sleep(0.3)
+        async with other.openai(stack.key) as there:
+            cancelled = await there.responses.cancel(queued.id)
+            assert cancelled.status == "cancelled"
+            assert (await there.responses.cancel(queued.id)).status == "cancelled"
+            events = await events_of(there, queued.id)
+            assert events[-1].response.status == "cancelled"
+    (event,) = await stack.settled(1)
+    assert event.status == "cancelled"
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_a_silent_workers_response_is_taken_over(
+    stack: Stack, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    """The worker goes on, as one that is cut off from the database does, and what it writes later counts no more."""
+    monkeypatch.setattr("gateway.kept_responses.background_run.BEAT_S", 600.0)
+    stack.say(SAID, pause=0.2 if told else 0.0, queued=0.0 if told else 600.0)
+    async with second_worker(stack, tmp_path / "b", model_folder) as other, stack.openai() as here:
+        other.say("Another says it.")
+        queued = await here.responses.create(model="tiny", input="Say it.", background=True)
+        if told:
+            await asyncio.sleep(0.8)
+        background = stack.gateway.background_responses
+        assert background is not None
+        for run in list(background._tasks):
+            run.cancel()
+        await asyncio.sleep(0)
+        monkeypatch.setattr("gateway.kept_responses.background.SILENT_S", 0.2)
+        monkeypatch.setattr("gateway.endpoints.response_events._STANDING_S", 0.1)
+        monkeypatch.setattr("gateway.kept_responses.background_run.BEAT_S", 1.0)
+        await asyncio.sleep(0.3)
+        async with other.openai(stack.key) as there:
+            events = await events_of(there, queued.id)
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            final = await until_ended(there, queued.id)
+            if told:
+                assert (final.status, final.error.code) == ("failed", "server_error")
+                assert events[-1].type == "response.failed"
+            else:
+                assert (final.status, final.output_text) == ("completed", "Another says it.")
+                assert [event.type for event in events].count("response.created") == 1
+
+
+async def test_a_response_that_is_deleted_ends(stack: Stack) -> None:
+    stack.say(SAID * 8, pause=0.05)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        await asyncio.sleep(0.2)
+        await client.responses.delete(queued.id)
+    (event,) = await stack.settled(1)
+    assert event.status == "cancelled"
+    assert await stack.rows("SELECT first FROM stored_response_events") == []
+
+
+async def test_a_worker_that_stops_hands_over_what_has_not_begun(
+    stack: Stack, tmp_path: Path, model_folder: Path
+) -> None:
+    stack.say(SAID, queued=600.0)
+    async with second_worker(stack, tmp_path / "b", model_folder) as other, stack.openai() as here:
+        other.say("Another says it.")
+        queued = await here.responses.create(model="tiny", input="Say it.", background=True)
+        await stack.gateway.requests.drain(0.1)
+        async with other.openai(stack.key) as there:
+            await events_of(there, queued.id)
+            final = await until_ended(there, queued.id)
+            assert (final.status, final.output_text) == ("completed", "Another says it.")

@@ -1,0 +1,252 @@
+"""What is kept of responses: gone on from, read, listed, expired and deleted, and never by another project."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import NotFoundError
+from sqlalchemy import text
+
+from gateway.services import GatewayOptions
+from response_store.policies import ResponsePolicies
+from response_store.store import forget_expired
+from tests.gateway.endpoints.test_responses import ARGUMENTS, CALLS, TOOLS, create, sent, streamed
+from tests.gateway.stack import Stack, running_stack
+from tests.gateway.tiny_model import make_model_folder
+
+REASONING = """\
+{%- if tools %}{{ tools | tojson }}{% endif -%}
+{%- for message in messages -%}
+{{- '<|' ~ message['role'] ~ '|>' -}}
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif -%}
+{{- message['content'] ~ '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+
+
+@pytest.fixture
+async def reasoning_stack(stocked_sqlite_url: str, tmp_path: Path) -> AsyncIterator[Stack]:
+    folder = make_model_folder(tmp_path / "reasons", template=REASONING)
+    async with running_stack(stocked_sqlite_url, tmp_path, folder) as running:
+        yield running
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def another_project(stack: Stack) -> str:
+    project = await stack.tenancy.create_project(stack.tenant.id, "second")
+    return (await stack.tenancy.create_key(stack.tenant.id, project.id)).key
+
+
+async def test_a_conversation_goes_on_from_an_earlier_response(stack: Stack) -> None:
+    stack.say(CALLS)
+    _, first = await streamed(stack, input="Weather?", tools=TOOLS, instructions="Not carried over.")
+    outputs: Any = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "sun"} for call in first.output[1:]
+    ]
+    stack.say("Sunny.")
+    second = await create(stack, input=outputs, tools=TOOLS, previous_response_id=first.id)
+    stack.say("Sure.")
+    third = await create(stack, input="Sure?", tools=TOOLS, previous_response_id=second.id)
+    assert third.previous_response_id == second.id
+    chained = sent(stack).tokens
+    stack.say("Sure.")
+    await create(
+        stack,
+        tools=TOOLS,
+        input=[
+            {"role": "user", "content": "Weather?"},
+            *[item.to_dict() for item in first.output],
+            *outputs,
+            *[item.to_dict() for item in second.output],
+            {"role": "user", "content": "Sure?"},
+        ],
+    )
+    assert sent(stack).tokens == chained
+    assert json.loads(first.output[1].arguments) == ARGUMENTS
+
+
+async def test_a_reference_stands_for_the_item(stack: Stack) -> None:
+    stack.say("The fox.")
+    first = await create(stack, input="Who?")
+    stack.say("Yes.")
+    await create(
+        stack, input=[{"role": "user", "content": "Who?"}, first.output[0].to_dict(), {"role": "user", "content": "?"}]
+    )
+    spelled = sent(stack).tokens
+    stack.say("Yes.")
+    reference: Any = {"type": "item_reference", "id": first.output[0].id}
+    await create(stack, input=[{"role": "user", "content": "Who?"}, reference, {"role": "user", "content": "?"}])
+    assert sent(stack).tokens == spelled
+
+
+async def test_references_to_too_much_content_are_refused(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack.say("The fox.")
+    first = await create(stack, input="Who?" * 100)
+    monkeypatch.setattr("response_store.store.MOST_CHAIN_BYTES", 100)
+    body = {"model": "tiny", "input": [{"type": "item_reference", "id": first.output[0].id}]}
+    refused = await stack.http.post("/v1/responses", headers=bearer(stack.key), json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "$.input")
+
+
+async def test_what_is_stored_can_be_read_listed_and_deleted(stack: Stack) -> None:
+    stack.say("The fox.")
+    async with stack.openai() as client:
+        kept = await client.responses.create(
+            model="tiny", input=[{"role": "user", "content": "Who?"}, {"role": "user", "content": "Well?"}], store=True
+        )
+        assert (await client.responses.retrieve(kept.id)).to_dict() == kept.to_dict()
+        items = await client.responses.input_items.list(kept.id, order="asc", limit=1)
+        (item,) = items.data
+        assert (item.type, item.content[0].text, items.has_more) == ("message", "Who?", True)  # type: ignore[union-attr]
+        rest = [each async for each in client.responses.input_items.list(kept.id, order="asc", limit=1)]
+        assert len(rest) == 2
+        listed = (await stack.http.get("/v1/responses", headers=bearer(stack.key))).json()
+        assert [(one["id"], one["kept_for"]) for one in listed["data"]] == [(kept.id, "stored")]
+        await client.responses.delete(kept.id)
+        with pytest.raises(NotFoundError):
+            await client.responses.retrieve(kept.id)
+    with pytest.raises(NotFoundError) as caught:
+        await create(stack, input="x", previous_response_id=kept.id)
+    assert caught.value.code == "previous_response_not_found"
+    assert [row.action for row in await stack.rows("SELECT action FROM audit_entry WHERE target = 'response'")] == [
+        "response.deleted"
+    ]
+
+
+async def test_without_store_a_response_is_kept_for_chaining_alone(stack: Stack) -> None:
+    stack.say("The fox.")
+    kept = await create(stack, input="Who?")
+    path = f"/v1/responses/{kept.id}"
+    for answer in (
+        await stack.http.get(path, headers=bearer(stack.key)),
+        await stack.http.get(f"{path}/input_items", headers=bearer(stack.key)),
+    ):
+        assert answer.status_code == 404
+        assert "previous_response_id" in answer.text
+    assert (await stack.http.delete(path, headers=bearer(stack.key))).status_code == 200
+
+
+async def test_store_false_keeps_nothing(stack: Stack) -> None:
+    stack.say("The fox.")
+    kept = await create(stack, input="Who?", store=False)
+    assert await stack.rows("SELECT id FROM stored_response") == []
+    with pytest.raises(NotFoundError):
+        await create(stack, input="x", previous_response_id=kept.id)
+
+
+async def test_a_project_without_retention_stores_nothing(stack: Stack) -> None:
+    await ResponsePolicies(stack.database).set(stack.tenant.id, stack.project.id, retention_s=0)
+    stack.say("The fox.")
+    kept = await create(stack, input="Who?", store=True)
+    assert kept.to_dict()["store"] is False
+    refused = await stack.http.post(
+        "/v1/responses", headers=bearer(stack.key), json={"model": "tiny", "input": "x", "background": True}
+    )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "$.background")
+    assert await stack.rows("SELECT id FROM stored_response") == []
+
+
+async def test_a_project_keeps_no_more_than_it_may(stack: Stack) -> None:
+    bound = stack.gateway.response_keeper.bound
+    assert bound is not None
+    bound.most = 1
+    stack.say("The fox.")
+    await create(stack, input="Who?", store=True)
+    bound._known.clear()
+    assert not bound.full(stack.tenant.id, stack.project.id), "it is asked first"
+    await stack.until(lambda: bound.full(stack.tenant.id, stack.project.id))
+    await create(stack, input="Who?")
+    assert len(await stack.rows("SELECT id FROM stored_response")) == 1
+    for field in ("store", "background"):
+        body = {"model": "tiny", "input": "x", field: True}
+        refused = await stack.http.post("/v1/responses", headers=bearer(stack.key), json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "storage_exceeded")
+
+
+async def test_another_project_knows_nothing_of_it(stack: Stack) -> None:
+    stack.say("The fox.")
+    kept = await create(stack, input="Who?", store=True)
+    other = await another_project(stack)
+    path = f"/v1/responses/{kept.id}"
+    headers = bearer(other)
+    for method, at in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
+        answer = await stack.http.request(method, at, headers=headers)
+        assert answer.status_code == 404, at
+    body = {"model": "tiny", "input": "x", "previous_response_id": kept.id}
+    answer = await stack.http.post("/v1/responses", headers=headers, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "previous_response_not_found")
+    assert (await stack.http.get("/v1/responses", headers=headers)).json()["data"] == []
+
+
+async def test_content_is_sealed_and_gone_with_the_projects_key(stack: Stack) -> None:
+    stack.say("The secret fox.")
+    kept = await create(stack, input="A secret question?", store=True)
+    (row,) = await stack.rows("SELECT request, response FROM stored_response")
+    assert b"secret" not in bytes(row.request) + bytes(row.response)
+    keys = stack.gateway.services.scope_keys
+    assert keys is not None
+    await keys.destroy(stack.tenant.id, stack.project.id, "asked for")
+    assert (await stack.http.get(f"/v1/responses/{kept.id}", headers=bearer(stack.key))).status_code == 404
+
+
+async def test_what_has_expired_is_gone(stack: Stack) -> None:
+    stack.say("The fox.")
+    kept = await create(stack, input="Who?", store=True)
+    assert await forget_expired(stack.database) == 0
+    async with stack.database.transaction() as session:
+        await session.execute(text("UPDATE stored_response SET expires_at = 1"))
+    assert (await stack.http.get(f"/v1/responses/{kept.id}", headers=bearer(stack.key))).status_code == 404
+    assert await forget_expired(stack.database) == 1
+    assert await stack.rows("SELECT id FROM stored_response") == []
+
+
+async def test_sealed_reasoning_comes_back(reasoning_stack: Stack) -> None:
+    stack = reasoning_stack
+    stack.say("<think>I think.</think>The fox.")
+    first = await create(stack, input="Who?", store=False, include=["reasoning.encrypted_content"])
+    reasoning, message = first.output
+    assert (reasoning.type, reasoning.content[0].text, reasoning.status) == ("reasoning", "I think.", "completed")
+    assert "think" not in reasoning.encrypted_content
+    assert message.content[0].text == "The fox."
+    said = {**reasoning.to_dict(), "content": None}
+    for changed, thought in ((said, True), (said | {"encrypted_content": "Zm9yZWlnbg=="}, False)):
+        stack.say("Yes.")
+        question: Any = {"role": "user", "content": "Who?"}
+        await create(stack, input=[question, changed, message.to_dict(), question], store=False)
+        model = next(iter(stack.models))
+        prompt = "".join(model.tokenizer.spelled(token)[0] for token in sent(stack).tokens)
+        assert ("I think." in prompt) is thought
+
+
+async def test_people_read_content_only_where_the_project_opted_in(stack: Stack) -> None:
+    stack.say("The fox.")
+    kept = await create(stack, input="Who?")
+    base = f"/admin/v1/tenants/demo/projects/{stack.project.name}"
+    headers = bearer(stack.admin_key)
+    listed = (await stack.http.get(f"{base}/responses", headers=headers)).json()
+    assert [one["id"] for one in listed["data"]] == [kept.id]
+    refused = await stack.http.get(f"{base}/responses/{kept.id}", headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "content_not_readable")
+    policy = (await stack.http.get(f"{base}/response-policy", headers=headers)).json()
+    assert (policy["readable"], policy["retention_seconds"]) == (False, None)
+    changed = await stack.http.patch(f"{base}/response-policy", headers=headers, json={"readable": True})
+    assert changed.json()["readable"] is True
+    read = (await stack.http.get(f"{base}/responses/{kept.id}", headers=headers)).json()
+    assert read["response"]["output"][0]["content"][0]["text"] == "The fox."
+    assert read["input"][0]["content"][0]["text"] == "Who?"
+    actions = [row.action for row in await stack.rows("SELECT action FROM audit_entry ORDER BY at")]
+    assert actions[-2:] == ["response_policy.set", "response.read"]
+    gone = await stack.http.delete(f"{base}/responses/{kept.id}", headers=headers)
+    assert gone.json()["deleted"] is True
+
+
+def test_the_default_retention_is_thirty_days() -> None:
+    assert GatewayOptions().response_retention == 30 * 86_400

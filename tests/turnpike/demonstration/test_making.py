@@ -1,0 +1,109 @@
+"""A demonstration: every page's data is there, and the books are right."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from audit_log.actors import Actor, acting_as
+from billing.invoices.store import Invoices
+from billing.money import PICO
+from billing.reports.usage_report import usage_by_project_and_model
+from billing.tables.money import usage_event
+from billing.verification.audit import audit_money
+from storage.database.database import Database
+from turnpike.admin_services import open_admin_services
+from turnpike.commands.prices.cells import folder_prices
+from turnpike.demonstration.making import Months, make
+from turnpike.demonstration.office import OwnPrices
+from turnpike.demonstration.past import DAY, HOUR
+from turnpike.demonstration.traffic import asked_in
+from turnpike.settings.settings import Settings
+
+NOON = 1_795_003_200_000_000 // DAY * DAY + 12 * HOUR  # 18 November 2026
+MONTHS = Months.until(NOON, 2)
+
+
+def _made(folder: Path) -> dict[str, object]:
+    """Make a day of each month, and say what is in it that does not depend on chance."""
+    settings = Settings(data_dir=str(folder))
+    shown: list[int] = []
+    done, key = asyncio.run(
+        make(settings, 7, MONTHS, _prices(settings), lambda requests, _, __: shown.append(requests))
+    )
+    assert key.startswith("tp_live_")
+    assert done.ran > 50
+    assert shown == sorted(shown)
+    return asyncio.run(_facts(settings))
+
+
+def _prices(settings: Settings) -> OwnPrices:
+    prices = folder_prices(settings.model_folders[0])
+    assert prices is not None
+    return prices
+
+
+async def _facts(settings: Settings) -> dict[str, object]:
+    async with open_admin_services(settings) as admin:
+        with acting_as(Actor("command", "tests", "tests")):
+            assert await audit_money(admin.database) == []
+        usage = [
+            (line.model, line.requests, line.meters, line.currency, line.cost_pico)
+            for period in ("2026-10", "2026-11")
+            for line in await usage_by_project_and_model(admin.database, period)
+        ]
+        records = await Invoices(admin.database).list()
+        return {
+            "usage": usage,
+            "documents": sorted((one.number or "", one.kind, one.currency, one.state, one.gross) for one in records),
+            "ids": await _ids(admin.database),
+            "tenants": [tenant.name for tenant in await admin.tenancy.list_tenants()],
+            "budgets": [
+                (window.scope, window.limit_pico // PICO, window.spent)
+                for tenant in await admin.tenancy.list_tenants()
+                for window in await admin.budgets.list(tenant.id)
+            ],
+        }
+
+
+async def _ids(database: Database) -> tuple[int, object, object]:
+    # all tenants: the whole demonstration
+    query = select(func.count(), func.min(usage_event.c.admitted_at), func.max(usage_event.c.admitted_at))
+    async with database.reading() as session:
+        return tuple((await session.execute(query)).one())  # type: ignore[return-value]
+
+
+@pytest.mark.slow
+def test_a_demonstration_has_something_for_every_page_and_its_books_are_right(tmp_path: Path) -> None:
+    made = _made(tmp_path / "demo")
+    documents = made["documents"]
+    assert isinstance(documents, list)
+    numbers = [number for number, *_ in documents if number]
+    assert numbers
+    assert all(number.startswith("DEMO-") for number in numbers)
+    assert {kind for _, kind, *_ in documents} == {"invoice", "credit_note"}
+    assert {currency for _, _, currency, *_ in documents} == {"EUR", "USD"}
+    count, first, last = made["ids"]  # type: ignore[misc]
+    assert count > 50
+    assert MONTHS.this - 2 * DAY <= first
+    assert NOON - 2 * HOUR < last < NOON
+
+
+def test_a_days_requests_do_not_depend_on_which_days_are_asked_for() -> None:
+    start = NOON // DAY * DAY
+    alone = list(asked_in(7, start, start + DAY))
+    among = [ask for ask in asked_in(7, start - 2 * DAY, start + 2 * DAY) if start <= ask.at < start + DAY]
+    assert alone
+    assert alone == among
+    assert alone != list(asked_in(8, start, start + DAY))
+
+
+def test_months_are_the_last_whole_one_and_this_one() -> None:
+    assert MONTHS.billed == "2026-10"
+    (first, first_end), (second, second_end) = MONTHS.spans()
+    assert (first_end - first, second_end - second) == (2 * DAY, 2 * DAY)
+    assert (first_end, second_end) == (MONTHS.this, NOON)
+    assert Months.until(NOON, 62).spans()[0][0] == MONTHS.first
