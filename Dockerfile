@@ -8,7 +8,9 @@ RUN python -m venv /venv \
  && /venv/bin/pip install --no-cache-dir --require-hashes -r requirements/base.txt \
  && /venv/bin/pip install --no-cache-dir ${TORCH_INDEX} -r requirements/torch.txt
 COPY . .
-RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation -e .
+RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation -e . \
+ && /venv/bin/python scripts/build_console.py \
+ && rm -rf .console web/node_modules
 
 FROM python:3.11-slim-bookworm
 RUN useradd --create-home --uid 10001 turnpike && install -d -o turnpike -g turnpike -m 0700 /data /exports

@@ -14,13 +14,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # it takes to start; and so does every process that a test starts with our modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help serve install install-dev check test test-fast test-long test-other-cpu test-rating soak golden format lock docs clean
+.PHONY: help serve console install install-dev check test test-fast test-long test-browser test-clients test-other-cpu test-rating soak golden format lock docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 serve: install ## Install, set up and start everything on this machine
-	@exec $(BIN)/turnpike serve $(ARGS)
+	@$(BIN)/python scripts/build_console.py --if-changed || true
+	@exec $(BIN)/turnpike serve --model models/stdlib-qa,models/tool-caller $(ARGS)
+
+console: install ## Build the web console, which the gateway serves at /console
+	@$(BIN)/python scripts/build_console.py
 
 install: $(VENV)/.installed ## Make .venv with the locked versions
 
@@ -59,7 +63,7 @@ check: install-dev ## Format, lint, types, architecture, compose file, size of t
 
 test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest $(TWO) -m "not alone"
+	$(BIN)/python -m pytest $(TWO) -m "not alone" --ignore tests/clients
 	$(BIN)/python -m pytest -m alone tests/e2e
 
 test-fast: install-dev ## What to run after each change: something of every room, in 90 seconds
@@ -74,7 +78,10 @@ OTHER_CPUS := ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_IS
 	ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE
 BITS := tests/engine/layers/test_linear.py tests/engine/startup/test_self_test.py \
 	tests/engine/core/test_request_invariance.py tests/engine/core/test_batch_invariance.py \
-	tests/engine/quantization/test_quantization.py tests/engine/kv_cache/test_fp8_kv.py tests/engine/core/test_parent_request.py tests/engine/models/test_families.py
+	tests/engine/quantization tests/engine/kv_cache/test_fp8_kv.py tests/engine/core/test_parent_request.py tests/engine/models/test_families.py
+
+test-browser: install-dev ## The web console in Chromium, against a gateway with a demonstration
+	$(BIN)/python scripts/test_browser.py $(ARGS)
 
 test-other-cpu: install-dev ## Whether bits hold with the processor's choices turned the other way: the engine's tests, many times
 	@for cpu in $(OTHER_CPUS); do echo "== $$cpu"; env $$cpu $(BIN)/python -m pytest -q $(TWO) $(BITS) || exit; done
@@ -89,6 +96,10 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	TIER_FAULTS=10000 $(BIN)/python -m pytest -o timeout=0 tests/prompt_cache/tiers
 	ACCESS_FULL=1 $(BIN)/python -m pytest -o timeout=0 tests/gateway/openapi/test_access.py
 	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/openapi/test_conformance.py
+
+test-clients: install-dev ## The newest clients and agents of others against the demo model, each in an environment of its own
+	$(BIN)/python -m tests.clients.environments
+	$(BIN)/python -m pytest -o timeout=0 tests/clients
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -27,7 +27,7 @@ from protocol.replicas import Scope
 from protocol.requests import Counts, Done, Generate, Sampling, Segment, Tokens
 
 LENGTH, OTHERS, TOGETHER = 32_768, 2, 32
-BLOCKS, HOST_BLOCKS, BLOCK_BYTES = 1_500, 1_100, 8 << 20
+BLOCKS, BLOCK_BYTES = 1_500, 8 << 20
 SCOPES = {"project": Scope("project", b"root" * 8, b"key".ljust(32), retention=3_600.0)}
 
 
@@ -89,7 +89,7 @@ def measure(run: Run) -> dict[str, Any]:
     run.until(lambda: "again" in run.counts)
     report["again"] = {
         "first_token_s": round(run.firsts.get("again", float("nan")) + admitted, 4),
-        **(msgspec.to_builtins(run.counts["again"]) if "again" in run.counts else {}),
+        **(msgspec.structs.asdict(run.counts["again"]) if "again" in run.counts else {}),
     }
     report["others meanwhile, ms"] = run.quantiles()
     return report
@@ -98,12 +98,13 @@ def measure(run: Run) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--host-blocks", type=int, default=2_200, help="blocks of 64 tokens that host memory has")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options = ReplicaOptions(
             write_shape(Path(folder) / "model", "llama-3.1-8b"), "unix:unused", Path(folder) / "data", "gpu", b"",
             device="cuda", dtype="bfloat16", served="8b", max_running=64, context=40_960,
-            kv_memory=BLOCKS * BLOCK_BYTES, dram_memory=HOST_BLOCKS * BLOCK_BYTES,
+            kv_memory=BLOCKS * BLOCK_BYTES, dram_memory=args.host_blocks * BLOCK_BYTES,
         )  # fmt: skip
         report = measure(Run(assemble(options, load_random).engine))
     print(json.dumps(report))
