@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -34,24 +34,39 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Learns `vocabulary` tokens: all bytes, merges in the order of their ranks, and the special tokens last."""
+def train_tokenizer(
+    texts: Iterable[str],
+    vocabulary: int,
+    *,
+    split: str = SPLIT,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    longest: int = 24,
+) -> Tokenizer:
+    """Learn a byte-level BPE vocabulary: all bytes, merges in the order of their ranks, and the special tokens last.
+
+    Args:
+        texts: What the merges are learnt from.
+        vocabulary: How many tokens there are in all.
+        split: The pattern of a word; no merge crosses a word's end.
+        special_tokens: The tokens that only the chat template writes.
+        longest: The most characters of a token.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(SPECIAL_TOKENS),
+        vocab_size=vocabulary - len(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        max_token_length=24,
+        max_token_length=longest,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     return tokenizer
 
 

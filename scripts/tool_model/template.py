@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from demo_model import tokenizer
+from tokenizers import Tokenizer
 
 BEGIN, TOOLS, SYSTEM, USER, ASSISTANT, RESULT, CALL, CALL_END, END = SPECIAL_TOKENS = (
     "<|begin|>",
@@ -69,21 +70,5 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Learns `vocabulary` tokens: all bytes, merges in the order of their ranks, and the special tokens last."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        max_token_length=16,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    return tokenizer
+    """Learn the vocabulary of a caller of tools, in the words of this module."""
+    return tokenizer.train_tokenizer(texts, vocabulary, split=SPLIT, special_tokens=SPECIAL_TOKENS, longest=16)
