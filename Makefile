@@ -14,6 +14,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # it takes to start; and so does every process that a test starts with our modules.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Without a time limit, and on examples of properties that nobody has seen yet.
+LONG := -o timeout=0 --hypothesis-profile explore
+
 .PHONY: help serve console install install-dev check test test-fast test-long test-browser test-clients test-other-cpu test-rating soak golden format lock docs clean
 
 help: ## This list
@@ -90,12 +93,13 @@ test-other-cpu: install-dev ## Whether bits hold with the processor's choices tu
 
 test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 generated requests: an hour
 	$(BIN)/python -m tests.servers --install
-	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest -o timeout=0 tests/billing/transaction/test_state_machine.py
-	ALTERED_COLUMNS=99 $(BIN)/python -m pytest -o timeout=0 tests/billing/verification/test_alterations.py
-	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest -o timeout=0 tests/engine/core/test_batch_invariance.py
-	TIER_FAULTS=10000 $(BIN)/python -m pytest -o timeout=0 tests/prompt_cache/tiers
-	ACCESS_FULL=1 $(BIN)/python -m pytest -o timeout=0 tests/gateway/openapi/test_access.py
-	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/openapi/test_conformance.py
+	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest $(LONG) tests/billing/transaction/test_state_machine.py
+	ALTERED_COLUMNS=99 $(BIN)/python -m pytest $(LONG) tests/billing/verification/test_alterations.py
+	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest $(LONG) tests/engine/core/test_batch_invariance.py
+	TIER_FAULTS=10000 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/tiers
+	ACCESS_FULL=1 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_access.py
+	KILL_SECONDS=60 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_bar.py
+	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_conformance.py
 
 test-clients: install-dev ## The newest clients and agents of others against the demo model, each in an environment of its own
 	$(BIN)/python -m tests.clients.environments

@@ -22,14 +22,14 @@ from storage.database.database import Database
 from tests import compiled
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
-pytest_plugins = ["tests.fast", "tests.machines"]
+pytest_plugins = ["tests.fast", "tests.machines", "tests.pauses"]
 
 if not Path("/dev/nvidiactl").exists():
     # Kernels run in Triton's interpreter then. Read when Triton is imported, which has kernels of its own.
     os.environ["TRITON_INTERPRET"] = "1"
 
 SHRINKING_S = 20
-"""How long hypothesis may look for a smaller example: it would for 300 s, and be cut off by our time limit of 120 s
+"""How long hypothesis may look for a smaller example: it would for 300 s, and be cut off by our time limit of as long
 before it has shown any. It says itself that this constant may be changed."""
 
 _numbers = itertools.count(1)

@@ -26,9 +26,15 @@ _SHOWN = 15
 # How long an example takes on the clock is the machine's affair: one that stands still for a second has no bug. What a
 # test may take is for pytest's time limit and for the watch below.
 settings.register_profile(
-    "default", settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "default",
+    settings.get_profile("default"),
+    deadline=None,
+    derandomize=True,  # what must pass before a change lands does not fail by chance
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("fast", settings.get_profile("default"), max_examples=FAST_EXAMPLES)
+# `make test-long` looks for examples that nobody has seen yet.
+settings.register_profile("explore", settings.get_profile("default"), derandomize=False)
 
 _cpu_s = pytest.StashKey[float]()
 

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.processes import Process, command, process
 from tests.servers import postgres_server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def lines(worker: Process, text: str) -> list[dict[str, str]]:

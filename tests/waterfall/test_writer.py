@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -13,6 +12,7 @@ import pytest
 from storage.database.base import new_id
 from storage.database.database import Database, DatabaseUnavailable
 from tests.awake import Awake
+from tests.waiting import until
 from waterfall import marks as m
 from waterfall import writer as writer_module
 from waterfall.marks import Marks
@@ -50,13 +50,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "_GATHER_S", 0.01)
 
 
-async def _until(condition: Any) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
-
-
 async def test_a_request_is_written_when_it_is_answered_and_settled() -> None:
     store = Store()
     writer = WaterfallWriter(store)
@@ -70,10 +63,10 @@ async def test_a_request_is_written_when_it_is_answered_and_settled() -> None:
     assert store.rows == []
     assert writer.waiting(one.request_id) is one
     writer.settled([new_id(), one.request_id, one.request_id])
-    await _until(lambda: store.rows)
+    await until(lambda: store.rows)
     (row,) = store.rows
     assert unpack(row.record).marks[::2] == (m.RECEIVED, m.AUTH, m.ANSWER, m.SETTLE)
-    await _until(lambda: writer.waiting(one.request_id) is None)
+    await until(lambda: writer.waiting(one.request_id) is None)
     await writer.stop()
 
 
@@ -83,7 +76,7 @@ async def test_nothing_is_waited_for_longer_than_its_time(monkeypatch: pytest.Mo
     writer = WaterfallWriter(store)
     one = entry()
     writer.note(one)
-    await _until(lambda: store.rows)
+    await until(lambda: store.rows)
     assert [row.request_id for row in store.rows] == [one.request_id]
     assert writer.waiting(one.request_id) is None
     await writer.stop()
@@ -106,7 +99,7 @@ async def test_while_the_database_is_away_requests_wait_and_beyond_the_bound_are
     await asyncio.sleep(0.1)
     assert store.rows == []
     store.away = False
-    await _until(lambda: len(store.rows) == MOST_WAITING)
+    await until(lambda: len(store.rows) == MOST_WAITING)
     assert len({row.request_id for row in store.rows}) == MOST_WAITING
     await writer.stop()
 
@@ -132,12 +125,12 @@ async def test_a_defect_of_the_store_ends_nothing() -> None:
     one = entry(settles=False)
     one.marks.answered = True
     writer.note(one)
-    await _until(lambda: writer.dropped == 1)
+    await until(lambda: writer.dropped == 1)
     store.broken = False
     two = entry(settles=False)
     two.marks.answered = True
     writer.note(two)
-    await _until(lambda: store.rows)
+    await until(lambda: store.rows)
     assert [row.request_id for row in store.rows] == [two.request_id]
     assert writer.dropped == 1
     await writer.stop()

@@ -195,7 +195,7 @@ async def test_many_approvals_at_once_wait_for_no_second_connection(approvals: A
             for n in range(1, 41)
         ]
     with by("bob"):
-        await asyncio.wait_for(asyncio.gather(*(approvals.approve(one, may) for one in ids)), 8)
+        await asyncio.wait_for(asyncio.gather(*(approvals.approve(one, may) for one in ids)), 60)
     assert (len(await contracts.list()), len(await balances.grants(tenant.id))) == (40, 40)
 
 

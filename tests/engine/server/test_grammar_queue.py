@@ -15,6 +15,7 @@ from engine.grammar.refused_grammars import RefusedGrammars
 from engine.grammar.trial import TrialVerdict
 from engine.server.grammar_queue import PLACES, CompileSlots, GrammarQueue, TooManyWaiting
 from tests.engine.grammar.test_trials import Fine, make_grammars
+from tests.waiting import LONG_S, until
 
 
 class Held:
@@ -114,15 +115,17 @@ async def test_clients_that_leave_give_their_places_back_at_once() -> None:
     compilers = GrammarQueue(grammars, judge := Gated(grammars.compiler), RefusedGrammars())
     for flows in (1, 64):
         tasks = [asyncio.create_task(compilers.compile(slow(n), f"flow {n % flows}")) for n in range(64)]
-        await asyncio.sleep(0.01)
+        await until(lambda: judge.running == min(2 * flows, PLACES))  # noqa: B023  # called here
+        for _ in range(20):  # would more of them begin
+            await asyncio.sleep(0)
         assert judge.running == min(2 * flows, PLACES)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LONG_S):
             await cancel(tasks)
             assert await compilers.compile(json.dumps({"regex": f"quick{flows}"}), "flow 0")
         assert judge.running == 0
     assert judge.most == PLACES
     leaving, staying = (asyncio.create_task(compilers.compile(slow(0), "flow")) for _ in range(2))
-    await asyncio.sleep(0.01)
+    await until(lambda: judge.running == 1)
     await cancel([leaving])
     assert judge.running == 1
     judge.gate.set()
@@ -135,7 +138,7 @@ async def test_one_that_leaves_and_comes_back_has_no_more_trials_than_others() -
     compilers = GrammarQueue(grammars, judge := Gated(grammars.compiler), RefusedGrammars())
     for number in range(12):
         task = asyncio.create_task(compilers.compile(slow(number), "flow"))
-        await asyncio.sleep(0.001)
+        await until(lambda: judge.running == 1)
         await cancel([task])
     assert judge.most == 1
     assert judge.running == 0

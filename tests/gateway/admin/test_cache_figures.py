@@ -27,7 +27,7 @@ def _asking(question: str, system: str = RULES) -> dict[str, Any]:
 
 
 async def _written(stack: Stack, count: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while len(await stack.rows("SELECT 1 FROM cache_request")) < count:
         assert time.monotonic() < end
         await asyncio.sleep(0.05)

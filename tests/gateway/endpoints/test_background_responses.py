@@ -25,7 +25,7 @@ async def second_worker(stack: Stack, folder: Path, model_folder: Path) -> Async
 
 
 async def until_ended(client: Any, name: str) -> Any:
-    for _ in range(400):
+    for _ in range(3000):
         response = await client.responses.retrieve(name)
         if response.status not in ("queued", "in_progress"):
             return response
@@ -105,6 +105,7 @@ async def test_a_silent_workers_response_is_taken_over(
         other.say("Another says it.")
         queued = await here.responses.create(model="tiny", input="Say it.", background=True)
         if told:
+            await stack.until(lambda: any(run.sent > 1 for run in stack.replica.runs.values()))
             await asyncio.sleep(0.8)
         background = stack.gateway.background_responses
         assert background is not None

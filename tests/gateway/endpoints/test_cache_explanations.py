@@ -64,7 +64,7 @@ async def get(stack: Stack, path: str, key: str | None = None) -> httpx.Response
 
 async def explained(stack: Stack, name: str) -> dict[str, Any]:
     """The explanation, once it is written."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         answer = await get(stack, f"/v1/requests/{name}/cache")
         if answer.status_code == 200 and await stack.rows("SELECT 1 FROM cache_request"):
@@ -74,7 +74,7 @@ async def explained(stack: Stack, name: str) -> dict[str, Any]:
 
 
 async def written(stack: Stack, count: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while len(await stack.rows("SELECT 1 FROM cache_request")) < count:
         assert time.monotonic() < end
         await asyncio.sleep(0.05)

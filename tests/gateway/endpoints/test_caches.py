@@ -68,7 +68,7 @@ async def test_of_identical_cold_prompts_one_is_written(caching: Stack) -> None:
 
 @pytest.mark.slow
 async def test_readers_wait_until_their_writer_has_its_first_token(caching: Stack) -> None:
-    caching.say("An answer.", prefill=0.3)
+    caching.say("An answer.", prefill=1.5)
     asking = [asyncio.create_task(caching.post(body(TEXT))) for _ in range(8)]
     await caching.until(lambda: caching.replica.runs)
     await asyncio.sleep(0.15)
@@ -100,7 +100,7 @@ async def test_a_write_that_failed_before_its_first_token_is_written_again(cachi
     assert (await caching.post(body(TEXT))).status_code == 500
     (failed,) = await caching.settled(1)
     assert sums([failed])["write_5m"] == 0
-    for _ in range(200):
+    for _ in range(6000):
         if not await leases(caching):
             break
         await asyncio.sleep(0.01)

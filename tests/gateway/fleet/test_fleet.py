@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,15 +22,9 @@ from protocol.replicas import MAX_SCOPES, Heartbeat, Scope
 from protocol.requests import Generate, Sampling, Segment
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from tests.gateway.tiny_model import make_model_folder
+from tests.waiting import until
 
 QUICK = FleetOptions(beat_timeout=0.5, step_timeout=0.3, silence=0.4, backoff_first=0.01, backoff_most=0.05)
-
-
-async def until(condition: Any, timeout: float = 30) -> None:  # noqa: ASYNC109
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -165,7 +165,7 @@ async def test_a_hold_that_nothing_was_done_for_is_given_back(
         await stack.until(lambda: len(stack.replica.fences) > 1)
         assert await stack.holds() == ["open"], "the replica has not said yet what it knows"
         stack.replica.answering = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await stack.holds() != ["released"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert await stack.events() == []
@@ -223,7 +223,7 @@ async def test_a_replica_of_the_version_before_keeps_what_it_may_know(
         assert stack.replica.fences == []
         stack.replica.version, stack.replica.identity = FENCE_VERSION, "its own by now"
         stack.replica.drop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while "open" in await stack.holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert sorted(await stack.holds()) == ["released", "settled"]
@@ -244,7 +244,7 @@ async def test_what_a_replica_of_the_version_before_knew_is_billed_from_its_succ
         stack.replica.journal[identity] = Done(identity, 1, "crash", counts, 12, 0)
         stack.replica.identity = "its own by now"
         await stack.replica.start()
-        (event,) = await stack.settled(1, timeout=10)
+        (event,) = await stack.settled(1)
         assert (event.attempt, event.cost_pico) == (1, 0)
 
 
@@ -270,7 +270,7 @@ async def test_a_lost_attempt_that_its_gateway_has_recorded_is_not_waited_for(
             of, LostAttempt(1, "replica-0", "d", 12, "crash", to_billing_counts(done.counts), "gateway")
         )
         await settle(stack.database, stack.gateway.services.prices, [lost])
-        await stack.until(lambda: stack.replica.acked, timeout=5)
+        await stack.until(lambda: stack.replica.acked)
         assert len(await stack.events()) == 1
 
 
@@ -306,7 +306,7 @@ async def test_a_journal_s_entry_that_makes_no_sense_is_kept_aside_and_ends_its_
         assert msgspec.msgpack.decode(entry.said, type=Done) == msgspec.structs.replace(told, replayed=True)
         assert "turnpike_refused_records 1.0" in (await stack.http.get("/metrics")).text
         assert await stack.events() == []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await stack.rows("SELECT 1 FROM gateway_epoch WHERE state <> 'live' AND holds_ended_at IS NULL"):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         # repeated, to a gateway that does not remember it
@@ -393,7 +393,7 @@ async def test_a_request_whose_replica_counts_nonsense_holds_nothing(
         stack.replica._journal = lie  # type: ignore[method-assign]
         assert (await stack.post(WHOLE)).status_code == 500
         await stack.until(lambda: stack.replica.acked)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await stack.holds() != ["released"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         (found,) = await audit_money(stack.database)

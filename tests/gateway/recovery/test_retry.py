@@ -23,8 +23,6 @@ from tests.gateway.fake_replica import Script
 from tests.gateway.generation.test_lifecycle import STREAM, TEXT, WHOLE, content, frames
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(autouse=True)
 def first_replica_first(monkeypatch: pytest.MonkeyPatch) -> None:
