@@ -17,7 +17,7 @@ WORDS: Mapping[str, str] = {
     "A meter": r"read_automatic|[\"']uncached[\"']|\bLEASE_CLASSES\b|cache_write_tokens|[\"'](read|write)_[\"'{]",
     "An export": r"focus-periods|\bBILLING_PERIOD\b",
     "A lane's share": r"\bLANE_WEIGHTS\b|\blane_weights\b",
-    "A response header": r"\bx-turnpike-max-tokens|\bcache-status\b|\bretry-after\b|\bx-accel-|\bcontent-security-policy",
+    "A response header": r"x-turnpike-max-tokens|\bcache-status\b|\bretry-after\b|\bx-accel-|\bcontent-security-policy",
     "A wait": r"\brequest_timeout\b|\bRequestTimeouts\b|\bqueue_timeout_|\bclient_timeout:",
     "A logo on the PDF": r"invoice\.typ|\"\*\.typ|\bto_pdf\b",
 }
