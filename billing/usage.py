@@ -25,24 +25,7 @@ METERS = (
 )
 """Everything that has a price, in order. Tables, events, rollups, prices, rating and exports are made from this tuple.
 
-Any new meter needs a migration with its columns in `usage_fact` and `rollup_hour` and with new views `usage_event` and
-`invoice_usage` (whose CASE names every meter), and a form of leaves in `billing/integrity/leaf_forms.py`.
-
-A new cache class also needs its name in LEASE_CLASSES; its reach in `_REACH`, and a unit that is neither m nor h in
-`class_in_words`, both in `billing/invoices/savings.py`; that unit in `_CLASS` of
-`billing/invoices/rendering/presentation.py`; its word in METER_WORDS of `turnpike/commands/prices/cells.py`; its field
-and its place in `gateway/dialects/anthropic/usage.py`.
-
-A meter of another kind also needs a field of Usage, and its sum in `merge_finished` of
-`gateway/generation/delivery.py`; its place in `billing/events/columns.py`; a term in `version.py` and `grid.py` of
-`billing/prices/`; a look at `billing/settlement/event_validation.py` and `billing/invoices/savings.py`, which take all
-but `output` for parts of the prompt; its words in `billing/rating/usage_lines.py`, in
-`billing/invoices/rendering/presentation.py` and in `turnpike/commands/prices/cells.py`; its count in
-`gateway/metering/billable_usage.py`, and among the engine's if it counts it (`protocol.requests.Counts`); its most at
-admission in `_cost_bound` of `gateway/admission/admission.py`; a look at `billing/reservation/billed_prompts.py` and
-`gateway/metering/miss_prices.py`, which take it for a part of the prompt; its place in the dialects' `usage.py`,
-`completion_usage.py` and `message_usage.py`. `billing/prices/litellm.py` names the
-meters that LiteLLM has prices of.
+docs/changes.md lists what a new meter, and what a new cache class, touches.
 """
 
 DIMENSIONS = ("model", "model_digest", "lane", "status", "reason", "delivery", "source", "replica")

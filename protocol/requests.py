@@ -36,10 +36,7 @@ class Counts(Value, frozen=True):
     read_hbm + read_dram + read_nvme` (E2). `output` counts sampled tokens, the end token included. `recomputed` (after
     a preemption) and `drafted` and `accepted` (speculation) are counted apart and never billed.
 
-    Another count is a field at the end here, with `read` or E2 where it is part of the prompt, and a new protocol
-    version (`protocol/frames.py`); where it is counted: `engine/scheduling/request.py`, and planned in
-    `engine/core/output_processor.py`; and its record: `Counts` of `billing/usage.py`, `billing/events/columns.py`,
-    `billing/integrity/leaf_forms.py`, a migration with its column in `usage_fact` and in the view `usage_event`.
+    Another count is a field at the end here and a new protocol version; docs/changes.md lists what it touches.
     """
 
     prompt: int = 0

@@ -9,6 +9,7 @@ import pytest
 
 from scripts import module_page
 from tests import architecture
+from tests.module_sizes import modules_of_another_size
 
 ROOT = Path(__file__).resolve().parent.parent
 Rule = Callable[[Path], list[str]]
@@ -118,3 +119,30 @@ def test_every_rule_is_held() -> None:
 
 def test_module_page_says_what_the_modules_say() -> None:
     assert module_page.PAGE.read_text() == module_page.page(), "run: make docs"
+
+
+def test_modules_have_the_usual_size_or_a_reason() -> None:
+    wrong = modules_of_another_size(ROOT)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_module_of_another_size_is_named(tmp_path: Path) -> None:
+    code = "".join(f"x{number} = {number}\n" for number in range(50))
+    files = {
+        "billing/__init__.py": "",
+        "billing/small.py": "x = 1\n",
+        "billing/listed.py": "x = 1\n",
+        "billing/grown.py": code,
+        "billing/tables.py": "x = 1\n",
+        "billing/long.py": code + "\n" * 400,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    small = {"a reason": ["billing/listed.py", "billing/grown.py"]}
+    assert modules_of_another_size(tmp_path, small, {"billing/gone.py": "a reason"}) == [
+        "billing/small.py: 1 lines of code and no reason",
+        "billing/grown.py: listed as small, and is not",
+        "billing/long.py: 450 lines and no reason",
+        "billing/gone.py: listed as long, and is not",
+    ]

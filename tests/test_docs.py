@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tests.architecture import ROOMS, modules
+from tests.changes_page import PAGE, unlisted_files
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -53,3 +54,19 @@ def test_paths_in_the_documents_exist() -> None:
 
 def test_the_map_stays_a_map() -> None:
     assert (DOCS / "structure.md").stat().st_size <= 12 * 1024
+
+
+def test_every_file_that_a_change_touches_is_listed() -> None:
+    wrong = unlisted_files(ROOT)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_file_that_is_not_listed_is_named(tmp_path: Path) -> None:
+    (tmp_path / PAGE).parent.mkdir()
+    (tmp_path / PAGE).write_text((ROOT / PAGE).read_text().replace("## An export\n", "## Exports\n"))
+    (tmp_path / "billing").mkdir()
+    (tmp_path / "billing" / "tiers.py").write_text('TIERS = ("dram", "nvme")\n')
+    assert unlisted_files(tmp_path) == [
+        "billing/tiers.py: not listed in docs/changes.md under 'A cache tier'",
+        "docs/changes.md has no section 'An export'",
+    ]

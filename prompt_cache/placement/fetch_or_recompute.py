@@ -25,14 +25,7 @@ from typing import Literal
 
 Place = Literal["dram", "nvme"]
 PLACES: tuple[Place, ...] = ("dram", "nvme")
-"""Where blocks are, beside the device. Another place also needs its store, as `prompt_cache/tiers/record_store.py`,
-and its name in `TIER` of `identity.py` there; where blocks come from and go to, in `engine/scheduling/`: `disk.py`
-(what is asked of a tier beyond host memory), `restoring.py`, `saving.py`, `scheduler.py`;
-`engine/execution/disk_tier.py`; limits and closing in `engine/core/engine.py`; `TierLimit` and `TierLoad` in
-`protocol/replicas.py`; a count of its own (the docstring of `protocol.requests.Counts`); a setting, `options.py` and
-`assembly.py` in `engine/startup/`; its figures in `engine/core/metrics.py`; its name in
-`gateway/http/cache_status.py` and `turnpike/commands/cache/records.py`; its rate in
-`turnpike/processes/machine_rates.py` and `turnpike/commands/calibrate.py`."""
+"""Where blocks are, beside the device. docs/changes.md lists what another tier touches."""
 
 _NEW = 0.25
 """The weight of a new piece in a rate."""

@@ -1,0 +1,115 @@
+"""Modules of another size than usual, each with the reason: a module is one idea, in some 100 to 400 lines.
+
+Small is what `scripts/count_code.py` counts under SMALL lines of code. Model families, layers, tables and commands may
+be small without being listed, since each is a module by itself. Long is what has more than LONGEST lines in all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from scripts.count_code import SMALL, count, product_modules
+
+LONGEST = 400
+"""Lines of a module, docstrings and blank lines included."""
+_A_MODULE_EACH = re.compile(r"engine/(models|layers)/\w+\.py|(.+/)?tables(/\w+)?\.py|turnpike/commands/.+\.py")
+
+SMALL_MODULES: Mapping[str, Iterable[str]] = {
+    "errors that many raise and catch, apart from what raises them": (
+        *("storage/reported_error.py", "engine/errors.py", "billing/invoices/errors.py", "billing/prices/errors.py"),
+        *("tenancy/users/errors.py", "prompt_cache/tiers/store_errors.py"),
+    ),
+    "a type that several modules hand to each other, and that none of them owns": (
+        *("protocol/message.py", "protocol/addresses.py", "engine/options.py", "engine/startup/options.py"),
+        *("engine/execution/sizes.py", "engine/scheduling/step_work.py", "billing/rating/lines.py"),
+        *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
+        *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
+        *("tenancy/users/identifiers.py", "prompt_cache/promise/lease_terms.py"),
+    ),
+    "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
+        *("billing/budgets/store.py", "billing/reservation/companions.py", "engine/grammar/guide.py"),
+        *("engine/scheduling/disk.py", "prompt_cache/tiers/eviction.py", "gateway/endpoints/tenant_scope.py"),
+    ),
+    "what a package shows of itself to others": ("billing/prices/__init__.py",),
+    "a published algorithm, format or protocol, tested alone": (
+        *("billing/integrity/canonical_json.py", "engine/sampling/counter_random.py", "tenancy/users/totp.py"),
+        *("webhooks/signing.py", "engine/kernels/dependent_launch.py", "gateway/http/cache_status.py"),
+        *("gateway/http/client_address.py",),
+    ),
+    "a frozen form of bytes: what reads and writes it may change, this may not": (
+        *("audit_log/leaf_forms.py", "audit_log/csv_rows.py", "engine/startup/numerics.py"),
+        *("prompt_cache/model_digest.py",),
+    ),
+    "a general mechanism that several rooms or folders use": (
+        *("storage/backoff.py", "storage/free_text.py", "storage/database/clock.py", "storage/database/outbox.py"),
+        *("storage/database/sql_arrays.py", "engine/scheduling/lazy_heap.py", "gateway/dialects/json_objects.py"),
+        *("gateway/recovery/background_tasks.py", "turnpike/logs.py", "turnpike/processes/event_loop.py"),
+        *("billing/service_levels/histograms.py", "engine/execution/stopwatch.py", "engine/execution/cuda/uploads.py"),
+    ),
+    "one rule that several paths must keep alike": (
+        *("billing/invoices/states.py", "billing/accounts/idempotency.py", "tenancy/administration/operators.py"),
+        *("tenancy/users/roles.py", "tenancy/users/tokens.py", "tenancy/users/changes.py"),
+        *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
+        *("billing/reservation/billed_prompts.py", "billing/invoices/parties/changing.py"),
+    ),
+    "what others are told of a change: the audit log, the outbox, replicas, leases": (
+        *("billing/invoices/recording.py", "billing/invoices/notices.py", "tenancy/administration/replicas.py"),
+        *("gateway/fleet/service_relay.py", "gateway/metering/lease_outcomes.py"),
+    ),
+    "a bound with a state of its own, tested against hostile input alone": (
+        *("gateway/http/body_budget.py", "engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
+        *("gateway/kept_responses/storage_bound.py", "prompt_cache/tiers/write_pace.py", "engine/core/timeouts.py"),
+        *("gateway/admission/request_size.py", "tenancy/users/inviters.py"),
+    ),
+    "work of another thread or moment than that of its only user": (
+        *("prompt_cache/tiers/store_keeper.py", "prompt_cache/tiers/folder_scan.py", "engine/startup/warm_up.py"),
+        *("engine/kv_cache/checksums.py", "engine/kernels/block_digest.py", "engine/quantization/on_load.py"),
+    ),
+    "one of several alike, apart so that each can be read, changed and tested alone": (
+        *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
+        *("gateway/openapi/stand_in.py", "prompt_cache/history/comparison.py", "billing/rating/rated_lines.py"),
+        *("billing/reservation/accompanied_holds.py", "gateway/generation/lease_promise.py"),
+        *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
+    ),
+}
+"""Why a module may have under SMALL lines of code -> the modules."""
+
+LONG_MODULES: Mapping[str, str] = {
+    "engine/scheduling/fairness/fair_share.py": "the derivation of the constants stands beside them",
+    "engine/server/replica.py": "one process, from start to end; its loop, link and journal are beside it",
+    "gateway/admission/admission.py": "one request's admission, step by step; the work of each step is beside it",
+    "gateway/conversation/output/call_payloads.py": "one class a way of writing calls; all read the same interface",
+    "gateway/conversation/output/families.py": "one class a way of writing, and the table of families over them",
+    "gateway/generation/generation_task.py": "one state machine: a request's transitions, in one place",
+    "gateway/http/http_protocol.py": "one class of uvicorn's, whose hooks share one state",
+    "prompt_cache/history/diagnosis.py": "the causes of a miss are tried in one order",
+    "prompt_cache/placement/hit_density.py": "one estimator, whose tables are only meant for it",
+    "tenancy/repositories.py": "the queries of three small tables, which one transaction may change together",
+    "turnpike/settings/settings.py": "a table: every setting with type, default, bounds and help",
+}
+"""A module with more than LONGEST lines -> why."""
+
+
+def modules_of_another_size(
+    root: Path,
+    small: Mapping[str, Iterable[str]] = SMALL_MODULES,
+    long: Mapping[str, str] = LONG_MODULES,
+) -> list[str]:
+    """Small and long modules that are not listed, and listed ones that are neither any more."""
+    listed = {path for paths in small.values() for path in paths}
+    found_small, found_long = {}, {}
+    for path in product_modules(root):
+        name, source = path.relative_to(root).as_posix(), path.read_text()
+        lines = count(source)
+        if lines < SMALL and (lines or path.name != "__init__.py") and not _A_MODULE_EACH.fullmatch(name):
+            found_small[name] = lines
+        if (whole := len(source.splitlines())) > LONGEST:
+            found_long[name] = whole
+    return [
+        *(f"{name}: {found_small[name]} lines of code and no reason" for name in sorted(found_small.keys() - listed)),
+        *(f"{name}: listed as small, and is not" for name in sorted(listed - found_small.keys())),
+        *(f"{name}: {found_long[name]} lines and no reason" for name in sorted(found_long.keys() - long.keys())),
+        *(f"{name}: listed as long, and is not" for name in sorted(long.keys() - found_long.keys())),
+    ]
