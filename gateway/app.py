@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -47,10 +48,13 @@ from gateway.http.policies import check_policies, policy_of
 from gateway.http.responses import error_response, speaks_anthropic
 from gateway.http.sessions import session_headers
 from gateway.openapi.routes import document_routes
-from gateway.request_context import request_context
+from gateway.request_context import RequestContext, request_context
 from gateway.services import Gateway, GatewayServices
+from waterfall.refused_requests import RefusedRequest
 
 log = structlog.get_logger("gateway.http")
+
+_TYPE_IN_PATH = re.compile(r":\w+(?=})")
 
 
 def create_app(services: GatewayServices) -> Litestar:
@@ -165,6 +169,8 @@ def _record_response(gateway: Gateway, scope: Scope, status: int) -> None:
     context = request_context(scope)
     gateway.metrics.answered(context.model, status)
     principal = context.principal
+    if context.refusal is not None:
+        _note_refused(gateway, scope, context, status)
     log.info(
         "answered",
         request_id=context.name,
@@ -178,4 +184,25 @@ def _record_response(gateway: Gateway, scope: Scope, status: int) -> None:
         operator=principal.name if principal and principal.kind == "operator_key" else None,
         model=context.model or None,
         seconds=round(time.monotonic() - context.started, 4),
+    )
+
+
+def _note_refused(gateway: Gateway, scope: Scope, context: RequestContext, status: int) -> None:
+    """Let a tenant's people read later that a request of their key was refused, and why."""
+    principal = context.principal
+    if context.refusal is None or principal is None or principal.tenant_id is None:
+        return
+    code, message = context.refusal
+    gateway.refused_requests.note(
+        RefusedRequest(
+            tenant_id=principal.tenant_id,
+            request_id=context.id,
+            project_id=principal.project_id,
+            at=context.marks.received_at,
+            key=principal.public_id,
+            route=f"{scope.get('method')} {_TYPE_IN_PATH.sub('', scope['path_template'])}",
+            status=status,
+            code=code,
+            message=message,
+        )
     )

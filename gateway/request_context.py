@@ -24,9 +24,10 @@ def public_name(request_id: UUID) -> str:
 class RequestContext:
     """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`, and `limit_headers` where
     limits apply: they go with whatever is answered. `address` is the client's, as `gateway.http.client_address` knows
-    it. `marks`: what has ended when, of what is done for it."""
+    it. `marks`: what has ended when, of what is done for it. `refusal`: code and message, where an error answers it
+    instead of its being run."""
 
-    __slots__ = ("address", "id", "limit_headers", "marks", "model", "principal", "started")
+    __slots__ = ("address", "id", "limit_headers", "marks", "model", "principal", "refusal", "started")
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
@@ -35,6 +36,7 @@ class RequestContext:
         self.marks = Marks()
         self.model = ""
         self.principal: Principal | None = None
+        self.refusal: tuple[str, str] | None = None
         self.started = time.monotonic()
 
     @property

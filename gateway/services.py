@@ -56,11 +56,14 @@ from tenancy.rate_limits import RateLimits
 from tenancy.repositories import Tenancy
 from tenancy.rights.key_limits import Network
 from tenancy.users.service import Users
+from waterfall.refused_requests import RefusedRequestStore
+from waterfall.refused_writer import RefusedRequestWriter
 from waterfall.store import WaterfallStore
 from waterfall.writer import WaterfallWriter
 from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
+_DAY_S = 86_400
 _PROBE_S = 5.0
 """How often the metrics are told whether database and bus answer."""
 _REFRESH_S = 1.0
@@ -80,7 +83,8 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     `public_metrics`: whether /metrics is served beside the API. `trusted_proxies`: from where
     X-Forwarded-For is believed. `database_patience`: how long a request waits for the
     database before it is answered with 503. `waterfall_days`: how long the worker keeps where the time of
-    requests went; 0: not at all. `cors_origins`: whose pages may call /v1 from a browser, "*" for all.
+    requests went, and which were refused; 0: not at all. `cors_origins`: whose pages may call /v1 from a browser, "*"
+    for all.
     """
 
     body_limit: int = 8 * 1024 * 1024
@@ -220,6 +224,10 @@ class Gateway:
             WaterfallStore(services.database), enabled=services.options.waterfall_days > 0
         )
         services.settler.on_settled = self.waterfalls.settled
+        self.refused_requests = RefusedRequestWriter(
+            RefusedRequestStore(services.database, services.options.waterfall_days * _DAY_S),
+            enabled=services.options.waterfall_days > 0,
+        )
         self.requests = RunningTasks(
             GenerationDependencies(
                 self.admission,
@@ -362,6 +370,7 @@ class Gateway:
         await self.services.settler.drain(_SETTLE_S)
         await self.services.settler.stop()
         await self.waterfalls.stop()
+        await self.refused_requests.stop()
         await self._tasks.stop()
         self.threads.close()
         await self._epoch.stop()

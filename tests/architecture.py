@@ -90,7 +90,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         ),
         *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "verification"),
     ),
-    "waterfall": ("marks", "record", "bars", "tables", "store", "writer"),
+    "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
     "response_store": ("tables", "records", "sealing", "policies", "store", "running"),
     "engine": (
@@ -146,6 +146,7 @@ QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
     *("tenancy/directory.py", "tenancy/rate_limits.py", "tenancy/administration/suspension.py", "tenancy/users/"),
     *("prompt_cache/promise/", "prompt_cache/history/", "response_store/", "waterfall/store.py"),
+    "waterfall/refused_requests.py",
 )
 """Where a query may be written. Elsewhere rows come from a repository, or from billing."""
 TENANT_TABLES = frozenset(
@@ -153,7 +154,7 @@ TENANT_TABLES = frozenset(
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
         *("rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
-        *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall"),
+        *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
         *("stored_response", "stored_response_events", "response_policy"),
     )
@@ -180,7 +181,7 @@ UNAUDITED_TABLES = frozenset(
         "service_hour",
         *("hold_batch", "ended_hold", "budget_charge", "budget_window", "storage_event", "lease_storage_hour"),
         *("lease", "ended_lease", "lease_tag", "lease_blocks"),
-        *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall"),
+        *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("stored_response", "stored_response_events"),
         *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
         # written by money transactions, beside what is recorded

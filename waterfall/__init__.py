@@ -1,1 +1,1 @@
-"""Where the time of each request went, from authentication to settlement. It explains, and bills nothing."""
+"""Where the time of each request went, and which requests were refused. It explains, and bills nothing."""

@@ -27,6 +27,7 @@ from gateway.admin.money.terms import terms_routes
 from gateway.admin.overview import overview_routes
 from gateway.admin.platform import platform_routes
 from gateway.admin.playground import playground_routes
+from gateway.admin.requests.refused import refused_request_routes
 from gateway.admin.requests.requests import request_routes
 from gateway.admin.requests.waterfalls import request_waterfall_routes
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
@@ -42,7 +43,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     parts = (
         *(tenant_routes, balance_routes, grant_routes, budget_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
-        *(request_routes, request_waterfall_routes, overview_routes),
+        *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
         *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
         *(draining_routes, stored_response_admin_routes, playground_routes),

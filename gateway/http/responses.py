@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -53,14 +54,19 @@ def error_response(request: Request[Any, Any, Any], error: Exception) -> Respons
     Unexpected ones are logged, and the response says nothing about them."""
     if isinstance(error, ChangePending):
         return json_response(change_object(error.change), PENDING_STATUS)
-    request_id = request_context(request.scope).name
+    context = request_context(request.scope)
+    request_id = context.name
     dialect = _dialect(request)
     if isinstance(error, HTTPException) and error.status_code != _TOO_LARGE:
         if error.status_code >= _SERVER_ERROR:
             log.warning("a request ended with a server error", request_id=request_id, cause=error.detail)
+        else:
+            context.refusal = (HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"), error.detail)
         status = dialect.status_of(error.status_code)
         return json_response(dialect.plain(status, _detail(request, error), request_id), status, error.headers)
     failure = _failure(request, error)
+    if failure.status < _SERVER_ERROR or isinstance(failure, RetryableError):
+        context.refusal = (failure.code or "error", failure.message)
     status = dialect.status_of(failure.status)
     return json_response(dialect.envelope(failure, request_id), status, error_headers(failure))
 

@@ -24,6 +24,7 @@ from storage.database.database import DatabaseUnavailable
 from turnpike.admin_services import AdminServices, webhook_dispatcher
 from turnpike.processes.lease_upkeep import LeaseUpkeep
 from turnpike.settings.data_folder import read_secrets
+from waterfall.refused_requests import RefusedRequestStore
 from waterfall.store import WaterfallStore
 from webhooks.dispatch import REMOVAL_BATCH
 
@@ -137,11 +138,13 @@ def jobs(admin: AdminServices) -> list[Job]:
         users = await admin.users.forget_old()
         responses = await forget_expired(admin.database)
         waterfalls = await WaterfallStore(admin.database).forget_old(settings.waterfall_keep_days * _DAY_S)
+        refused = await RefusedRequestStore(admin.database, settings.waterfall_keep_days * _DAY_S).forget_old()
         gone = {"webhooks": removed, "holds": holds, "charges": charges, "windows": windows, "history": history}
         gone |= {"served": served, "users": users, "responses": responses, "waterfalls": waterfalls}
+        gone |= {"refused_requests": refused}
         if any(gone.values()):
             logger.info("old rows are forgotten", **gone)
-        at_most = max(holds, charges, windows, history, served, waterfalls)
+        at_most = max(holds, charges, windows, history, served, waterfalls, refused)
         return removed >= REMOVAL_BATCH or at_most >= BATCH or responses >= FORGOTTEN
 
     async def anchor() -> bool:

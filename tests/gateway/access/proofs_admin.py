@@ -265,6 +265,19 @@ async def _(world: World, place: Place) -> Call:
     return Call({"tenant": place.tenant_name})
 
 
+@proof("admin_list_refused_requests")
+async def _(world: World, place: Place) -> Call:
+    body = {"model": "tiny", "messages": "none"}
+    refused = await world.call("POST", "/v1/chat/completions", bearer(place.keys["project_key"]), body=body)
+    assert refused.status_code == 400, refused.text
+    name, path = refused.headers["x-request-id"], f"/admin/v1/tenants/{place.tenant_name}/refused-requests"
+    for _ in range(500):
+        if name in (await world.call("GET", path, bearer(place.keys["admin_key"]))).text:
+            break
+        await world.pause()
+    return Call({"tenant": place.tenant_name}, {"project": place.project_name}, tells=(name,))
+
+
 @proof("admin_find_a_request")
 async def _(world: World, place: Place) -> Call:
     name = await _settled(world, place)
