@@ -22,7 +22,7 @@ from gateway.kept_responses.earlier_items import KeptRequest, TooManyItems, item
 from gateway.kept_responses.storage_bound import StorageBound
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.policies import ResponsePolicies
-from response_store.records import GONE_ON_FROM, Kind, NewResponse, StoredResponse
+from response_store.records import GONE_ON_FROM, Kind, ListedResponse, NewResponse, StoredResponse
 from response_store.store import ChainBroken, ChainTooLong, ResponseStore
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
@@ -120,6 +120,15 @@ class ResponseKeeper:
                 found = await self._breaker.wait(self.store.get(tenant_id, project_id, id_))
             except ScopeKeyUnreadable:
                 found = None
+            if found is not None:
+                return found
+        raise unknown(name)
+
+    async def listed(self, tenant_id: UUID, project_id: UUID, name: str) -> ListedResponse:
+        """The same without its content, for who asks again and again. Raises NotFound, DatabaseUnavailable."""
+        id_ = response_id_of(name)
+        if self.store is not None and id_ is not None:
+            found = await self._breaker.wait(self.store.listed(tenant_id, project_id, id_))
             if found is not None:
                 return found
         raise unknown(name)
