@@ -253,6 +253,7 @@ class Gateway:
             ResponsePolicies(services.database),
             self.management_breakers.responses,
             services.options.response_retention,
+            self.threads,
         )
         self.background_responses: BackgroundResponses | None = None
         if store is not None:

@@ -94,6 +94,13 @@ class ResponseStore:
         found = await self._read(tenant_id, project_id, [id_])
         return found[0] if found else None
 
+    async def listed(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> ListedResponse | None:
+        """A project's response without its content, which may be large. Raises DatabaseUnavailable."""
+        query = select(*_LISTED).where(_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        async with self.database.reading() as session:
+            row = (await session.execute(query.where(_OF.expires_at > self.database.clock))).one_or_none()
+        return None if row is None else ListedResponse(**row._mapping)
+
     async def items_of(self, tenant_id: UUID, project_id: UUID, ids: Sequence[UUID]) -> list[StoredResponse]:
         """Those of a project's responses that there are. Raises ChainTooLong, ScopeKeyUnreadable,
         DatabaseUnavailable."""

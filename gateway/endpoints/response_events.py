@@ -55,7 +55,7 @@ class ResponseEvents:
     async def _send_all(self, send: Send) -> None:
         background, options = self._gateway.background_responses, self._gateway.services.options
         assert background is not None, "the response was kept"
-        stored = await self._gateway.response_keeper.get(self._tenant, self._project, self._name)
+        stored = await self._gateway.response_keeper.listed(self._tenant, self._project, self._name)
         pause, looked, sent = _POLL_S, time.monotonic(), time.monotonic()
         while not (self._gone or self._gateway.requests.draining):
             events, self._after = await background.events(stored, self._tenant, self._after)
@@ -69,7 +69,7 @@ class ResponseEvents:
             if now - looked >= _STANDING_S or pause >= _LONGEST_POLL_S:
                 looked = now
                 await background.adopt(Orphan(stored.id, self._tenant, self._project))
-                stored = await self._gateway.response_keeper.get(self._tenant, self._project, self._name)
+                stored = await self._gateway.response_keeper.listed(self._tenant, self._project, self._name)
                 if stored.status not in RUNNING:
                     continue  # its last events were written with its end
             if now - sent >= options.keep_alive:

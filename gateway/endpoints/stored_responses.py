@@ -21,6 +21,7 @@ from litestar.types import ASGIApp
 from msgspec import Meta, Struct
 
 from gateway.dialects.json_paths import json_object
+from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.dialects.openai.responses.input_items import listed_items
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.response_events import ResponseEvents
@@ -30,7 +31,8 @@ from gateway.http.authentication import project_payer
 from gateway.http.operations import Events, describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
-from gateway.kept_responses.keeper import PREFIX, input_of, response_id_of, unknown
+from gateway.kept_responses.earlier_items import input_of
+from gateway.kept_responses.keeper import PREFIX, response_id_of, unknown
 from gateway.services import Gateway
 from response_store.records import RUNNING, ListedResponse, StoredResponse
 
@@ -180,25 +182,31 @@ def _input_items(gateway: Gateway) -> HTTPRouteHandler:
         parameters.texts("include")
         parameters.reject_unknown()
         stored = await _readable(gateway, request, name)
-        items = listed_items(input_of(stored), stored.id.hex)
-        if order != "asc":
-            items.reverse()
-        if after is not None:
-            ids = [item["id"] for item in items]
-            if after not in ids:
-                raise InvalidField("after", "there is no such item")
-            items = items[ids.index(after) + 1 :]
-        shown_items = items[:limit]
-        return json_response(
-            InputItems(
-                data=raw_items(shown_items),
-                first_id=shown_items[0]["id"] if shown_items else None,
-                last_id=shown_items[-1]["id"] if shown_items else None,
-                has_more=len(items) > limit,
-            )
-        )
+        work = partial(_page_of_items, stored, limit=limit, after=after, ascending=order == "asc")
+        if len(stored.request) <= LARGE_BYTES:
+            return json_response(work())
+        return json_response(await gateway.threads.run(project_payer(request.scope).tenant_id, work))
 
     return list_input_items
+
+
+def _page_of_items(stored: StoredResponse, *, limit: int, after: str | None, ascending: bool) -> InputItems:
+    """A page of the items of a response's own input. Raises InvalidField."""
+    items = listed_items(input_of(stored), stored.id.hex)
+    if not ascending:
+        items.reverse()
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise InvalidField("after", "there is no such item")
+        items = items[ids.index(after) + 1 :]
+    shown_items = items[:limit]
+    return InputItems(
+        data=raw_items(shown_items),
+        first_id=shown_items[0]["id"] if shown_items else None,
+        last_id=shown_items[-1]["id"] if shown_items else None,
+        has_more=len(items) > limit,
+    )
 
 
 async def _readable(gateway: Gateway, request: Request[Any, Any, Any], name: str) -> StoredResponse:

@@ -30,7 +30,7 @@ from gateway.kept_responses.keeper import PREFIX, ResponseKeeper, Terms, new_res
 from gateway.limits.permit import AskedPermit
 from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
-from response_store.records import RUNNING, StoredResponse
+from response_store.records import RUNNING, ListedResponse, StoredResponse
 from response_store.running import Orphan, Progress, RunningResponses, Standing
 from response_store.sealing import ContentSeal, ReasoningSeal, Unreadable
 from response_store.store import ResponseStore
@@ -146,7 +146,7 @@ class BackgroundResponses:
 
     # ------------------------------------------------ reading
 
-    async def events(self, stored: StoredResponse, tenant_id: UUID, after: int) -> tuple[list[bytes], int]:
+    async def events(self, stored: ListedResponse, tenant_id: UUID, after: int) -> tuple[list[bytes], int]:
         """The next events of a response after the one with this number, and the number of the last of them. Raises
         DatabaseUnavailable."""
         try:
@@ -157,14 +157,13 @@ class BackgroundResponses:
 
     async def cancel(self, tenant_id: UUID, project_id: UUID, name: str) -> StoredResponse:
         """End a response; returns it as it is then. Raises NotFound, DatabaseUnavailable."""
-        stored = await self._keeper.get(tenant_id, project_id, name)
-        if stored.status not in RUNNING:
-            return stored
-        await self._running.cancel(tenant_id, project_id, stored.id)
+        stored = await self._keeper.listed(tenant_id, project_id, name)
+        if stored.status in RUNNING:
+            await self._running.cancel(tenant_id, project_id, stored.id)
         end = time.monotonic() + _CANCEL_S
         while stored.status in RUNNING and time.monotonic() < end:
             await asyncio.sleep(0.1)
-            stored = await self._keeper.get(tenant_id, project_id, name)
+            stored = await self._keeper.listed(tenant_id, project_id, name)
             await self.adopt(Orphan(stored.id, tenant_id, project_id), _CANCEL_SILENT_S)
         return await self._keeper.get(tenant_id, project_id, name)
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from uuid import UUID
 
-import msgspec
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.admission.admission import Payer
+from gateway.admission.fair_threads import FairThreads
+from gateway.dialects.large_bodies import LARGE_BYTES, MOST_PARTS
 from gateway.dialects.openai.common_response import encoder
 from gateway.dialects.openai.responses.input_items import MOST_REFERENCES, InputItem
 from gateway.dialects.openai.responses.request import EARLIER, ResponsesRequest
 from gateway.dialects.openai.responses.response_object import Response
 from gateway.errors import InvalidField, NotFound
+from gateway.kept_responses.earlier_items import KeptRequest, TooManyItems, items_of
 from gateway.kept_responses.storage_bound import StorageBound
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.policies import ResponsePolicies
-from response_store.records import GONE_ON_FROM, Kind, NewResponse, StoredResponse
+from response_store.records import GONE_ON_FROM, Kind, ListedResponse, NewResponse, StoredResponse
 from response_store.store import ChainBroken, ChainTooLong, ResponseStore
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
@@ -38,34 +41,23 @@ class Terms(Struct, frozen=True):
     lifetime_s: int
 
 
-class KeptRequest(Struct, frozen=True):
-    """What is kept of a request that has ended."""
-
-    input: str | list[InputItem] | None = None
-
-
-class _Said(InputItem, frozen=True, kw_only=True):
-    status: str | None = None
-
-
-class _Output(Struct, frozen=True):
-    output: list[_Said] = []
-
-
-_request, _output = msgspec.json.Decoder(KeptRequest), msgspec.json.Decoder(_Output)
-
-
 class ResponseKeeper:
     """The kept responses as one gateway worker uses them. `retention_s`: how long they are kept where a project says
     nothing else; 0: never. `store` is None where there are no keys to seal by: then nothing is kept."""
 
     def __init__(
-        self, store: ResponseStore | None, policies: ResponsePolicies, breaker: CircuitBreaker, retention_s: int
+        self,
+        store: ResponseStore | None,
+        policies: ResponsePolicies,
+        breaker: CircuitBreaker,
+        retention_s: int,
+        threads: FairThreads,
     ) -> None:
         self.store = store
         self.policies = policies
         self._breaker = breaker
         self._retention_s = retention_s
+        self._threads = threads
         self.bound = None if store is None else StorageBound(store)
 
     async def terms(self, payer: Payer, asked: ResponsesRequest) -> Terms | None:
@@ -132,12 +124,25 @@ class ResponseKeeper:
                 return found
         raise unknown(name)
 
+    async def listed(self, tenant_id: UUID, project_id: UUID, name: str) -> ListedResponse:
+        """The same without its content, for who asks again and again. Raises NotFound, DatabaseUnavailable."""
+        id_ = response_id_of(name)
+        if self.store is not None and id_ is not None:
+            found = await self._breaker.wait(self.store.listed(tenant_id, project_id, id_))
+            if found is not None:
+                return found
+        raise unknown(name)
+
     async def earlier(self, payer: Payer, asked: ResponsesRequest) -> tuple[ResponsesRequest, list[InputItem]]:
         """The request with the items that it refers to, and the items of the responses that it goes on from. Raises
-        NotFound, InvalidField, DatabaseUnavailable."""
+        NotFound, InvalidField, RateLimited, DatabaseUnavailable."""
         items: list[InputItem] = []
         if asked.previous_response_id is not None:
-            items = [item for one in await self._chain(payer, asked.previous_response_id) for item in _items_of(one)]
+            chain = await self._chain(payer, asked.previous_response_id)
+            try:
+                items = await self._items_of(payer, chain)
+            except TooManyItems:
+                raise InvalidField(EARLIER, f"its conversation has more than {MOST_PARTS} items and parts") from None
         if isinstance(asked.input, list) and any(item.type == "item_reference" for item in asked.input):
             asked = replace(asked, input=await self._referred(payer, asked.input))
         return asked, items
@@ -182,8 +187,18 @@ class ResponseKeeper:
                 raise InvalidField("$.input", "the responses that it refers to are too long together") from None
             except ScopeKeyUnreadable:
                 found = []
-            known = {item.id: item for one in found for item in _items_of(one) if item.id}
+            try:
+                known = {item.id: item for item in await self._items_of(payer, found) if item.id}
+            except TooManyItems:
+                too_many = f"the responses that it refers to have more than {MOST_PARTS} items and parts"
+                raise InvalidField("$.input", too_many) from None
         return [known.get(item.id or "", item) if item.type == "item_reference" else item for item in items]
+
+    async def _items_of(self, payer: Payer, responses: Sequence[StoredResponse]) -> list[InputItem]:
+        """Their items, decoded in a thread if there is much of them. Raises TooManyItems, RateLimited."""
+        work = partial(items_of, responses)
+        large = sum(len(one.request) + len(one.response) for one in responses) > LARGE_BYTES
+        return await self._threads.run(payer.tenant_id, work) if large else work()
 
 
 def new_response(
@@ -222,18 +237,6 @@ def response_id_of(name: str) -> UUID | None:
 def unknown(name: str) -> NotFound:
     """The error for a response that is not there, or not the project's."""
     return NotFound(f"There is no response {name[:_SHOWN]!r}.")
-
-
-def input_of(stored: StoredResponse) -> list[InputItem]:
-    """The items of a response's own input."""
-    kept = _request.decode(stored.request).input
-    return [InputItem(role="user", content=kept)] if isinstance(kept, str) else kept or []
-
-
-def _items_of(stored: StoredResponse) -> list[InputItem]:
-    """A response's input and output. A call that was cut off is left out: nobody can answer it."""
-    output = _output.decode(stored.response).output
-    return [*input_of(stored), *(item for item in output if item.status != "incomplete" or item.type == "message")]
 
 
 def _response_of_item(name: str) -> UUID | None:

@@ -20,7 +20,8 @@ from gateway.errors import InvalidField, NotAllowed
 from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
-from gateway.kept_responses.keeper import input_of, response_id_of, unknown
+from gateway.kept_responses.earlier_items import input_of
+from gateway.kept_responses.keeper import response_id_of, unknown
 from gateway.services import Gateway
 from response_store.policies import LONGEST_S, ResponsePolicy
 from response_store.records import ListedResponse

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from response_store import store
 from tests.gateway.stack import Stack, running_stack
 
 SAID = "The quick brown fox jumps over the lazy dog."
@@ -77,6 +78,28 @@ async def test_a_client_that_streams_and_leaves_does_not_cancel(stack: Stack) ->
         assert [event.sequence_number for event in rest] == list(range(known + 1, known + 1 + len(rest)))
         assert rest[-1].type == "response.completed"
         assert (await client.responses.retrieve(name)).output_text == SAID
+
+
+async def test_who_waits_for_events_does_not_read_the_content_again_and_again(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its input may be 8 MB, which each waiting stream would open twice a second."""
+    opened = 0
+    open_row = store._opened
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        return open_row(*arguments)
+
+    monkeypatch.setattr(store, "_opened", counting)
+    monkeypatch.setattr("gateway.endpoints.response_events._STANDING_S", 0.0)
+    stack.say(SAID, queued=0.3)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        events = await events_of(client, queued.id)
+        assert (events[-1].type, opened) == ("response.completed", 1)  # to see that it can be read
+        await client.responses.cancel(queued.id)
 
 
 async def test_a_response_is_cancelled_on_another_worker(stack: Stack, tmp_path: Path, model_folder: Path) -> None:

@@ -96,6 +96,31 @@ async def test_references_to_too_much_content_are_refused(stack: Stack, monkeypa
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "$.input")
 
 
+@pytest.mark.parametrize("as_parts", [False, True])
+async def test_a_conversation_of_more_items_than_a_request_may_have_ends(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, as_parts: bool
+) -> None:
+    """Else each request that goes on from it would decode a million of them."""
+    monkeypatch.setattr("gateway.kept_responses.keeper.LARGE_BYTES", 0)
+    texts: Any = [{"type": "input_text", "text": "a"} for _ in range(11)]
+    items: Any = [{"role": "user", "content": texts}] if as_parts else [{"role": "user", "content": "a"}] * 12
+    stack.say("A.")
+    first = await create(stack, input=items)
+    stack.say("A.")
+    second = await create(stack, input=items, previous_response_id=first.id)
+    question = {"role": "user", "content": "?"}
+    references = [{"type": "item_reference", "id": one.output[0].id} for one in (first, second, second)]
+    goes_on = {"model": "tiny", "input": [question], "previous_response_id": second.id}
+    refers = {"model": "tiny", "input": [*references, question]}
+    for most, status in ((28, 200), (27, 400)):  # each response: 12 of its input, a message and its part
+        monkeypatch.setattr("gateway.kept_responses.earlier_items.MOST_PARTS", most)
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            for body, field in ((goes_on, "$.previous_response_id"), (refers, "$.input")):
+                answer = await stack.http.post(path, headers=bearer(stack.key), json=body)
+                assert answer.status_code == status, answer.text
+                assert status == 200 or answer.json()["error"]["param"] == field
+
+
 async def test_what_is_stored_can_be_read_listed_and_deleted(stack: Stack) -> None:
     stack.say("The fox.")
     async with stack.openai() as client:
@@ -224,6 +249,23 @@ async def test_sealed_reasoning_comes_back(reasoning_stack: Stack) -> None:
         model = next(iter(stack.models))
         prompt = "".join(model.tokenizer.spelled(token)[0] for token in sent(stack).tokens)
         assert ("I think." in prompt) is thought
+
+
+async def test_sealed_reasoning_is_bounded_as_it_is_when_opened(
+    reasoning_stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = reasoning_stack
+    stack.say(f"<think>{'no ' * 400}</think>The fox.")
+    first = await create(stack, input="Who?", store=False, include=["reasoning.encrypted_content"])
+    said = {**first.output[0].to_dict(), "content": None}
+    most = 5 * len(first.output[0].content[0].text) // 2
+    monkeypatch.setattr("gateway.dialects.openai.responses.turns.MOST_UNSEALED", most)
+    question = {"role": "user", "content": "Who?"}
+    for times, status in ((2, 200), (3, 400)):
+        body = {"model": "tiny", "input": [*[said] * times, question], "store": False, "truncation": "auto"}
+        answer = await stack.http.post("/v1/responses", headers=bearer(stack.key), json=body)
+        assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == "$.input[2].encrypted_content"
 
 
 async def test_people_read_content_only_where_the_project_opted_in(stack: Stack) -> None:

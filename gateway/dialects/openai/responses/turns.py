@@ -20,6 +20,8 @@ from gateway.dialects.openai.responses.tools import INPUT, model_name
 from gateway.errors import InvalidField
 from gateway.generation_request import Role, Text, TextKind, ToolCall, Turn
 
+MOST_UNSEALED = 8 * 1024 * 1024
+"""Characters of sealed reasoning in a request. What repeats itself is a thousandth of that when it is sealed."""
 Value = TypeVar("Value")
 Unseal = Callable[[str], str | None]
 """What sealed reasoning says; None if it cannot be read, and then it is left out."""
@@ -39,6 +41,7 @@ class TurnReader:
         """Its calls, by their ids."""
         self._open: dict[str, ToolCall] = {}
         """The calls that no result has answered yet."""
+        self._unsealed = 0
 
     def text(self, role: str, text: str, path: str) -> None:
         """A message that is one text: the instructions, or an input without items."""
@@ -91,6 +94,9 @@ class TurnReader:
         elif item.encrypted_content:
             said = self._unseal(item.encrypted_content)
             if said is not None:
+                self._unsealed += len(said)
+                if self._unsealed > MOST_UNSEALED:
+                    raise InvalidField(f"{path}.encrypted_content", "there is too much sealed reasoning before it")
                 self._answer.append(Text(said, f"{path}.encrypted_content", "thinking"))
 
     def _call(self, item: InputItem, path: str, arguments: str | None, at: str) -> None:

@@ -1,0 +1,64 @@
+"""The items of kept responses, read where a request goes on from them or refers to them.
+
+What they cost to decode depends on their number, not on their bytes, so their number is bounded as that of a request's
+own body is, and responses are decoded one after the other, so that what is beyond the bound is not decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from gateway.dialects.large_bodies import MOST_PARTS
+from gateway.dialects.openai.responses.input_items import InputItem
+from response_store.records import StoredResponse
+
+
+class TooManyItems(Exception):
+    """Kept responses have more items and parts together than a request may have."""
+
+
+class KeptRequest(Struct, frozen=True):
+    """What is kept of a request that has ended."""
+
+    input: str | list[InputItem] | None = None
+
+
+class _Said(InputItem, frozen=True, kw_only=True):
+    status: str | None = None
+
+
+class _Output(Struct, frozen=True):
+    output: list[_Said] = []
+
+
+_request, _output = msgspec.json.Decoder(KeptRequest), msgspec.json.Decoder(_Output)
+
+
+def input_of(stored: StoredResponse) -> list[InputItem]:
+    """The items of a response's own input."""
+    kept = _request.decode(stored.request).input
+    return [InputItem(role="user", content=kept)] if isinstance(kept, str) else kept or []
+
+
+def items_of(responses: Sequence[StoredResponse]) -> list[InputItem]:
+    """The inputs and outputs of responses, in order. A call that was cut off is left out: nobody can answer it. Raises
+    TooManyItems."""
+    items: list[InputItem] = []
+    left = MOST_PARTS
+    for stored in responses:
+        said = _output.decode(stored.response).output
+        whole = (item for item in said if item.type == "message" or item.status != "incomplete")
+        more = [*input_of(stored), *whole]
+        left -= _parts(more)
+        if left < 0:
+            raise TooManyItems
+        items += more
+    return items
+
+
+def _parts(items: Sequence[InputItem]) -> int:
+    lists = (field for item in items for field in (item.content, item.output, item.summary) if isinstance(field, list))
+    return len(items) + sum(map(len, lists))
