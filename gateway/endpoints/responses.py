@@ -71,7 +71,6 @@ def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                 payer.check(model.name, generation.lane)
                 generation = await fitted(gateway.admission, payer, model, generation)
             prepared = await gateway.admission.prepare(context.id, payer, model, generation)
-            (prepared,) = within_max_cost([prepared])
             response = begun(
                 asked,
                 id=f"{PREFIX}{context.id.hex}",
