@@ -50,6 +50,12 @@ class CostAboveMaximum(InvalidRequest):
     code = "max_cost_exceeded"
 
 
+class TakenOverTooOften(InvalidRequest):
+    """So many workers died while they ran this response in the background that no other one tries."""
+
+    code = "taken_over_too_often"
+
+
 class NotAuthenticated(GatewayError):
     """There is no key, or not a valid one."""
 

@@ -265,6 +265,7 @@ class Gateway:
                 requests=self.requests,
                 admission=self.admission,
                 models=services.models,
+                limiter=services.limiter,
             )
         services.suspensions.on_end = self._end_suspended
         self.orphaned_holds = OrphanedHolds(

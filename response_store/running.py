@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import select, update
+from sqlalchemy import case, select, update
 
 from response_store.records import Status
 from response_store.sealing import ContentSeal
@@ -25,6 +25,8 @@ _BATCH = 256
 _READ = 64
 """Batches of events that are read at a time."""
 _SECOND = 1_000_000
+_RELEASED = 0
+"""In place of the last beat: the worker gave the response away."""
 _MOST_NUMBER = 2**31 - 1
 """The highest number that an event can have."""
 _OF, _EVENTS = stored_response.c, stored_response_events.c
@@ -107,14 +109,20 @@ class RunningResponses:
         async with self._database.reading() as session:
             return [Orphan(*row) for row in await session.execute(query)]
 
-    async def take_over(self, orphan: Orphan, silent_s: float) -> bool:
-        """Make a response this worker's own if its worker is still silent. Raises DatabaseUnavailable."""
+    async def take_over(self, orphan: Orphan, silent_s: float) -> int | None:
+        """Make a response this worker's own if its worker is still silent. How often it was taken over by now, not
+        counting when its worker released it; None if it is not this worker's. Raises DatabaseUnavailable."""
         silent = _OF.beat_at < self._database.clock - int(silent_s * _SECOND)
         mine = (_OF.id == orphan.id, _OF.tenant_id == orphan.tenant_id, _OF.worker.is_not(None), silent)
-        values: dict[str, Any] = {"worker": self.worker, "beat_at": self._database.clock}
+        values: dict[str, Any] = {
+            "worker": self.worker,
+            "beat_at": self._database.clock,
+            "taken_over": _OF.taken_over + case((_OF.beat_at == _RELEASED, 0), else_=1),
+        }
         async with self._database.transaction() as session:
-            taken = await session.execute(update(stored_response).where(*mine).values(values).returning(_OF.id))
-            return taken.one_or_none() is not None
+            taken = update(stored_response).where(*mine).values(values).returning(_OF.taken_over)
+            times: int | None = (await session.execute(taken)).scalar_one_or_none()
+            return times
 
     async def _write(self, items: list[tuple[Progress, ContentSeal]]) -> list[Standing | Exception]:
         """Write for all responses that have something, each row with its tenant."""
@@ -158,7 +166,7 @@ def _values(progress: Progress, seal: ContentSeal) -> dict[str, Any]:
     if progress.ended:
         values |= {"worker": None, "beat_at": None}
     if progress.released:
-        values["beat_at"] = 0
+        values["beat_at"] = _RELEASED
     return values
 
 

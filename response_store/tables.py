@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, Index, Integer, LargeBinary, Table, Text
+from sqlalchemy import CheckConstraint, Column, Index, Integer, LargeBinary, Table, Text, text
 
 from storage.database.base import STRICT, Base, Count, Id
 
@@ -25,6 +25,7 @@ stored_response = Table(
     Column("worker", Text, nullable=True, index=True),
     Column("beat_at", Count, nullable=True),
     Column("cancelling", Integer, nullable=False),
+    Column("taken_over", Integer, nullable=False, server_default=text("0")),
     Index(None, "project_id", "id"),
     CheckConstraint("kind IN ('chain', 'stored', 'background')", name="kind"),
     CheckConstraint(
@@ -34,7 +35,8 @@ stored_response = Table(
 )
 """A response and the items of its request, both sealed by the project's data key of this generation. A response of the
 kind `chain` is kept for those that go on from it, and shown to nobody. One in the background has a `worker`, which
-beats, until it ends; `cancelling` is 1 once somebody asked for its end."""
+beats, until it ends; `cancelling` is 1 once somebody asked for its end. `taken_over`: how many workers died of which
+another one took it over."""
 
 stored_response_events = Table(
     "stored_response_events",

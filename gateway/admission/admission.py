@@ -45,6 +45,7 @@ from gateway.errors import InvalidRequest, NotAllowed, Shortage, Unaffordable, U
 from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import CacheDirectives, GenerationRequest
+from gateway.limits.limiter import Asked
 from gateway.metering.billable_usage import MeteringTerms, pack, unpack
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.cache_domains import CacheDomains
@@ -127,6 +128,11 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """What it wished of leases, if these have a say in it."""
     marks: Marks = field(default_factory=Marks)
     """What has ended when, of what is done for it."""
+
+    @property
+    def asked(self) -> Asked:
+        """What its limits are asked for."""
+        return Asked(self.conversation, len(self.prompt.tokens), self.sampling.max_tokens * self.generation.choices)
 
     def message(
         self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float

@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from billing.money import format_pico
 from gateway.admission.admission import Payer
 from gateway.admission.estimates import estimate
+from gateway.admission.truncation import fitted
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.openai import chat_request
 from gateway.dialects.openai.chat_request import ChatRequest, UserMessage
@@ -20,6 +22,7 @@ from gateway.endpoints.generation_description import VERSION
 from gateway.endpoints.messages import api_version
 from gateway.endpoints.rate_limits import count_request
 from gateway.endpoints.request_body import read_call
+from gateway.endpoints.responses_reading import ReadBody, completed, read_body
 from gateway.generation_request import GenerationRequest
 from gateway.http.authentication import project_payer
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
@@ -81,9 +84,9 @@ def estimate_route(gateway: Gateway) -> HTTPRouteHandler:
 
     @post("/v1/estimate", status_code=200, opt=demands("inference", "project_key") | ESTIMATE)
     async def create_estimate(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """What a body of /v1/chat/completions, or with Anthropic's header of /v1/messages, would cost if it were sent
-        now: the prompt's tokens by class, exactly, and the upper bound of the cost in each lane. Nothing is promised
-        or billed; it counts as a request of the rate limits."""
+        """What a body of /v1/chat/completions, of /v1/responses (without `messages`), or with Anthropic's header of
+        /v1/messages, would cost if it were sent now: the prompt's tokens by class, exactly, and the upper bound of the
+        cost in each lane. Nothing is promised or billed; it counts as a request of the rate limits."""
         return await answer_estimate(gateway, request, project_payer(request.scope))
 
     return create_estimate
@@ -94,9 +97,16 @@ async def answer_estimate(gateway: Gateway, request: Request[Any, Any, Any], pay
     context = request_context(request.scope)
     await count_request(gateway, request, payer)
     control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-    generation = apply_cache_control(control, await read_call(gateway, request, payer, _parser(request)))
+    read: GenerationRequest | ReadBody = await read_call(gateway, request, payer, _parser(request))
+    truncated = False
+    if isinstance(read, tuple):
+        asked, call, _ = await completed(gateway, payer, *read)
+        read, truncated = call.generation, asked.truncation == "auto"
+    generation = apply_cache_control(control, read)
     model = gateway.services.models.get(generation.model)
     context.model = model.name
+    if truncated:
+        generation = await fitted(gateway.admission, payer, model, generation)
     prepared = await gateway.admission.prepare(context.id, payer, model, generation)
     found = await gateway.management_breakers.caches.wait(estimate(prepared, gateway.leases))
     expires = found.expires_at
@@ -121,10 +131,27 @@ async def answer_estimate(gateway: Gateway, request: Request[Any, Any, Any], pay
 def _parser(request: Request[Any, Any, Any]) -> Any:
     if speaks_anthropic(request.scope):
         return partial(_of_messages, version=api_version(request))
-    return _of_chat
+    return _of_openai
 
 
-def _of_chat(body: bytes) -> GenerationRequest:
+class _Which(Struct, frozen=True):
+    """The fields by which OpenAI's two bodies differ."""
+
+    messages: Raw | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+    previous_response_id: Raw | UnsetType = UNSET
+
+
+_which = msgspec.json.Decoder(_Which)
+
+
+def _of_openai(body: bytes) -> GenerationRequest | ReadBody:
+    try:
+        which = _which.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        which = _Which()  # whose parser says what is wrong with it
+    if which.messages is UNSET and (which.input is not UNSET or which.previous_response_id is not UNSET):
+        return read_body(body)
     return chat_request.parse(body).generation
 
 

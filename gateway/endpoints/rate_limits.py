@@ -18,7 +18,7 @@ from gateway.admission.cache_leases import needs_leases
 from gateway.errors import GatewayError
 from gateway.http.responses import speaks_anthropic
 from gateway.limits.headers import limit_headers
-from gateway.limits.limiter import Answer, Asked
+from gateway.limits.limiter import Answer
 from gateway.limits.permit import AskedPermit, Permit
 from gateway.request_context import request_context
 from gateway.services import Gateway
@@ -49,10 +49,7 @@ async def _permit(
     gateway: Gateway, request: Request[Any, Any, Any], prepared: Sequence[PreparedRequest]
 ) -> Permit | None:
     payer, context = prepared[0].payer, request_context(request.scope)
-    asked = [
-        Asked(part.conversation, len(part.prompt.tokens), part.sampling.max_tokens * part.generation.choices)
-        for part in prepared
-    ]
+    asked = [part.asked for part in prepared]
     try:
         answer = await gateway.services.limiter.reserve(
             context.id, tenant=payer.tenant_id, project=payer.project_id, key=payer.key_id, asked=asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 from litestar import MediaType, Request, Response, post
@@ -14,18 +13,16 @@ from litestar.types import ASGIApp
 from gateway.admission.admission import Payer, PreparedRequest
 from gateway.admission.estimates import within_max_cost
 from gateway.admission.truncation import fitted
-from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.dialects.openai.common_request import SERVICE_TIER_OF
 from gateway.dialects.openai.common_response import encoder
-from gateway.dialects.openai.responses import request as responses_request
-from gateway.dialects.openai.responses.request import ResponsesCall, ResponsesRequest
+from gateway.dialects.openai.responses.request import ResponsesRequest
 from gateway.dialects.openai.responses.response_object import TokenCount, begun
 from gateway.dialects.openai.responses.writer import ResponsesWriter
 from gateway.endpoints.generation_response import Keep, respond
 from gateway.endpoints.rate_limits import ask_limits, count_request, counting_refusals
-from gateway.endpoints.request_body import read_call
 from gateway.endpoints.response_events import ResponseEvents
 from gateway.endpoints.responses_description import INPUT_TOKENS, RESPONSES
+from gateway.endpoints.responses_reading import read_responses
 from gateway.generation.delivery import Finished
 from gateway.http.authentication import project_payer
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
@@ -35,25 +32,11 @@ from gateway.http.responses import json_response
 from gateway.kept_responses.keeper import PREFIX, Terms
 from gateway.request_context import request_context
 from gateway.services import Gateway
-from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
-from response_store.sealing import ReasoningSeal
 
 
 def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     keeper = gateway.response_keeper
-
-    async def read(request: Request[Any, Any, Any], payer: Payer) -> tuple[ResponsesRequest, ResponsesCall, Any]:
-        """What is asked for, with what earlier responses said, and what seals reasoning, if it is needed."""
-        asked, call = await read_call(gateway, request, payer, _read)
-        seal = await _seal(gateway, payer) if asked.encrypted or _has_sealed(asked) else None
-        if call is None:
-            asked, earlier = await keeper.earlier(payer, asked)
-            unseal = _nothing if seal is None else seal.open
-            work = partial(responses_request.generation_of, asked, earlier, unseal)
-            large = sum(_size(item) for item in (*earlier, *asked.items)) > LARGE_BYTES
-            call = await gateway.threads.run(payer.tenant_id, work) if large else work()
-        return asked, call, seal
 
     @post("/v1/responses", opt=demands("inference", "project_key") | RESPONSES, status_code=200)
     async def create_response(request: Request[Any, Any, Any]) -> ASGIApp:
@@ -62,7 +45,7 @@ def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         async with counting_refusals(gateway, request, payer):
             gateway.requests.check()
             control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-            asked, call, seal = await read(request, payer)
+            asked, call, seal = await read_responses(gateway, request, payer)
             generation = apply_cache_control(control, call.generation)
             terms = await keeper.terms(payer, asked)
             model = gateway.services.models.get(generation.model)
@@ -71,7 +54,6 @@ def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                 payer.check(model.name, generation.lane)
                 generation = await fitted(gateway.admission, payer, model, generation)
             prepared = await gateway.admission.prepare(context.id, payer, model, generation)
-            (prepared,) = within_max_cost([prepared])
             response = begun(
                 asked,
                 id=f"{PREFIX}{context.id.hex}",
@@ -100,7 +82,7 @@ def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         request of the rate limits."""
         context, payer = request_context(request.scope), project_payer(request.scope)
         await count_request(gateway, request, payer)
-        _, call, _ = await read(request, payer)
+        _, call, _ = await read_responses(gateway, request, payer)
         model = gateway.services.models.get(call.generation.model)
         context.model = model.name
         payer.check(model.name)
@@ -137,39 +119,3 @@ async def _in_background(
     if asked.stream:
         return ResponseEvents(gateway, prepared.payer.tenant_id, prepared.payer.project_id, queued.id)
     return ASGIResponse(body=encoder.encode(queued), media_type=MediaType.JSON)
-
-
-def _read(body: bytes) -> tuple[ResponsesRequest, ResponsesCall | None]:
-    """The request, and what it asks for unless that needs more than the body."""
-    asked = responses_request.decode_request(body)
-    needs_more = asked.previous_response_id is not None or _has_sealed(asked) or _refers(asked)
-    return asked, None if needs_more else responses_request.generation_of(asked)
-
-
-def _has_sealed(asked: ResponsesRequest) -> bool:
-    return isinstance(asked.input, list) and any(item.encrypted_content and not item.content for item in asked.input)
-
-
-def _refers(asked: ResponsesRequest) -> bool:
-    return isinstance(asked.input, list) and any(item.type == "item_reference" for item in asked.input)
-
-
-async def _seal(gateway: Gateway, payer: Payer) -> ReasoningSeal | None:
-    store = gateway.response_keeper.store
-    if store is None:
-        return None
-    try:
-        return ReasoningSeal(await store.seal_of(payer.tenant_id, payer.project_id))
-    except ScopeKeyUnreadable:
-        return None
-
-
-def _nothing(sealed: str) -> None:
-    """Nothing can be unsealed."""
-
-
-def _size(item: Any) -> int:
-    """About how many characters an item has."""
-    parts = item.content if isinstance(item.content, list) else item.output if isinstance(item.output, list) else ()
-    texts = (item.content, item.output, item.arguments, item.input, *(part.text for part in parts))
-    return sum(len(text) for text in texts if isinstance(text, str))

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import msgspec
 import structlog
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from gateway.admission.admission import Admission, Payer, PreparedRequest
+from gateway.admission.estimates import within_max_cost
 from gateway.admission.truncation import fitted
 from gateway.dialects.openai.common_request import SERVICE_TIER_OF
 from gateway.dialects.openai.common_response import encoder
@@ -23,10 +27,13 @@ from gateway.dialects.openai.responses import events as told
 from gateway.dialects.openai.responses.request import ResponsesRequest, generation_of
 from gateway.dialects.openai.responses.response_object import Response, begun, response_error
 from gateway.dialects.openai.responses.writer import ResponsesWriter
-from gateway.errors import GatewayError, Interrupted
+from gateway.errors import GatewayError, Interrupted, TakenOverTooOften
 from gateway.generation.running_tasks import RunningTasks
-from gateway.kept_responses.background_run import BEAT_S, BackgroundRun
+from gateway.generation_request import CacheDirectives
+from gateway.kept_responses.background_run import BEAT_S, BackgroundRun, Write
 from gateway.kept_responses.keeper import PREFIX, ResponseKeeper, Terms, new_response
+from gateway.kept_responses.waiting_for_limits import wait_for_limits
+from gateway.limits.limiter import Limiter
 from gateway.limits.permit import AskedPermit
 from gateway.served_models.registry import ModelRegistry
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
@@ -43,6 +50,8 @@ SILENT_S = 10.0
 """A worker that has not said for so long that it runs a response has died."""
 _CANCEL_SILENT_S = 3.0
 """The same for one that was asked to end it: it would have heard."""
+MOST_TAKEN_OVER = 3
+"""A response of which so many workers died is not given to another one: it may be what they died of."""
 _CANCEL_S = 8.0
 """How long a cancellation waits for the end."""
 _SWEEP_S = 5.0
@@ -56,11 +65,13 @@ _QUIET = (b"event: response.created\n", b"event: response.queued\n", b"event: re
 
 
 class _Kept(Struct, frozen=True):
-    """What is kept of a request in the background: enough to run it anew. `input` is what is listed."""
+    """What is kept of a request in the background: enough to run it anew. `input` is what is listed; `cache`: what body
+    and headers say about the cache together (None in what older releases kept)."""
 
     payer: Payer
     asked: ResponsesRequest
     input: Raw
+    cache: CacheDirectives | None = None
 
 
 _kept = msgspec.json.Decoder(_Kept)
@@ -78,6 +89,7 @@ class BackgroundResponses:
         requests: RunningTasks,
         admission: Admission,
         models: ModelRegistry,
+        limiter: Limiter,
     ) -> None:
         self._running = running
         self._store = store
@@ -85,6 +97,7 @@ class BackgroundResponses:
         self._requests = requests
         self._admission = admission
         self._models = models
+        self._limiter = limiter
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
@@ -117,7 +130,8 @@ class BackgroundResponses:
         try:
             events = [told.named_event(one) for one in writer.queue()]
             queued = writer.response
-            kept = encoder.encode(_Kept(payer, asked, Raw(encoder.encode(asked.input))))
+            cache = prepared.generation.cache
+            kept = encoder.encode(_Kept(payer, asked, Raw(encoder.encode(asked.input)), cache))
             new = new_response(payer, queued, kept, terms, worker=self._running.worker)
             await self._store.save(new)
             await self._running.write(Progress(id=new.id, tenant_id=new.tenant_id, first=0, events=events), seal)
@@ -125,11 +139,12 @@ class BackgroundResponses:
             self._requests.client_left(task, "not kept")
             raise
         write = partial(self._write, seal=seal)
-        self._follow(BackgroundRun(new.id, task, writer, requests=self._requests, write=write, first=len(events)))
+        run = BackgroundRun(new.id, task, writer, requests=self._requests, write=write, first=len(events))
+        self._spawn(run.run())
         return queued
 
-    def _follow(self, run: BackgroundRun) -> None:
-        task = asyncio.create_task(run.run())
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -185,9 +200,10 @@ class BackgroundResponses:
 
     async def adopt(self, orphan: Orphan, silent_s: float | None = None) -> None:
         """Take a response over whose worker is silent. Raises DatabaseUnavailable."""
-        if not await self._running.take_over(orphan, SILENT_S if silent_s is None else silent_s):
+        taken = await self._running.take_over(orphan, SILENT_S if silent_s is None else silent_s)
+        if taken is None:
             return
-        log.warning("a response in the background is taken over", response=str(orphan.id))
+        log.warning("a response in the background is taken over", response=str(orphan.id), times=taken)
         try:
             stored = await self._store.get(orphan.tenant_id, orphan.project_id, orphan.id)
             seal = await self._store.seal_of(orphan.tenant_id, orphan.project_id)
@@ -198,16 +214,16 @@ class BackgroundResponses:
             await self._running.write(gone, seal)
             return
         events, last = await self._all_events(stored, orphan.tenant_id)
-        failure: GatewayError | None = Interrupted("The gateway that ran this response has stopped.")
         if stored.cancelling:
-            failure = None
-        elif all(event.startswith(_QUIET) for event in events):
-            try:
-                await self._run_anew(stored, seal, last + 1)
-                return
-            except GatewayError as error:
-                failure = error
-        await self._end(stored, orphan.tenant_id, events, failure, seal)
+            await self._end(stored, orphan.tenant_id, events, None, seal)
+        elif not all(event.startswith(_QUIET) for event in events):
+            stopped = Interrupted("The gateway that ran this response has stopped.")
+            await self._end(stored, orphan.tenant_id, events, stopped, seal)
+        elif taken > MOST_TAKEN_OVER:
+            died = TakenOverTooOften(f"{taken} workers have died while they ran this response; it is not run again.")
+            await self._end(stored, orphan.tenant_id, events, died, seal)
+        else:
+            self._spawn(self._run_anew(stored, orphan.tenant_id, seal, events, last + 1))
 
     async def _all_events(self, stored: StoredResponse, tenant_id: UUID) -> tuple[list[bytes], int]:
         found: list[bytes] = []
@@ -218,38 +234,85 @@ class BackgroundResponses:
                 return found, after
             found += more
 
-    async def _run_anew(self, stored: StoredResponse, seal: ContentSeal, first: int) -> None:
-        """Run a response from its beginning. Raises GatewayError, DatabaseUnavailable."""
+    async def _run_anew(
+        self, stored: StoredResponse, tenant_id: UUID, seal: ContentSeal, events: list[bytes], first: int
+    ) -> None:
+        """Run a response from its beginning, once its limits have room. Raises nothing but CancelledError."""
+        waiting = Progress(id=stored.id, tenant_id=tenant_id, first=first)
+        try:
+            try:
+                run = await self._run_of(stored, seal, waiting)
+            except GatewayError as error:
+                if self._requests.draining:
+                    await self._running.write(replace(waiting, released=True), seal)
+                else:
+                    await self._end(stored, tenant_id, events, error, seal)
+                return
+        except DatabaseUnavailable:
+            log.warning("a response is not run anew: the database is away", response=str(stored.id))
+        except Exception:
+            log.exception("a response is not run anew", response=str(stored.id))
+        else:
+            if run is not None:
+                await run.run()
+
+    async def _run_of(self, stored: StoredResponse, seal: ContentSeal, waiting: Progress) -> BackgroundRun | None:
+        """A new run of a response; None if it is not wanted here any more. Raises GatewayError, DatabaseUnavailable."""
         kept = _kept.decode(stored.request)
         payer = kept.payer
         asked, earlier = await self._keeper.earlier(payer, kept.asked)
         sealed = ReasoningSeal(seal)
         call = generation_of(asked, earlier, sealed.open)
-        model = self._models.get(call.generation.model)
-        generation = call.generation
+        generation = call.generation if kept.cache is None else replace(call.generation, cache=kept.cache)
+        model = self._models.get(generation.model)
         if asked.truncation == "auto":
             generation = await fitted(self._admission, payer, model, generation)
-        prepared = await self._admission.prepare(new_id(), payer, model, generation)
-        response = begun(
-            asked,
-            id=f"{PREFIX}{stored.id.hex}",
-            created=stored.created_at // _SECOND,
-            model=model.name,
-            tier=SERVICE_TIER_OF[call.generation.lane],
-            stored=True,
-        )
-        writer = ResponsesWriter(
-            response,
-            model.tokenizer,
-            call.names,
-            logprobs=call.generation.logprobs is not None,
-            seal=sealed.seal if asked.encrypted else None,
-            prewarm=call.generation.cache.prewarm,
-            told_before=first,
-        )
-        task = self._requests.start(prepared, streamed=True)
+
+        request_id, began = new_id(), time.monotonic()
+
+        async def prepare() -> PreparedRequest:
+            (prepared,) = within_max_cost([await self._admission.prepare(request_id, payer, model, generation)])
+            return prepared
+
         write = partial(self._write, seal=seal)
-        self._follow(BackgroundRun(stored.id, task, writer, requests=self._requests, write=write, first=first))
+        prepared = await prepare()
+        permit = await wait_for_limits(self._limiter, prepared, partial(self._still_wanted, waiting, write))
+        if permit is None:
+            return None
+        try:
+            if time.monotonic() - began > BEAT_S:  # it waited, and prices may have changed
+                prepared = await prepare()
+            response = begun(
+                asked,
+                id=f"{PREFIX}{stored.id.hex}",
+                created=stored.created_at // _SECOND,
+                model=model.name,
+                tier=SERVICE_TIER_OF[generation.lane],
+                stored=True,
+            )
+            writer = ResponsesWriter(
+                response,
+                model.tokenizer,
+                call.names,
+                logprobs=generation.logprobs is not None,
+                seal=sealed.seal if asked.encrypted else None,
+                prewarm=generation.cache.prewarm,
+                told_before=waiting.first,
+            )
+            task = self._requests.start(prepared, streamed=True, permit=permit)
+        except BaseException:
+            await permit.ended(request_id, 0)
+            raise
+        return BackgroundRun(stored.id, task, writer, requests=self._requests, write=write, first=waiting.first)
+
+    async def _still_wanted(self, waiting: Progress, write: Write) -> bool:
+        """Say that the response waits here, and hear whether it is to. One that was cancelled, or whose worker stops,
+        is given to whoever looks next. Raises DatabaseUnavailable."""
+        standing = await write(waiting)
+        leaves = standing.cancelling or self._requests.draining
+        if standing.mine and leaves:
+            await write(replace(waiting, released=True))
+        return standing.mine and not leaves
 
     async def _end(
         self,

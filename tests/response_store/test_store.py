@@ -173,14 +173,17 @@ async def test_a_response_has_one_worker(store: ResponseStore) -> None:
     id_ = await kept(store, kind="background", status="queued", worker="worker-a")
     seal, orphan = await store.seal_of(TENANT, PROJECT), Orphan(id_, TENANT, PROJECT)
     beat = Progress(id=id_, tenant_id=TENANT, first=0)
-    assert not await there.take_over(orphan, 60)
+    assert await there.take_over(orphan, 60) is None
     assert await there.orphans(60) == []
     await there.cancel(TENANT, OTHER, id_)
     assert await here.write(beat, seal) == Standing(True, False)
     await there.cancel(TENANT, PROJECT, id_)
     assert await here.write(beat, seal) == Standing(True, True)
     assert await there.orphans(-1) == [orphan]
-    assert await there.take_over(orphan, -1)
+    assert await there.take_over(orphan, -1) == 1
+    assert await here.take_over(orphan, -1) == 2
+    assert (await here.write(replace(beat, released=True), seal)).mine
+    assert await there.take_over(orphan, 60) == 2, "one that was given away did not kill its worker"
     late = replace(beat, events=[b"late"], status="completed", ended=True)
     assert await here.write(late, seal) == Standing(False, False), "what it writes now counts no more"
     assert (await here.events(TENANT, id_, -1, seal))[0] == []
@@ -189,7 +192,7 @@ async def test_a_response_has_one_worker(store: ResponseStore) -> None:
     found = await store.get(TENANT, PROJECT, id_)
     assert found is not None
     assert (found.status, found.response, found.worker) == ("cancelled", b"{}", None)
-    assert not await here.take_over(orphan, -1)
+    assert await here.take_over(orphan, -1) is None
     await here.close()
     await there.close()
 

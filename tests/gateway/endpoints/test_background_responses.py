@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from response_store import store
+from response_store.running import Orphan
+from tests.gateway.endpoints.test_rate_limits import set_limits
 from tests.gateway.stack import Stack, running_stack
 
 SAID = "The quick brown fox jumps over the lazy dog."
@@ -174,3 +177,104 @@ async def test_a_worker_that_stops_hands_over_what_has_not_begun(
             await events_of(there, queued.id)
             final = await until_ended(there, queued.id)
             assert (final.status, final.output_text) == ("completed", "Another says it.")
+
+
+async def die(stack: Stack, name: str) -> Orphan:
+    """Let the worker's runs end as if it had died, and say whose response is left."""
+    background = stack.gateway.background_responses
+    assert background is not None
+    for run in list(background._tasks):
+        run.cancel()
+    await stack.until(lambda: not background._tasks)
+    await stack.until(lambda: not stack.gateway.requests._running)
+    return Orphan(UUID(name.removeprefix("resp_")), stack.tenant.id, stack.project.id)
+
+
+async def adopt(stack: Stack, orphan: Orphan) -> None:
+    assert stack.gateway.background_responses is not None
+    await stack.gateway.background_responses.adopt(orphan, -1.0)
+
+
+async def runs(stack: Stack, count: int) -> None:
+    await stack.until(lambda: len(stack.replica.runs) >= count)
+    assert len(stack.replica.runs) == count
+
+
+async def test_what_kills_its_workers_is_not_run_for_ever(stack: Stack) -> None:
+    stack.say(SAID, queued=600.0)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        for taken in range(1, 4):
+            await runs(stack, taken)
+            await adopt(stack, await die(stack, queued.id))
+        await runs(stack, 4)
+        await adopt(stack, await die(stack, queued.id))
+        final = await until_ended(client, queued.id)
+        assert (final.status, final.error.code) == ("failed", "taken_over_too_often")
+        assert "4 workers" in final.error.message
+        assert (await events_of(client, queued.id))[-1].type == "response.failed"
+    await runs(stack, 4)
+
+
+async def test_a_response_that_is_taken_over_waits_for_its_limits(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.kept_responses.waiting_for_limits.BEAT_S", 0.05)
+    await set_limits(stack, concurrent_requests=1)
+    stack.say(SAID, queued=600.0)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        await runs(stack, 1)
+        orphan = await die(stack, queued.id)
+        other = asyncio.create_task(stack.post({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}))
+        await runs(stack, 2)
+        await adopt(stack, orphan)
+        (before,) = await stack.rows("SELECT beat_at FROM stored_response")
+        for _ in range(200):
+            (now,) = await stack.rows("SELECT beat_at FROM stored_response")
+            if now.beat_at > before.beat_at:
+                break
+            await asyncio.sleep(0.02)
+        assert now.beat_at > before.beat_at, "who waits is not silent"
+        await runs(stack, 2)
+        stack.say("At last.")
+        other.cancel()
+        final = await until_ended(client, queued.id)
+        assert (final.status, final.output_text) == ("completed", "At last.")
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_response_that_waits_for_its_limits_ends(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    monkeypatch.setattr("gateway.kept_responses.waiting_for_limits.BEAT_S", 0.05)
+    monkeypatch.setattr("gateway.kept_responses.waiting_for_limits.PATIENCE_S", 600.0 if cancelled else 0.0)
+    await set_limits(stack, requests_per_minute=1)
+    stack.say(SAID, queued=600.0)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        await runs(stack, 1)
+        await adopt(stack, await die(stack, queued.id))
+        if cancelled:
+            assert (await client.responses.cancel(queued.id)).status == "cancelled"
+        else:
+            final = await until_ended(client, queued.id)
+            assert (final.status, final.error.code) == ("failed", "rate_limit_exceeded")
+            assert "Please try again in" in final.error.message
+    await runs(stack, 1)
+
+
+async def test_what_a_request_said_of_cache_and_cost_holds_when_it_is_run_anew(stack: Stack) -> None:
+    stack.say(SAID, queued=600.0)
+    body = {"model": "tiny", "input": "Say it.", "background": True, "max_cost": "0.0002"}
+    headers = {"authorization": f"Bearer {stack.key}", "cache-control": "no-store"}
+    queued = (await stack.http.post("/v1/responses", json=body, headers=headers)).json()
+    await runs(stack, 1)
+    (first,) = stack.replica.runs.values()
+    await adopt(stack, await die(stack, queued["id"]))
+    await runs(stack, 2)
+    *_, second = stack.replica.runs.values()
+    assert second.generate.store == first.generate.store == "hbm"
+    assert second.generate.sampling.max_tokens == first.generate.sampling.max_tokens < 200, "as its max_cost allows"
+    async with stack.openai() as client:
+        assert (await client.responses.cancel(queued["id"])).status == "cancelled"

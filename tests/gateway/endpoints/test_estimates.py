@@ -57,6 +57,28 @@ async def test_messages_are_estimated_with_their_header(stack: Stack) -> None:
     assert refused["type"] == "error", "in the dialect of the header"
 
 
+async def test_a_responses_body_is_estimated_as_it_would_be_billed(stack: Stack) -> None:
+    headers = {"authorization": f"Bearer {stack.key}"}
+    asked = {"model": "tiny", "input": "How much is it?", "max_output_tokens": 4}
+    found = await estimate(stack, asked)
+    assert found == await estimate(stack, ASK), "as the same conversation in chat"
+    stack.say("much")
+    first = await stack.http.post("/v1/responses", json=asked | {"store": True}, headers=headers)
+    assert first.json()["usage"]["input_tokens"] == found["input"]["tokens"]
+    more = asked | {"previous_response_id": first.json()["id"]}
+    foreseen = await estimate(stack, more)
+    second = await stack.http.post("/v1/responses", json=more, headers=headers)
+    assert second.json()["usage"]["input_tokens"] == foreseen["input"]["tokens"] > found["input"]["tokens"]
+    long = asked | {"input": [{"role": "user", "content": "word " * 60}] * 12}
+    assert (await estimate(stack, long, status=400))["error"]["code"] == "context_length_exceeded"
+    shortened = await estimate(stack, long | {"truncation": "auto"})
+    answer = await stack.http.post("/v1/responses", json=long | {"truncation": "auto"}, headers=headers)
+    assert answer.json()["usage"]["input_tokens"] == shortened["input"]["tokens"] < 512
+    unknown = await estimate(stack, asked | {"previous_response_id": "resp_" + "0" * 32}, status=404)
+    assert unknown["error"]["code"] == "previous_response_not_found"
+    await stack.settled(3)
+
+
 async def test_what_the_cache_has_is_known(caching: Stack) -> None:
     stack = caching
     part = {"type": "text", "text": MARKED, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
