@@ -18,7 +18,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-from prompt_cache.tiers.eviction import RecordFacts
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
 from prompt_cache.tiers.record_index import RecordIndex
 from prompt_cache.tiers.record_store import RecordStore
@@ -64,11 +63,14 @@ def throughput(folder: Path, size: int) -> dict[str, float]:
 
 
 def record_memory(count: int) -> float:
-    """Bytes of memory that a record takes in the index, names included."""
-    index, facts = RecordIndex(), RecordFacts(8192, 64, 64, 1.0, 1.0, 0, 2.0, 0.0)
+    """Bytes of memory that a record takes in the index, names and eviction order included, in prompts of 16 blocks."""
+    index, parent = RecordIndex(count), b""
     tracemalloc.start()
     for number in range(count):
-        index.add(os.urandom(15), f"scope {number % 1000}", facts)
+        place = number % 16
+        name = os.urandom(15)
+        index.add(name, f"scope {number % 1000}", 8192, expires=2.0, place=place, parent=parent if place else b"")
+        parent = name
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return round(taken / count, 1)

@@ -66,6 +66,7 @@ class Store(Protocol):
         /,
         *,
         position: int,
+        before: tuple[str, bytes] | None,
         lease_until: float,
     ) -> bool:
         """Seal and publish; whether it is there now."""
@@ -242,6 +243,7 @@ class DiskTier:
                 transfer.key,
                 payloads,
                 position=transfer.position,
+                before=transfer.before,
                 lease_until=transfer.lease_until,
             )
         finally:

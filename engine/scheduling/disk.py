@@ -24,6 +24,8 @@ class Transfer:
     """The block of host memory."""
     position: int = 0
     """Tokens before the block."""
+    before: tuple[str, bytes] | None = None
+    """Scope and key of the block before it in its prompt, if any. Of what is saved."""
     lease_until: float = 0.0
     """When the last lease on it ends, in seconds since the Unix epoch; 0 without one. Of what is saved."""
     piece: int = 0

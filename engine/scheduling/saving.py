@@ -34,7 +34,15 @@ class Wish:
 
     scope: str
     position: int
+    before: tuple[str, bytes] | None
+    """Scope and key of the block before it."""
     lease_until: float = 0.0
+
+    @classmethod
+    def of(cls, request: Request, index: int, lease_until: float = 0.0) -> Wish:
+        """A wish for a block of a request's tokens."""
+        before = request.block_key_and_scope(index - 1)[::-1] if index else None
+        return cls(request.block_key_and_scope(index)[1], index * BLOCK_TOKENS, before, lease_until)
 
 
 class Saver:
@@ -63,7 +71,7 @@ class Saver:
         known, wishes = self._known, self.wishes
         for index, key in enumerate(request.keys[:blocks]):
             if key not in known and key not in wishes:
-                self._wish(key, Wish(request.block_key_and_scope(index)[1], index * BLOCK_TOKENS))
+                self._wish(key, Wish.of(request, index))
 
     def published(self, request: Request, first: int, until: int, now: float) -> None:
         """A request has published the blocks `first`..`until` of its tokens, some of which it retains."""
@@ -71,8 +79,8 @@ class Saver:
             return
         for tokens, end in request.retain:
             for index in range(first, min(until, tokens // BLOCK_TOKENS)):
-                key, scope = request.block_key_and_scope(index)
-                wish = Wish(scope, index * BLOCK_TOKENS, end)
+                key, _ = request.block_key_and_scope(index)
+                wish = Wish.of(request, index, end)
                 if end - now >= LONG_LEASE_S:
                     if key not in self._known:
                         self._wish(key, wish)
@@ -150,7 +158,7 @@ class Saver:
             if block is None:
                 self.dropped += 1
                 continue
-            self._copied.append(Transfer(access, key, block, wish.position, wish.lease_until))
+            self._copied.append(Transfer(access, key, block, wish.position, wish.before, wish.lease_until))
 
     def blocks(self) -> list[Block]:
         """Blocks of host memory that are being written, or will be after this step."""

@@ -123,7 +123,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
             digest,
             costs=costs,
             dram=_host_pool(windows, kept, dram, depth) if dram else None,
-            disk=_disk_tier(options, digest, model.groups, runner) if dram and not pool.slides else None,
+            disk=_disk_tier(options, digest, model.groups, runner, depth) if dram and not pool.slides else None,
             quarantine=Quarantine(options.data / "quarantine"),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
@@ -156,13 +156,13 @@ def _host_pool(
 
 
 def _disk_tier(
-    options: ReplicaOptions, digest: str, groups: Sequence[LayerGroup], runner: ModelRunner
+    options: ReplicaOptions, digest: str, groups: Sequence[LayerGroup], runner: ModelRunner, depth: float
 ) -> DiskTier | None:
     """The tier on disk, if there is to be one. A folder that cannot be used costs the tier, not the replica."""
     if not options.disk_bytes or options.disk_folder is None:
         return None
     identity = StoreIdentity(digest, numerics_id(runner, options.kv_dtype), tuple(groups))
-    store = RecordStore(options.disk_folder, identity, limit_bytes=options.disk_bytes)
+    store = RecordStore(options.disk_folder, identity, limit_bytes=options.disk_bytes, attention_tokens=depth)
     try:
         store.open()
     except StoreUnusable as error:

@@ -9,6 +9,7 @@ given up before those that follow it, what is held stays closed under prefixes: 
 from __future__ import annotations
 
 from abc import abstractmethod
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,8 +20,12 @@ NO_PARENT = -1
 class EvictionOrder(Protocol):
     """What a tier tells and asks. Sequences of entries go from the front of a prompt to its end."""
 
-    def insert(self, entry: int, parent: int, key: bytes, scope: str) -> None:
-        """The entry now holds the block with this key. It is in use. `parent`: an entry, or `NO_PARENT`."""
+    def insert(self, entry: int, parent: int, key: bytes, scope: str, depth: int = -1) -> None:
+        """The entry now holds the block with this key. It is in use. `parent`: an entry, or `NO_PARENT`. `depth`: how
+        many entries lie before it in the prompt; -1 for one more than its parent's."""
+
+    def link(self, entry: int, parent: int) -> None:
+        """The block before this entry, which was not held when it was inserted, is now: `parent`."""
 
     def touch(self, entries: Sequence[int]) -> None:
         """A request reads these: they are in use from now on."""
@@ -53,9 +58,9 @@ class EvictionOrder(Protocol):
         `entries`: what it holds now, in use or not.
         """
 
-    def excess(self, scope: str) -> int | None:
-        """Give up an entry of a scope that holds more than its limit, and return it. None if it does not, or if all of
-        them are in use."""
+    def excess(self, scope: str, coming: int = 0) -> int | None:
+        """Give up an entry of a scope that holds more than its limit, or will with what is `coming`, and return it.
+        None if it does not, or if all of them are in use."""
 
 
 class LeafFirst:
@@ -64,15 +69,15 @@ class LeafFirst:
     Entries that a waiting request will read are given up last, the least recently released first.
     """
 
-    def __init__(self, total: int) -> None:
-        self._parent = [NO_PARENT] * total
-        self._followers = [0] * total
+    def __init__(self, entries: int) -> None:
+        self._parent = [NO_PARENT] * entries
+        self._followers = [0] * entries
         """How many held entries have this one as their parent."""
         self._inserts = 0
-        self._serial = [0] * total
+        self._serial = array("Q", [0]) * entries
         """The how-manieth insert put it there: an entry that was removed and used again is another parent."""
-        self._parent_serial = [0] * total
-        self._resting = bytearray(total)
+        self._parent_serial = array("Q", [0]) * entries
+        self._resting = bytearray(entries)
         self._expected: dict[int, None] = {}
         self._awaited: OrderedDict[int, None] = OrderedDict()
         """Expected entries that could be given up."""
@@ -107,9 +112,17 @@ class LeafFirst:
         """A queued entry that should be kept, for when there is nothing else."""
         return None
 
+    def grow(self, more: int) -> None:
+        """From now on there are so many more entries."""
+        self._parent += [NO_PARENT] * more
+        self._followers += [0] * more
+        for serials in (self._serial, self._parent_serial):
+            serials.extend(array("Q", [0]) * more)
+        self._resting += bytes(more)
+
     # ------------------------------------------------------------ the interface
 
-    def insert(self, entry: int, parent: int, key: bytes, scope: str) -> None:
+    def insert(self, entry: int, parent: int, key: bytes, scope: str, depth: int = -1) -> None:
         """As `EvictionOrder.insert`."""
         self._inserts += 1
         self._serial[entry] = self._inserts
@@ -121,6 +134,13 @@ class LeafFirst:
                 self._withdraw(parent)
             self._followers[parent] += 1
         self._inserted(entry, key, scope)
+
+    def link(self, entry: int, parent: int) -> None:
+        """As `EvictionOrder.link`."""
+        self._parent[entry], self._parent_serial[entry] = parent, self._serial[parent]
+        if self._resting[parent] and not self._followers[parent]:
+            self._withdraw(parent)
+        self._followers[parent] += 1
 
     def touch(self, entries: Sequence[int]) -> None:
         """As `EvictionOrder.touch`."""
@@ -191,7 +211,7 @@ class LeafFirst:
     def set_share(self, scope: str, reserve: int, limit: int | None, entries: Sequence[int]) -> None:
         """As `EvictionOrder.set_share`. Here shares do not matter."""
 
-    def excess(self, scope: str) -> int | None:
+    def excess(self, scope: str, coming: int = 0) -> int | None:
         """As `EvictionOrder.excess`."""
         return None
 

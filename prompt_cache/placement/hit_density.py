@@ -60,20 +60,28 @@ class _Lane:
 
 
 class _Share:
-    """Scopes that are given room together: one with limits of its own, or all without."""
+    """Scopes that are given room together: one with limits of its own, or all without. In entries, or in their sizes
+    where they have some."""
 
-    __slots__ = ("held", "lanes", "limit", "reserve")
+    __slots__ = ("held", "lanes", "largest", "limit", "reserve")
 
     def __init__(self, reserve: int = 0, limit: int | None = None) -> None:
         self.reserve = reserve
         self.limit = limit
         self.held = 0
+        self.largest = 1
+        """The size of its largest entry."""
         self.lanes: dict[tuple[int, float], _Lane] = {}
 
     @property
     def protected(self) -> bool:
         """Whether others cannot take from it now."""
-        return self.held <= self.reserve and self.reserve > 0
+        return self.held < self.reserve + self.largest and self.reserve > 0
+
+    def grow(self, size: int) -> None:
+        """An entry of this size is one of its own now."""
+        self.held += size
+        self.largest = max(self.largest, size)
 
 
 class HitDensity(LeafFirst):
@@ -82,20 +90,35 @@ class HitDensity(LeafFirst):
     `total`: the tier's capacity in entries. `entry_tokens`: tokens in an entry. `attention_tokens`: how deep in a
     prompt a token costs twice the first one's computation, as attention grows with depth; None where that is unknown,
     and all tokens cost the same.
+
+    `sizes`: what an entry counts against reserves and limits, kept by the tier; None for 1 each. Then there are no
+    entries at first: a tier that counts in bytes does not know how many it will have, and calls `grow`. `total` is then
+    an estimate. `keep_reserves`: whether reserves hold though nothing else is left, for a tier that can refuse.
     """
 
-    def __init__(self, total: int, entry_tokens: int = 64, attention_tokens: float | None = None) -> None:
-        super().__init__(total)
+    def __init__(
+        self,
+        total: int,
+        entry_tokens: int = 64,
+        attention_tokens: float | None = None,
+        *,
+        sizes: Sequence[int] | None = None,
+        keep_reserves: bool = False,
+    ) -> None:
+        entries = total if sizes is None else 0
+        super().__init__(entries)
+        self._sizes = sizes
+        self._keep_reserves = keep_reserves
         self._hazard = ReuseHazard(total, _USES[-1] + 1, len(_EXTENSIONS) + 1)
         self._tick_entries = max(_LEAST_TICK, total // TICKS)
         self._now = 0
         self._tick_at = self._tick_entries
         """After how many inserts the next tick passes."""
-        self._uses = bytearray(total)
-        self._class = [0] * total
-        self._tick = [0] * total
-        self._key: list[bytes] = [b""] * total
-        self._depth: list[int] | None = None if attention_tokens is None else [0] * total
+        self._uses = bytearray(entries)
+        self._class = [0] * entries
+        self._tick = [0] * entries
+        self._key: list[bytes] = [b""] * entries
+        self._depth: list[int] | None = None if attention_tokens is None else [0] * entries
         self._recompute = [] if attention_tokens is None else [1.0 + depth / attention_tokens for depth in _DEPTHS]
         """What recomputing costs in each class of depth, in costs of the first token."""
         self._depth_bounds = [depth // entry_tokens for depth in _DEPTHS]
@@ -105,8 +128,8 @@ class HitDensity(LeafFirst):
         self._shared = _Share()
         self._shares: dict[str, _Share] = {}
         """scope -> its own share, if it has a reserve or a limit"""
-        self._share: list[_Share] = [self._shared] * total
-        self._lane: list[_Lane | None] = [None] * total
+        self._share: list[_Share] = [self._shared] * entries
+        self._lane: list[_Lane | None] = [None] * entries
         self._leases: dict[int, float] = {}
         """entry -> when the last lease on it ends"""
         self._lease_ends: list[tuple[float, Sequence[int]]] = []
@@ -120,6 +143,18 @@ class HitDensity(LeafFirst):
         lengths = range(-(-_EXTENSIONS[-1] // entry_tokens))
         self._extensions = [sum(length * entry_tokens >= bound for bound in _EXTENSIONS) for length in lengths]
         """new entries -> class of extension; more are in the last one."""
+
+    def grow(self, more: int) -> None:
+        """As `LeafFirst.grow`."""
+        super().grow(more)
+        self._uses += bytes(more)
+        self._class += [0] * more
+        self._tick += [0] * more
+        if self._depth is not None:
+            self._depth += [0] * more
+        self._key += [b""] * more
+        self._share += [self._shared] * more
+        self._lane += [None] * more
 
     @property
     def remembered(self) -> int:
@@ -160,10 +195,10 @@ class HitDensity(LeafFirst):
             own.reserve, own.limit = reserve, limit
         self._candidates = []
 
-    def excess(self, scope: str) -> int | None:
+    def excess(self, scope: str, coming: int = 0) -> int | None:
         """As `EvictionOrder.excess`."""
         share = self._shares.get(scope)
-        if share is None or share.limit is None or share.held <= share.limit:
+        if share is None or share.limit is None or share.held + coming <= share.limit:
             return None
         entry = self._least_of([share])
         if entry is not None:
@@ -172,11 +207,15 @@ class HitDensity(LeafFirst):
 
     def _move(self, entries: Sequence[int], share: _Share) -> None:
         def move(entry: int) -> None:
-            self._share[entry].held -= 1
+            size = self._size(entry)
+            self._share[entry].held -= size
             self._share[entry] = share
-            share.held += 1
+            share.grow(size)
 
         self._requeue(entries, move)
+
+    def _size(self, entry: int) -> int:
+        return 1 if self._sizes is None else self._sizes[entry]
 
     def _requeue(self, entries: Iterable[int], change: Callable[[int], object]) -> None:
         """Change what decides the lane of entries, queued or not."""
@@ -190,7 +229,7 @@ class HitDensity(LeafFirst):
 
     # ------------------------------------------------------------ evidence
 
-    def insert(self, entry: int, parent: int, key: bytes, scope: str) -> None:
+    def insert(self, entry: int, parent: int, key: bytes, scope: str, depth: int = -1) -> None:
         """As `EvictionOrder.insert`."""
         # `LeafFirst.insert` inlined, for speed: this runs for each block of each prompt.
         self._inserts += 1
@@ -210,15 +249,21 @@ class HitDensity(LeafFirst):
         else:
             self._uses[entry] = 0
         share = self._shared
+        size = 1 if self._sizes is None else self._sizes[entry]
         if self._shares and scope in self._shares:
             share = self._shares[scope]
-            if share.held == share.reserve and self._candidates:  # others can take from it now
+            protected = share.protected
+            share.grow(size)
+            if protected and self._candidates and not share.protected:  # others can take from it now
                 for lane in share.lanes.values():
                     self._propose_ends(lane)
+        else:
+            share.held += size
         self._share[entry] = share
-        share.held += 1
         if self._depth is not None:
-            self._depth[entry] = self._depth[parent] + 1 if parent >= 0 else 0
+            if depth < 0:
+                depth = self._depth[parent] + 1 if parent >= 0 else 0
+            self._depth[entry] = depth
         if self._inserts >= self._tick_at:
             self._advance()
 
@@ -260,7 +305,7 @@ class HitDensity(LeafFirst):
 
     def _dropped(self, entry: int, *, given_up: bool) -> None:
         # Here only for what is removed: `_give_up` does not ask.
-        self._share[entry].held -= 1
+        self._share[entry].held -= self._size(entry)
         self._leases.pop(entry, None)
         if self._resting[entry]:
             self._hazard.lose(self._class[entry], self._now - self._tick[entry])
@@ -333,7 +378,7 @@ class HitDensity(LeafFirst):
         ghosts, most, classes, ticks = self._ghosts, self._most_ghosts, self._class, self._tick
         plain = not (self._shares or self._expected or self._leases or self._depth)
         while True:
-            self._share[entry].held -= 1
+            self._share[entry].held -= 1 if self._sizes is None else self._sizes[entry]
             which, tick = classes[entry], ticks[entry]
             ghosts[self._key[entry]] = (self._uses[entry], which, tick)
             if len(ghosts) > most:
@@ -408,7 +453,7 @@ class HitDensity(LeafFirst):
 
     def _last_resort(self) -> int | None:
         """An entry of a reserve: what is running cannot wait, but what is cached can be computed again."""
-        return self._least_of(self._shares.values())
+        return None if self._keep_reserves else self._least_of(self._shares.values())
 
     def _least_of(self, shares: Iterable[_Share]) -> int | None:
         """The entry worth least in these shares."""

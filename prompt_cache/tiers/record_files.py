@@ -20,8 +20,9 @@ from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
+from prompt_cache.tiers.record_format import NAME_BYTES
 from prompt_cache.tiers.store_errors import StoreLocked, StoreUnusable
-from prompt_cache.tiers.store_state import NAME_BYTES, write_durably
+from prompt_cache.tiers.store_state import write_durably
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 _LOCK, _NEW, _IDENTITY = "lock", "new", "identity.json"

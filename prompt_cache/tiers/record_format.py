@@ -17,6 +17,9 @@ MAGIC, VERSION = b"TPKVREC\n", 1
 HEADER_BYTES = 512
 CHUNK_BYTES = 256 * 1024
 TAG_BYTES = 16
+NAME_BYTES = 15
+"""A record's name: a hash. With its header, a `bytes` of this length takes 48 bytes of memory, one more would take
+64."""
 SALT_BYTES = 32
 MOST_SCOPE_BYTES = 64
 DISK_BLOCK = 4096
@@ -30,8 +33,10 @@ MissCause: TypeAlias = Literal[
 what was sealed. `late`: the deadline passed. `not_a_file`: a link, a folder, a pipe lies in its place."""
 
 _LAYOUT = struct.Struct(f">8sHHI32s32s32sHHHB{MOST_SCOPE_BYTES}s{KEY_BYTES}sIIQQQQQ{SALT_BYTES}sQ")
+_PARENT = struct.Struct(f">{NAME_BYTES}s")
+"""In what was padding: records that were written before have zeros there, and no parent."""
 _CHECKSUM = struct.Struct(">I")
-_PADDING = bytes(HEADER_BYTES - _LAYOUT.size - _CHECKSUM.size)
+_PADDING = bytes(HEADER_BYTES - _LAYOUT.size - _PARENT.size - _CHECKSUM.size)
 
 
 class BadRecord(Exception):
@@ -48,6 +53,7 @@ class Header:
 
     `model`, `numerics` and `layout` are the identity's digests. `sequence` orders it against tombstones. `payload` is
     the length of what was sealed, `salt` names the key of the replica's start, `counter` is the record's number in it.
+    `parent` is the name of the record before it in its prompt; empty for the first, and where that is not known.
     """
 
     model: bytes
@@ -67,6 +73,7 @@ class Header:
     payload: int
     salt: bytes
     counter: int
+    parent: bytes = b""
 
     def pack(self) -> bytes:
         """The header's 512 bytes. Raises ValueError if a field does not fit."""
@@ -79,7 +86,7 @@ class Header:
             *(self.created, self.expires, self.lease_until, self.sequence, self.payload, self.salt, self.counter),
         )
         try:
-            start = _LAYOUT.pack(*fields) + _PADDING
+            start = _LAYOUT.pack(*fields) + _PARENT.pack(self.parent) + _PADDING
         except struct.error as error:
             raise ValueError(str(error)) from error
         return start + _CHECKSUM.pack(zlib.crc32(start))
@@ -105,6 +112,7 @@ def unpack(raw: bytes) -> Header:
         name = scope[:length].decode()
     except UnicodeDecodeError as error:
         raise BadRecord("damaged") from error
+    (parent,) = _PARENT.unpack_from(start, _LAYOUT.size)
     names = ("tokens", "position", "created", "expires", "lease_until", "sequence", "payload", "salt", "counter")
     return Header(
         model=model,
@@ -115,6 +123,7 @@ def unpack(raw: bytes) -> Header:
         shards=shards,
         scope=name,
         key=key,
+        parent=parent if any(parent) else b"",
         **dict(zip(names, rest, strict=True)),
     )
 

@@ -1,49 +1,63 @@
-"""What a store knows of its records in memory: columns of numbers, so that a million of them fit (~200 bytes each).
+"""What a store knows of its records in memory: columns of numbers, so that a million of them fit; docs/cache-tiers.md
+says how many bytes each takes. And which of them go when there is no room: the placement of the other tiers decides.
+
+A record is an entry of the eviction order. A prompt's records are a chain, block after block and in a block group after
+group, so that its end goes before its beginning, and at most one block of it is incomplete.
 
 Not thread-safe: its store locks.
 """
 
 from __future__ import annotations
 
-import random
 from array import array
-from bisect import bisect
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Mapping
 
-from prompt_cache.tiers.eviction import EvictionPolicy, RecordFacts
+from prompt_cache.placement.eviction_order import NO_PARENT
+from prompt_cache.placement.hit_density import HitDensity
 
-_SAMPLE, _TAKEN = 48, 6
-"""So many records are drawn, and the worst of them evicted."""
-_FRUITLESS = 8
-"""After so many samples without a record that may go, what is left is what scopes have reserved."""
+_LEAST_ROWS, _PART = 256, 8
+"""So many rows are added at a time, or this part of those that there are."""
 
 
 class _Scope:
-    """A scope's rows, in no order, and what they hold."""
+    """A scope's rows, in no order, and what they hold. `reserve`, `limit`: bytes."""
 
-    __slots__ = ("name", "reserve", "rows", "used")
+    __slots__ = ("limit", "name", "reserve", "rows", "used")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.rows = array("I")
         self.used = 0
         self.reserve = 0
+        self.limit: int | None = None
 
 
 class RecordIndex:
-    """Name → row of facts; scope → rows and bytes."""
+    """Name → row of facts; scope → rows and bytes; the order in which rows are given up.
 
-    def __init__(self, random_numbers: random.Random | None = None) -> None:
-        self._random = random_numbers or random.Random()  # noqa: S311 - draws samples, no secrets
+    `total`: about how many records there is room for. `entry_tokens`: tokens of one. `attention_tokens`: as
+    `HitDensity`'s.
+    """
+
+    def __init__(self, total: int, entry_tokens: int = 64, attention_tokens: float | None = None) -> None:
         self._rows: dict[bytes, int] = {}
         self._names: list[bytes | None] = []
         self._free: list[int] = []
         self._scopes: dict[str, _Scope] = {}
+        self._reserved: dict[str, _Scope] = {}
+        """Those with a reserve."""
         self._scope_of: list[_Scope | None] = []
-        self._slots, self._sizes, self._positions, self._tokens, self._uses = (array("I") for _ in range(5))
-        self._created, self._last_used, self._expires, self._leases = (array("d") for _ in range(4))
+        self._slots, self._places = array("I"), array("I")
+        """A row's place among its scope's, and the record's in its prompt."""
+        self._sizes = array("I")
+        self._expires = array("d")
+        self._order = HitDensity(total, entry_tokens, attention_tokens, sizes=self._sizes, keep_reserves=True)
+        self._run: dict[int, None] = {}
+        """The rows of the prompt that is being written, in order: they come to rest together."""
+        self._orphans: dict[bytes, set[int]] = {}
+        """name -> the rows that follow the record of this name, which is not here"""
+        self._lacking: dict[int, bytes] = {}
+        """row -> the name that it waits for"""
         self.used = 0
 
     def __len__(self) -> int:
@@ -62,6 +76,11 @@ class RecordIndex:
         known = self._scopes.get(scope)
         return 0 if known is None else known.used
 
+    @property
+    def spare(self) -> int:
+        """Bytes that nobody has reserved."""
+        return self.used - sum(min(scope.used, scope.reserve) for scope in self._reserved.values())
+
     def live(self, name: bytes, now: float) -> bool:
         """Whether there is such a record that has not expired."""
         row = self._rows.get(name)
@@ -69,69 +88,136 @@ class RecordIndex:
 
     # ------------------------------------------------------------ in and out
 
-    def add(self, name: bytes, scope: str, facts: RecordFacts, reserve: int | None = None) -> None:
-        """Add a record, or replace what is known of it. `reserve`: what the scope keeps from now on."""
+    def add(
+        self,
+        name: bytes,
+        scope: str,
+        size: int,
+        *,
+        expires: float,
+        place: int = 0,
+        parent: bytes = b"",
+        lease_until: float = 0.0,
+    ) -> None:
+        """Add a record, or replace what is known of it. `expires`, `lease_until`: seconds since the Unix epoch.
+        `place`: how many records come before it in its prompt; `parent`: the name of the last of these, if any."""
         self.remove(name)
-        if self._free:
-            row = self._free.pop()
-        else:
-            row = len(self._names)
-            self._names.append(None)
-            self._scope_of.append(None)
-            for column in (self._slots, self._sizes, self._positions, self._tokens, self._uses):
-                column.append(0)
-            for times in (self._created, self._last_used, self._expires, self._leases):
-                times.append(0.0)
+        row = self._free.pop() if self._free else self._new_row()
         known = self._scopes.get(scope)
         if known is None:
             known = self._scopes[scope] = _Scope(scope)
-        if reserve is not None:
-            known.reserve = reserve
         self._rows[name], self._names[row], self._scope_of[row] = row, name, known
         self._slots[row] = len(known.rows)
         known.rows.append(row)
-        known.used += facts.size
-        self.used += facts.size
-        self._sizes[row], self._positions[row], self._tokens[row] = facts.size, facts.position, facts.tokens
-        self._uses[row], self._created[row], self._last_used[row] = facts.uses, facts.created, facts.last_used
-        self._expires[row], self._leases[row] = facts.expires, facts.lease_until
+        known.used += size
+        self.used += size
+        self._sizes[row], self._places[row], self._expires[row] = size, place, expires
+        before = self._before(row, parent)
+        if before not in self._run or before != next(reversed(self._run)):
+            self._settle()
+        self._order.insert(row, before, name, scope, place)
+        self._run[row] = None
+        for follower in self._orphans.pop(name, ()):
+            del self._lacking[follower]
+            if self._places[follower] > place:
+                self._order.link(follower, row)
+        self.lease(name, lease_until)
+
+    def _new_row(self) -> int:
+        first = len(self._names)
+        more = max(_LEAST_ROWS, first // _PART)
+        self._names += [None] * more
+        self._scope_of += [None] * more
+        for numbers in (self._slots, self._places, self._sizes, self._expires):
+            numbers.frombytes(bytes(more * numbers.itemsize))
+        self._order.grow(more)
+        self._free = list(range(first + more - 1, first, -1))
+        return first
+
+    def _before(self, row: int, parent: bytes) -> int:
+        """The row of the record before this one. What a header says was not unsealed: no circle may come of it."""
+        before = self._rows.get(parent, NO_PARENT) if parent else NO_PARENT
+        if before < 0 and parent:
+            self._orphans.setdefault(parent, set()).add(row)
+            self._lacking[row] = parent
+        return before if before < 0 or self._places[before] < self._places[row] else NO_PARENT
 
     def remove(self, name: bytes) -> bool:
         """Forget a record; whether it was known."""
-        row = self._rows.pop(name, None)
+        row = self._rows.get(name)
         if row is None:
             return False
-        known, size = self._scope_of[row], self._sizes[row]
-        assert known is not None
-        slot, last = self._slots[row], known.rows.pop()
+        self._settle()
+        self._order.remove(row)
+        self._drop(row)
+        return True
+
+    def _drop(self, row: int) -> tuple[bytes, int]:
+        """Forget a row that the order has forgotten; its name and size."""
+        name, scope, size = self._names[row], self._scope_of[row], self._sizes[row]
+        assert name is not None
+        assert scope is not None
+        del self._rows[name]
+        slot, last = self._slots[row], scope.rows.pop()
         if last != row:
-            known.rows[slot] = last
+            scope.rows[slot] = last
             self._slots[last] = slot
-        known.used -= size
+        scope.used -= size
         self.used -= size
         self._names[row] = self._scope_of[row] = None
         self._free.append(row)
-        if not known.rows:
-            del self._scopes[known.name]
-        return True
+        if (parent := self._lacking.pop(row, None)) is not None:
+            followers = self._orphans[parent]
+            followers.discard(row)
+            if not followers:
+                del self._orphans[parent]
+        if not scope.rows:
+            self._set_share(scope, 0, None)
+            del self._scopes[scope.name]
+        return name, size
 
-    def touch(self, name: bytes, now: float) -> None:
+    # ------------------------------------------------------------ what the order is told
+
+    def touch(self, name: bytes) -> None:
         """A record was read."""
         row = self._rows.get(name)
         if row is not None:
-            self._uses[row] = min(self._uses[row] + 1, 1 << 31)
-            self._last_used[row] = now
+            if row in self._run:
+                self._settle()
+            self._order.touch((row,))
+            self._order.release((row,))
 
     def lease(self, name: bytes, until: float) -> None:
-        """A lease on a record ends at `until`."""
+        """A lease on a record ends at `until`, in seconds since the Unix epoch."""
         row = self._rows.get(name)
-        if row is not None:
-            self._leases[row] = max(self._leases[row], until)
+        if row is not None and until > 0:
+            self._order.retain((row,), until)
 
-    def facts(self, name: bytes) -> RecordFacts | None:
-        """What is known of a record."""
-        row = self._rows.get(name)
-        return None if row is None else self._facts(row)
+    def expire(self, now: float) -> None:
+        """It is `now`: leases that have ended no longer count."""
+        self._order.expire(now)
+
+    def set_share(self, scope: str, reserve: int, limit: int | None) -> None:
+        """From now on others do not take the last `reserve` bytes of a scope, which holds at most `limit`. A scope
+        without records is nobody's."""
+        known = self._scopes.get(scope)
+        if known is not None and (known.reserve, known.limit) != (reserve, limit):
+            self._set_share(known, reserve, limit)
+
+    def _set_share(self, scope: _Scope, reserve: int, limit: int | None) -> None:
+        if (scope.reserve, scope.limit) != (reserve, limit):
+            scope.reserve, scope.limit = reserve, limit
+            self._order.set_share(scope.name, reserve, limit, scope.rows)
+        if reserve > 0:
+            self._reserved[scope.name] = scope
+        else:
+            self._reserved.pop(scope.name, None)
+
+    def _settle(self) -> None:
+        """The prompt that was being written is whole, or as whole as it gets."""
+        if self._run:
+            self._order.release(list(self._run))
+            self._run.clear()
 
     # ------------------------------------------------------------ groups of records
 
@@ -148,74 +234,22 @@ class RecordIndex:
         ]
         return names, 0 if until == len(self._names) else until
 
-    def worst(
-        self,
-        policy: EvictionPolicy,
-        now: float,
-        size: int,
-        *,
-        scope: str | None = None,
-        most: int = 64,
-        but: Collection[bytes] = (),
-    ) -> dict[bytes, int]:
-        """The names and sizes of up to `most` records that are worth the least, until they are `size` bytes in all; of
-        one scope, or of those that hold more than their reserve; none of `but`.
+    def give_up(self, size: int, most: int) -> dict[bytes, int]:
+        """Forget the records that are worth the least, `size` bytes or somewhat more, `most` of them at most, none
+        within its scope's reserve. Their names and sizes."""
+        self._settle()
+        given_up: dict[bytes, int] = {}
+        while size > 0 and len(given_up) < most and (rows := self._order.victims(1)):
+            name, held = self._drop(rows[0])
+            given_up[name] = held
+            size -= held
+        return given_up
 
-        They are the worst of samples, so the time does not depend on how many there are, nor on the policy's idea.
-        """
-        chosen: dict[bytes, int] = {}
-        gone: Counter[str] = Counter()
-        for rows in self._samples(scope, gone) if size > 0 else ():
-            rows.sort(key=lambda row: policy.value(self._facts(row), now))
-            before = len(chosen)
-            for row in rows:
-                known, name, held = self._scope_of[row], self._names[row], self._sizes[row]
-                assert known is not None
-                assert name is not None
-                kept = scope is None and known.used - gone[known.name] - held < known.reserve
-                if kept or name in chosen or name in but:
-                    continue
-                chosen[name] = held
-                gone[known.name] += held
-                size -= held
-                if size <= 0 or len(chosen) >= most:
-                    return chosen
-                if len(chosen) - before >= _TAKEN:
-                    break
-        return chosen
-
-    def _samples(self, scope: str | None, gone: Mapping[str, int]) -> Iterator[list[int]]:
-        """Rows drawn at random from the scopes that hold more than their reserve, by how much more; the same row may
-        come more than once. `gone`: the bytes of each scope that are chosen. Ends when nothing is chosen for long."""
-        drawn, fruitless = self._random.randrange, 0
-        while fruitless < _FRUITLESS:
-            before = sum(gone.values())
-            if scope is None:
-                scopes = list(self._scopes.values())
-                weights = [max(0, one.used - gone.get(one.name, 0) - one.reserve) for one in scopes]
-            else:
-                scopes = [one] if (one := self._scopes.get(scope)) is not None else []
-                weights = [one.used - gone.get(one.name, 0) for one in scopes]
-            sums = list(accumulate(weights))
-            if not sums or not sums[-1]:
-                return
-            rows = set()
-            for _ in range(_SAMPLE):
-                of = scopes[bisect(sums, drawn(sums[-1]))].rows
-                rows.add(of[drawn(len(of))])
-            yield list(rows)
-            fruitless = 0 if sum(gone.values()) > before else fruitless + 1
-
-    # ------------------------------------------------------------ inside
-
-    def _facts(self, row: int) -> RecordFacts:
-        return RecordFacts(
-            self._sizes[row],
-            self._positions[row],
-            self._tokens[row],
-            self._created[row],
-            self._last_used[row],
-            self._uses[row],
-            self._expires[row],
-            self._leases[row],
-        )
+    def give_up_beyond_limit(self, scope: str, coming: int, most: int) -> dict[bytes, int]:
+        """The same of one scope, until it has room for so many bytes more within its limit."""
+        self._settle()
+        given_up: dict[bytes, int] = {}
+        while len(given_up) < most and (row := self._order.excess(scope, coming)) is not None:
+            name, held = self._drop(row)
+            given_up[name] = held
+        return given_up

@@ -16,11 +16,11 @@ import structlog
 
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, KEY_BYTES
 from prompt_cache.tiers.disk_room import DiskRoom
-from prompt_cache.tiers.eviction import EvictionPolicy, SecondUse
 from prompt_cache.tiers.folder_scan import FolderScan, reclaim
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
 from prompt_cache.tiers.record_files import Bytes, FolderLock, NotAFile, RecordFiles
 from prompt_cache.tiers.record_format import MOST_SCOPE_BYTES, BadRecord, Header, disk_bytes, record_bytes
+from prompt_cache.tiers.record_index import RecordIndex
 from prompt_cache.tiers.record_reader import RecordReader
 from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S, Place, RecordWriter
 from prompt_cache.tiers.sealing import Sealer
@@ -42,8 +42,8 @@ class RecordStore:
 
     `state`: a folder beside it, for tombstones: what it holds must not be restored with old records; by default
     `folder` with `.state` after its name. `limit_bytes`: the most that all records hold on disk. `keep_free_share`:
-    the share of the file system that stays free for others. `policy`: which records go first. `write_share`: the most
-    of the time that writes to the disk go on. `clock`: seconds since the Unix epoch.
+    the share of the file system that stays free for others. `attention_tokens`: as `HitDensity`'s. `write_share`: the
+    most of the time that writes to the disk go on. `clock`: seconds since the Unix epoch.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RecordStore:
         *,
         limit_bytes: int,
         keep_free_share: float = 0.1,
-        policy: EvictionPolicy | None = None,
+        attention_tokens: float | None = None,
         state: Path | None = None,
         write_share: float = 0.5,
         clock: Callable[[], float] = time.time,
@@ -64,9 +64,11 @@ class RecordStore:
         self._state_folder = state or state_folder(folder)
         self._clock = clock
         self._files = files or RecordFiles(folder, identity.name)
-        self._contents = StoreContents(
-            DiskRoom(folder, limit_bytes, keep_free_share, clock), policy or SecondUse(), clock
+        sizes = [disk_bytes(record_bytes(group.block_bytes)) for group in identity.groups]
+        index = RecordIndex(
+            max(1, limit_bytes * len(sizes) // sum(sizes)), max(1, BLOCK_TOKENS // len(sizes)), attention_tokens
         )
+        self._contents = StoreContents(DiskRoom(folder, limit_bytes, keep_free_share, clock), index, clock)
         self._write_share = write_share
         self._sealer = Sealer()
         self._scan: FolderScan | None = None
@@ -195,7 +197,7 @@ class RecordStore:
                 self._discard([name])
             return False
         if not known:
-            self._remember(name, header, access.reserve)
+            self._remember(name, header, access)
         return True
 
     # ------------------------------------------------------------ writing
@@ -207,14 +209,16 @@ class RecordStore:
         payloads: Mapping[int, Bytes],
         *,
         position: int,
+        before: tuple[str, bytes] | None = None,
         tokens: int = BLOCK_TOKENS,
         lease_until: float = 0.0,
     ) -> bool:
         """Seal and publish the block's record in each of these groups (disk, with fsync); whether all are there now.
 
-        `position`: tokens before the block. `lease_until`: seconds since the Unix epoch, 0 without a lease. False, and
-        counted by cause, when there is no room or the disk refuses. Raises ValueError for a payload that is not of the
-        group's `block_bytes`, and for an access without retention (C5).
+        `position`: tokens before the block. `before`: scope and key of the block before it in its prompt, if any.
+        `lease_until`: seconds since the Unix epoch, 0 without a lease. False, and counted by cause, when there is no
+        room or the disk refuses. Raises ValueError for a payload that is not of the group's `block_bytes`, and for an
+        access without retention (C5).
         """
         if access.retention <= 0:
             raise ValueError("a scope without retention never leaves the device (C5)")
@@ -224,19 +228,24 @@ class RecordStore:
         for group, view in views.items():
             if len(view) != self.identity.groups[group].block_bytes:
                 raise ValueError(f"payloads[{group}]: {len(view)} bytes, the group's blocks have another number")
-        place = (tokens, position, lease_until)
-        return all(self._write(access, key, group, view, place) for group, view in views.items())
+        names = {group: self._name(access.scope, key, group) for group in views}
+        parent = b"" if before is None else self._name(*before, len(self.identity.groups) - 1)
+        for group, view in views.items():
+            if not self._write(access, key, group, view, (tokens, position, lease_until, parent)):
+                return False
+            parent = names[group]
+        return True
 
     def _write(self, access: ScopeAccess, key: bytes, group: int, payload: memoryview, place: Place) -> bool:
         """Write one record; whether it is there now."""
         name = self._name(access.scope, key, group)
         refusal, victims = self._contents.reserve(name, access, disk_bytes(record_bytes(len(payload))))
+        self._discard(victims, "evictions")
         if refusal is not None:
             if refusal != "known":
                 self._contents.count(f"refused_{refusal}")
             return refusal == "known"
         try:
-            self._discard(victims, "evictions")
             header = self._writer.write(access, key, group, name, payload, place=place)
         except OSError as error:
             full, obstructed = is_disk_full(error), isinstance(error, NotAFile)
@@ -250,7 +259,7 @@ class RecordStore:
             self._contents.release(name)
         if header is None:
             return False
-        if not self._remember(name, header, access.reserve):
+        if not self._remember(name, header, access):
             self._discard([name])
             self._contents.count("refused_purged")
             return False
@@ -259,7 +268,7 @@ class RecordStore:
         return True
 
     def lease(self, scope: str, keys: Iterable[bytes], until: float) -> None:
-        """Leases on these blocks now end at `until`, or later if they did before: told to the policy."""
+        """Leases on these blocks now end at `until`, or later if they did before: they are worth more until then."""
         self._contents.lease(self._names(scope, keys), until)
 
     # ------------------------------------------------------------ deleting
@@ -298,7 +307,7 @@ class RecordStore:
 
     def _evict(self, size: int) -> int:
         freed = 0
-        while freed < size and (victims := self._contents.worst(size - freed)):
+        while freed < size and (victims := self._contents.forget_worst(size - freed)):
             self._discard(list(victims), "evictions")
             freed += sum(victims.values())
         return freed
@@ -357,11 +366,14 @@ class RecordStore:
         else:
             self._remember(name, header, None)
 
-    def _remember(self, name: bytes, header: Header, reserve: int | None) -> bool:
+    def _remember(self, name: bytes, header: Header, access: ScopeAccess | None) -> bool:
+        groups = len(self.identity.groups)
+
         def valid() -> bool:
             return not self._tombstones.covers(header.scope, header.key, header.sequence)
 
-        return self._contents.remember(name, header, reserve, valid)
+        place = header.position // BLOCK_TOKENS * groups + header.group
+        return self._contents.remember(name, header, place, access, valid)
 
     def _names(self, scope: str, keys: Iterable[bytes]) -> Iterator[bytes]:
         groups = range(len(self.identity.groups))

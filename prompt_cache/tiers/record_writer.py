@@ -15,8 +15,9 @@ from prompt_cache.tiers.write_pace import WritePace
 LONGEST_RETENTION_S = 7 * 86_400.0
 """No record lives longer, whatever its scope's retention: so long tombstones have to be kept."""
 _US = 1_000_000
-Place: TypeAlias = tuple[int, int, float]
-"""Tokens of a block, tokens before it, and when the last lease on it ends, in seconds since the Unix epoch."""
+Place: TypeAlias = tuple[int, int, float, bytes]
+"""Tokens of a block, tokens before it, when the last lease on it ends, in seconds since the Unix epoch, and the name of
+the record before it in its prompt, if any."""
 
 
 class RecordWriter:
@@ -61,7 +62,7 @@ class RecordWriter:
 
     def _header(self, access: ScopeAccess, key: bytes, group: int, place: Place) -> Header:
         created = int(self._clock() * _US)
-        tokens, position, lease_until = place
+        tokens, position, lease_until, parent = place
         return Header(
             *self._identity.digests,
             group=group,
@@ -78,4 +79,5 @@ class RecordWriter:
             payload=self._identity.groups[group].block_bytes,
             salt=self._sealer.salt,
             counter=self._sealer.next_counter(),
+            parent=parent,
         )

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from prompt_cache.tiers.disk_room import DiskRoom
-from prompt_cache.tiers.eviction import EvictionPolicy, RecordFacts
 from prompt_cache.tiers.identity import ScopeAccess
 from prompt_cache.tiers.record_format import Header, disk_bytes
 from prompt_cache.tiers.record_index import RecordIndex
 
 Refusal: TypeAlias = Literal["known", "closed", "limit", "keep_free", "reserved"]
 """Why a record is not written. `known`: it is there, or being written. `keep_free`: the disk's last tenth is reached.
-`reserved`: what could be evicted for it is what others have reserved, or too much at once."""
+`reserved`: what could be evicted for it is what others have reserved, or too much at once. `limit`: it is larger than a
+limit, or its scope holds too much beyond its own to be evicted at once."""
 _MOST_VICTIMS = 64
 _EXPIRED_ROWS = 20_000
 US = 1_000_000
@@ -24,10 +24,9 @@ US = 1_000_000
 class StoreContents:
     """The records of a store, in memory. May be used from any thread; nothing waits for a disk."""
 
-    def __init__(self, room: DiskRoom, policy: EvictionPolicy, clock: Callable[[], float]) -> None:
+    def __init__(self, room: DiskRoom, index: RecordIndex, clock: Callable[[], float]) -> None:
         """`clock`: seconds since the Unix epoch."""
-        self._room, self._policy, self._clock = room, policy, clock
-        self._index = RecordIndex()
+        self._room, self._index, self._clock = room, index, clock
         self._lock = threading.Lock()
         self._writing: dict[bytes, int] = {}
         self._counters: Counter[str] = Counter()
@@ -72,35 +71,43 @@ class StoreContents:
         """Whether there is such a record that has not expired."""
         return not self.closed and self._index.live(name, self._clock())  # without the lock: asked for every block
 
-    def remember(self, name: bytes, header: Header, reserve: int | None, valid: Callable[[], bool]) -> bool:
-        """Add a record, if `valid` says that it was not purged meanwhile; whether it did. `reserve`: bytes that its
-        scope keeps from now on."""
-        size, created = disk_bytes(header.record_bytes), header.created / US
-        expires, lease = header.expires / US, header.lease_until / US
-        facts = RecordFacts(size, header.position, header.tokens, created, created, 0, expires, lease)
+    def remember(
+        self, name: bytes, header: Header, place: int, access: ScopeAccess | None, valid: Callable[[], bool]
+    ) -> bool:
+        """Add a record, if `valid` says that it was not purged meanwhile; whether it did. `place`: how many records
+        come before it in its prompt. `access`: what its scope keeps and may hold from now on, if that is known."""
+        size = disk_bytes(header.record_bytes)
         with self._lock:
             if not valid():
                 return False
             if name not in self._index:
                 self._room.changed(size)
-            self._index.add(name, header.scope, facts, reserve)
+            self._index.add(
+                name,
+                header.scope,
+                size,
+                expires=header.expires / US,
+                place=place,
+                parent=header.parent,
+                lease_until=header.lease_until / US,
+            )
+            if access is not None:
+                self._index.set_share(access.scope, access.reserve, access.limit)
             return True
 
     def remove(self, names: Iterable[bytes]) -> None:
         """Records are gone, or will be in a moment."""
         with self._lock:
+            before = self._index.used
             for name in names:
-                facts = self._index.facts(name)
-                if facts is not None:
-                    self._index.remove(name)
-                    self._room.changed(-facts.size)
+                self._index.remove(name)
+            self._room.changed(self._index.used - before)
 
     def was_read(self, names: Iterable[bytes], size: int) -> None:
         """These records were read, of `size` bytes in all."""
-        now = self._clock()
         with self._lock:
             for name in names:
-                self._index.touch(name, now)
+                self._index.touch(name)
                 self._counters["reads"] += 1
             self._counters["read_bytes"] += size
 
@@ -125,11 +132,13 @@ class StoreContents:
     # ------------------------------------------------------------ room
 
     def reserve(self, name: bytes, access: ScopeAccess, size: int) -> tuple[Refusal | None, list[bytes]]:
-        """Take room for a record of `size` bytes on disk: why there is none, else the records that have to go for it.
-        After None the caller has to `release` it."""
+        """Take room for a record of `size` bytes on disk: why there is none, and the records that are forgotten for it
+        and have to be deleted, in both cases. After None the caller has to `release` it."""
         self._room.look()
         now = self._clock()
         with self._lock:
+            self._index.expire(now)
+            self._index.set_share(access.scope, access.reserve, access.limit)
             refusal, victims = self._room_for(name, access, size, now)
             if refusal is None:
                 self._writing[name] = size
@@ -151,24 +160,25 @@ class StoreContents:
             refusal = "limit"
         elif self._room.free < flying:
             refusal = "keep_free"
-        return (refusal, []) if refusal is not None else self._victims(access, size, flying, now)
+        return (refusal, []) if refusal is not None else self._victims(access, size, flying)
 
-    def _victims(self, access: ScopeAccess, size: int, flying: int, now: float) -> tuple[Refusal | None, list[bytes]]:
+    def _victims(self, access: ScopeAccess, size: int, flying: int) -> tuple[Refusal | None, list[bytes]]:
         """Which records go for one more of this size: the scope's own beyond its limit, then anybody's. `flying`: its
         size and those of what is being written."""
-        victims: dict[bytes, int] = {}
-        own = 0 if access.limit is None else self._index.used_by(access.scope) + size - access.limit
-        if own > 0:
-            victims = self._index.worst(self._policy, now, own, scope=access.scope, most=_MOST_VICTIMS)
-            if sum(victims.values()) < own:
-                return "limit", []
-        excess = self._index.used + flying - self._room.limit - sum(victims.values())
-        if excess > 0:
-            others = self._index.worst(self._policy, now, excess, most=_MOST_VICTIMS, but=victims)
-            if sum(others.values()) < excess:
-                return "reserved", []
-            victims |= others
-        return None, list(victims)
+        victims = self._index.give_up_beyond_limit(access.scope, size, _MOST_VICTIMS)
+        self._room.changed(-sum(victims.values()))
+        if access.limit is not None and self._index.used_by(access.scope) + size > access.limit:
+            return "limit", list(victims)
+        excess = self._index.used + flying - self._room.limit
+        if excess > self._index.spare:
+            return "reserved", list(victims)
+        victims |= self._give_up(excess)
+        return "reserved" if self._index.used + flying > self._room.limit else None, list(victims)
+
+    def _give_up(self, size: int) -> dict[bytes, int]:
+        given_up = self._index.give_up(size, _MOST_VICTIMS)
+        self._room.changed(-sum(given_up.values()))
+        return given_up
 
     def excess(self) -> int:
         """Bytes that have to go now: beyond the limit, or in the disk's last tenth."""
@@ -181,8 +191,10 @@ class StoreContents:
         with self._lock:
             self._room.give_up(self._index.used - size)
 
-    def worst(self, size: int) -> dict[bytes, int]:
-        """Some records that are worth the least, and their bytes: `size` in all or somewhat more, or 64."""
+    def forget_worst(self, size: int) -> dict[bytes, int]:
+        """Forget some records that are worth the least, and that have to be deleted. Their names and bytes: `size` in
+        all or somewhat more, or 64."""
         now = self._clock()
         with self._lock:
-            return self._index.worst(self._policy, now, size, most=_MOST_VICTIMS)
+            self._index.expire(now)
+            return self._give_up(size)

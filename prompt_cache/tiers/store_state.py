@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-NAME_BYTES = 15
-"""A name's length. With its header, a `bytes` of this length takes 48 bytes of memory, one more would take 64."""
+from prompt_cache.tiers.record_format import NAME_BYTES
+
 _FILE = "store.json"
 _AHEAD_US = 3_600_000_000
 

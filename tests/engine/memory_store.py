@@ -13,6 +13,8 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, bytes], dict[int, bytes]] = {}
+        self.before: dict[tuple[str, bytes], tuple[str, bytes] | None] = {}
+        """What each block was said to follow."""
         self.gate = threading.Event()
         self.gate.set()
         self.reads = 0
@@ -48,8 +50,10 @@ class MemoryStore:
         payloads: Mapping[int, memoryview],
         *,
         position: int,
+        before: tuple[str, bytes] | None,
         lease_until: float,
     ) -> bool:
+        self.before[access.scope, key] = before
         self.records[access.scope, key] = {group: bytes(payload) for group, payload in payloads.items()}
         return True
 

@@ -123,6 +123,8 @@ def test_a_long_lease_goes_to_disk_at_once(tiny_model: Path, store: MemoryStore)
     bench.one(generate("leased", prompt(), 1, retain=(Retain(130, HOUR),)))
     until(lambda: bench.engine.scheduler.saver.idle, bench)
     assert len(store.records) == 130 // 64
+    first, second = store.records
+    assert store.before == {first: None, second: first}, "eviction on disk takes the end of a prompt first"
 
 
 @pytest.mark.parametrize("missing", only_fast(0, 2, of=range(BLOCKS)))

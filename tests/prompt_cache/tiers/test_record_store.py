@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from prompt_cache.placement import eviction_order, hit_density
 from prompt_cache.tiers import record_index
-from prompt_cache.tiers.eviction import RecordFacts
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
 from prompt_cache.tiers.record_format import HEADER_BYTES, disk_bytes, record_bytes, unpack
 from prompt_cache.tiers.record_index import RecordIndex
@@ -362,23 +364,76 @@ def test_room_is_given_back_and_not_taken_again_at_once(folder: Path) -> None:
         assert store.used_bytes == 12 * SIZE
 
 
-def test_a_policy_of_ones_own_decides(folder: Path) -> None:
-    class Shallow:
-        """Keeps the beginnings of prefixes."""
-
-        def value(self, record: RecordFacts, now: float) -> float:
-            return -record.position
-
-    with opened(folder, limit_bytes=10 * SIZE, policy=Shallow()) as store:
-        for number in range(10):
-            assert put(store, number, position=number * 64)
-        for number in range(10, 15):
-            assert put(store, number, position=0)
-        assert all(get(store, number) for number in range(4))
-        assert not any(get(store, number) for number in range(5, 10))
+def test_a_limit_that_was_lowered_is_reached_write_by_write(folder: Path) -> None:
+    with opened(folder) as store:
+        for number in range(200):
+            assert put(store, number)
+        lowered = access("mine", limit=3 * SIZE)
+        refused = [not put(store, number, lowered) for number in range(200, 210)]
+        assert refused == [True] * 3 + [False] * 7, "64 records are deleted for a write, not more"
+        assert store.usage == {"mine": 3 * SIZE}
 
 
-def test_leases_are_told_to_the_policy(folder: Path) -> None:
+def chain(store: RecordStore, numbers: Sequence[int], scope: ScopeAccess = MINE) -> bool:
+    """Write the blocks of a prompt in all groups."""
+    before = None
+    for place, number in enumerate(numbers):
+        if not store.write(scope, key(number), payloads(scope.scope, number), position=place * 64, before=before):
+            return False
+        before = (scope.scope, key(number))
+    return True
+
+
+def held(store: RecordStore, numbers: Sequence[int], scope: ScopeAccess = MINE) -> list[bool]:
+    """Which of these blocks are there whole."""
+    return [store.holds(scope.scope, key(number), (0, 1)) for number in numbers]
+
+
+BLOCK = SIZE + disk_bytes(record_bytes(LARGE))
+"""What a block takes of the disk."""
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["written", "scanned"])
+def test_the_end_of_a_prefix_goes_before_its_beginning(folder: Path, restart: bool) -> None:
+    """Also after a restart, where records are seen in the order of their names."""
+    first, second = list(range(0, 8)), [0, 1, *range(20, 26)]
+    with opened(folder, limit_bytes=20 * BLOCK) as store:
+        assert chain(store, first)
+        assert chain(store, second)
+        left = [store]
+        with contextlib.ExitStack() as stack:
+            if restart:
+                store.close()
+                left = [stack.enter_context(opened(folder, limit_bytes=20 * BLOCK))]
+            assert held(left[0], [*first, *second]) == [True] * 16
+            while left[0].records:
+                left[0].give_back(SIZE)
+                for prompt in (first, second):
+                    there = held(left[0], prompt)
+                    assert there == sorted(there, reverse=True), "what is held can be found"
+        assert not any(held(left[0], [*first, *second]))
+
+
+def test_what_is_read_stays_and_what_was_read_before_it_was_evicted_comes_back_as_such(folder: Path) -> None:
+    """The placement of the other tiers decides: a prompt that is read is worth more than many that are not."""
+    with opened(folder, limit_bytes=12 * BLOCK) as store:
+        assert chain(store, range(4))
+        for prompt in range(1, 40):
+            assert chain(store, range(10 * prompt, 10 * prompt + 4))
+            assert all(store.read(MINE, key(number), (0, 1)) is not None for number in range(4))
+        assert held(store, range(4)) == [True] * 4
+
+
+def test_a_circle_of_headers_locks_nothing() -> None:
+    """A header is not unsealed when it is seen: somebody may have made it."""
+    index = RecordIndex(10)
+    for name, parent in ((b"a", b"b"), (b"b", b"a"), (b"c", b"c")):
+        index.add(name, "s", 10, expires=1.0, place=3, parent=parent)
+    assert set(index.give_up(30, 64)) == {b"a", b"b", b"c"}
+    assert (len(index), index.used, index.usage) == (0, 0, {})
+
+
+def test_a_lease_keeps_a_record(folder: Path) -> None:
     with opened(folder, limit_bytes=4 * SIZE) as store:
         for number in range(4):
             assert put(store, number)
@@ -551,15 +606,19 @@ def test_tombstones_are_bounded_and_end(tmp_path: Path) -> None:
 
 
 def test_a_record_takes_little_memory() -> None:
-    index = RecordIndex(random.Random(1))
-    facts = RecordFacts(SIZE, 64, 64, 1.0, 1.0, 0, 2.0, 0.0)
+    index = RecordIndex(50_000)
+    parent = b""
     tracemalloc.start()
     for number in range(50_000):
-        index.add(os.urandom(15), f"scope {number % 100}", facts)
+        name = os.urandom(15)
+        place = number % 16
+        index.add(name, f"scope {number % 100}", SIZE, expires=2.0, place=place, parent=parent if place else b"")
+        parent = name
     snapshot = tracemalloc.take_snapshot()
     tracemalloc.stop()
     # tracemalloc counts the whole process, where threads of other tests' servers may be at work
-    here = [tracemalloc.Filter(True, file) for file in (record_index.__file__, __file__)]
+    files = (record_index.__file__, eviction_order.__file__, hit_density.__file__, __file__)
+    here = [tracemalloc.Filter(True, file) for file in files]
     taken = sum(trace.size for trace in snapshot.filter_traces(here).traces)
     assert 100 < taken / 50_000 < 300
 
