@@ -30,7 +30,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
         *("billing/budgets/store.py", "billing/reservation/companions.py", "engine/grammar/guide.py"),
-        *("engine/scheduling/disk.py", "prompt_cache/tiers/eviction.py", "gateway/endpoints/tenant_scope.py"),
+        *("engine/scheduling/disk.py", "gateway/endpoints/tenant_scope.py"),
     ),
     "what a package shows of itself to others": ("billing/prices/__init__.py",),
     "a published algorithm, format or protocol, tested alone": (
@@ -61,7 +61,8 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "a bound with a state of its own, tested against hostile input alone": (
         *("gateway/http/body_budget.py", "engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
         *("gateway/kept_responses/storage_bound.py", "prompt_cache/tiers/write_pace.py", "engine/core/timeouts.py"),
-        *("gateway/admission/request_size.py", "tenancy/users/inviters.py"),
+        *("gateway/admission/request_size.py", "tenancy/users/inviters.py", "gateway/kept_responses/earlier_items.py"),
+        "gateway/kept_responses/waiting_for_limits.py",
     ),
     "work of another thread or moment than that of its only user": (
         *("prompt_cache/tiers/store_keeper.py", "prompt_cache/tiers/folder_scan.py", "engine/startup/warm_up.py"),
