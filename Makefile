@@ -98,6 +98,9 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest $(LONG) tests/engine/core/test_batch_invariance.py
 	TIER_FAULTS=10000 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/tiers
 	ACCESS_FULL=1 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_access.py
+	RETURNING_PLANS=100 $(BIN)/python -m pytest $(LONG) tests/billing/invoices/test_returning_conserves.py
+	TURNPIKE_LEASE_HISTORIES=500 $(BIN)/python -m pytest $(LONG) tests/gateway/admission
+	FUZZ_OPERATIONS=10000 $(BIN)/python -m pytest $(LONG) tests/engine/core/test_fuzz.py
 	KILL_SECONDS=60 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_bar.py
 	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_conformance.py
 

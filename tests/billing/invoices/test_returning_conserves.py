@@ -1,9 +1,13 @@
 """Random grants, terms and usage over three months: what was put in is left, billed, carried, refunded or lost, to the
-pico-unit."""
+pico-unit.
+
+`RETURNING_PLANS`: how many plans a database; 100 in `make test-long`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -29,6 +33,7 @@ from tests.billing.invoices.documents import BUYER
 from tests.fast import examples
 
 CENT = 10**10
+PLANS = int(os.environ.get("RETURNING_PLANS", "10"))
 US = msgspec.structs.replace(BUYER, country="US", vat_id="")
 MONTHS = ("2026-10", "2026-11", "2026-12")
 
@@ -187,7 +192,7 @@ async def _faults_after(url: str, plan: Plan) -> list[Finding]:
 
 @pytest.mark.slow
 def test_what_was_put_in_is_left_billed_or_carried(empty_again: Callable[[], str]) -> None:
-    @settings(max_examples=examples(25), deadline=None)
+    @settings(max_examples=examples(PLANS), deadline=None)
     @example(plan=MORE_GIVEN_BACK_THAN_OWED)
     @given(plan=plans)
     def conserve(plan: Plan) -> None:

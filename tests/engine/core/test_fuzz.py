@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from tests.engine.conftest import VOCABULARY, Bench, generate
 from tests.engine.memory_store import MemoryStore
 
 Benches = Callable[..., Bench]
-OPERATIONS = 10_000
+OPERATIONS = int(os.environ.get("FUZZ_OPERATIONS", "5000"))
+"""10,000 in `make test-long`."""
 
 
 @dataclass

@@ -54,7 +54,7 @@ PRICES = {
     **{f"write_{name}": price for name, price in zip(LEASE_CLASSES, ("0.50", "0.60", "0.80", "1", "2"), strict=True)},
 }
 START = 1_795_000_000_000_000
-HISTORIES = int(os.environ.get("TURNPIKE_LEASE_HISTORIES", "40"))
+HISTORIES = int(os.environ.get("TURNPIKE_LEASE_HISTORIES", "25"))
 
 
 class Doors:
