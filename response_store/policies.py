@@ -33,11 +33,13 @@ class ResponsePolicies:
 
     async def get(self, tenant_id: UUID, project_id: UUID, *, fresh: bool = False) -> ResponsePolicy:
         """A project's policy. Raises DatabaseUnavailable."""
-        known = self._known.get(project_id)
-        if known is not None and not fresh and time.monotonic() - known[0] < _FRESH_S:
-            return known[1]
-        of = response_policy.c
-        query = select(of.retention_s, of.readable).where(of.project_id == project_id, of.tenant_id == tenant_id)
+        cached = self._known.get(project_id)
+        if cached is not None and not fresh and time.monotonic() - cached[0] < _FRESH_S:
+            return cached[1]
+        column = response_policy.c
+        query = select(column.retention_s, column.readable).where(
+            column.project_id == project_id, column.tenant_id == tenant_id
+        )
         async with self._database.reading() as session:
             row = (await session.execute(query)).one_or_none()
         policy = ResponsePolicy() if row is None else ResponsePolicy(row.retention_s, bool(row.readable))
@@ -56,9 +58,11 @@ class ResponsePolicies:
         reason: str = "",
     ) -> ResponsePolicy:
         """Change a project's policy; what is UNSET stays. Raises DatabaseUnavailable."""
-        of = response_policy.c
+        column = response_policy.c
         async with self._database.transaction() as session:
-            query = select(of.retention_s, of.readable).where(of.project_id == project_id, of.tenant_id == tenant_id)
+            query = select(column.retention_s, column.readable).where(
+                column.project_id == project_id, column.tenant_id == tenant_id
+            )
             row = (await session.execute(query)).one_or_none()
             before = ResponsePolicy() if row is None else ResponsePolicy(row.retention_s, bool(row.readable))
             after = ResponsePolicy(

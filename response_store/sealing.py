@@ -36,16 +36,16 @@ class ContentSeal:
         derived = HKDF(SHA256(), KEY_BYTES, salt=None, info=b"turnpike/responses/v1" + self._project).derive(key.key)
         self._cipher = AESGCM(derived)
 
-    def seal(self, content: bytes, of: bytes) -> bytes:
-        """The content, packed and sealed. `of`: what it belongs to, without which it does not open."""
+    def seal(self, content: bytes, associated: bytes) -> bytes:
+        """The content, packed and sealed. `associated`: what it belongs to, without which it does not open (AEAD)."""
         packed = _PACKED + zlib.compress(content, _LEVEL) if len(content) > _WORTH_PACKING else _PLAIN + content
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, packed, self._project + of)
+        return nonce + self._cipher.encrypt(nonce, packed, self._project + associated)
 
-    def open(self, sealed: bytes, of: bytes) -> bytes:
+    def open(self, sealed: bytes, associated: bytes) -> bytes:
         """What was sealed. Raises Unreadable."""
         try:
-            packed = self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._project + of)
+            packed = self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._project + associated)
         except (InvalidTag, ValueError) as error:
             raise Unreadable from error
         return zlib.decompress(packed[1:]) if packed[:1] == _PACKED else packed[1:]

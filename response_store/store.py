@@ -118,12 +118,12 @@ class ResponseStore:
 
         Raises ChainBroken, ChainTooLong, ScopeKeyUnreadable, DatabaseUnavailable.
         """
-        mine = (_OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        own = (_OF.tenant_id == tenant_id, _OF.project_id == project_id)
         columns = (_OF.id, _OF.previous_id, _OF.bytes)
-        begin = select(*columns, literal(0).label("depth")).where(_OF.id == last, *mine)
+        begin = select(*columns, literal(0).label("depth")).where(_OF.id == last, *own)
         links = begin.cte("links", recursive=True)
         more = select(*columns, links.c.depth + 1).where(
-            _OF.id == links.c.previous_id, *mine, links.c.depth <= MOST_CHAINED
+            _OF.id == links.c.previous_id, *own, links.c.depth <= MOST_CHAINED
         )
         links = links.union_all(more)
         async with self.database.reading() as session:
@@ -153,21 +153,23 @@ class ResponseStore:
     async def used_bytes(self, tenant_id: UUID, project_id: UUID) -> int:
         """How much a project keeps: its responses before they are packed, and their events. Raises
         DatabaseUnavailable."""
-        mine, of = (_OF.tenant_id == tenant_id, _OF.project_id == project_id), stored_response_events.c
-        responses = select(func.sum(_OF.bytes)).where(*mine)
-        events = select(func.sum(func.length(of.events))).join(stored_response, _OF.id == of.response_id).where(*mine)
+        own, event = (_OF.tenant_id == tenant_id, _OF.project_id == project_id), stored_response_events.c
+        responses = select(func.sum(_OF.bytes)).where(*own)
+        events = (
+            select(func.sum(func.length(event.events))).join(stored_response, _OF.id == event.response_id).where(*own)
+        )
         async with self.database.reading() as session:
             return sum([int((await session.execute(query)).scalar() or 0) for query in (responses, events)])
 
     async def delete(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> bool:
         """Delete a project's response with its events; False if there is none. Raises DatabaseUnavailable."""
-        mine = (_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
+        own = (_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
         async with self.database.transaction() as session:
-            gone = (await session.execute(delete(stored_response).where(*mine).returning(_OF.id))).all()
+            gone = (await session.execute(delete(stored_response).where(*own).returning(_OF.id))).all()
             if gone:
-                of = stored_response_events.c
+                event = stored_response_events.c
                 await session.execute(
-                    delete(stored_response_events).where(of.response_id == id_, of.tenant_id == tenant_id)
+                    delete(stored_response_events).where(event.response_id == id_, event.tenant_id == tenant_id)
                 )
                 await record_change(session, "response.deleted", target="response", target_id=f"resp_{id_.hex}",
                                     tenant_id=tenant_id, project_id=project_id)  # fmt: skip

@@ -41,13 +41,13 @@ async def savings_by_class(prices: PriceCatalog, sums: Mapping[GroupKey, Sums]) 
             read, written = used.tokens.get(f"read_{name}", 0), used.tokens.get(f"write_{name}", 0)
             if not (read or written):
                 continue
-            of = found.setdefault(name, ClassSavings())
-            of.read += read
-            of.written += written
+            class_sums = found.setdefault(name, ClassSavings())
+            class_sums.read += read
+            class_sums.written += written
             whole = version.price("uncached", lane, context_from)
             saved = read * (whole - version.price(f"read_{name}", lane, context_from)) if read else 0
             premium = written * (version.price(f"write_{name}", lane, context_from) - whole) if written else 0
-            for sums_of, pico in ((of.saved_pico, saved), (of.premium_pico, premium)):
+            for sums_of, pico in ((class_sums.saved_pico, saved), (class_sums.premium_pico, premium)):
                 if pico:
                     sums_of[version.currency] = sums_of.get(version.currency, 0) + pico
     return {name: found[name] for name in CLASSES if name in found}

@@ -29,18 +29,18 @@ class MoneyOfTenants(msgspec.Struct, frozen=True):
 
 async def money_of_tenants(database: Database, tenants: Collection[UUID] | None) -> list[MoneyOfTenants]:
     """The money of these tenants (None: of all) by currency. Raises DatabaseUnavailable."""
-    of = balance.c
-    available = of.credit - of.debit - of.held + of.credit_line
-    amounts = (of.credit, of.debit, of.held, of.credit_line, of.receivable)
+    column = balance.c
+    available = column.credit - column.debit - column.held + column.credit_line
+    amounts = (column.credit, column.debit, column.held, column.credit_line, column.receivable)
     if database.dialect == "postgresql":  # NUMERIC does not overflow, and its quotients have decimals
         sums = [func.sum(amount) for amount in amounts]
     else:
         sums = [func.sum(part) for amount in amounts for part in (amount.op("/")(LIMB), amount.op("%")(LIMB))]
-    query = select(of.currency, func.count(), *sums, func.sum(case((available <= 0, 1), else_=0)))
+    query = select(column.currency, func.count(), *sums, func.sum(case((available <= 0, 1), else_=0)))
     if tenants is not None:
-        query = query.where(one_of(database, of.tenant_id, tenants))
+        query = query.where(one_of(database, column.tenant_id, tenants))
     async with database.reading() as session:
-        rows = (await session.execute(query.group_by(of.currency).order_by(of.currency))).all()
+        rows = (await session.execute(query.group_by(column.currency).order_by(column.currency))).all()
     found = []
     for currency, tenants_, *parts, exhausted in rows:
         halves = len(parts) > len(amounts)

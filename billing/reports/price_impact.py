@@ -48,12 +48,12 @@ async def price_impact(
     """
     check_period(period)
     book, model = sheet.book, sheet.model
-    of = rollup_hour.c
-    keys = (of.tenant_id, of.lane, of.price_version, of.context_from)
+    column = rollup_hour.c
+    keys = (column.tenant_id, column.lane, column.price_version, column.context_from)
     # all tenants: who proposes and approves prices is the platform
     query = (
-        select(*keys, *(func.sum(of[name]).label(name) for name in SUMS))
-        .where(of.period == period, of.model == model, *_concerned(book))
+        select(*keys, *(func.sum(column[name]).label(name) for name in SUMS))
+        .where(column.period == period, column.model == model, *_concerned(book))
         .group_by(*keys)
     )
     async with database.reading() as session:

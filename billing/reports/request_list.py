@@ -162,11 +162,11 @@ async def count_by_status(
         span.append(fact.admitted_at < filters.until)
     columns = (fact.admitted_at, fact.traits, fact.project_id, fact.corrects)
     looked = select(*columns).where(*span).order_by(fact.admitted_at.desc()).limit(most).subquery()
-    of = looked.c
-    wanted = [of.corrects.is_(None)]
+    column = looked.c
+    wanted = [column.corrects.is_(None)]
     if filters.projects is not None:
-        wanted.append(of.project_id.in_(filters.projects))
-    by_traits = select(of.traits, func.count().label("n")).where(*wanted).group_by(of.traits).subquery().c
+        wanted.append(column.project_id.in_(filters.projects))
+    by_traits = select(column.traits, func.count().label("n")).where(*wanted).group_by(column.traits).subquery().c
     query = select(traits.status, func.sum(by_traits.n)).join(usage_traits, traits.id == by_traits.traits)
     total = select(func.count()).select_from(looked)
     async with database.reading() as session:

@@ -40,14 +40,14 @@ async def usage_of_tenants(
 ) -> list[TenantUsage]:
     """The usage of these tenants admitted from `start_at` (included) to `end_at` (excluded), both the first instants of
     hours in microseconds since the Unix epoch. Raises DatabaseUnavailable."""
-    of = rollup_hour.c
-    keys = [of.tenant_id, *(of[name] for name in group_by), of.price_version]
-    sums = [func.sum(of[name]).label(name) for name in SUMS]
+    column = rollup_hour.c
+    keys = [column.tenant_id, *(column[name] for name in group_by), column.price_version]
+    sums = [func.sum(column[name]).label(name) for name in SUMS]
     where = (
-        one_of(database, of.tenant_id, list(tenant_ids)),
-        of.period >= period_of(start_at),  # none is booked before its admission
-        of.hour >= start_at,
-        of.hour < end_at,
+        one_of(database, column.tenant_id, list(tenant_ids)),
+        column.period >= period_of(start_at),  # none is booked before its admission
+        column.hour >= start_at,
+        column.hour < end_at,
     )
     parts = select(*keys, *sums).where(*where).group_by(*keys).subquery().c
     groups = (parts.tenant_id, *(parts[name] for name in group_by), price_version.c.currency)

@@ -51,19 +51,19 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self, database: Database) -> list[ColumnElement[bool]]:
         """Of `rollup_hour`; the caller's tenants are among them, unless they are all."""
-        of = rollup_hour.c
+        column = rollup_hour.c
         if self.period is not None:
-            span = [of.period == self.period]
+            span = [column.period == self.period]
         else:  # none is booked before its admission
-            span = [of.period >= period_of(self.start_at), of.hour >= self.start_at, of.hour < self.end_at]
+            span = [column.period >= period_of(self.start_at), column.hour >= self.start_at, column.hour < self.end_at]
         only = (
-            (of.tenant_id, self.tenants),
-            (of.project_id, self.projects),
-            (of.key_id, self.keys),
-            (of.model, self.models),
-            (of.lane, self.lanes),
+            (column.tenant_id, self.tenants),
+            (column.project_id, self.projects),
+            (column.key_id, self.keys),
+            (column.model, self.models),
+            (column.lane, self.lanes),
         )
-        return [*span, *(one_of(database, column, values) for column, values in only if values is not None)]
+        return [*span, *(one_of(database, field, values) for field, values in only if values is not None)]
 
     @property
     def earlier(self) -> Selection:
@@ -87,9 +87,9 @@ class Sums(msgspec.Struct, kw_only=True):
     def add(self, other: Sums) -> None:
         """Add another's sums to these."""
         self.requests += other.requests
-        for mine, theirs in ((self.tokens, other.tokens), (self.cost_pico, other.cost_pico)):
-            for name, number in theirs.items():
-                mine[name] = mine.get(name, 0) + number
+        for sums, added in ((self.tokens, other.tokens), (self.cost_pico, other.cost_pico)):
+            for name, number in added.items():
+                sums[name] = sums.get(name, 0) + number
 
 
 class SeriesLine(msgspec.Struct, kw_only=True):
@@ -203,11 +203,11 @@ async def _read(database: Database, query: Select[tuple[Any, ...]]) -> Sequence[
 def _cells(database: Database, selection: Selection, bucket: Bucket | None, group_by: Sequence[SeriesGroup]) -> CTE:
     """Sums by bucket, group and currency. They are summed by version first, so that the join is of sums."""
     # all tenants: unless the selection names some
-    of = rollup_hour.c
+    column = rollup_hour.c
     place = _bucket(selection, bucket).label("bucket")
     names = [name for name in group_by if name != "price_version"]
-    keys = [place, *(of[name] for name in names), of.price_version]
-    sums = [func.sum(of[name]).label(name) for name in SUMS]
+    keys = [place, *(column[name] for name in names), column.price_version]
+    sums = [func.sum(column[name]).label(name) for name in SUMS]
     parts = select(*keys, *sums).where(*selection.conditions(database)).group_by(*keys).subquery().c
     groups = [parts.bucket, price_version.c.currency, *(parts[name] for name in group_by)]
     query = select(*groups, *(func.sum(parts[name]).label(name) for name in SUMS))
@@ -229,35 +229,40 @@ def _bucket(selection: Selection, bucket: Bucket | None) -> ColumnElement[Any]:
 
 def _top_and_rest(cells: CTE, group_by: Sequence[SeriesGroup], top: int, measure: Measure) -> Select[tuple[Any, ...]]:
     """The cells of the first groups, those of all others added up (`place` is null), and how many groups there are."""
-    of = cells.c
-    totals = _totals(of)
+    column = cells.c
+    totals = _totals(column)
     if not group_by:
-        return select(of.bucket, of.currency, literal(1).label("place"), literal(1).label("groups"), *totals).group_by(
-            of.bucket, of.currency
-        )
-    keys = [of[name] for name in group_by]
-    ranked = select(*keys, func.row_number().over(order_by=[*_order(of, measure), *keys]).label("place"))
+        return select(
+            column.bucket, column.currency, literal(1).label("place"), literal(1).label("groups"), *totals
+        ).group_by(column.bucket, column.currency)
+    keys = [column[name] for name in group_by]
+    ranked = select(*keys, func.row_number().over(order_by=[*_order(column, measure), *keys]).label("place"))
     ranks = ranked.group_by(*keys).cte("ranks")
-    same = and_(*(of[name] == ranks.c[name] for name in group_by))
+    same = and_(*(column[name] == ranks.c[name] for name in group_by))
     place = case((ranks.c.place <= top, ranks.c.place), else_=null()).label("place")
-    named = [case((ranks.c.place <= top, of[name]), else_=null()).label(f"group_{name}") for name in group_by]
+    named = [case((ranks.c.place <= top, column[name]), else_=null()).label(f"group_{name}") for name in group_by]
     groups = select(func.count()).select_from(ranks).scalar_subquery().label("groups")
-    folded = select(of.bucket, of.currency, place, *named, *(of[name] for name in SUMS)).join(ranks, same).subquery().c
+    folded = (
+        select(column.bucket, column.currency, place, *named, *(column[name] for name in SUMS))
+        .join(ranks, same)
+        .subquery()
+        .c
+    )
     by = [folded.bucket, folded.currency, folded.place, *(folded[f"group_{name}"] for name in group_by)]
     return select(*by, groups, *_totals(folded)).group_by(*by)
 
 
-def _totals(of: Any) -> list[ColumnElement[Any]]:
+def _totals(column: Any) -> list[ColumnElement[Any]]:
     """SUMS as whole numbers, the last columns of a query: the driver makes decimals of PostgreSQL's NUMERIC."""
-    return [cast(func.sum(of[name]), BigInteger).label(name) for name in SUMS]
+    return [cast(func.sum(column[name]), BigInteger).label(name) for name in SUMS]
 
 
-def _order(of: Any, measure: Measure) -> list[ColumnElement[Any]]:
+def _order(column: Any, measure: Measure) -> list[ColumnElement[Any]]:
     if measure == "requests":
-        return [func.sum(of.requests).desc()]
+        return [func.sum(column.requests).desc()]
     if measure == "tokens":
-        return [sum((func.sum(of[meter]) for meter in METERS[1:]), func.sum(of[METERS[0]])).desc()]
-    return [func.sum(of.cost_high).desc(), func.sum(of.cost_low).desc()]
+        return [sum((func.sum(column[meter]) for meter in METERS[1:]), func.sum(column[METERS[0]])).desc()]
+    return [func.sum(column.cost_high).desc(), func.sum(column.cost_low).desc()]
 
 
 def _measured(sums: Sums, measure: Measure) -> int:

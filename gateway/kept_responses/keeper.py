@@ -178,7 +178,7 @@ class ResponseKeeper:
         if len(names) > MOST_REFERENCES:
             raise InvalidField("$.input", f"it refers to more than {MOST_REFERENCES} items of earlier responses")
         ids = {id_ for name in names if (id_ := _response_of_item(name)) is not None}
-        known: dict[str, InputItem] = {}
+        by_id: dict[str, InputItem] = {}
         found: list[StoredResponse] = []
         if self.store is not None and ids:
             try:
@@ -188,11 +188,11 @@ class ResponseKeeper:
             except ScopeKeyUnreadable:
                 found = []
             try:
-                known = {item.id: item for item in await self._items_of(payer, found) if item.id}
+                by_id = {item.id: item for item in await self._items_of(payer, found) if item.id}
             except TooManyItems:
                 too_many = f"the responses that it refers to have more than {MOST_PARTS} items and parts"
                 raise InvalidField("$.input", too_many) from None
-        return [known.get(item.id or "", item) if item.type == "item_reference" else item for item in items]
+        return [by_id.get(item.id or "", item) if item.type == "item_reference" else item for item in items]
 
     async def _items_of(self, payer: Payer, responses: Sequence[StoredResponse]) -> list[InputItem]:
         """Their items, decoded in a thread if there is much of them. Raises TooManyItems, RateLimited."""
