@@ -216,7 +216,7 @@ class Balances:
                     await _post(money, wallet, Transaction(identity, tenant_id, currency, "refund", "",
                                                            wallet.refund(amount_pico), reason))  # fmt: skip
                     said = {"amount": format_pico(amount_pico), "currency": currency}
-                    await record_change(session, "refund.created", target="refund", target_id=str(identity),
+                    await record_change(session, "refund.created", target="refund", target_id=identity,
                                         tenant_id=tenant_id, reason=reason, after=said)  # fmt: skip
         if posted:  # since a moment ago
             await self._was_refunded(identity, tenant_id, amount_pico, currency)
@@ -284,7 +284,7 @@ class Balances:
                     posted = Transaction(new_id(), tenant, found.currency, "expiry", "", entries, "expired")
                     await _post(money, wallet, posted)
                     gone = {str(grant_id): format_pico(one.gone) for grant_id, one in wallet.changed.items()}
-                    await record_change(session, "grants.expired", target="balance", target_id=str(tenant),
+                    await record_change(session, "grants.expired", target="balance", target_id=tenant,
                                         tenant_id=tenant, after={"gone": gone, "currency": found.currency})  # fmt: skip
         return taken
 
@@ -299,7 +299,7 @@ async def _record_grant(session: AsyncSession, made: Grant) -> None:
     said = msgspec.structs.asdict(made)
     after = {name: said[name] for name in ("currency", "kind", "priority", "expires_at", "model")}
     after["amount"] = format_pico(made.amount_pico)
-    await record_change(session, "grant.created", target="grant", target_id=str(made.id), tenant_id=made.tenant_id,
+    await record_change(session, "grant.created", target="grant", target_id=made.id, tenant_id=made.tenant_id,
                         project_id=made.project_id, reason=made.reason, after=after)  # fmt: skip
 
 
@@ -310,7 +310,7 @@ async def _set_line(session: AsyncSession, money: MoneyTransaction, line: Credit
     after = found.with_credit_line(line.pico)
     await money.save([after])
     lines = [{"limit": format_pico(one.credit_line), "currency": line.currency} for one in (found, after)]
-    await record_change(session, "credit_line.set", target="balance", target_id=str(line.tenant_id),
+    await record_change(session, "credit_line.set", target="balance", target_id=line.tenant_id,
                         tenant_id=line.tenant_id, before=lines[0], after=lines[1])  # fmt: skip
     return after
 

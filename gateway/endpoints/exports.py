@@ -23,6 +23,7 @@ from gateway.http.operations import describes, files, page
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
+from storage.database.public_ids import public_id
 
 _WAIT_S = 30
 
@@ -168,7 +169,7 @@ def _id(name: str) -> UUID:
 
 def _object(job: ExportJob, ahead: int | None, kept_until: int | None) -> ExportObject:
     return ExportObject(
-        id=f"export_{job.id.hex}",
+        id=public_id("export", job.id),
         dataset=job.dataset,
         period=job.period,
         format=job.format,
