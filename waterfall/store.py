@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from uuid import UUID
 
 from msgspec import Struct
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from storage.database.database import Database
 from storage.database.sql_arrays import array_literal, one_of
@@ -48,10 +49,12 @@ class Found(Struct, frozen=True):
 
 
 class WaterfallStore:
-    """All methods raise DatabaseUnavailable."""
+    """`keep_s`: how long times are kept. What is older is not found from then on, whether it was deleted yet or not.
+    All methods raise DatabaseUnavailable."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, keep_s: float) -> None:
         self._database = database
+        self._keep = int(keep_s * _SECOND)
 
     async def write(self, rows: Sequence[Row]) -> None:
         """Keep these. A request that is there already stays as it is."""
@@ -79,7 +82,7 @@ class WaterfallStore:
         # all tenants: a request is found by its id, and whose it is is in the row
         query = select(request_waterfall).where(_WATERFALL.request_id == request_id)
         async with self._database.reading() as session:
-            row = (await session.execute(query)).one_or_none()
+            row = (await session.execute(query.where(await self._kept(session)))).one_or_none()
         return None if row is None else Found(row.request_id, row.tenant_id, row.project_id, unpack(row.record))
 
     async def find_many(self, tenant_id: UUID, request_ids: Collection[UUID]) -> dict[UUID, Record]:
@@ -90,14 +93,19 @@ class WaterfallStore:
         wanted = one_of(self._database, _WATERFALL.request_id, list(request_ids))
         query = select(*columns).where(wanted, _WATERFALL.tenant_id == tenant_id)
         async with self._database.reading() as session:
-            return {row.request_id: unpack(row.record) for row in await session.execute(query)}
+            rows = await session.execute(query.where(await self._kept(session)))
+            return {row.request_id: unpack(row.record) for row in rows}
 
-    async def forget_old(self, keep_s: float, most: int = MOST_ROWS) -> int:
+    async def _kept(self, session: AsyncSession) -> ColumnElement[bool]:
+        """The condition that a row is young enough."""
+        return _WATERFALL.at >= await self._database.now_in(session) - self._keep
+
+    async def forget_old(self, most: int = MOST_ROWS) -> int:
         """Delete a batch of what is older than it is kept, or beyond the most; how many rows. Again if it was a full
         batch."""
         number = _WATERFALL.id
         async with self._database.transaction() as session:  # all tenants: time passes for everyone
-            before = await self._database.now_in(session) - int(keep_s * _SECOND)
+            before = await self._database.now_in(session) - self._keep
             last = await session.scalar(select(func.max(number)))
             if last is None:
                 return 0

@@ -236,7 +236,7 @@ def _csv(entries: AsyncIterator[Entry], *, whole: bool) -> Stream:
         yield csv_rows.lines(piece)
 
     headers = {"content-disposition": 'attachment; filename="audit.csv"', "cache-control": "no-store"}
-    return Stream(pieces(), media_type=csv_rows.MEDIA_TYPE, headers=headers)
+    return Stream(pieces(), headers=headers | {"content-type": csv_rows.MEDIA_TYPE})
 
 
 async def _nothing() -> AsyncIterator[Entry]:

@@ -155,7 +155,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
         path = jobs.path(job)
         if not path.is_file():
             raise Unavailable("The file is not on this machine: gateways and workers must share TURNPIKE_EXPORT_DIR.")
-        return File(path, filename=job.file_name, media_type=MEDIA_TYPES[job.format])
+        return File(path, filename=job.file_name, headers={"content-type": MEDIA_TYPES[job.format]})
 
     return [create_export, list_exports, retrieve_export, retrieve_export_content]
 

@@ -21,6 +21,7 @@ from waterfall.store import BATCH, Row, WaterfallStore
 from waterfall.writer import MOST_REFUSED, MOST_WAITING, Entry, WaterfallWriter
 
 _TENANT, _PROJECT = UUID(int=1), UUID(int=2)
+_DAY_S = 86_400
 
 
 class Store(WaterfallStore):
@@ -152,7 +153,7 @@ def full(at: int, tenant: UUID = _TENANT) -> Row:
 
 @pytest.mark.both_databases
 async def test_rows_are_kept_once_and_found(database: Database) -> None:
-    store = WaterfallStore(database)
+    store = WaterfallStore(database, 7 * _DAY_S)
     now = await database.now()
     rows = [full(now + number) for number in range(3)]
     await store.write(rows)
@@ -169,16 +170,32 @@ async def test_rows_are_kept_once_and_found(database: Database) -> None:
 
 @pytest.mark.both_databases
 async def test_old_rows_and_those_beyond_the_most_are_forgotten_in_batches(database: Database) -> None:
-    store = WaterfallStore(database)
+    store = WaterfallStore(database, 7 * _DAY_S)
     now = await database.now()
     day = 86_400_000_000
     old = [full(now - 8 * day) for _ in range(BATCH + 10)]
     new = [full(now - day) for _ in range(50)]
     await store.write([*old, *new])
-    keep_s = 7 * 86_400
-    assert [await store.forget_old(keep_s) for _ in range(3)] == [BATCH, 10, 0]
-    assert await store.forget_old(keep_s, most=20) == 30
+    assert [await store.forget_old() for _ in range(3)] == [BATCH, 10, 0]
+    assert await store.forget_old(most=20) == 30
     left = await store.find_many(_TENANT, [one.request_id for one in new])
     assert left.keys() == {one.request_id for one in new[-20:]}
-    assert await store.forget_old(0) == 20
-    assert await store.forget_old(0) == 0
+    nothing = WaterfallStore(database, 0)
+    assert await nothing.forget_old() == 20
+    assert await nothing.forget_old() == 0
+
+
+@pytest.mark.both_databases
+async def test_kept_shorter_old_rows_are_hidden_at_once_and_deleted_later(database: Database) -> None:
+    now, day = await database.now(), _DAY_S * 1_000_000
+    old, new = full(now - 3 * day), full(now)
+    before = WaterfallStore(database, 7 * _DAY_S)
+    await before.write([old, new])
+    assert await before.find(old.request_id) is not None
+    store = WaterfallStore(database, 2 * _DAY_S)
+    assert await store.find(old.request_id) is None
+    assert await store.find(new.request_id) is not None
+    assert (await store.find_many(_TENANT, [old.request_id, new.request_id])).keys() == {new.request_id}
+    assert await before.find(old.request_id) is not None  # not deleted yet
+    assert await store.forget_old() == 1
+    assert await before.find(old.request_id) is None

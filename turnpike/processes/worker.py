@@ -137,7 +137,7 @@ def jobs(admin: AdminServices) -> list[Job]:
         served = await forget_service_hours(admin.database)
         users = await admin.users.forget_old()
         responses = await forget_expired(admin.database)
-        waterfalls = await WaterfallStore(admin.database).forget_old(settings.waterfall_keep_days * _DAY_S)
+        waterfalls = await WaterfallStore(admin.database, settings.waterfall_keep_days * _DAY_S).forget_old()
         refused = await RefusedRequestStore(admin.database, settings.waterfall_keep_days * _DAY_S).forget_old()
         gone = {"webhooks": removed, "holds": holds, "charges": charges, "windows": windows, "history": history}
         gone |= {"served": served, "users": users, "responses": responses, "waterfalls": waterfalls}
