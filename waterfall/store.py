@@ -1,8 +1,11 @@
-"""Keeps the times of requests in the database, each once, for a while and no more than a bounded number of them."""
+"""Keeps the times of requests in the database, each once, for a while, and no more than a bounded number of them.
+
+The tenants share that number: one that sends very many requests loses its own oldest times, and nobody else's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from uuid import UUID
 
 from msgspec import Struct
@@ -15,7 +18,7 @@ from waterfall.record import Record, unpack
 from waterfall.tables import request_waterfall
 
 MOST_ROWS = 4_000_000
-"""The oldest go when there are more: about 2 GB."""
+"""Of all tenants together, about 2 GB. When there are more, the oldest go of who has more than a fair share."""
 BATCH = 2000
 """Rows that are deleted at a time."""
 _SECOND = 1_000_000
@@ -100,18 +103,61 @@ class WaterfallStore:
         """The condition that a row is young enough."""
         return _WATERFALL.at >= await self._database.now_in(session) - self._keep
 
-    async def forget_old(self, most: int = MOST_ROWS) -> int:
-        """Delete a batch of what is older than it is kept, or beyond the most; how many rows. Again if it was a full
-        batch."""
+    async def forget_old(self) -> int:
+        """Delete a batch of what is older than it is kept; how many rows. Again if it was a full batch."""
         number = _WATERFALL.id
         async with self._database.transaction() as session:  # all tenants: time passes for everyone
             before = await self._database.now_in(session) - self._keep
-            last = await session.scalar(select(func.max(number)))
-            if last is None:
-                return 0
             oldest = select(number, _WATERFALL.at).order_by(number).limit(BATCH)
             rows = (await session.execute(self._database.locked(oldest, skip=True))).all()
-            gone = [row.id for row in rows if row.at < before or row.id <= last - most]
+            gone = [row.id for row in rows if row.at < before]
             if gone:
                 await session.execute(delete(request_waterfall).where(one_of(self._database, number, gone)))
         return len(gone)
+
+    async def forget_beyond(self, most: int = MOST_ROWS) -> int:
+        """Delete what is beyond the most rows, the oldest of those tenants that have more than their share; how many
+        rows. Nobody loses a row as long as another tenant has more of them."""
+        shares = await self._shares(most)
+        return sum([await self._forget_beyond(tenant_id, share) for tenant_id, share in shares.items()])
+
+    async def _shares(self, most: int) -> dict[UUID, int]:
+        """How many rows each tenant keeps that has more than its share."""
+        number = _WATERFALL.id
+        async with self._database.reading() as session:
+            # all tenants: they share one room
+            first, last = (await session.execute(select(func.min(number), func.max(number)))).one()
+            if first is None or last - first < most:
+                return {}  # the rows are not counted without need: it reads an index as long as the table
+            counting = select(_WATERFALL.tenant_id, func.count()).group_by(_WATERFALL.tenant_id)
+            counts = {row[0]: row[1] for row in await session.execute(counting)}
+        share = fair_share(counts.values(), most)
+        return {tenant_id: share for tenant_id, count in counts.items() if count > share}
+
+    async def _forget_beyond(self, tenant_id: UUID, share: int) -> int:
+        """Delete all but the newest rows of a tenant, in batches."""
+        number, mine = _WATERFALL.id, _WATERFALL.tenant_id == tenant_id
+        forgotten = 0
+        async with self._database.reading() as session:
+            newest = select(number).where(mine).order_by(number.desc())
+            last = await session.scalar(newest.offset(share).limit(1))
+        while last is not None:
+            async with self._database.transaction() as session:
+                oldest = select(number).where(mine, number <= last).order_by(number).limit(BATCH)
+                rows = list(await session.scalars(self._database.locked(oldest, skip=True)))
+                await session.execute(delete(request_waterfall).where(mine, one_of(self._database, number, rows)))
+            forgotten += len(rows)
+            if len(rows) < BATCH:
+                break
+        return forgotten
+
+
+def fair_share(counts: Iterable[int], most: int) -> int:
+    """How many each may keep, so that all together keep at most `most`, and who has less than that keeps all."""
+    left, sharing = most, sorted(counts)
+    for place, count in enumerate(sharing):
+        share = left // (len(sharing) - place)
+        if count > share:
+            return share
+        left -= count
+    return max(sharing, default=0)
