@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "r0048"
-down_revision = "r0046"
+down_revision = "r0047"
 branch_labels = None
 depends_on = None
 
