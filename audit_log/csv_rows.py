@@ -17,6 +17,7 @@ COLUMNS = (
     *("reason", "before", "after"),
 )
 MEDIA_TYPE = "text/csv; charset=utf-8; header=present"
+"""To be sent as a header: as a media type it would get a second charset."""
 
 
 def format_at(at: int) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, and_, case, false, not_, or_, select
 from audit_log.actors import OPERATOR, OPERATOR_MEANS, THIS_MACHINE, Actor
 from audit_log.tables import PLATFORM, audit_entry
 from storage.database.database import Database
+from storage.database.public_ids import forms_of
 
 _ROW = audit_entry.c
 _BATCH = 500
@@ -113,7 +114,9 @@ def _condition(wanted: Filter, scopes: Sequence[Scope]) -> ColumnElement[bool]:
         kind, _, verb = wanted.action.partition(".")
         of_kind = _ROW.action.startswith(f"{kind}.", autoescape=True)
         conditions.append(of_kind if verb in ("", "*") else _ROW.action == wanted.action)
-    same = ((name, getattr(wanted, name)) for name in ("target", "target_id", "tenant_id", "project_id"))
+    if wanted.target_id is not None:  # earlier versions wrote plain UUIDs
+        conditions.append(_ROW.target_id.in_(forms_of(wanted.target_id)))
+    same = ((name, getattr(wanted, name)) for name in ("target", "tenant_id", "project_id"))
     conditions += [_ROW[name] == value for name, value in same if value is not None]
     if wanted.platform:
         conditions.append(_ROW.tenant_id == PLATFORM)

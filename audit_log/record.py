@@ -20,6 +20,7 @@ from audit_log.actors import Actor, current_actor
 from audit_log.leaf_forms import CURRENT, first_head, next_head
 from audit_log.tables import PLATFORM, audit_chain, audit_entry
 from storage.database.database import Database
+from storage.database.public_ids import public_id, with_public_ids
 
 MOST_TEXT = 4_096
 """Characters of a reason, a name or an id in an entry; the rest is cut off."""
@@ -40,7 +41,7 @@ async def record_change(
     action: str,
     *,
     target: str,
-    target_id: str,
+    target_id: UUID | str,
     tenant_id: UUID | None = None,
     project_id: UUID | None = None,
     reason: str = "",
@@ -49,10 +50,13 @@ async def record_change(
 ) -> None:
     """Record, in this transaction, that the current actor did `action` (such as "key.revoked") to a target.
 
-    `target`: its kind, such as "key". `tenant_id`: whose it is; None: the platform's. `before` and `after`: what
-    msgspec can encode, without secrets; None where the target did not exist. They are read now, and written when the
+    `target`: its kind, such as "key"; `target_id`: its public id, or the id that one is made of. `tenant_id`: whose it
+    is; None: the platform's. `before` and `after`: what msgspec can encode, without secrets; None where the target did
+    not exist; ids in fields such as `project_id` get their public form. They are read now, and written when the
     transaction is about to commit. The session must be one of `Database.transaction`. Raises NoActor.
     """
+    if isinstance(target_id, UUID):
+        target_id = public_id(target, target_id)
     change = _Change(
         PLATFORM if tenant_id is None else tenant_id,
         {
@@ -88,7 +92,7 @@ def encoded(value: Any) -> str | None:
     """JSON with sorted keys and no spaces, so that equal values have equal texts; None for None. Raises TypeError."""
     if value is None:
         return None
-    text = json.encode(to_builtins(value, enc_hook=_plain, str_keys=True), order="sorted")
+    text = json.encode(with_public_ids(to_builtins(value, enc_hook=_plain, str_keys=True)), order="sorted")
     if len(text) > MOST_BYTES:
         text = json.encode({"bytes": len(text), "sha256": sha256(text).hexdigest()}, order="sorted")
     return text.decode()

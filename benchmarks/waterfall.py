@@ -102,7 +102,7 @@ async def measure_background(url: str) -> dict[str, float]:
     """CPU µs of packing and of writing one request, threads of the driver included; and bytes of a record."""
     await migrate.upgrade(url)
     database = await Database.open(url)
-    store, rounds, size = WaterfallStore(database), [], 0
+    store, rounds, size = WaterfallStore(database, 86_400), [], 0
     try:
         for _ in range(ROUNDS):
             entries = [way(prepared()) for _ in range(BATCH)]

@@ -98,15 +98,17 @@ async def propose_if_needed(
     `amount_pico`: of a grant or credit line, which takes two only over the platform's amount. Jobs of ours need
     nobody's approval. Raises ApprovalRefused for somebody whom no key or session proves; DatabaseUnavailable.
     """
-    actor = current_actor()
-    if actor.means == "system":
-        return
     async with database.reading() as session:
-        if await value_of(session, APPROVALS) != "on":
-            return
-        if amount_pico is not None and amount_pico <= _threshold(await value_of(session, GRANT_OVER)):
+        if not await takes_two_people(session, amount_pico):
             return
     await propose(database, kind, arguments, summary, tenant_id=tenant_id, reason=reason)
+
+
+async def takes_two_people(session: AsyncSession, amount_pico: int | None = None) -> bool:
+    """Whether a change by the current actor takes two people now; `amount_pico` as for `propose_if_needed`."""
+    if current_actor().means == "system" or await value_of(session, APPROVALS) != "on":
+        return False
+    return amount_pico is None or amount_pico > _threshold(await value_of(session, GRANT_OVER))
 
 
 async def propose(

@@ -10,6 +10,7 @@ from uuid import UUID
 from litestar.types import Scope
 from uuid_utils.compat import uuid7
 
+from storage.database.public_ids import public_id
 from tenancy.rights.principals import Principal
 from waterfall.marks import Marks
 
@@ -18,7 +19,7 @@ _KEY = "turnpike"
 
 def public_name(request_id: UUID) -> str:
     """A request's id as clients and logs see it."""
-    return f"req_{request_id.hex}"
+    return public_id("request", request_id)
 
 
 class RequestContext:

@@ -220,14 +220,10 @@ class Gateway:
         self.leased_blocks = LeasedBlocks(self.leases, services.domains, self.threads, services.fleet.purge)
         self.history = RequestHistory(services.database, services.domains, services.prices)
         self.service_hours = ServiceHours(services.database)
-        self.waterfalls = WaterfallWriter(
-            WaterfallStore(services.database), enabled=services.options.waterfall_days > 0
-        )
+        kept_s = services.options.waterfall_days * _DAY_S
+        self.waterfalls = WaterfallWriter(WaterfallStore(services.database, kept_s), enabled=kept_s > 0)
         services.settler.on_settled = self.waterfalls.settled
-        self.refused_requests = RefusedRequestWriter(
-            RefusedRequestStore(services.database, services.options.waterfall_days * _DAY_S),
-            enabled=services.options.waterfall_days > 0,
-        )
+        self.refused_requests = RefusedRequestWriter(RefusedRequestStore(services.database, kept_s), enabled=kept_s > 0)
         self.requests = RunningTasks(
             GenerationDependencies(
                 self.admission,

@@ -76,7 +76,7 @@ class ResponsePolicies:
             }
             new = self._database.insert(response_policy).values(project_id=project_id, tenant_id=tenant_id, **values)
             await session.execute(new.on_conflict_do_update(index_elements=["project_id"], set_=values))
-            await record_change(session, "response_policy.set", target="project", target_id=str(project_id),
+            await record_change(session, "response_policy.set", target="project", target_id=project_id,
                                 tenant_id=tenant_id, project_id=project_id, reason=reason,
                                 before=before, after=after)  # fmt: skip
         self._known.pop(project_id, None)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 from storage.reported_error import ReportedError
 
 NAME, REASON = 200, 500
 """The most characters of a name and of a reason."""
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0\U00016fe4") | frozenset(
+    map(chr, (*range(0xFE00, 0xFE0E), *range(0xE0100, 0xE01F0)))
+)
+"""Letters, marks and symbols that are printable by their category, and show nothing: those of Unicode's property
+Default_Ignorable_Code_Point, and the empty Braille pattern."""
+_STYLES = frozenset("\ufe0e\ufe0f")
+"""Whether the symbol before is shown as text or as a picture. After a letter they show nothing."""
 _FORMULA = frozenset("=+-@\t\r\n＝＋－＠")
 
 
 class InvalidText(ReportedError, ValueError):
-    """A text is empty, too long, or has a control character; `field` names it and `problem` says what is wrong."""
+    """A text is empty, too long, or has a character that nobody sees; `field` names it, `problem` says which."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -24,9 +33,21 @@ def problem_of_text(text: str, most: int, *, empty: bool = False) -> str:
         return "it is empty"
     if len(text) > most:
         return f"longer than {most} characters"
-    if not text.isprintable():
-        return "it has a control character or a line break"
+    if (unseen := _unseen(text)) is not None:
+        return f"it has a character that nobody sees, U+{ord(unseen):04X}"
     return ""
+
+
+def _unseen(text: str) -> str | None:
+    """The first character that shows nothing, or changes how others are shown: two texts that look the same would be
+    different ones. A plain space is seen between others."""
+    for place, letter in enumerate(text):
+        if letter in _STYLES:
+            if not place or unicodedata.category(text[place - 1]) != "So":
+                return letter
+        elif not letter.isprintable() or letter in _BLANK:
+            return letter
+    return None
 
 
 def check_text(field: str, text: str, most: int, *, empty: bool = False) -> None:

@@ -11,30 +11,20 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from storage.database.base import from_instant, to_instant
 from storage.database.database import Database
+from storage.database.public_ids import PREFIXES, prefixed_id, public_id
 from tenancy.tables import ApiKey, Project, Tenant
 
-TENANT_PREFIX = "tenant_"
-PROJECT_PREFIX = "project_"
+TENANT_PREFIX, PROJECT_PREFIX = PREFIXES["tenant"], PREFIXES["project"]
 
 
 def tenant_public_id(tenant_id: UUID) -> str:
     """A tenant's public id."""
-    return f"{TENANT_PREFIX}{tenant_id.hex}"
+    return public_id("tenant", tenant_id)
 
 
 def project_public_id(project_id: UUID) -> str:
     """A project's public id."""
-    return f"{PROJECT_PREFIX}{project_id.hex}"
-
-
-def prefixed_id(text: str, prefix: str) -> UUID | None:
-    """The id in `<prefix><hex>`; None for anything else."""
-    if not text.startswith(prefix):
-        return None
-    try:
-        return UUID(text.removeprefix(prefix))
-    except ValueError:
-        return None
+    return public_id("project", project_id)
 
 
 class Directory:

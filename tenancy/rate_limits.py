@@ -276,11 +276,15 @@ def _is(subject: LimitSubject) -> ColumnElement[bool]:
 async def _record(
     session: AsyncSession, subject: LimitSubject, *, reason: str, before: Limits | None, after: Limits | None
 ) -> None:
+    whose: UUID | str = subject.project_id
+    if subject.key_id is not None:
+        mine = (ApiKey.id == subject.key_id, ApiKey.tenant_id == subject.tenant_id)
+        whose = await session.scalar(select(ApiKey.public_id).where(*mine)) or subject.key_id
     await record_change(
         session,
         "limits.set" if after else "limits.removed",
         target="project" if subject.key_id is None else "key",
-        target_id=str(subject.id),
+        target_id=whose,
         tenant_id=subject.tenant_id,
         project_id=subject.project_id,
         reason=reason,

@@ -465,7 +465,7 @@ async def _record(
 
 async def _add_tenant(session: AsyncSession, name: str) -> Tenant:
     made = await TenantRepository(session=session, wrap_exceptions=False).add(Tenant(name=name, created_at=_now()))
-    await record_change(session, "tenant.created", target="tenant", target_id=str(made.id), tenant_id=made.id,
+    await record_change(session, "tenant.created", target="tenant", target_id=made.id, tenant_id=made.id,
                         after={"name": name})  # fmt: skip
     return made
 
@@ -473,7 +473,7 @@ async def _add_tenant(session: AsyncSession, name: str) -> Tenant:
 async def _add_project(session: AsyncSession, tenant_id: UUID, name: str) -> Project:
     project = Project(tenant_id=tenant_id, name=name, created_at=_now())
     made = await ProjectRepository(session, tenant_id).add(project)
-    await record_change(session, "project.created", target="project", target_id=str(made.id),
+    await record_change(session, "project.created", target="project", target_id=made.id,
                         tenant_id=tenant_id, project_id=made.id, after={"name": name})  # fmt: skip
     return made
 

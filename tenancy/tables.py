@@ -9,6 +9,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, Integer, LargeBinary, Text, 
 from sqlalchemy.orm import Mapped, mapped_column
 
 from storage.database.base import STRICT, Base, Count, Id, Instant, new_id
+from storage.database.public_ids import public_id
 
 
 class Tenant(Base):
@@ -83,7 +84,7 @@ class ApiKey(Base):
     @property
     def user(self) -> str:
         """The public id of the user whose key it is; empty if it says of none."""
-        return "" if self.user_id is None else f"user_{self.user_id.hex}"
+        return "" if self.user_id is None else public_id("user", self.user_id)
 
     def __repr__(self) -> str:
         return f"ApiKey(public_id={self.public_id!r}, kind={self.kind!r}, name={self.name!r})"

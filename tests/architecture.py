@@ -155,7 +155,7 @@ TENANT_TABLES = frozenset(
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
         *("rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
-        *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
+        *("audit_entry", "audit_chain", "audit_anchor", "service_hour", "lone_grant"),
         *("stored_response", "stored_response_events", "response_policy"),
     )
 )
@@ -185,7 +185,17 @@ UNAUDITED_TABLES = frozenset(
         *("stored_response", "stored_response_events"),
         *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
         # written by money transactions, beside what is recorded
-        *("balance", "grant", "grant_balance", "ledger_txn", "ledger_entry", "seal", "number_series", "invoice_line"),
+        *(
+            "balance",
+            "grant",
+            "grant_balance",
+            "lone_grant",
+            "ledger_txn",
+            "ledger_entry",
+            "seal",
+            "number_series",
+            "invoice_line",
+        ),
         # what a price sheet consists of and leads to
         *("price", "price_row", "price_version", "price_resolution"),
     )

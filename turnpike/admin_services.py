@@ -32,6 +32,7 @@ from storage.bus import Bus, LocalBus, RedisBus
 from storage.database import migrate
 from storage.database.database import Database
 from tenancy.authenticator import Authenticator
+from tenancy.directory import project_public_id
 from tenancy.keys import Peppers
 from tenancy.rate_limits import RateLimits
 from tenancy.repositories import Tenancy
@@ -62,9 +63,10 @@ def webhook_dispatcher(
     """What sends webhooks, in a worker; `sender`: by another way than HTTP. Raises UrlRefused for a malformed network
     in the settings."""
 
-    async def names(tenant_id: UUID) -> dict[str, str]:
-        projects = {str(project.id): project.name for project in await tenancy.list_projects(tenant_id)}
-        return projects | {str(key.id): key.public_id for key in await tenancy.list_keys(tenant_id)}
+    async def names(tenant_id: UUID) -> dict[str, tuple[str, str]]:
+        projects = await tenancy.list_projects(tenant_id)
+        shown = {str(project.id): (project_public_id(project.id), project.name) for project in projects}
+        return shown | {str(key.id): (key.public_id, key.public_id) for key in await tenancy.list_keys(tenant_id)}
 
     cipher, sender = SecretCipher(keys.master_key), sender or WebhookSender(_address_policy(settings))
     payloads = partial(name_budget_subjects, names_of=names)

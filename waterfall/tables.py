@@ -16,6 +16,7 @@ request_waterfall = Table(
     Column("at", Count, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Index(None, "request_id", unique=True),
+    Index(None, "tenant_id", "id"),
     **STRICT,
 )
 """One row a request, in the order in which they were written (`id`), which is about the order of `at`: when it was

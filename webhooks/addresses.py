@@ -17,6 +17,8 @@ from typing import TypeAlias
 import httpx
 import msgspec
 
+from storage.free_text import problem_of_text
+
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
@@ -84,6 +86,8 @@ class AddressPolicy(msgspec.Struct, frozen=True):
 
     def check_url(self, text: str) -> httpx.URL:
         """The parsed URL. Its host name is not resolved yet. Raises UrlRefused."""
+        if problem := problem_of_text(text, len(text), empty=True):
+            raise UrlRefused(problem)
         try:
             url = httpx.URL(text)
         except (httpx.InvalidURL, TypeError) as error:

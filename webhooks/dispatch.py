@@ -207,7 +207,7 @@ class Dispatcher:
                         session,
                         "webhook_endpoint.disabled",
                         target="webhook_endpoint",
-                        target_id=str(delivery.endpoint_id),
+                        target_id=delivery.endpoint_id,
                         tenant_id=delivery.tenant_id,
                         reason=disabled["reason"],
                         before={"state": "enabled"},

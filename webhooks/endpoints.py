@@ -272,10 +272,8 @@ async def _record(
     session: AsyncSession, verb: str, tenant_id: UUID, endpoint_id: UUID, *, before: Any = None, after: Any = None
 ) -> None:
     """Record what becomes of an endpoint; never its secrets."""
-    action, target_id = f"webhook_endpoint.{verb}", str(endpoint_id)
-    await record_change(
-        session, action, target="webhook_endpoint", target_id=target_id, tenant_id=tenant_id, before=before, after=after
-    )
+    await record_change(session, f"webhook_endpoint.{verb}", target="webhook_endpoint", target_id=endpoint_id,
+                        tenant_id=tenant_id, before=before, after=after)  # fmt: skip
 
 
 def delivery_row(

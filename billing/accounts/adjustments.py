@@ -32,6 +32,7 @@ from billing.transaction.opening import money_transaction, recorded_money_transa
 from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
 from storage.database.base import new_id
 from storage.database.database import Database
+from storage.database.public_ids import public_id
 from storage.free_text import REASON, check_text, counted
 from storage.reported_error import ReportedError
 
@@ -116,9 +117,10 @@ async def adjust(
         counted = {identity: await money.budgets.charged(event_id)}
         notices = await charge_budgets(money, BudgetCharges((), [event], counted, {tenant_id: found.currency}))
         await money.save([wallet.balance], posted if entries else (), notices, list(wallet.changed.values()))
-        said = {"corrects": event_id, "units": dict(units), "cost": format_pico(cost), "currency": found.currency,
+        corrects = public_id("request", event_id)
+        said = {"corrects": corrects, "units": dict(units), "cost": format_pico(cost), "currency": found.currency,
                 "period": event.period}  # fmt: skip
-        await record_change(session, "usage.adjusted", target="usage_event", target_id=str(identity),
+        await record_change(session, "usage.adjusted", target="usage_event", target_id=identity,
                             tenant_id=tenant_id, project_id=event.project_id, reason=reason, after=said)  # fmt: skip
     return event
 

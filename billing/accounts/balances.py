@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from billing.accounts.idempotency import check_id_unused
+from billing.accounts.lone_grants import TakesTwoPeople, given_lately, note_lone_grant
 from billing.ledger.entries import Balance, Transaction, TransactionKind
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
@@ -110,7 +111,8 @@ class Balances:
     ) -> UUID:
         """Put money in; the first grant decides the balance's currency. Returns the grant's id.
 
-        A grant that is repeated under the same id counts once. `billing.ledger.wallet` says what is used first; what
+        A grant that is repeated under the same id counts once. What was given within 24 hours counts together where an
+        amount takes two people. `billing.ledger.wallet` says what is used first; what
         is given (kind promo) can be for one model or project only. Raises InvalidMoney, InvalidGrant, CurrencyMismatch
         or IdempotencyConflict, InvalidText; then nothing is written. Raises ChangePending while it takes two people.
         """
@@ -139,18 +141,32 @@ class Balances:
             if found is not None:
                 _check(self._database, found, made)
             return made.id
-        summary = f"{'a payment' if kind == 'paid' else 'a grant'} of {format_pico(amount_pico)} {currency}"
-        await propose_if_needed(self._database, "grant.create", made, summary, tenant_id=tenant_id, reason=reason,
-                                amount_pico=amount_pico)  # fmt: skip
+        async with self._database.reading() as session:
+            lately = await given_lately(self._database, session, tenant_id)
+        await self._propose_if_needed(made, lately)
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
             await _begin(self._database, session, tenant_id, currency)
-        async with recorded_money_transaction(self._database) as (session, money):
-            new = await _put_in(self._database, money, made)
-            if new:
-                await _record_grant(session, made)
+        try:
+            async with recorded_money_transaction(self._database) as (session, money):
+                new = await _put_in(self._database, money, made)
+                if new:
+                    await note_lone_grant(self._database, session, made)
+                    await _record_grant(session, made)
+        except TakesTwoPeople as error:  # others were given at the same time
+            await self._propose_if_needed(made, error.lately)
+            raise
         if not new:  # a moment ago
             await self._was_given(made)
         return made.id
+
+    async def _propose_if_needed(self, made: Grant, lately: int) -> None:
+        """Raise ChangePending if this grant takes two people, with the `lately` pico-units that were given before."""
+        what = "a payment" if made.kind == "paid" else "a grant"
+        summary = f"{what} of {format_pico(made.amount_pico)} {made.currency}"
+        if lately:
+            summary += f", after {format_pico(lately)} {made.currency} within 24 hours by one person each"
+        await propose_if_needed(self._database, "grant.create", made, summary, tenant_id=made.tenant_id,
+                                reason=made.reason, amount_pico=lately + made.amount_pico)  # fmt: skip
 
     async def grant_in(self, session: AsyncSession, made: Grant) -> None:
         """Put in what another person has approved, in this transaction. Raises InvalidGrant if its time has passed or
@@ -216,7 +232,7 @@ class Balances:
                     await _post(money, wallet, Transaction(identity, tenant_id, currency, "refund", "",
                                                            wallet.refund(amount_pico), reason))  # fmt: skip
                     said = {"amount": format_pico(amount_pico), "currency": currency}
-                    await record_change(session, "refund.created", target="refund", target_id=str(identity),
+                    await record_change(session, "refund.created", target="refund", target_id=identity,
                                         tenant_id=tenant_id, reason=reason, after=said)  # fmt: skip
         if posted:  # since a moment ago
             await self._was_refunded(identity, tenant_id, amount_pico, currency)
@@ -284,7 +300,7 @@ class Balances:
                     posted = Transaction(new_id(), tenant, found.currency, "expiry", "", entries, "expired")
                     await _post(money, wallet, posted)
                     gone = {str(grant_id): format_pico(one.gone) for grant_id, one in wallet.changed.items()}
-                    await record_change(session, "grants.expired", target="balance", target_id=str(tenant),
+                    await record_change(session, "grants.expired", target="balance", target_id=tenant,
                                         tenant_id=tenant, after={"gone": gone, "currency": found.currency})  # fmt: skip
         return taken
 
@@ -299,7 +315,7 @@ async def _record_grant(session: AsyncSession, made: Grant) -> None:
     said = msgspec.structs.asdict(made)
     after = {name: said[name] for name in ("currency", "kind", "priority", "expires_at", "model")}
     after["amount"] = format_pico(made.amount_pico)
-    await record_change(session, "grant.created", target="grant", target_id=str(made.id), tenant_id=made.tenant_id,
+    await record_change(session, "grant.created", target="grant", target_id=made.id, tenant_id=made.tenant_id,
                         project_id=made.project_id, reason=made.reason, after=after)  # fmt: skip
 
 
@@ -310,7 +326,7 @@ async def _set_line(session: AsyncSession, money: MoneyTransaction, line: Credit
     after = found.with_credit_line(line.pico)
     await money.save([after])
     lines = [{"limit": format_pico(one.credit_line), "currency": line.currency} for one in (found, after)]
-    await record_change(session, "credit_line.set", target="balance", target_id=str(line.tenant_id),
+    await record_change(session, "credit_line.set", target="balance", target_id=line.tenant_id,
                         tenant_id=line.tenant_id, before=lines[0], after=lines[1])  # fmt: skip
     return after
 

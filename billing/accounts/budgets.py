@@ -18,6 +18,7 @@ from billing.tables.budgets import budget, budget_window
 from billing.tables.money import balance
 from storage.database.base import new_id
 from storage.database.database import Database
+from storage.database.public_ids import public_id
 from storage.free_text import NAME, problem_of_text
 from storage.reported_error import ReportedError
 
@@ -54,8 +55,10 @@ class BudgetSettings:
         action: Action = "block",
         thresholds: Sequence[int] = THRESHOLDS,
         dry_run: bool = False,
+        key: str = "",
     ) -> UUID:
-        """Set the tenant's budget for this subject and span, in place of one that it has. Returns its id.
+        """Set the tenant's budget for this subject and span, in place of one that it has. Returns its id. `key`: the
+        public id of the key that it is for, which the audit log says instead of its id.
 
         It counts from now on; what was used in this window before there was a budget is not in it. A limit below what
         was used refuses everything until the window ends. Raises InvalidBudget, InvalidMoney, CurrencyMismatch.
@@ -79,13 +82,13 @@ class BudgetSettings:
             terms = BudgetLimit(budget_id, tenant_id, scope, subject, span, limit_pico, action, joined)
             if not dry_run:
                 await self._write(session, terms, there=found is not None)
-                before = None if row is None or row.removed_at is not None else _said(BudgetLimit(*row[:-1]))
-                await record_change(session, "budget.set", target="budget", target_id=str(budget_id),
-                                    tenant_id=tenant_id, before=before, after=_said(terms))  # fmt: skip
+                before = None if row is None or row.removed_at is not None else _said(BudgetLimit(*row[:-1]), key)
+                await record_change(session, "budget.set", target="budget", target_id=budget_id,
+                                    tenant_id=tenant_id, before=before, after=_said(terms, key))  # fmt: skip
         return terms.budget_id
 
-    async def remove(self, tenant_id: UUID, budget_id: UUID) -> None:
-        """Take the budget out of force. Raises UnknownBudget."""
+    async def remove(self, tenant_id: UUID, budget_id: UUID, key: str = "") -> None:
+        """Take the budget out of force; `key` as for `set`. Raises UnknownBudget."""
         async with self._database.transaction() as session:
             await self._lock(session, tenant_id)
             mine = (budget.c.tenant_id == tenant_id, budget.c.budget_id == budget_id, budget.c.removed_at.is_(None))
@@ -94,8 +97,8 @@ class BudgetSettings:
             if row is None:
                 raise UnknownBudget(budget_id)
             await self._count(session, tenant_id)
-            await record_change(session, "budget.removed", target="budget", target_id=str(budget_id),
-                                tenant_id=tenant_id, before=_said(BudgetLimit(*row)))  # fmt: skip
+            await record_change(session, "budget.removed", target="budget", target_id=budget_id,
+                                tenant_id=tenant_id, before=_said(BudgetLimit(*row), key))  # fmt: skip
 
     async def list(self, tenant_id: UUID) -> list[BudgetWindow]:
         """The tenant's budgets as windows at present; one that nothing was used of has its budget's id."""
@@ -141,9 +144,13 @@ class BudgetSettings:
         await session.execute(update(balance).where(balance.c.tenant_id == tenant_id).values(budgets=count))
 
 
-def _said(terms: BudgetLimit) -> dict[str, str]:
+def _said(terms: BudgetLimit, key: str) -> dict[str, str]:
     """What the audit log says of a budget."""
     said = {name: getattr(terms, name) for name in ("scope", "subject", "span", "action", "thresholds")}
+    if terms.scope == "project":
+        said["subject"] = public_id("project", UUID(terms.subject))
+    elif terms.scope == "key" and key:
+        said["subject"] = key
     return said | {"limit": format_pico(terms.limit_pico)}
 
 

@@ -120,7 +120,7 @@ class ExportJobs:
                 )
             )
             said = {"dataset": dataset, "period": period, "format": form}
-            await record_change(session, "export.ordered", target="export", target_id=str(identity),
+            await record_change(session, "export.ordered", target="export", target_id=identity,
                                 tenant_id=tenant_id, after=said)  # fmt: skip
         return await self.get(tenant_id, identity)
 

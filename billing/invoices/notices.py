@@ -9,6 +9,7 @@ from billing.invoices.store import InvoiceRecord
 from billing.money import format_minor
 from storage.database.database import Database
 from storage.database.outbox import write_to_outbox
+from storage.database.public_ids import public_id
 
 DRAFTED = "invoice.drafted"
 FINALIZED = "invoice.finalized"
@@ -40,7 +41,7 @@ async def send_notice(database: Database, session: AsyncSession, topic: str, rec
 def payload(record: InvoiceRecord) -> str:
     """A document's state as canonical JSON: amounts are decimal strings in its currency, missing texts are empty."""
     return canonical(
-        {"id": str(record.id)}
+        {"id": public_id(record.kind, record.id)}
         | {name: getattr(record, name) for name in _TEXTS}
         | {name: getattr(record, name) or "" for name in _OPTIONAL_TEXTS}
         | {name: format_minor(getattr(record, name), record.currency) for name in _AMOUNTS}

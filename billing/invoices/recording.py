@@ -22,7 +22,7 @@ async def record_document(
         session,
         action,
         target=record.kind,
-        target_id=str(record.id),
+        target_id=record.id,
         tenant_id=record.tenant_id,
         reason=reason,
         before=None if before is None else _said(before),

@@ -15,6 +15,7 @@ from billing.money import format_pico
 from billing.transaction.money_transaction import MoneyTransaction, OutboxMessage
 from billing.usage import UsageEvent
 from storage.database.base import new_id
+from storage.database.public_ids import public_id
 
 THRESHOLD = "budget.threshold"
 """The outbox topic of a budget's threshold that was reached: once for each threshold and window."""
@@ -62,7 +63,7 @@ async def charge_budgets(money: MoneyTransaction, charges: BudgetCharges) -> lis
 def _notice(window: BudgetWindow, percent: int, currency: str) -> OutboxMessage:
     end = resets(window)
     payload = {
-        "budget": str(window.budget_id),
+        "budget": public_id("budget", window.budget_id),
         "what": describe(window.scope, window.span, window.subject),
         "scope": window.scope,
         "subject": window.subject,
@@ -77,20 +78,22 @@ def _notice(window: BudgetWindow, percent: int, currency: str) -> OutboxMessage:
     return OutboxMessage(new_id(), window.tenant_id, THRESHOLD, msgspec.json.encode(payload).decode())
 
 
-NameLookup: TypeAlias = Callable[[UUID], Awaitable[Mapping[str, str]]]
-"""Tenant id -> the names of its projects and keys, by their ids."""
+NameLookup: TypeAlias = Callable[[UUID], Awaitable[Mapping[str, tuple[str, str]]]]
+"""Tenant id -> the public ids and names of its projects and keys, by their ids."""
 
 
 async def name_budget_subjects(messages: Iterable[OutboxMessage], names_of: NameLookup) -> dict[UUID, str]:
-    """The payload of each message, by its id; a budget's with the name of its subject, which billing does not know."""
+    """The payload of each message, by its id; a budget's with the public id and the name of its subject,
+    which billing does not know."""
     payloads: dict[UUID, str] = {}
-    names: dict[UUID, Mapping[str, str]] = {}
+    names: dict[UUID, Mapping[str, tuple[str, str]]] = {}
     for message in messages:
         payloads[message.id] = message.payload
         if message.topic == THRESHOLD and (subject := (notice := msgspec.json.decode(message.payload))["subject"]):
             if message.tenant_id not in names:
                 names[message.tenant_id] = await names_of(message.tenant_id)
-            name = names[message.tenant_id].get(subject, subject)
-            notice |= {"subject_name": name, "what": describe(notice["scope"], notice["window"], name)}
+            shown, name = names[message.tenant_id].get(subject, (subject, subject))
+            what = describe(notice["scope"], notice["window"], name)
+            notice |= {"subject": shown, "subject_name": name, "what": what}
             payloads[message.id] = msgspec.json.encode(notice).decode()
     return payloads

@@ -25,7 +25,8 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
-from tenancy.directory import PROJECT_PREFIX, prefixed_id, project_public_id, tenant_public_id
+from storage.database.public_ids import prefixed_id
+from tenancy.directory import PROJECT_PREFIX, project_public_id, tenant_public_id
 from tenancy.rights.permissions import ROLE_PERMISSIONS
 from tenancy.rights.principals import Principal
 
@@ -235,7 +236,7 @@ def _csv(entries: AsyncIterator[Entry], *, whole: bool) -> Stream:
         yield csv_rows.lines(piece)
 
     headers = {"content-disposition": 'attachment; filename="audit.csv"', "cache-control": "no-store"}
-    return Stream(pieces(), media_type=csv_rows.MEDIA_TYPE, headers=headers)
+    return Stream(pieces(), headers=headers | {"content-type": csv_rows.MEDIA_TYPE})
 
 
 async def _nothing() -> AsyncIterator[Entry]:

@@ -55,6 +55,7 @@ from prompt_cache.promise.prefix_keys import PromptKeys
 from protocol.requests import CLAIM_VERSION, Generate, Retain, Sampling, Segment
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
+from storage.database.public_ids import public_id
 from storage.free_text import counted
 from tenancy.rights.key_limits import NO_LIMITS, KeyLimits
 from tenancy.rights.principals import Principal
@@ -460,7 +461,7 @@ def _unaffordable(error: InsufficientFunds, prepared: PreparedRequest, fits: int
         f"{error.currency}; {left} {error.currency} can be spent{limit}. {advice}{until}",
         Shortage(
             scope=error.scope,
-            budget=None if error.budget_id is None else str(error.budget_id),
+            budget=None if error.budget_id is None else public_id("budget", error.budget_id),
             needed=needed,
             affordable=left,
             currency=error.currency,

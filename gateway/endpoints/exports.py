@@ -23,6 +23,7 @@ from gateway.http.operations import describes, files, page
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
+from storage.database.public_ids import public_id
 
 _WAIT_S = 30
 
@@ -154,7 +155,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
         path = jobs.path(job)
         if not path.is_file():
             raise Unavailable("The file is not on this machine: gateways and workers must share TURNPIKE_EXPORT_DIR.")
-        return File(path, filename=job.file_name, media_type=MEDIA_TYPES[job.format])
+        return File(path, filename=job.file_name, headers={"content-type": MEDIA_TYPES[job.format]})
 
     return [create_export, list_exports, retrieve_export, retrieve_export_content]
 
@@ -168,7 +169,7 @@ def _id(name: str) -> UUID:
 
 def _object(job: ExportJob, ahead: int | None, kept_until: int | None) -> ExportObject:
     return ExportObject(
-        id=f"export_{job.id.hex}",
+        id=public_id("export", job.id),
         dataset=job.dataset,
         period=job.period,
         format=job.format,

@@ -59,6 +59,7 @@ class RequestCycle(RequestResponseCycle):
 
 log = structlog.get_logger("gateway.http")
 
+_DOT_SEGMENTS = frozenset({".", ".."})
 HEAD_BYTES = 64 * 1024
 """The request line and headers together may have so many bytes."""
 HEAD_FIELDS = 128
@@ -278,7 +279,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["method"] = self.parser.get_method().decode("ascii")
         self.scope["http_version"] = version
         path = target.path.decode("ascii")
-        self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        self.scope["path"] = path = urllib.parse.unquote(path) if "%" in path else path
+        if "/." in path and not _DOT_SEGMENTS.isdisjoint(path.split("/")):
+            # What is in front may have resolved them, and would then have let through another path than is served.
+            self._stop_parsing(400, "The path has a segment '.' or '..'.")
         self.scope["raw_path"] = target.path
         self.scope["query_string"] = target.query or b""
         self.cycle = cycle = RequestCycle(

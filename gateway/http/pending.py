@@ -12,6 +12,7 @@ from billing.approvals.approvals import permission_to_decide
 from billing.calendar import format_instant
 from billing.money import format_pico
 from billing.pending_changes import PendingChange
+from storage.database.public_ids import public_id
 from tenancy.rights.permissions import ROLE_PERMISSIONS, ROLES, Role
 
 PENDING_STATUS = 202
@@ -67,7 +68,7 @@ def change_object(change: PendingChange) -> ChangeObject:
         arguments=change.arguments,
         details=dict(_details(change.arguments)),
         state=change.state,
-        tenant_id=None if change.tenant_id is None else f"tenant_{change.tenant_id.hex}",
+        tenant_id=None if change.tenant_id is None else public_id("tenant", change.tenant_id),
         author=change.author,
         author_via=change.author_via,
         reason=change.reason,

@@ -24,6 +24,7 @@ from prompt_cache.promise.lease_rows import COLUMNS, EndCause, LeaseRows, ended_
 from prompt_cache.tables import ended_lease, lease, lease_blocks, lease_tag
 from storage.database.base import id_of
 from storage.database.database import Database
+from storage.database.public_ids import public_id
 from storage.database.sql_arrays import one_of
 
 _COUNTED_AGAIN_S = 1.0
@@ -294,7 +295,7 @@ class LeaseStore:
                 return None
             extended = found.refreshed(now)
             await session.execute(update(lease).where(lease.c.id == identity).values(expires_at=extended.expires_at))
-            await record_change(session, "cache.extended", target="cache", target_id=str(identity),
+            await record_change(session, "cache.extended", target="cache", target_id=identity,
                                 tenant_id=found.tenant_id, project_id=project_id,
                                 before={"expires_at": found.expires_at},
                                 after={"expires_at": extended.expires_at})  # fmt: skip
@@ -324,9 +325,9 @@ class LeaseStore:
                 blocks = [LeaseBlocks(*row) for row in await session.execute(found)]
                 now = (await session.execute(select(self._database.clock))).scalar_one()
                 await self._rows.end(session, gone, "purged", now)
-                said = {"caches": [one.id for one in gone], **({} if tag is None else {"tag": tag})}
+                said = {"caches": [public_id("cache", one.id) for one in gone], **({} if tag is None else {"tag": tag})}
                 await record_change(session, "cache.purged", target="project" if identity is None else "cache",
-                                    target_id=str(identity or project_id), tenant_id=gone[0].tenant_id,
+                                    target_id=identity or project_id, tenant_id=gone[0].tenant_id,
                                     project_id=project_id, before=said)  # fmt: skip
         self._live_tokens.pop(project_id, None)
         return PurgedLeases(gone, blocks)

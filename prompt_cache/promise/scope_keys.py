@@ -127,7 +127,7 @@ class ScopeKeys:
             mine = (of.project_id == project_id, of.tenant_id == tenant_id, of.generation == row.generation)
             values = {"wrapped_key": None, "changed_at": now, "destroyed_at": now, "reason": reason}
             await session.execute(update(cache_scope_key).where(*mine).values(values))
-            await record_change(session, "cache.forgotten", target="project", target_id=str(project_id),
+            await record_change(session, "cache.forgotten", target="project", target_id=project_id,
                                 tenant_id=tenant_id, project_id=project_id, reason=reason,
                                 before={"generation": row.generation})  # fmt: skip
         self.drop(project_id)
@@ -167,7 +167,7 @@ class ScopeKeys:
             before = {} if row is None else {"retention_s": row.retention_s, "limits": _limits(row.limits)}
             after = before | {name: values[name] for name in ("retention_s",) if name in values}
             after |= {} if limits is msgspec.UNSET else {"limits": tuple(limits)}
-            await record_change(session, "cache_policy.set", target="project", target_id=str(project_id),
+            await record_change(session, "cache_policy.set", target="project", target_id=project_id,
                                 tenant_id=tenant_id, project_id=project_id, before=before, after=after)  # fmt: skip
         self.drop(project_id)
 

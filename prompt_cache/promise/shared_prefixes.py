@@ -190,6 +190,6 @@ async def _record(session: AsyncSession, action: str, one: SharedPrefix, reason:
     tenant_id = None if one.tenant_id == EVERYBODY else one.tenant_id
     shares = action == "cache.shared"
     await record_change(
-        session, action, target="shared_prefix", target_id=str(one.id), tenant_id=tenant_id, reason=reason,
+        session, action, target="shared_prefix", target_id=one.id, tenant_id=tenant_id, reason=reason,
         before=None if shares else what, after=what if shares else None,
     )  # fmt: skip

@@ -199,7 +199,7 @@ async def _record(
         session,
         f"{kind}.{verb}",
         target=kind,
-        target_id=str(subject.id),
+        target_id=subject.id,
         tenant_id=subject.id if isinstance(subject, Tenant) else subject.tenant_id,
         project_id=None if is_tenant else subject.id,
         reason=reason,

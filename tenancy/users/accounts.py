@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import Database
+from storage.database.public_ids import prefixed_id, public_id
 from storage.free_text import NAME, check_text
-from tenancy.directory import prefixed_id
 from tenancy.rights.principals import Membership
 from tenancy.users.changes import UserChanges
 from tenancy.users.errors import EmailTaken, LastOwner, NoSuchUser
@@ -191,8 +191,8 @@ def membership_row(user_id: UUID, one: Membership, moment: datetime) -> Membersh
 def scope_name(tenant_id: UUID | None, project_id: UUID | None) -> str:
     """The name of a scope, unique among all."""
     if project_id is not None:
-        return f"project_{project_id.hex}"
-    return "platform" if tenant_id is None else f"tenant_{tenant_id.hex}"
+        return public_id("project", project_id)
+    return "platform" if tenant_id is None else public_id("tenant", tenant_id)
 
 
 async def locked_user(session: AsyncSession, database: Database, user_id: UUID) -> UserAccount:

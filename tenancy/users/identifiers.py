@@ -5,26 +5,27 @@ from __future__ import annotations
 import re
 from uuid import UUID
 
+from storage.database.public_ids import PREFIXES, public_id
 from tenancy.users.errors import FieldRefused
 
-USER_PREFIX, SESSION_PREFIX, INVITATION_PREFIX = "user_", "session_", "invitation_"
+USER_PREFIX, SESSION_PREFIX, INVITATION_PREFIX = (PREFIXES[kind] for kind in ("user", "session", "invitation"))
 MOST_EMAIL = 254
 _EMAIL = re.compile(r"[^\s@<>()\[\],;:\\\"]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?", re.ASCII)
 
 
 def user_public_id(user_id: UUID) -> str:
     """A user's public id."""
-    return f"{USER_PREFIX}{user_id.hex}"
+    return public_id("user", user_id)
 
 
 def session_public_id(session_id: UUID) -> str:
     """A session's public id, which is not its token."""
-    return f"{SESSION_PREFIX}{session_id.hex}"
+    return public_id("session", session_id)
 
 
 def invitation_public_id(invitation_id: UUID) -> str:
     """An invitation's public id, which is not its token."""
-    return f"{INVITATION_PREFIX}{invitation_id.hex}"
+    return public_id("invitation", invitation_id)
 
 
 def check_email(text: str, *, field: str = "email") -> str:

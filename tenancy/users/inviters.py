@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from storage.database.base import new_id, to_instant
-from tenancy.directory import prefixed_id
+from storage.database.public_ids import prefixed_id
 from tenancy.rights.key_limits import decode_limits
 from tenancy.rights.principals import Membership, Principal
 from tenancy.tables import ApiKey

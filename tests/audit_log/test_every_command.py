@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from storage.database.database import Database
+from storage.database.public_ids import PREFIXES
 from tests.billing.prices.test_litellm import FILE
 from tests.prompt_cache.tiers.stores import opened
 from tests.turnpike.commands.test_invoices import BUYER, SELLER, Terminal, _use
@@ -203,6 +204,10 @@ def test_every_change_by_a_command_leaves_an_entry(
         if line.startswith("keys create --tenant client --project"):
             asyncio.run(_use(f"sqlite:///{tmp_path}/turnpike.db"))
             asyncio.run(_meet(f"sqlite:///{tmp_path}/turnpike.db"))
+    targets = desk.query("SELECT target, target_id FROM audit_entry")
+    plain = [(kind, name) for kind, name in targets if not str(name).startswith(PREFIXES.get(str(kind), ""))]
+    assert plain == [], "ids that are not in their public form"
+    assert {"tenant", "project", "budget", "balance", "invoice", "usage_event"} <= {kind for kind, _ in targets}
     assert "the audit log says what it said" in desk.run("audit", "log", "--verify")
     for line in READS & {"budgets list client", "keys list", "prices list", "tenants list", "platform show"}:
         assert desk.type_in(line) == []

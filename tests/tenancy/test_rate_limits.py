@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -13,6 +14,7 @@ from audit_log.actors import Actor, acting_as
 from audit_log.tables import audit_entry
 from storage.bus import LocalBus
 from storage.database.database import Database, DatabaseUnavailable
+from tenancy import rate_limits
 from tenancy.keys import Peppers
 from tenancy.rate_limits import InvalidLimit, LimitCache, Limits, LimitSubject, RateLimits
 from tenancy.repositories import NoSuchRecord, Tenancy
@@ -24,9 +26,10 @@ ACTOR = Actor("command", "tester", "tester")
 class Owner:
     """A project with a key."""
 
-    def __init__(self, database: Database, bus: LocalBus, key: LimitSubject) -> None:
+    def __init__(self, database: Database, bus: LocalBus, key: LimitSubject, public_id: str) -> None:
         self.store = RateLimits(database, bus)
         self.key = key
+        self.public_id = public_id
         self.project = LimitSubject(key.tenant_id, key.project_id)
 
     async def set(self, subject: LimitSubject, **limits: int) -> Limits | None:
@@ -47,7 +50,8 @@ async def owner(database: Database, bus: LocalBus) -> Owner:
     tenant = await tenancy.create_tenant(f"acme-{uuid4().hex}")
     project = await tenancy.create_project(tenant.id, "web")
     issued = await tenancy.create_key(tenant.id, project.id)
-    return Owner(database, bus, await RateLimits(database, bus).subject_of_key(issued.public_id))
+    subject = await RateLimits(database, bus).subject_of_key(issued.public_id)
+    return Owner(database, bus, subject, issued.public_id)
 
 
 async def applying(cache: LimitCache, owner: Owner) -> list[Limits]:
@@ -79,15 +83,17 @@ async def test_a_change_returns_what_was_and_is_heard(database: Database, bus: L
 async def test_old_limits_serve_while_they_are_read_and_while_the_database_is_away(
     database: Database, bus: LocalBus, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = LimitCache(database, LocalBus(), ttl=0.05)  # hears nothing
+    now = 1000.0
+    monkeypatch.setattr(rate_limits, "time", SimpleNamespace(monotonic=lambda: now))
+    cache = LimitCache(database, LocalBus(), ttl=10.0)  # hears nothing
     await owner.set(owner.key, requests_per_minute=5)
     assert await applying(cache, owner) == [Limits(requests_per_minute=5)]
     await owner.set(owner.key, requests_per_minute=6)
-    await asyncio.sleep(0.06)
+    now += 11
     assert await applying(cache, owner) == [Limits(requests_per_minute=5)]
     await cache.close()
     assert await applying(cache, owner) == [Limits(requests_per_minute=6)]
-    await asyncio.sleep(0.11)
+    now += 21
 
     def away() -> None:
         raise DatabaseUnavailable("away")
@@ -129,7 +135,7 @@ async def test_every_change_is_in_the_audit_log(database: Database, owner: Owner
     async with database.reading() as session:
         rows = [row for row in (await session.execute(query)).all() if row.action.startswith("limits.")]
     assert [(row.action, row.target, row.target_id, row.actor_name) for row in rows] == [
-        (action, "key", str(owner.key.id), "tester") for action in ("limits.set", "limits.set", "limits.removed")
+        (action, "key", owner.public_id, "tester") for action in ("limits.set", "limits.set", "limits.removed")
     ]
     assert rows[2].reason == "trial over"
     assert rows[0].before is None

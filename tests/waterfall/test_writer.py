@@ -8,6 +8,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage.database.base import new_id
 from storage.database.database import Database, DatabaseUnavailable
@@ -17,10 +19,11 @@ from waterfall import marks as m
 from waterfall import writer as writer_module
 from waterfall.marks import Marks
 from waterfall.record import Record, pack, unpack
-from waterfall.store import BATCH, Row, WaterfallStore
+from waterfall.store import BATCH, Row, WaterfallStore, fair_share
 from waterfall.writer import MOST_REFUSED, MOST_WAITING, Entry, WaterfallWriter
 
 _TENANT, _PROJECT = UUID(int=1), UUID(int=2)
+_DAY_S = 86_400
 
 
 class Store(WaterfallStore):
@@ -152,7 +155,7 @@ def full(at: int, tenant: UUID = _TENANT) -> Row:
 
 @pytest.mark.both_databases
 async def test_rows_are_kept_once_and_found(database: Database) -> None:
-    store = WaterfallStore(database)
+    store = WaterfallStore(database, 7 * _DAY_S)
     now = await database.now()
     rows = [full(now + number) for number in range(3)]
     await store.write(rows)
@@ -168,17 +171,59 @@ async def test_rows_are_kept_once_and_found(database: Database) -> None:
 
 
 @pytest.mark.both_databases
-async def test_old_rows_and_those_beyond_the_most_are_forgotten_in_batches(database: Database) -> None:
-    store = WaterfallStore(database)
+async def test_old_rows_are_forgotten_in_batches_and_those_beyond_the_most(database: Database) -> None:
+    store = WaterfallStore(database, 7 * _DAY_S)
     now = await database.now()
     day = 86_400_000_000
     old = [full(now - 8 * day) for _ in range(BATCH + 10)]
     new = [full(now - day) for _ in range(50)]
     await store.write([*old, *new])
-    keep_s = 7 * 86_400
-    assert [await store.forget_old(keep_s) for _ in range(3)] == [BATCH, 10, 0]
-    assert await store.forget_old(keep_s, most=20) == 30
+    assert [await store.forget_old() for _ in range(3)] == [BATCH, 10, 0]
+    assert await store.forget_beyond(most=20) == 30
+    assert await store.forget_beyond(most=20) == 0
     left = await store.find_many(_TENANT, [one.request_id for one in new])
     assert left.keys() == {one.request_id for one in new[-20:]}
-    assert await store.forget_old(0) == 20
-    assert await store.forget_old(0) == 0
+    nothing = WaterfallStore(database, 0)
+    assert await nothing.forget_old() == 20
+    assert await nothing.forget_old() == 0
+
+
+@pytest.mark.both_databases
+async def test_kept_shorter_old_rows_are_hidden_at_once_and_deleted_later(database: Database) -> None:
+    now, day = await database.now(), _DAY_S * 1_000_000
+    old, new = full(now - 3 * day), full(now)
+    before = WaterfallStore(database, 7 * _DAY_S)
+    await before.write([old, new])
+    assert await before.find(old.request_id) is not None
+    store = WaterfallStore(database, 2 * _DAY_S)
+    assert await store.find(old.request_id) is None
+    assert await store.find(new.request_id) is not None
+    assert (await store.find_many(_TENANT, [old.request_id, new.request_id])).keys() == {new.request_id}
+    assert await before.find(old.request_id) is not None  # not deleted yet
+    assert await store.forget_old() == 1
+    assert await before.find(old.request_id) is None
+
+
+@pytest.mark.both_databases
+async def test_a_flood_of_one_tenant_pushes_out_nobody_elses(database: Database) -> None:
+    store = WaterfallStore(database, 7 * _DAY_S)
+    now = await database.now()
+    early = [full(now, UUID(int=8)) for _ in range(10)]
+    flood = [full(now, UUID(int=7)) for _ in range(BATCH + 100)]
+    busy = [full(now, UUID(int=9)) for _ in range(80)]
+    await store.write([*early, *flood, *busy])
+    assert await store.forget_beyond(most=110) == len(flood) - 50 + len(busy) - 50
+    for tenant, rows, stay in ((UUID(int=8), early, 10), (UUID(int=7), flood, 50), (UUID(int=9), busy, 50)):
+        left = await store.find_many(tenant, [one.request_id for one in rows])
+        assert left.keys() == {one.request_id for one in rows[-stay:]}
+
+
+@given(st.lists(st.integers(1, 1000), max_size=20), st.integers(0, 5000))
+def test_shares_fill_the_room_and_take_from_the_largest_alone(counts: list[int], most: int) -> None:
+    share = fair_share(counts, most)
+    kept = [min(count, share) for count in counts]
+    assert sum(kept) <= most
+    if sum(counts) <= most:
+        assert kept == counts
+    else:
+        assert most - sum(kept) < len(counts), "but for what cannot be divided, all room is used"

@@ -114,9 +114,9 @@ async def test_a_budget_is_told_of_with_the_names_that_people_use(database: Data
     hold = await HoldService(database).reserve(tenant.request(400_000))
     await settle(database, PriceCatalog(database), [tenant.event(hold, Usage(uncached=1))])
 
-    async def names(tenant_id: UUID) -> dict[str, str]:
+    async def names(tenant_id: UUID) -> dict[str, tuple[str, str]]:
         assert tenant_id == tenant.id
-        return {project: "research"}
+        return {project: ("project_1", "research")}
 
     async with receiver() as right:
         await endpoints.add(tenant.id, _url(right), ["budget.*"])
@@ -124,9 +124,13 @@ async def test_a_budget_is_told_of_with_the_names_that_people_use(database: Data
         told = {data["scope"]: data for data in (json.loads(each.body)["data"] for each in right.received)}
     assert {scope: (data["subject"], data["subject_name"]) for scope, data in told.items()} == {
         "tenant": ("", ""),
-        "project": (project, "research"),
+        "project": ("project_1", "research"),
         "key": (key, key),  # nobody knows it any more
     }
+    budgets = {
+        window.scope: f"budget_{window.budget_id.hex}" for window in await BudgetSettings(database).list(tenant.id)
+    }
+    assert {scope: data["budget"] for scope, data in told.items()} == budgets
     assert told["project"]["what"] == "the daily budget of the project research"
     assert told["tenant"]["what"] == "the daily budget of the tenant"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from billing.money import format_pico, parse_amount
+from storage.database.public_ids import PREFIXES, public_id
 from storage.free_text import counted
 from turnpike.command_context import admin_command, currency_of, print_table, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
@@ -62,8 +63,9 @@ def set_budget(settings: Settings, arguments: argparse.Namespace) -> int:
             action=arguments.action,
             thresholds=_thresholds(arguments.thresholds),
             dry_run=arguments.dry_run,
+            key=arguments.key or "",
         )
-        done = "would set" if arguments.dry_run else f"set budget {identity}:"
+        done = "would set" if arguments.dry_run else f"set budget {public_id('budget', identity)}:"
         whose = f"the {scope} {subjects[0]}" if subjects else tenant.name
         print(f"{done} {format_pico(limit)} {currency} for {whose}, window {arguments.window}, {arguments.action}")
 
@@ -84,7 +86,8 @@ async def list_budgets(admin: AdminServices, arguments: argparse.Namespace) -> N
         money = (format_pico(pico) for pico in (window.limit_pico, window.spent, window.held))
         whose = projects.get(window.subject) or keys.get(window.subject) or window.subject
         until = f"{end:%Y-%m-%d}" if end else "never"
-        rows.append((window.budget_id, window.scope, whose, window.span, *money, window.action, until))
+        name = public_id("budget", window.budget_id)
+        rows.append((name, window.scope, whose, window.span, *money, window.action, until))
     print_table(("budget", "scope", "subject", "window", "limit", "spent", "held", "action", "resets"), rows)
 
 
@@ -93,7 +96,7 @@ async def remove_budget(admin: AdminServices, arguments: argparse.Namespace) -> 
     """`turnpike budgets remove TENANT BUDGET`."""
     tenant = await admin.tenancy.tenant(arguments.tenant)
     try:
-        identity = UUID(arguments.budget)
+        identity = UUID(arguments.budget.removeprefix(PREFIXES["budget"]))
     except ValueError as error:
         raise CommandError(
             f"{arguments.budget!r} is no budget's id: see `turnpike budgets list {tenant.name}`"
@@ -102,8 +105,10 @@ async def remove_budget(admin: AdminServices, arguments: argparse.Namespace) -> 
         number = sum(window.budget_id == identity for window in await admin.budgets.list(tenant.id))
         print(f"would remove {counted(number, 'budget')}")
     else:
-        await admin.budgets.remove(tenant.id, identity)
-        print(f"removed {identity}")
+        keys = {str(key.id): key.public_id for key in await admin.tenancy.list_keys(tenant.id)}
+        subjects = {window.budget_id: window.subject for window in await admin.budgets.list(tenant.id)}
+        await admin.budgets.remove(tenant.id, identity, key=keys.get(subjects.get(identity, ""), ""))
+        print(f"removed {public_id('budget', identity)}")
 
 
 async def _subject(admin: AdminServices, tenant_id: UUID, arguments: argparse.Namespace) -> tuple[BudgetScope, str]:

@@ -307,13 +307,28 @@ async def _owner_link(admin: AdminServices, base_url: str) -> str:
         else:
             return ""
         link = f"{base_url}{(await users.links.create(user.id, 'sign_in', users.clock())).path}"
+        others = await _links_of_others(admin, base_url)
     about = f"Sign in as the platform's first owner, {FIRST_OWNER} (once, within 24 hours)"
     if sys.stdout.isatty():
-        return f"{about}:\n    {link}\n\n"
+        return f"{about}:\n    {link}\n\n{others}"
     file = admin.settings.data.absolute() / LINK_FILE
     file.unlink(missing_ok=True)  # of an earlier start
     write_key(file, link)
-    return f"{about}: written to the file (mode 0600)\n    {file}\n\n"
+    return f"{about}: written to the file (mode 0600)\n    {file}\n\n{others}"
+
+
+async def _links_of_others(admin: AdminServices, base_url: str) -> str:
+    """In a demonstration: write a sign-in link for each of its people, and say where."""
+    from turnpike.demonstration.folder import read_mark
+    from turnpike.demonstration.links import LINKS_FILE, sign_in_links
+
+    if read_mark(admin.settings.data) is None:
+        return ""
+    links = await sign_in_links(admin, base_url)
+    file = admin.settings.data.absolute() / LINKS_FILE
+    file.unlink(missing_ok=True)  # of an earlier start
+    write_key(file, links)
+    return f"Sign in as others, each with another role: links in the file (mode 0600)\n    {file}\n\n"
 
 
 def _print(text: str) -> None:

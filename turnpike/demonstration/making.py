@@ -76,7 +76,8 @@ async def make(
         with in_the_past(admin) as past, acting_as(Actor("command", "turnpike demo", "turnpike demo")):
             past.move_to(months.first - 4 * DAY)
             population = await set_up(admin, past)
-            async with open_past_requests(admin) as requests:
+            timed_from = months.now - int(settings.waterfall_keep_days * DAY)
+            async with open_past_requests(admin, timed_from) as requests:
                 office = Office(admin, past, population, own_prices, months.pause)
                 making = _Making(admin, past, population, requests=requests, months=months, office=office)
                 done = await making.run(seed, progress)

@@ -41,8 +41,10 @@ from storage.database.base import new_id
 from turnpike.admin_services import AdminServices
 from turnpike.demonstration.cast import LARGE, OWN, SMALL
 from turnpike.demonstration.replica import RememberingReplica
+from turnpike.demonstration.times import row_of
 from turnpike.demonstration.traffic import Ask, Ending
 from turnpike.settings.data_folder import read_secrets
+from waterfall.store import WaterfallStore
 
 GATEWAY = "demonstration"
 _CONTEXT = 131_072
@@ -91,9 +93,12 @@ class PastRequests:
         admission: Admission,
         leased: AccompaniedHolds[LeaseRequest],
         domains: CacheDomains,
+        *,
         models: ModelRegistry,
+        timed_from: int,
     ) -> None:
         self._admin = admin
+        self._waterfalls, self._timed_from = WaterfallStore(admin.database, 0), timed_from
         self._admission = admission
         self._domains = domains
         self._models = models
@@ -174,11 +179,14 @@ class PastRequests:
             if observed is not None:
                 self._history.note(observed)
         await self._history.written()
+        timed = [row_of(run.prepared, run.event) for run in runs if run.event.admitted_at >= self._timed_from]
+        if timed:
+            await self._waterfalls.write(timed)
 
 
 @asynccontextmanager
-async def open_past_requests(admin: AdminServices) -> AsyncIterator[PastRequests]:
-    """What runs requests on this database, until the end."""
+async def open_past_requests(admin: AdminServices, timed_from: int) -> AsyncIterator[PastRequests]:
+    """What runs requests on this database, until the end. `timed_from`: those from this instant on have waterfalls."""
     settings = admin.settings
     secrets = read_secrets(settings)
     served = load_served_model(settings.model_folders[0])
@@ -201,7 +209,7 @@ async def open_past_requests(admin: AdminServices) -> AsyncIterator[PastRequests
             threads=threads,
             patience=30.0,
         )
-        requests = PastRequests(admin, admission, leased, domains, models)
+        requests = PastRequests(admin, admission, leased, domains, models=models, timed_from=timed_from)
         try:
             yield requests
         finally:

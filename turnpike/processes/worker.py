@@ -137,11 +137,14 @@ def jobs(admin: AdminServices) -> list[Job]:
         served = await forget_service_hours(admin.database)
         users = await admin.users.forget_old()
         responses = await forget_expired(admin.database)
-        waterfalls = await WaterfallStore(admin.database).forget_old(settings.waterfall_keep_days * _DAY_S)
+        waterfall_store = WaterfallStore(admin.database, settings.waterfall_keep_days * _DAY_S)
+        waterfalls = await waterfall_store.forget_old()
         refused = await RefusedRequestStore(admin.database, settings.waterfall_keep_days * _DAY_S).forget_old()
         gone = {"webhooks": removed, "holds": holds, "charges": charges, "windows": windows, "history": history}
         gone |= {"served": served, "users": users, "responses": responses, "waterfalls": waterfalls}
         gone |= {"refused_requests": refused}
+        if waterfalls < BATCH:  # what is too old is gone: the rest is shared
+            gone["waterfalls"] += await waterfall_store.forget_beyond()
         if any(gone.values()):
             logger.info("old rows are forgotten", **gone)
         at_most = max(holds, charges, windows, history, served, waterfalls, refused)

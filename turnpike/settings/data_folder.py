@@ -31,6 +31,7 @@ _OUR_PATTERNS = (
     "secrets.json",
     "api-key",
     "sign-in-link",
+    "sign-in-links",
     "address",
     "serve.lock",
     "run",

@@ -78,7 +78,7 @@ class Parties:
                 .on_conflict_do_update(index_elements=["tenant_id"], set_=new)
             )
             if before != buyer:
-                await record_change(session, "billing_profile.set", target="billing_profile", target_id=str(tenant_id),
+                await record_change(session, "billing_profile.set", target="billing_profile", target_id=tenant_id,
                                     tenant_id=tenant_id, before=before, after=buyer)  # fmt: skip
 
     async def sellers(self) -> list[Seller]:

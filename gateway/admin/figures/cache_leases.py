@@ -27,9 +27,9 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from prompt_cache.promise.lease_report import LabelledLease, LeaseReport, WastedLease
-from tenancy.directory import Directory, prefixed_id, project_public_id
+from storage.database.public_ids import PREFIXES, prefixed_id, public_id
+from tenancy.directory import Directory, project_public_id
 
-_PREFIX = "cache_"
 _SECOND = 1_000_000
 _DAY_S = 86_400
 
@@ -138,7 +138,7 @@ def cache_lease_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters.reject_unknown()
         if within is not None and within > _DAY_S:
             raise InvalidField("within", f"it must be at most {_DAY_S}")
-        before = None if after is None else prefixed_id(after, _PREFIX)
+        before = None if after is None else prefixed_id(after, PREFIXES["cache"])
         if after is not None and before is None:
             raise InvalidField("after", "there is no such promise")
         until = await wait(database.now()) + (300 if within is None else within) * _SECOND
@@ -185,7 +185,7 @@ class _Shapes:
         if worth is not None:
             saving = format_pico(one.reads * one.tokens * worth.saved_pico - one.new_tokens * worth.premium_pico)
         return PrefixObject(
-            id=f"{_PREFIX}{one.id.hex}",
+            id=public_id("cache", one.id),
             project_id=project_public_id(one.project_id),
             project=projects.get(one.project_id),
             model=one.model,
@@ -204,7 +204,7 @@ class _Shapes:
     async def wasted(self, tenant_id: UUID, projects: Mapping[UUID, str], one: WastedLease) -> WastedObject:
         worth = await self._worth(tenant_id, one.model, one.lease_class, one.tokens)
         return WastedObject(
-            id=f"{_PREFIX}{one.id.hex}",
+            id=public_id("cache", one.id),
             project_id=project_public_id(one.project_id),
             project=projects.get(one.project_id),
             model=one.model,

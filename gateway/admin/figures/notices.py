@@ -14,6 +14,7 @@ from billing.calendar import format_instant
 from billing.ledger.entries import Balance
 from billing.reports.overviews import refused_records
 from gateway.services import Gateway
+from storage.database.public_ids import public_id
 from tenancy.directory import Directory, tenant_public_id
 from tenancy.rights.principals import Principal
 from webhooks.endpoints import disabled_endpoints
@@ -164,6 +165,6 @@ def _of_budget(window: BudgetWindow, tenant: str) -> Notice | None:
         code="budget_exhausted" if over else "budget_near",
         severity="error" if over and window.action == "block" else "warning",
         text=f"The {window.span} budget of the {subject} is used to {percent} %.",
-        subject=f"budget_{window.budget_id.hex}",
+        subject=public_id("budget", window.budget_id),
         tenant_id=tenant,
     )

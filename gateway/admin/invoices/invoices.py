@@ -24,11 +24,12 @@ from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.directory import prefixed_id, tenant_public_id
+from storage.database.public_ids import PREFIXES, prefixed_id, public_id
+from tenancy.directory import tenant_public_id
 from tenancy.rights.permissions import Permission
 from tenancy.tables import Tenant
 
-INVOICE_PREFIX = "invoice_"
+INVOICE_PREFIX = PREFIXES["invoice"]
 AT = "/admin/v1/tenants/{tenant:str}/invoices/{invoice:str}"
 
 
@@ -234,9 +235,9 @@ def _fields(record: InvoiceRecord) -> dict[str, Any]:
     names = ("net", "tax", "gross", "prepaid", "payable", "paid", "credited", "left")
     same = ("kind", "number", "state", "seller", "period", "issued", "due", "currency", "sha256")
     return {
-        "id": f"{INVOICE_PREFIX}{record.id.hex}",
+        "id": public_id("invoice", record.id),
         "tenant_id": tenant_public_id(record.tenant_id),
-        "corrects": None if record.corrects is None else f"{INVOICE_PREFIX}{record.corrects.hex}",
+        "corrects": None if record.corrects is None else public_id("invoice", record.corrects),
         **{name: getattr(record, name) for name in same},
         **{name: format_minor(getattr(record, name), record.currency) for name in names},
     }

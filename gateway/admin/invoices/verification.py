@@ -15,12 +15,13 @@ from msgspec import Struct
 
 from billing.verification.one_invoice import Predecessor, check_invoice, predecessor
 from gateway.admin.access import allowed_tenants, principal_of
-from gateway.admin.invoices.invoices import AT, INVOICE_PREFIX, InvoiceFinder
+from gateway.admin.invoices.invoices import AT, InvoiceFinder
 from gateway.admin.refusals import refusals
 from gateway.http.operations import describes
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from storage.database.public_ids import public_id
 from tenancy.directory import tenant_public_id
 
 
@@ -84,7 +85,7 @@ def _shown(request: Request[Any, Any, Any], before: Predecessor) -> PredecessorO
     if visible is not None and before.tenant_id not in visible:
         return PredecessorObject(id=None, tenant_id=None, number=None, sha256=before.sha256)
     return PredecessorObject(
-        id=f"{INVOICE_PREFIX}{before.id.hex}",
+        id=public_id("invoice", before.id),
         tenant_id=tenant_public_id(before.tenant_id),
         number=before.number,
         sha256=before.sha256,

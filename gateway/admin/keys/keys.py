@@ -37,6 +37,7 @@ from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from storage.free_text import problem_of_text
 from tenancy.repositories import KeyChange, NoSuchRecord, grant_of
 from tenancy.rights.delegation import KeyGrant, check_delegation, may_end
 from tenancy.rights.permissions import Permission
@@ -219,8 +220,8 @@ def reason_of(request: Request[Any, Any, Any]) -> str:
     parameters = Parameters.of(request)
     reason = parameters.text("reason") or ""
     parameters.reject_unknown()
-    if len(reason) > 500 or not reason.isprintable():
-        raise InvalidField("reason", "longer than 500 characters, or it has a control character")
+    if problem := problem_of_text(reason, 500, empty=True):
+        raise InvalidField("reason", problem)
     return reason
 
 

@@ -26,9 +26,8 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.database.database import Database
+from storage.database.public_ids import PREFIXES, public_id
 from tenancy.directory import Directory, project_public_id
-
-BUDGET_PREFIX = "budget_"
 
 
 class NewBudget(Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,6 +164,7 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
                     action=body.action,
                     thresholds=body.thresholds,
                     dry_run=body.dry_run,
+                    key=body.key or "",
                 )
             )
         if body.dry_run:
@@ -187,11 +187,13 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
         dry_run = parameters.boolean("dry_run") or False
         parameters.reject_unknown()
         identity = _id(budget)
-        if identity is None or identity not in {window.budget_id for window in await wait(budgets.list(owner.id))}:
+        found = [window for window in await wait(budgets.list(owner.id)) if window.budget_id == identity]
+        if identity is None or not found:
             raise NotFound(f"There is no budget {budget[:80]!r}.")
         if not dry_run:
+            subject = (await shown(owner.id, found))[0].subject
             with refusals():
-                await wait(budgets.remove(owner.id, identity))
+                await wait(budgets.remove(owner.id, identity, key=subject))
         return json_response(RemovedBudget(id=_name(identity), deleted=not dry_run))
 
     return [list_budgets, set_budget, remove_budget]
@@ -212,13 +214,13 @@ class BudgetShapes:
 
 def _id(name: str) -> UUID | None:
     try:
-        return UUID(name.removeprefix(BUDGET_PREFIX))
+        return UUID(name.removeprefix(PREFIXES["budget"]))
     except ValueError:
         return None
 
 
 def _name(budget_id: UUID) -> str:
-    return f"{BUDGET_PREFIX}{budget_id.hex}"
+    return public_id("budget", budget_id)
 
 
 def _object(window: BudgetWindow, currency: str, keys: dict[str, str]) -> BudgetObject:

@@ -24,8 +24,9 @@ from gateway.http.operations import describes, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from storage.database.public_ids import prefixed_id
 from storage.free_text import REASON, problem_of_text
-from tenancy.directory import PROJECT_PREFIX, TENANT_PREFIX, prefixed_id, project_public_id, tenant_public_id
+from tenancy.directory import PROJECT_PREFIX, TENANT_PREFIX, project_public_id, tenant_public_id
 from tenancy.rate_limits import InvalidLimit, Limits, LimitScope, LimitSubject, SubjectLimits
 from tenancy.repositories import NoSuchRecord
 from tenancy.rights.permissions import Permission

@@ -29,7 +29,7 @@ from gateway.http.operations import describes
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.directory import prefixed_id
+from storage.database.public_ids import prefixed_id
 from tenancy.rights.permissions import Permission, Role
 from tenancy.users.identifiers import INVITATION_PREFIX, USER_PREFIX, user_public_id
 from tenancy.users.members import Scope

@@ -35,7 +35,7 @@ from gateway.http.policies import demands, public
 from gateway.http.responses import json_response
 from gateway.http.sessions import CookieJar, client_of, cookie_value, session_of
 from gateway.services import Gateway
-from tenancy.directory import prefixed_id
+from storage.database.public_ids import prefixed_id
 from tenancy.users.changes import acting_as_user
 from tenancy.users.identifiers import SESSION_PREFIX, user_public_id
 from tenancy.users.sessions import NewSession

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from audit_log.actors import Actor, acting_as
 from audit_log.tables import audit_entry
+from billing.accounts import lone_grants
 from billing.accounts.balances import Balances, InvalidGrant
 from billing.approvals.approvals import Approvals
 from billing.approvals.kinds import SettingArguments
@@ -114,6 +115,44 @@ async def test_small_grants_and_our_own_jobs_need_nobody(approvals: Approvals, d
     await PlatformSettings(database).set(APPROVALS, "off", by="Ann and bob", via="test")
     with by("Ann"):
         await balances.grant(tenant.id, 900 * DOLLAR, "USD")
+
+
+async def test_small_grants_within_a_day_count_together(
+    approvals: Approvals, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant, other, balances = await Tenant.rich(database, 0), await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+    await PlatformSettings(database).set(GRANT_OVER, "100.00", by="Ann and bob", via="test")
+    with by("Ann"):
+        first = await balances.grant(tenant.id, 40 * DOLLAR, "USD")
+        await balances.grant(tenant.id, 40 * DOLLAR, "USD", kind="promo")
+        assert await balances.grant(tenant.id, 40 * DOLLAR, "USD", grant_id=first) == first, "a repetition"
+        change = await _pending(balances.grant(tenant.id, 30 * DOLLAR, "USD"))
+    assert "after 80.000000000000 USD within 24 hours" in change.summary
+    with by("bob"):
+        await _pending(balances.grant(tenant.id, 21 * DOLLAR, "USD"))  # whoever it is
+        await balances.grant(tenant.id, 20 * DOLLAR, "USD")
+        await balances.grant(other.id, 100 * DOLLAR, "USD")
+        await approvals.approve(change.id, may)
+    assert sum(one.remaining for one in await balances.grants(tenant.id)) == 130 * DOLLAR
+    monkeypatch.setattr(lone_grants, "WINDOW_US", 0)  # a day later
+    with by("Ann"):
+        await balances.grant(tenant.id, 100 * DOLLAR, "USD")
+
+
+async def test_small_grants_at_the_same_time_count_together(approvals: Approvals, database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, 0), Balances(database)
+    await _turn_on(database)
+    await PlatformSettings(database).set(GRANT_OVER, "100.00", by="Ann and bob", via="test")
+    with by("Ann"):
+        asked = (balances.grant(tenant.id, (30 + n) * DOLLAR, "USD") for n in range(6))
+        results = await asyncio.gather(*asked, return_exceptions=True)
+    waiting = [one for one in results if isinstance(one, ChangePending)]
+    given = await balances.grants(tenant.id)
+    assert len(given) + len(waiting) == 6
+    assert len(given) == len([one for one in results if not isinstance(one, BaseException)])
+    assert 0 < sum(one.remaining for one in given) <= 100 * DOLLAR
+    assert await audit_money(database) == []
 
 
 async def test_the_same_change_asked_for_often_waits_once(approvals: Approvals, database: Database) -> None:

@@ -33,7 +33,7 @@ async def test_a_budget_refuses_with_its_name_and_its_end(
         assert (error.status_code, error.code) == (402, "insufficient_quota")
         assert isinstance(error.body, dict)
         shortage = error.body["insufficient_funds"]
-        assert (shortage["scope"], shortage["budget"]) == ("tag", str(limit))
+        assert (shortage["scope"], shortage["budget"]) == ("tag", f"budget_{limit.hex}")
         assert (shortage["affordable"], shortage["affordable_max_tokens"]) == ("0.000000001000", 0)
         (window,) = await budgets.list(stack.tenant.id)
         assert shortage["resets_at"].endswith("-01T00:00:00Z")

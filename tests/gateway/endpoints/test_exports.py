@@ -39,7 +39,7 @@ async def test_an_export_by_the_api(stack: Stack) -> None:
     assert (done["status"], done["rows"], done["manifest"]["rows"]) == ("done", 25, 25)
     content = await stack.http.get(f"{at}/content", headers=admin)
     assert content.status_code == 200
-    assert content.headers["content-type"].startswith("text/csv")
+    assert content.headers["content-type"] == "text/csv; charset=utf-8; header=present"
     assert "usage-2026-11.csv" in content.headers["content-disposition"]
     assert hashlib.sha256(content.content).hexdigest() == done["manifest"]["sha256"]
     listed = (await stack.http.get("/v1/exports?limit=1", headers=admin)).json()

@@ -84,3 +84,19 @@ async def test_connections_are_kept_and_requests_may_follow_each_other(
         assert (await stack.post({"model": "tiny", "messages": [{"role": "user", "content": "x"}]})).status_code == 200
     await stack.settled(2)
     assert stack.server.config.timeout_keep_alive > 60, "proxies keep connections for a minute; ours must not end first"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/../metrics", "/v1/%2e%2e/metrics", "/./v1/models", "/v1/models/..", "/v1%2F.%2Fmodels"]
+)
+async def test_dot_segments_are_refused(stack: Stack, path: str) -> None:
+    request = f"GET {path} HTTP/1.1\r\nhost: test\r\nx-api-key: {stack.key}\r\n\r\n"
+    status, headers, body = await send(stack, request.encode())
+    assert status == 400
+    assert headers["x-request-id"].startswith("req_")
+    assert "'..'" in body["error"]["message"]
+
+
+async def test_dots_within_a_segment_are_not_refused(stack: Stack) -> None:
+    answer = await stack.http.get("/v1/models/..tiny.v1...", headers={"x-api-key": stack.key})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from sqlalchemy import func, select
@@ -17,11 +18,15 @@ from billing.verification.audit import audit_money
 from storage.database.database import Database
 from turnpike.admin_services import open_admin_services
 from turnpike.commands.prices.cells import folder_prices
+from turnpike.demonstration.links import sign_in_links
 from turnpike.demonstration.making import Months, make
 from turnpike.demonstration.office import OwnPrices
 from turnpike.demonstration.past import DAY, HOUR
 from turnpike.demonstration.traffic import asked_in
 from turnpike.settings.settings import Settings
+from waterfall.bars import Waterfall, waterfall
+from waterfall.record import unpack
+from waterfall.tables import request_waterfall
 
 NOON = 1_795_003_200_000_000 // DAY * DAY + 12 * HOUR  # 18 November 2026
 MONTHS = Months.until(NOON, 2)
@@ -60,6 +65,8 @@ async def _facts(settings: Settings) -> dict[str, object]:
             "usage": usage,
             "documents": sorted((one.number or "", one.kind, one.currency, one.state, one.gross) for one in records),
             "ids": await _ids(admin.database),
+            "waterfalls": await _waterfalls(admin.database),
+            "links": (await sign_in_links(admin, "http://demo")).splitlines(),
             "tenants": [tenant.name for tenant in await admin.tenancy.list_tenants()],
             "budgets": [
                 (window.scope, window.limit_pico // PICO, window.spent)
@@ -76,6 +83,21 @@ async def _ids(database: Database) -> tuple[int, object, object]:
         return tuple((await session.execute(query)).one())  # type: ignore[return-value]
 
 
+async def _waterfalls(database: Database) -> dict[UUID, tuple[int, Waterfall]]:
+    """The waterfalls by their requests, with how long the books say that each took."""
+    # all tenants: the whole demonstration
+    took = (usage_event.c.finished_at - usage_event.c.admitted_at).label("took")
+    query = select(request_waterfall.c.request_id, took, request_waterfall.c.record)
+    query = query.join(usage_event, usage_event.c.id == request_waterfall.c.request_id)
+    async with database.reading() as session:
+        rows = (await session.execute(query)).all()
+        wanted = select(func.count()).where(
+            usage_event.c.admitted_at >= NOON - 7 * DAY, usage_event.c.corrects.is_(None)
+        )
+        assert len(rows) == await session.scalar(wanted)
+    return {row.request_id: (row.took, waterfall(unpack(row.record))) for row in rows}
+
+
 @pytest.mark.slow
 def test_a_demonstration_has_something_for_every_page_and_its_books_are_right(tmp_path: Path) -> None:
     made = _made(tmp_path / "demo")
@@ -90,6 +112,19 @@ def test_a_demonstration_has_something_for_every_page_and_its_books_are_right(tm
     assert count > 50
     assert MONTHS.this - 2 * DAY <= first
     assert NOON - 2 * HOUR < last < NOON
+    waterfalls = made["waterfalls"]
+    assert isinstance(waterfalls, dict)
+    assert len(waterfalls) > 20
+    for took, shown in waterfalls.values():
+        assert sum(bar.duration for bar in shown.bars) == shown.wall >= took
+        assert all(bar.duration >= 0 for bar in shown.bars)
+        stages = {bar.stage for bar in shown.bars}
+        assert {"auth", "render", "hold", "spool", "settle"} <= stages
+        assert ({"queue", "prefill", "decode"} <= stages) != ("lost" in stages)
+    links = made["links"]
+    assert isinstance(links, list)
+    assert len({line.rpartition("http://demo")[2] for line in links}) == len(links) == 10
+    assert "Ben Ortiz, finance of platform: http://demo/" in "\n".join(links)
 
 
 def test_a_days_requests_do_not_depend_on_which_days_are_asked_for() -> None:
