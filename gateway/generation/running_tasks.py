@@ -42,13 +42,17 @@ class RunningTasks:
         if self._deps.recorder.failing:
             raise Unavailable("Usage cannot be recorded at present, so nothing is started.", retry_after=5.0)
 
+    def check_model(self, model: str) -> None:
+        """Raise Unavailable if no request to this served model can be taken now."""
+        self.check()
+        self._deps.admission.check()
+        self._deps.fleet.candidates(model)
+
     def start(self, prepared: PreparedRequest, *, streamed: bool, permit: AskedPermit | None = None) -> GenerationTask:
         """Run a request. `permit`: what its limits let through, or are asked for. Raises Unavailable while draining, or
         while the disk is full or usage cannot be recorded; SuspendedError."""
-        self.check()
         self._check_payer(prepared.payer)
-        self._deps.admission.check()
-        self._deps.fleet.candidates(prepared.model.name)  # without any, the request is refused before it holds money
+        self.check_model(prepared.model.name)  # a request that cannot run is refused before it holds money
         task = GenerationTask(self._deps, prepared, streamed=streamed, permit=permit)
         running = self._running[task] = asyncio.create_task(task.run())
         self._by_id[prepared.request_id] = task

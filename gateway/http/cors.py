@@ -15,7 +15,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 _PATH = "/v1"
 _ANY = "*"
-_METHODS = b"GET, POST, DELETE"
+_METHODS = b"GET, POST, PATCH, DELETE"
 _KEPT_S = b"86400"
 """For so long a browser may remember the answer to its question."""
 _EXPOSED = (

@@ -32,7 +32,7 @@ from gateway.generation.running_tasks import RunningTasks
 from gateway.generation_request import CacheDirectives
 from gateway.kept_responses.background_run import BEAT_S, BackgroundRun, Write
 from gateway.kept_responses.keeper import PREFIX, ResponseKeeper, Terms, new_response
-from gateway.kept_responses.waiting_for_limits import wait_for_limits
+from gateway.kept_responses.waiting import StillWanted, wait_for_limits, wait_until_it_begins
 from gateway.limits.limiter import Limiter
 from gateway.limits.permit import AskedPermit
 from gateway.served_models.registry import ModelRegistry
@@ -237,11 +237,16 @@ class BackgroundResponses:
     async def _run_anew(
         self, stored: StoredResponse, tenant_id: UUID, seal: ContentSeal, events: list[bytes], first: int
     ) -> None:
-        """Run a response from its beginning, once its limits have room. Raises nothing but CancelledError."""
+        """Run a response from its beginning, once it can be. Raises nothing but CancelledError."""
         waiting = Progress(id=stored.id, tenant_id=tenant_id, first=first)
+        still_wanted = partial(self._still_wanted, waiting, partial(self._write, seal=seal))
         try:
             try:
-                run = await self._run_of(stored, seal, waiting)
+                run = await wait_until_it_begins(
+                    partial(self._requests.check_model, self._models.get(stored.model).name),
+                    partial(self._run_of, stored, seal, waiting, still_wanted),
+                    still_wanted,
+                )
             except GatewayError as error:
                 if self._requests.draining:
                     await self._running.write(replace(waiting, released=True), seal)
@@ -256,7 +261,9 @@ class BackgroundResponses:
             if run is not None:
                 await run.run()
 
-    async def _run_of(self, stored: StoredResponse, seal: ContentSeal, waiting: Progress) -> BackgroundRun | None:
+    async def _run_of(
+        self, stored: StoredResponse, seal: ContentSeal, waiting: Progress, still_wanted: StillWanted
+    ) -> BackgroundRun | None:
         """A new run of a response; None if it is not wanted here any more. Raises GatewayError, DatabaseUnavailable."""
         kept = _kept.decode(stored.request)
         payer = kept.payer
@@ -276,7 +283,7 @@ class BackgroundResponses:
 
         write = partial(self._write, seal=seal)
         prepared = await prepare()
-        permit = await wait_for_limits(self._limiter, prepared, partial(self._still_wanted, waiting, write))
+        permit = await wait_for_limits(self._limiter, prepared, still_wanted)
         if permit is None:
             return None
         try:

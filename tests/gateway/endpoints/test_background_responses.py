@@ -200,6 +200,17 @@ async def runs(stack: Stack, count: int) -> None:
     assert len(stack.replica.runs) == count
 
 
+async def until_it_beats(stack: Stack) -> None:
+    """Until the one response that there is has said again that it waits, so that nobody else takes it over."""
+    (before,) = await stack.rows("SELECT beat_at FROM stored_response")
+    for _ in range(3000):
+        (now,) = await stack.rows("SELECT beat_at FROM stored_response")
+        if now.beat_at > before.beat_at:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("who waits is silent")
+
+
 async def test_what_kills_its_workers_is_not_run_for_ever(stack: Stack) -> None:
     stack.say(SAID, queued=600.0)
     async with stack.openai() as client:
@@ -219,7 +230,7 @@ async def test_what_kills_its_workers_is_not_run_for_ever(stack: Stack) -> None:
 async def test_a_response_that_is_taken_over_waits_for_its_limits(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.kept_responses.waiting_for_limits.BEAT_S", 0.05)
+    monkeypatch.setattr("gateway.kept_responses.waiting.BEAT_S", 0.05)
     await set_limits(stack, concurrent_requests=1)
     stack.say(SAID, queued=600.0)
     async with stack.openai() as client:
@@ -229,16 +240,41 @@ async def test_a_response_that_is_taken_over_waits_for_its_limits(
         other = asyncio.create_task(stack.post({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}))
         await runs(stack, 2)
         await adopt(stack, orphan)
-        (before,) = await stack.rows("SELECT beat_at FROM stored_response")
-        for _ in range(200):
-            (now,) = await stack.rows("SELECT beat_at FROM stored_response")
-            if now.beat_at > before.beat_at:
-                break
-            await asyncio.sleep(0.02)
-        assert now.beat_at > before.beat_at, "who waits is not silent"
+        await until_it_beats(stack)
         await runs(stack, 2)
         stack.say("At last.")
         other.cancel()
+        final = await until_ended(client, queued.id)
+        assert (final.status, final.output_text) == ("completed", "At last.")
+
+
+@pytest.mark.parametrize("end", ["replica", "cancelled", "patience"])
+async def test_a_response_that_is_taken_over_waits_for_a_replica(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """As after a restart of all on one machine, where a gateway is there before its replica."""
+    monkeypatch.setattr("gateway.kept_responses.waiting.BEAT_S", 0.05)
+    monkeypatch.setattr("gateway.kept_responses.waiting.PATIENCE_S", 0.0 if end == "patience" else 600.0)
+    stack.say(SAID, queued=600.0)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        await runs(stack, 1)
+        orphan = await die(stack, queued.id)
+        await stack.replica.stop()
+        await stack.until(lambda: not stack.gateway.services.fleet.healthy("tiny"))
+        await adopt(stack, orphan)
+        if end == "patience":
+            final = await until_ended(client, queued.id)
+            assert (final.status, final.error.code) == ("failed", "server_error")
+            assert "No replica" in final.error.message
+            return
+        await until_it_beats(stack)
+        assert (await client.responses.retrieve(queued.id)).status == "queued"
+        if end == "cancelled":
+            assert (await client.responses.cancel(queued.id)).status == "cancelled"
+            return
+        stack.say("At last.")
+        await stack.replica.start()
         final = await until_ended(client, queued.id)
         assert (final.status, final.output_text) == ("completed", "At last.")
 
@@ -247,8 +283,8 @@ async def test_a_response_that_is_taken_over_waits_for_its_limits(
 async def test_a_response_that_waits_for_its_limits_ends(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, cancelled: bool
 ) -> None:
-    monkeypatch.setattr("gateway.kept_responses.waiting_for_limits.BEAT_S", 0.05)
-    monkeypatch.setattr("gateway.kept_responses.waiting_for_limits.PATIENCE_S", 600.0 if cancelled else 0.0)
+    monkeypatch.setattr("gateway.kept_responses.waiting.BEAT_S", 0.05)
+    monkeypatch.setattr("gateway.kept_responses.waiting.PATIENCE_S", 600.0 if cancelled else 0.0)
     await set_limits(stack, requests_per_minute=1)
     stack.say(SAID, queued=600.0)
     async with stack.openai() as client:

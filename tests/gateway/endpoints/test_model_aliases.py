@@ -50,6 +50,11 @@ async def test_pages_of_named_origins_may_call(database_url: str, tmp_path: Path
         assert before.status_code == 204
         assert before.headers["access-control-allow-origin"] == ORIGIN
         assert before.headers["access-control-allow-headers"] == "authorization"
+        allowed = before.headers["access-control-allow-methods"].lower().split(", ")
+        paths = (await stack.http.get("/openapi.json")).json()["paths"]
+        assert {method for path, methods in paths.items() if path.startswith("/v1/") for method in methods} <= {
+            *allowed
+        }
         answer = await stack.http.get("/v1/models", headers={"authorization": "Bearer wrong", "origin": ORIGIN})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, ORIGIN)
         assert "access-control-allow-credentials" not in answer.headers
