@@ -107,6 +107,8 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 test-clients: install-dev ## The newest clients and agents of others against the demo model, each in an environment of its own
 	$(BIN)/python -m tests.clients.environments
 	$(BIN)/python -m pytest -o timeout=0 tests/clients
+	ACCUMULATED_ANSWERS=1000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/dialects/test_client_accumulators.py \
+		tests/gateway/dialects/test_responses_stream.py
 
 test-gpu: install-dev ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -35,12 +35,14 @@ from gateway.conversation.messages import (
     is_word_of_schemas,
     messages_with_tools,
     messages_without_tools,
+    one_call_each,
     pieces_of,
     strings_of,
 )
 from gateway.conversation.segments import Marks, NoMarksLeft, Segment
-from gateway.generation_request import Tool, ToolCall, Turn
+from gateway.generation_request import Text, Tool, ToolCall, Turn
 
+_PROBES = ("first_probe", "second_probe")
 _TOOLS = re.compile(r"\btools\b")
 
 
@@ -144,7 +146,22 @@ class ChatTemplate:
         self.knows_tools = _TOOLS.search(source) is not None
         self.reasons = "<think>" in source or "<|channel|>" in source
         """Whether its model marks its reasoning."""
+        self._one_call = self.knows_tools and not self._renders_two_calls()
         self._special = re.compile("|".join(map(re.escape, sorted(special_texts, reverse=True))) or r"(?!)")
+
+    def _renders_two_calls(self) -> bool:
+        """Whether the template renders two calls in one message. Some refuse them, others drop the second."""
+        self._one_call = False
+        for names in (_PROBES, _PROBES[:1]):
+            calls = tuple(ToolCall("{}", "", id=name, name=name) for name in names)
+            results = (Turn("tool", (Text("ok", ""),), name, name) for name in names)
+            turns = (Turn("user", (Text("both", ""),)), Turn("assistant", calls), *results)
+            try:
+                rendered = self._run(turns, (), _Unmarked(), answer=True)
+            except ConversationRefused:
+                continue
+            return names == _PROBES and all(name in rendered for name in names)
+        return True  # where one call is refused too, it is not their number
 
     @classmethod
     def load(cls, folder: Path, special_texts: frozenset[str]) -> ChatTemplate:
@@ -228,6 +245,8 @@ class ChatTemplate:
         definitions = None
         if self.knows_tools:
             messages, definitions = messages_with_tools(turns, tools, marking)
+            if self._one_call:
+                messages = one_call_each(messages)
         else:
             messages = messages_without_tools(turns, tools, marking)
         if not self._knows_developer:

@@ -84,14 +84,18 @@ def _strings(value: Any) -> Iterator[str]:
 def messages_with_tools(
     turns: Sequence[Turn], tools: Sequence[Tool], marking: Marking
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools for a template that knows both."""
-    messages, index = [], 0
+    """Messages and tools for a template that knows both. Calls are numbered: some templates want ids of nine letters
+    and digits, and the same conversation is the same prompt whatever ids a dialect gave."""
+    messages, index, ids = [], 0, dict[str, str]()
+    calls = 0
     for turn in turns:
         message: dict[str, Any] = {"role": turn.role, "content": ""}
         contents: dict[str, list[str]] = {"text": [], "thinking": []}
         for text in turn.texts:
             if isinstance(text, ToolCall):
-                message.setdefault("tool_calls", []).append(_call(index, text, marking))
+                ids[text.id] = f"call{calls:05d}"
+                calls += 1
+                message.setdefault("tool_calls", []).append(_call(index, text, ids[text.id], marking))
             else:
                 contents["thinking" if text.kind == "thinking" else "text"].append(marking.text(index, text.text))
             index += 1
@@ -99,15 +103,45 @@ def messages_with_tools(
         if contents["thinking"]:  # templates have either name for it
             message["reasoning_content"] = message["thinking"] = JOINT.join(contents["thinking"])
         if turn.role == "tool":
-            message |= {"tool_call_id": turn.call, "name": turn.call_name}
+            message |= {"tool_call_id": ids.get(turn.call, turn.call), "name": marking.key(turn.call_name)}
         messages.append(message)
     return messages, [_definition(index + at, tool, marking) for at, tool in enumerate(tools)] or None
 
 
-def _call(index: int, call: ToolCall, marking: Marking) -> dict[str, Any]:
+def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with each call of several in a message of its own, before its result. The first has what else the
+    message says."""
+    made: list[dict[str, Any]] = []
+    said: dict[str, Any] = {}
+    waiting: dict[str, dict[str, Any]] = {}
+    """Calls whose results have not come, by id."""
+
+    def tell(call: dict[str, Any]) -> None:
+        nonlocal said
+        made.append({**said, "tool_calls": [call]})
+        said = {"role": "assistant", "content": ""}
+
+    for message in messages:
+        if message["role"] != "tool":
+            for call in waiting.values():
+                tell(call)
+            waiting = {}
+        elif (answered := waiting.pop(message["tool_call_id"], None)) is not None:
+            tell(answered)
+        calls = message.get("tool_calls") or ()
+        if len(calls) > 1:
+            said, waiting = message, {call["id"]: call for call in calls}
+        else:
+            made.append(message)
+    for call in waiting.values():
+        tell(call)
+    return made
+
+
+def _call(index: int, call: ToolCall, id_: str, marking: Marking) -> dict[str, Any]:
     arguments = _marked(index, json.loads(call.text), marking)
     return {
-        "id": call.id,
+        "id": id_,
         "type": "function",
         "function": {"name": marking.free(index, call.name), "arguments": arguments},
     }

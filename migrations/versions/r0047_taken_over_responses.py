@@ -12,9 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column(
-        "stored_response", sa.Column("taken_over", sa.Integer(), nullable=False, server_default=sa.text("0"))
-    )
+    op.add_column("stored_response", sa.Column("taken_over", sa.Integer(), nullable=False, server_default=sa.text("0")))
 
 
 def downgrade() -> None:

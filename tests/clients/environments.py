@@ -23,7 +23,10 @@ PYTHON_CLIENTS = {
     "pydantic-ai": "pydantic-ai-slim[openai,anthropic]",
 }
 """Client → what is installed for it."""
-NODE_CLIENTS = {"vercel": ("ai", "@ai-sdk/openai", "@ai-sdk/anthropic", "zod")}
+NODE_CLIENTS = {
+    "vercel": ("ai", "@ai-sdk/openai", "@ai-sdk/anthropic", "zod"),
+    "codex": ("@openai/codex",),  # with a binary, for the systems that npm has one for
+}
 
 
 def interpreter(client: str) -> Path:

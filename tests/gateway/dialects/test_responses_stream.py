@@ -6,14 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from openai import OpenAI
 
-from billing.usage import Counts, Usage
 from gateway.conversation.output import events as said
 from gateway.dialects.openai.responses.custom_input import CustomInput
 from gateway.dialects.openai.responses.response_object import Response
@@ -21,6 +18,7 @@ from gateway.dialects.openai.responses.tools import CalledAs, ToolNames
 from gateway.dialects.openai.responses.writer import ResponsesWriter
 from gateway.generation.delivery import ChoiceDelta, Finished, FinishReason, Started, merge_deltas
 from tests.fast import examples
+from tests.gateway.dialects.generated_answers import ANSWERS, TEXT, Answering, answering_clients, deltas, ended, pieces
 
 RESPONSE = Response(
     id="resp_01934f6e0d2a7b3c8e51a9c4d7f60b12",
@@ -31,51 +29,6 @@ RESPONSE = Response(
     store=False,
 )
 NAMES = ToolNames({"edit": CalledAs("custom", "edit"), "files__read": CalledAs("function", "read", "files")})
-TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12) | st.sampled_from(
-    ["\u2028", "\x85", "data: x\n\n", "🚀"]
-)
-
-
-def pieces(text: str) -> st.SearchStrategy[list[str]]:
-    """The text cut anywhere."""
-    cuts = st.lists(st.integers(0, len(text)), max_size=6).map(sorted)
-    return cuts.map(lambda at: [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)])
-
-
-@st.composite
-def calls(draw: st.DrawFn) -> list[said.OutputEvent]:
-    name = draw(st.sampled_from(["weather", "edit", "files__read"]))
-    arguments = {"input": draw(TEXT)} if name == "edit" else draw(st.dictionaries(TEXT, TEXT, max_size=2))
-    text = json.dumps(arguments, ensure_ascii=draw(st.booleans()))
-    whole = draw(st.booleans()) or not text
-    shown = text if whole else text[: draw(st.integers(0, len(text)))]
-    events: list[said.OutputEvent] = [said.CallStart(0, name)]
-    events += [said.ArgumentsDelta(0, piece) for piece in draw(pieces(shown)) if piece]
-    return [*events, said.CallEnd(0)] if whole else events
-
-
-OUTPUTS = st.lists(
-    st.one_of(
-        TEXT.map(lambda text: [said.TextDelta(text)]), TEXT.map(lambda text: [said.ReasoningDelta(text)]), calls()
-    ),
-    max_size=6,
-).map(lambda parts: [event for part in parts for event in part])
-
-
-@st.composite
-def deltas(draw: st.DrawFn) -> list[ChoiceDelta]:
-    """An output as it arrives: plain text, or a parser's events, some at a time."""
-    if draw(st.booleans()):
-        return [ChoiceDelta(0, text) for text in draw(st.lists(TEXT, max_size=8))]
-    events = draw(OUTPUTS)
-    cuts = sorted(draw(st.lists(st.integers(0, len(events)), max_size=6)))
-    return [
-        ChoiceDelta(0, "", events=tuple(events[a:b])) for a, b in zip([0, *cuts], [*cuts, len(events)], strict=True)
-    ]
-
-
-def ended(reason: FinishReason) -> Finished:
-    return Finished((reason,), Counts(), Usage(uncached=3, output=2), 10, "USD", (None,))
 
 
 def written(arrived: list[ChoiceDelta], end: Finished) -> tuple[dict[str, Any], bytes]:
@@ -87,30 +40,16 @@ def written(arrived: list[ChoiceDelta], end: Finished) -> tuple[dict[str, Any], 
     return whole, stream + other.keep_alive() + other.finished(end)
 
 
-class Client:
-    """The official client, answered with `body`."""
-
-    def __init__(self) -> None:
-        self.body = b""
-        transport = httpx2.MockTransport(
-            lambda _: httpx2.Response(200, content=self.body, headers={"content-type": "text/event-stream"})
-        )
-        self.openai = OpenAI(
-            api_key="x", base_url="http://test", max_retries=0, http_client=httpx2.Client(transport=transport)
-        )
-
-
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    made = Client()
-    yield made
-    made.openai.close()
+def client() -> Iterator[Answering]:
+    with answering_clients() as made:
+        yield made
 
 
-@settings(max_examples=examples(1000), deadline=None)
+@settings(max_examples=examples(ANSWERS), deadline=None)
 @given(arrived=deltas(), reason=st.sampled_from(["stop", "length", "budget"]))
 def test_the_official_accumulator_makes_the_whole_answer(
-    client: Client, arrived: list[ChoiceDelta], reason: FinishReason
+    client: Answering, arrived: list[ChoiceDelta], reason: FinishReason
 ) -> None:
     whole, client.body = written(arrived, ended(reason))
     texts: dict[str, str] = {}

@@ -131,3 +131,26 @@ async def test_log_probabilities_come_with_the_text(stack: Stack) -> None:
         )
     assert sent(stack).sampling.logprobs == 0
     assert isinstance(answer.output[0].content[0].logprobs, list)
+
+
+async def test_what_is_not_there_is_said_in_the_dialects_envelope(stack: Stack) -> None:
+    """An agent that can shorten a conversation by itself does so where the server does not."""
+    headers = {"authorization": f"Bearer {stack.key}"}
+    answer = await stack.http.post("/v1/responses/compact", headers=headers, json={"model": "tiny", "input": []})
+    assert answer.status_code == 405, answer.text
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "method_not_allowed")
+
+
+async def test_a_lark_grammar_of_a_custom_tool_is_told_to_the_model_alone(stack: Stack) -> None:
+    """As docs/responses.md says: what the model is made to write is a string, not what the grammar allows."""
+    patch = PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "only this"'}}
+    stack.say('Tool call: {"name": "apply_patch", "arguments": {"input": "something else"}}')
+    headers = {"authorization": f"Bearer {stack.key}"}
+    body = {"model": "tiny", "input": "Go.", "tools": [patch], "tool_choice": "required", "max_output_tokens": 150}
+    answer = await stack.http.post("/v1/responses", headers=headers, json=body)
+    (called,) = answer.json()["output"]
+    assert (called["type"], called["input"]) == ("custom_tool_call", "something else")
+    (run,) = stack.replica.runs.values()
+    assert "only this" in next(iter(stack.models)).tokenizer.decode(run.generate.tokens)
+    assert "only this" not in (run.generate.grammar or "")
