@@ -91,12 +91,13 @@ test-other-cpu: install-dev ## Whether bits hold with the processor's choices tu
 	@$(BIN)/python -m tests.machines | while read -r machine; do echo "== $$machine"; \
 		$(BIN)/python -m pytest -q $(TWO) --machine "$$machine" $(BITS) || exit; done
 
-test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 generated requests: an hour
+test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 histories of leases under wrong clocks, 2,000 generated requests: an hour
 	$(BIN)/python -m tests.servers --install
 	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest $(LONG) tests/billing/transaction/test_state_machine.py
 	ALTERED_COLUMNS=99 $(BIN)/python -m pytest $(LONG) tests/billing/verification/test_alterations.py
 	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest $(LONG) tests/engine/core/test_batch_invariance.py
 	TIER_FAULTS=10000 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/tiers
+	TURNPIKE_LEASE_HISTORIES=500 $(BIN)/python -m pytest $(LONG) tests/gateway/admission/test_cache_leases.py -k every_bill
 	ACCESS_FULL=1 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_access.py
 	RETURNING_PLANS=100 $(BIN)/python -m pytest $(LONG) tests/billing/invoices/test_returning_conserves.py
 	TURNPIKE_LEASE_HISTORIES=500 $(BIN)/python -m pytest $(LONG) tests/gateway/admission

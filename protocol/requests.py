@@ -154,6 +154,15 @@ class Generate(Message, frozen=True, tag="Generate"):
     claim: bytes = b""
     """What the biller must know of this request if no gateway does any more. It is journaled, and given back in
     `Done`."""
+    sent_at: float | None = None
+    """When it was sent, by the clock of `deadline`: the gateway's. Hosts' clocks differ, so what counts is how long the
+    deadline is after this. None from gateways that do not say it: their clock is taken to be the replica's."""
+
+    def received(self, now: float) -> Generate:
+        """The same request with a deadline by the clock of the replica, which received it at `now`."""
+        if self.sent_at is None or self.deadline is None:
+            return self
+        return msgspec.structs.replace(self, deadline=now + (self.deadline - self.sent_at), sent_at=None)
 
     @property
     def version(self) -> int:

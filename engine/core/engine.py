@@ -26,11 +26,13 @@ from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds, expected_wait
 from engine.scheduling.request import Request
+from engine.scheduling.restoring import DISK_RATE, first_guess
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.step_costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.step_work import Prefill
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
+from prompt_cache.placement.fetch_or_recompute import TierRate
 from prompt_cache.tiers.identity import ScopeAccess
 from protocol.replicas import Scope, owner_of
 from protocol.requests import Generate, Lane, Refusal
@@ -62,8 +64,9 @@ class EngineLimits:
 class Engine:
     """The requests of one served model on one device.
 
-    `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, and `disk` the tier
-    beyond. What is None is made with defaults: fixed costs, an empty quarantine in memory, no grammars.
+    `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `disk` the tier
+    beyond, and `disk_rate` what was measured of it. What is None is made with defaults: fixed costs, an empty
+    quarantine in memory, no grammars.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Engine:
         costs: StepCosts | None = None,
         dram: GroupedPool | None = None,
         disk: DiskTier | None = None,
+        disk_rate: TierRate = DISK_RATE,
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
     ) -> None:
@@ -89,6 +93,7 @@ class Engine:
         self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
         self.executor = StepExecutor(runner, self.costs)
         self.fairness = FairShare(self.costs, weights=limits.lane_weights)
+        block_bytes = sum(memory.group.block_bytes for memory in runner.memories)
         self.scheduler = Scheduler(
             pool,
             limits.budget,
@@ -98,7 +103,8 @@ class Engine:
             targets=limits.token_targets,
             dram=dram,
             disk=disk,
-            block_bytes=sum(memory.group.block_bytes for memory in runner.memories),
+            chooser=first_guess(self.costs.rates, block_bytes, disk_rate),
+            block_bytes=block_bytes,
         )
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)

@@ -31,14 +31,14 @@ LEAST_PATIENCE_S = 0.05
 """Beyond what is expected, computing is held back so long: a first read may be slow, a chunk that was computed in vain
 is slower."""
 DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
-"""What is believed of a disk before blocks were read from it."""
+"""What is believed of a disk that was not calibrated, before blocks were read from it."""
 BLOCK_BYTES = 1 << 19
 
 
-def first_guess(rates: Rates, block_bytes: int) -> FetchOrRecompute:
+def first_guess(rates: Rates, block_bytes: int, disk: TierRate = DISK_RATE) -> FetchOrRecompute:
     """What chooses between fetching and computing, by the rates that are known at the start."""
     memory = TierRate(0.0, block_bytes / max(rates.copied, 1e-3) * 1e6)
-    return FetchOrRecompute({"dram": memory, "nvme": DISK_RATE}, ComputeRate(rates.uncached / 1e6))
+    return FetchOrRecompute({"dram": memory, "nvme": disk}, ComputeRate(rates.uncached / 1e6))
 
 
 @dataclass(slots=True, eq=False)

@@ -172,6 +172,7 @@ class Replica:
                 raise ProtocolError("a second Dial")
 
     def _generate(self, link: GatewayLink, message: Generate) -> None:
+        message = message.received(time.time())
         refusal = None
         earlier = self._running.attempts(message.id)
         if any(attempt >= message.attempt or not link.is_of_run(owner) for attempt, owner in earlier.items()):

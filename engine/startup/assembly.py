@@ -22,6 +22,7 @@ from engine.layers.linear import best_tiling
 from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
+from engine.scheduling.restoring import DISK_RATE
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
@@ -31,6 +32,8 @@ from engine.startup.warm_up import warm_up
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.model_digest import model_digest, text_digest
+from prompt_cache.placement.fetch_or_recompute import TierRate
+from prompt_cache.tiers.disk_calibration import read_disk_rate
 from prompt_cache.tiers.identity import StoreIdentity
 from prompt_cache.tiers.record_store import RecordStore
 from prompt_cache.tiers.store_errors import StoreUnusable
@@ -124,6 +127,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
             costs=costs,
             dram=_host_pool(windows, kept, dram, depth) if dram else None,
             disk=_disk_tier(options, digest, model.groups, runner, depth) if dram and not pool.slides else None,
+            disk_rate=_disk_rate(options),
             quarantine=Quarantine(options.data / "quarantine"),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
@@ -153,6 +157,13 @@ def _host_pool(
         block_bytes=[memory.group.block_bytes for memory in memories],
         attention_tokens=depth,
     )
+
+
+def _disk_rate(options: ReplicaOptions) -> TierRate:
+    """How quick the disk is, by what was measured of it."""
+    if options.calibration is None or options.disk_folder is None:
+        return DISK_RATE
+    return read_disk_rate(options.calibration, options.disk_folder) or DISK_RATE
 
 
 def _disk_tier(

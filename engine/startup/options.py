@@ -42,6 +42,8 @@ class ReplicaOptions:
     """Where KV is kept on disk; one folder, one replica. None for nowhere."""
     disk_bytes: int = 0
     """The most that it takes there; 0 for none."""
+    calibration: Path | None = None
+    """The file in which `turnpike calibrate` keeps what it measured of that disk."""
     max_running: int = 0
     """Requests in a step; 0 for what suits the device."""
     max_waiting: int = 24_576

@@ -7,6 +7,7 @@ How many requests may wait in a lane is limited by the replica, which knows its 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -139,7 +140,7 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
         self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float
     ) -> Generate:
         """The message that begins an attempt at a replica. `credit`: output tokens that may be sent at first;
-        `deadline`: seconds since the Unix epoch."""
+        `deadline`: seconds since the Unix epoch, by this host's clock."""
         return Generate(
             id=str(hold.request_id),
             attempt=attempt,
@@ -157,6 +158,7 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
             grammar=None if self.generation.grammar is None else self.generation.grammar.text,
             claim=hold.claim,
             retain=self._retained(),
+            sent_at=time.time(),
         )
 
     def _retained(self) -> tuple[Retain, ...]:

@@ -52,6 +52,8 @@ class Deployment:
         self.processes: dict[str, Process] = {}
         self.flags: dict[str, tuple[str, ...]] = {}
         """What else some of them are started with."""
+        self.clocks: dict[str, float] = {}
+        """By how many seconds the clocks of some of them are wrong."""
         self.command("secrets", "create", self.env["TURNPIKE_SECRETS_FILE"])
         self.command("migrate")
         self.command("tenants", "create", "acme")
@@ -71,8 +73,16 @@ class Deployment:
             "engine": ("engine", "--listen", self.env["TURNPIKE_REPLICAS"], "--replica-name", "engine-0", *data),
             "worker": ("worker", *data),
         }[name.partition("-")[0]]
-        self.processes[name] = Process(self.folder / f"{name}-logs", *arguments, *flags, env=self.env)
+        self.processes[name] = Process(
+            self.folder / f"{name}-logs", *arguments, *flags, env=self.env | self._clock(name)
+        )
         return self.processes[name]
+
+    def _clock(self, name: str) -> dict[str, str]:
+        """The environment of a process whose clock is wrong."""
+        if name not in self.clocks:
+            return {}
+        return {"PYTHONPATH": str(Path(__file__).parent / "wrong_clock"), "TURNPIKE_TEST_CLOCK": str(self.clocks[name])}
 
     def wait_ready(self) -> None:
         wait_ready(self.base, list(self.processes.values()))

@@ -1,8 +1,12 @@
-"""kill -9 of a gateway and of both replicas, whose KV is gone with them: leases are billed as they were promised."""
+"""kill -9 of a gateway and of both replicas, whose KV is gone with them: leases are billed as they were promised.
+
+The gateways' clocks are ten minutes wrong, one each way: only the database's counts.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from tests.servers import PostgresServer, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
+SKEW_S = 600.0
 TEXT = "The module textwrap wraps and fills plain text. " * 40
 
 
@@ -28,6 +33,7 @@ def own_postgres() -> Iterator[PostgresServer]:
 @pytest.fixture
 def running(tmp_path: Path, own_postgres: PostgresServer, redis_url: str) -> Iterator[Pair]:
     made = Pair(tmp_path, own_postgres.url, redis_url)
+    made.clocks = {"gateway": -SKEW_S, "gateway-1": SKEW_S}
     try:
         made.start_engines()
         made.start("gateway")
@@ -100,8 +106,10 @@ def test_what_was_promised_is_billed_whoever_dies(running: Pair) -> None:
     running.wait_settled()
     first = bills(running)
     assert len(first) == 12
-    (lease,) = running.query("SELECT tokens FROM lease WHERE billed = 1")
-    tokens = lease[0]
+    (lease,) = running.query("SELECT tokens, expires_at - created_at, created_at FROM lease WHERE billed = 1")
+    tokens, seconds = lease[0], int(lease[1]) / 1e6
+    assert seconds == pytest.approx(3600, abs=300), "an hour, and as long as they run after that"
+    assert abs(int(lease[2]) / 1e6 - time.time()) < SKEW_S / 2, "the database's clock"
     charged = [(read, write) for read, write, prompt in first if prompt]
     assert len(charged) > 6, "the kill came before the answers"
     assert sorted(charged) == [(0, tokens)] + [(tokens, 0)] * (len(charged) - 1)

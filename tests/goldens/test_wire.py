@@ -93,6 +93,7 @@ TO_REPLICA: list[Any] = [
         retain=(Retain(tokens=2, until=99.5),),
         choices=4,
         claim=b"claim",
+        sent_at=11.5,
     ),
     Generate(id="r2", attempt=1, segments=(), tokens=[], sampling=Sampling(max_tokens=1), credit=0),
     Credit(id="r1", delivered=3, limit=4),

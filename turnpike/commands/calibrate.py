@@ -1,9 +1,13 @@
-"""`turnpike calibrate`: measure memory, disk, sealing and models, and say when fetching cached KV pays."""
+"""`turnpike calibrate`: measure memory, disk, sealing and models, and say when fetching cached KV pays.
+
+What it measured of the disk under the folder for KV it keeps, for replicas that start after it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +28,9 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike calibrate`."""
     parser.runs(calibrate)
     parser.add_argument(
-        "--folder", type=Path, help="a folder that exists, on the disk to measure; default: the data folder"
+        "--folder",
+        type=Path,
+        help="a folder that exists, on another disk to measure, of which nothing is kept; default: the one for KV",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: %(default)s")
     parser.add_argument("--no-model", action="store_true", help="measure memory, disk and sealing alone")
@@ -36,16 +42,16 @@ def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
     from prompt_cache.placement.fetch_or_recompute import TierRate
     from turnpike.processes import machine_rates
 
-    folder: Path = arguments.folder or settings.data
-    if arguments.folder is None:
-        folder.mkdir(parents=True, exist_ok=True)
-    elif not folder.is_dir():
-        raise CommandError(f"--folder: there is no folder {folder}")
+    folder = _folder(settings, arguments.folder)
     try:
         disk = machine_rates.read_disk(folder)
     except OSError as error:
         raise CommandError(f"the disk cannot be measured: {error}") from error
     memory, sealing = machine_rates.copy_memory(), machine_rates.seal()
+    # What is read from disk is also opened, by one core.
+    nvme = TierRate(disk.tier.fixed_s, 1 / (1 / disk.tier.bytes_per_s + 1 / sealing))
+    if arguments.folder is None:
+        _keep(settings, folder, nvme)
     figures: dict[str, Any] = {
         "memory_bytes_per_s": round(memory.bytes_per_s),
         "disk_bytes_per_s": {str(depth): round(rate) for depth, rate in disk.by_depth.items()},
@@ -55,8 +61,6 @@ def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
         "models": [],
     }
     if not arguments.no_model:
-        # What is read from disk is also opened, by one core.
-        nvme = TierRate(disk.tier.fixed_s, 1 / (1 / disk.tier.bytes_per_s + 1 / sealing))
         for model in settings.model_folders:
             rates = machine_rates.compute(model, arguments.device)
             figures["models"].append(_meaning(rates, {"dram": memory, "nvme": nvme}))
@@ -64,7 +68,32 @@ def calibrate(settings: Settings, arguments: argparse.Namespace) -> int:
         print(json.dumps(figures, indent=2))
     else:
         _print(figures)
+        if arguments.folder is None:
+            print(f"\nKept in {settings.calibration} for replicas that start from now on.")
     return 0
+
+
+def _folder(settings: Settings, named: Path | None) -> Path:
+    """A folder on the disk to measure."""
+    from prompt_cache.tiers.disk_calibration import nearest_folder
+
+    if named is None:
+        settings.data.mkdir(parents=True, exist_ok=True)
+        return nearest_folder(settings.kv_folder)
+    if not named.is_dir():
+        raise CommandError(f"--folder: there is no folder {named}")
+    return named
+
+
+def _keep(settings: Settings, folder: Path, rate: TierRate) -> None:
+    """Keep what was measured of the disk, for replicas."""
+    from prompt_cache.tiers.disk_calibration import VERSION, DiskCalibration, write_calibration
+
+    kept = DiskCalibration(VERSION, str(folder), time.time(), rate.fixed_s, rate.bytes_per_s)
+    try:
+        write_calibration(settings.calibration, kept)
+    except OSError as error:
+        raise CommandError(f"{settings.calibration} cannot be written: {error}") from error
 
 
 def _meaning(rates: ModelRates, tiers: Mapping[Place, TierRate]) -> dict[str, Any]:

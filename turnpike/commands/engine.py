@@ -56,6 +56,7 @@ def run_engine(settings: Settings, parent: int | None = None) -> int:
         dram_memory=settings.dram_memory,
         disk_folder=settings.kv_folder,
         disk_bytes=settings.disk_memory,
+        calibration=settings.calibration,
         max_running=settings.max_running,
         token_budget=settings.token_budget,
         context=settings.context,

@@ -29,6 +29,7 @@ _OUR_PATTERNS = (
     "*.db-wal",
     "*.db-shm",
     "secrets.json",
+    "calibration.json",
     "api-key",
     "sign-in-link",
     "sign-in-links",

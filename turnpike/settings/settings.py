@@ -433,6 +433,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.disk_folder) if self.disk_folder else self.data / "kv"
 
     @property
+    def calibration(self) -> Path:
+        """The file in which `turnpike calibrate` keeps what it measured."""
+        return self.data / "calibration.json"
+
+    @property
     def database(self) -> str:
         """The database URL, the embedded database when none was set."""
         return self.database_url or f"sqlite:///{(self.data / 'turnpike.db').absolute()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -37,6 +38,18 @@ async def replica(tmp_path: Path, tiny_model: Path) -> AsyncIterator[ReplicaProc
 
 
 # ------------------------------------------------------------ a life
+
+
+@pytest.mark.parametrize("wrong_by", [-600.0, 600.0], ids=["behind", "ahead"])
+async def test_a_deadline_is_as_far_away_as_its_gateway_says(replica: ReplicaProcess, wrong_by: float):
+    """Whatever the gateway's clock says beside the replica's."""
+    client = await Client.dial(replica.path)
+    sent = time.time() + wrong_by
+    client.generate(generate("in time", LONG, 8, deadline=sent + 300, sent_at=sent), ALL)
+    client.send(generate("too late", LONG, 8, deadline=sent - 0.001, sent_at=sent))
+    await client.finished("in time", "too late")
+    assert [client.done[id].reason for id in ("in time", "too late")] == ["length", "deadline"]
+    await client.close()
 
 
 async def test_streams_are_what_the_engine_computes(replica: ReplicaProcess, tiny_model: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prompt_cache.placement.fetch_or_recompute import ComputeRate
+from prompt_cache.tiers.disk_calibration import read_disk_rate
 from turnpike import cli, logs
 from turnpike.processes import machine_rates
 
@@ -28,7 +29,17 @@ def test_the_machine_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert min(figures["disk_bytes_per_s"].values()) > 0
     assert figures["memory_bytes_per_s"] > figures["disk_fixed_us"]
     assert figures["models"] == []
-    assert list((tmp_path / "data").iterdir()) == [], "what it wrote is gone"
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["calibration.json"], "what it wrote beside is gone"
+    rate = read_disk_rate(tmp_path / "data" / "calibration.json", tmp_path / "data" / "kv")
+    assert rate is not None
+    assert 0 < rate.bytes_per_s < max(figures["disk_bytes_per_s"].values()), "what is read is also opened"
+    assert rate.fixed_s == pytest.approx(figures["disk_fixed_us"] / 1e6, abs=1e-7)
+    assert (tmp_path / "data" / "calibration.json").stat().st_mode & 0o77 == 0
+
+
+def test_of_another_disk_nothing_is_kept(tmp_path: Path) -> None:
+    assert cli.main(["calibrate", "--no-model", "--folder", str(tmp_path)]) == 0
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

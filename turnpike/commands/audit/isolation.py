@@ -6,19 +6,18 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from turnpike.command_context import admin_command, print_progress, print_table
+from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
-    from turnpike.commands.audit.isolation_probe import IsolationProbe, Report
+    from turnpike.commands.audit.isolation_audit import Asked
+    from turnpike.commands.audit.isolation_probe import Report
 
 _SAMPLES, _WORDS = 250, 1000
 _TIMEOUT_S = 120.0
@@ -37,7 +36,11 @@ def add_arguments(parser: CommandParser) -> None:
     action.add_argument("--seed", type=int, metavar="N", help="of the prompts; default: random")
     text = "measure again after this shell command, such as restart=COMMAND; may be repeated, for each tier"
     action.add_argument("--after", action="append", default=[], metavar="NAME=COMMAND", help=text)
-    action.add_argument("--json", metavar="FILE", help="write the report with all times")
+    action.add_argument(
+        "--json", metavar="FILE", help="write the report with all times, now and then before the end too"
+    )
+    text = "go on with the audit that was interrupted and had begun to write its report to --json"
+    action.add_argument("--resume", action="store_true", help=text)
 
 
 @admin_command
@@ -46,22 +49,36 @@ async def audit_isolation(admin: AdminServices, arguments: argparse.Namespace) -
     import httpx
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+    from turnpike.commands.audit.isolation_audit import IsolationAudit, interrupted
     from turnpike.commands.audit.isolation_probe import IsolationProbe
 
     url = arguments.url or f"http://{admin.settings.host}:{admin.settings.port}"
     steps = [_step(text) for text in arguments.after]
+    asked = _asked(arguments, url, steps)
+    path = Path(arguments.json) if arguments.json else None
+    if arguments.resume and (path is None or arguments.seed is not None):
+        raise CommandError("--resume: name its report with --json, and no --seed, which would draw its prompts again")
+    kept = await asyncio.to_thread(interrupted, path, asked) if arguments.resume and path else ()
     async with (
         _keys(admin, arguments.tenant) as keys,
         httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S) as client,
     ):
         probe = IsolationProbe(client, arguments.served_model, *keys, prompt_words=arguments.words, seed=arguments.seed)
+        audit = IsolationAudit(probe, asked, path, kept)
         try:
-            report = await _report(probe, arguments.samples, steps)
+            report = await audit.run(steps)
         except httpx.HTTPError as error:
             raise CommandError(f"the gateway at {url} did not answer the audit: {error}") from error
-    if arguments.json:
-        await asyncio.to_thread(Path(arguments.json).write_bytes, msgspec.json.encode(report))
     return _print(report)
+
+
+def _asked(arguments: argparse.Namespace, url: str, steps: list[tuple[str, str]]) -> Asked:
+    from turnpike.commands.audit.isolation_audit import Asked
+
+    names = tuple(name for name, _ in steps)
+    if len(set(names)) < len(names):
+        raise CommandError("--after: two steps have one name")
+    return Asked(url, arguments.tenant, arguments.served_model, arguments.samples, arguments.words, names)
 
 
 @asynccontextmanager
@@ -85,30 +102,6 @@ def _step(text: str) -> tuple[str, str]:
     if not (name and equals and command):
         raise CommandError(f"--after {text[:80]!r} is not NAME=COMMAND")
     return name, command
-
-
-def _running(command: str) -> Callable[[], Awaitable[None]]:
-    async def run() -> None:
-        process = await asyncio.create_subprocess_shell(command)
-        if await process.wait():
-            raise CommandError(f"the command failed with status {process.returncode}: {command[:200]}")
-
-    return run
-
-
-async def _report(probe: IsolationProbe, samples: int, steps: list[tuple[str, str]]) -> Report:
-    from turnpike.commands.audit.isolation_probe import Report
-
-    timings = []
-    for same_project in (True, False):
-        what = "same project" if same_project else "other project"
-        for name, command in [("", ""), *steps]:
-            label = f"{what}{f', after {name}' if name else ''}"
-            probe.progress = lambda done, label=label: print_progress(f"{label}: {done} of {2 * samples}")  # type: ignore[misc]
-            between = _running(command) if command else None
-            timings.append(await probe.time(label, samples, same_project=same_project, between=between))
-    print_progress("")
-    return Report(tuple(timings), await probe.oracles())
 
 
 def _print(report: Report) -> int:

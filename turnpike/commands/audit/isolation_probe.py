@@ -86,29 +86,38 @@ class IsolationProbe:
         self._victim, self._attacker = victim, attacker
         self._words = prompt_words
         self._dice = random.Random(seed)  # noqa: S311  # prompts to measure with are no secret
-        self.progress: Callable[[int], None] = lambda done: None
+        self.progress: Callable[[Timing], None] = lambda timing: None
+        """Called after each sample with what was measured so far."""
         self.clock: Callable[[], float] = time.perf_counter
         """In seconds."""
 
     async def time(
-        self, name: str, samples: int, *, same_project: bool, between: Callable[[], Awaitable[None]] | None = None
+        self,
+        name: str,
+        samples: int,
+        *,
+        same_project: bool,
+        between: Callable[[], Awaitable[None]] | None = None,
+        begun: Timing | None = None,
     ) -> Timing:
         """So many shared prompts and as many new ones, in random order. Without `between` the victim sends each prompt
-        right before the attacker does; else all before, and then `between` happens, such as a restart."""
+        right before the attacker does; else all before, and then `between` happens, such as a restart.
+
+        `begun`: what an audit that was interrupted has measured of them. New prompts are drawn for the others.
+        """
         key = self._victim if same_project else self._attacker
-        prompts = [self._prompt() for _ in range(samples)]
+        shared, new = ([], []) if begun is None else (list(begun.shared[:samples]), list(begun.new[:samples]))
+        cached = 0 if begun is None else begun.cached
+        order = [True] * (samples - len(shared)) + [False] * (samples - len(new))
+        prompts = [self._prompt() for _ in range(samples - len(shared))]
         if between is not None:
             for prompt in prompts:
                 await self._ask(self._victim, prompt)
             await between()
-        shared: list[float] = []
-        new: list[float] = []
-        cached = 0
-        order = [True] * samples + [False] * samples
         self._dice.shuffle(order)
-        for done, is_shared in enumerate(order):
+        for is_shared in order:
             if is_shared:
-                prompt = prompts[len(shared)]
+                prompt = prompts.pop()
                 if between is None:
                     await self._ask(self._victim, prompt)
                 seconds, read = await self._ask(key, self._beginning_alike(prompt))
@@ -118,7 +127,7 @@ class IsolationProbe:
                 new.append(seconds)
             if not same_project or not is_shared:
                 cached = max(cached, read)
-            self.progress(done + 1)
+            self.progress(Timing(name, same_project, tuple(shared), tuple(new), cached))
         return Timing(name, same_project, tuple(shared), tuple(new), cached)
 
     async def oracles(self) -> tuple[Oracle, ...]:

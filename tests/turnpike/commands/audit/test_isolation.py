@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from billing.prices import PriceCatalog
@@ -15,7 +16,9 @@ from tests.gateway.conftest import model_folder, stocked_sqlite_url
 from tests.gateway.endpoints.test_message_caching import LEASED
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, running_stack
-from turnpike.commands.audit.isolation_probe import IsolationProbe, Report
+from turnpike.command_line import CommandError
+from turnpike.commands.audit.isolation_audit import Asked, IsolationAudit, KeptReport, interrupted
+from turnpike.commands.audit.isolation_probe import IsolationProbe, Report, Timing
 
 __all__ = ["model_folder", "stocked_sqlite_url"]
 SAMPLES = 16
@@ -51,11 +54,27 @@ async def stack(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> 
         yield running
 
 
-async def probe_of(stack: Stack, *, isolated: bool) -> IsolationProbe:
+class Interrupted(Exception):
+    """Somebody stopped the audit."""
+
+
+def until(clock: Callable[[], float], ended: Callable[[], bool]) -> Callable[[], float]:
+    """A clock at which the audit is interrupted."""
+
+    def ticking() -> float:
+        if ended():
+            raise Interrupted
+        return clock()
+
+    return ticking
+
+
+async def probe_of(stack: Stack, *, isolated: bool, seed: int = 7) -> IsolationProbe:
     model = stack.replica.script = KvModel(stack, isolated=isolated)
-    other = await stack.tenancy.create_project(stack.tenant.id, "other")
+    projects = {project.name: project for project in await stack.tenancy.list_projects(stack.tenant.id)}
+    other = projects.get("other") or await stack.tenancy.create_project(stack.tenant.id, "other")
     issued = await stack.tenancy.create_key(stack.tenant.id, other.id)
-    probe = IsolationProbe(stack.http, "tiny", stack.key, issued.key, prompt_words=80, seed=7)
+    probe = IsolationProbe(stack.http, "tiny", stack.key, issued.key, prompt_words=80, seed=seed)
     probe.clock = lambda: model.now
     return probe
 
@@ -83,3 +102,51 @@ async def test_one_that_does_not_is_seen(stack: Stack) -> None:
     assert attack.test.p < 1e-8
     assert attack.cached > 0
     assert Report((attack,), ()).leaks
+
+
+@pytest.mark.slow
+async def test_an_interrupted_audit_goes_on(stack: Stack, tmp_path: Path) -> None:
+    """With what it has measured, and with prompts that it has not sent."""
+    asked, path = Asked("http://here", "acme", "tiny", SAMPLES, 80, ("nothing",)), tmp_path / "report.json"
+    steps = [("nothing", "true")]
+    timings: tuple[Timing, ...] = ()
+    for seed, stop in enumerate((25, 65)):
+        probe = await probe_of(stack, isolated=True, seed=seed)
+        probe.clock = until(probe.clock, lambda stop=stop: len(stack.replica.runs) >= stop)  # type: ignore[misc]
+        with pytest.raises(Interrupted):
+            await IsolationAudit(probe, asked, path, timings).run(steps)
+        before, timings = timings, interrupted(path, asked)
+        assert [one.shared[: len(two.shared)] for one, two in zip(timings, before, strict=False)] == [
+            two.shared for two in before
+        ]
+        assert sum(len(one.shared) + len(one.new) for one in timings) > sum(len(one.shared) for one in before)
+    report = await IsolationAudit(await probe_of(stack, isolated=True, seed=2), asked, path, timings).run(steps)
+    assert [(one.name, len(one.shared), len(one.new)) for one in report.timings] == [
+        (name, SAMPLES, SAMPLES)
+        for name in ("same project", "same project, after nothing", "other project", "other project, after nothing")
+    ]
+    assert report.timings[0].shared[: len(timings[0].shared)] == timings[0].shared
+    assert report.has_power
+    assert not report.leaks
+    with pytest.raises(CommandError, match="is finished"):
+        interrupted(path, asked)
+
+
+def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
+    path, asked = tmp_path / "report.json", Asked("http://here", "acme", "tiny", SAMPLES, 80, ())
+    with pytest.raises(CommandError, match="no report"):
+        interrupted(path, asked)
+    path.write_text('{"timings": []}')
+    with pytest.raises(CommandError, match="no report"):
+        interrupted(path, asked)
+    path.write_bytes(msgspec.json.encode(KeptReport(asked, finished=False, timings=(), oracles=())))
+    assert interrupted(path, asked) == ()
+    for changed in (
+        {"samples": 17},
+        {"tenant": "other"},
+        {"steps": ("restart",)},
+        {"words": 81},
+        {"url": "http://there"},
+    ):
+        with pytest.raises(CommandError, match="another audit"):
+            interrupted(path, msgspec.structs.replace(asked, **changed))
