@@ -53,6 +53,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("tenancy/users/roles.py", "tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
         *("billing/reservation/billed_prompts.py", "billing/invoices/parties/changing.py"),
+        "billing/accounts/lone_grants.py",
     ),
     "what others are told of a change: the audit log, the outbox, replicas, leases": (
         *("billing/invoices/recording.py", "billing/invoices/notices.py", "tenancy/administration/replicas.py"),
@@ -73,7 +74,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
         *("gateway/openapi/stand_in.py", "prompt_cache/history/comparison.py", "billing/rating/rated_lines.py"),
         *("billing/reservation/accompanied_holds.py", "gateway/generation/lease_promise.py"),
-        *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
+        *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py", "turnpike/demonstration/links.py"),
     ),
 }
 """Why a module may have under SMALL lines of code -> the modules."""
