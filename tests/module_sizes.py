@@ -63,7 +63,6 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("gateway/http/body_budget.py", "engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
         *("gateway/kept_responses/storage_bound.py", "prompt_cache/tiers/write_pace.py", "engine/core/timeouts.py"),
         *("gateway/admission/request_size.py", "tenancy/users/inviters.py", "gateway/kept_responses/earlier_items.py"),
-        "gateway/kept_responses/waiting_for_limits.py",
     ),
     "work of another thread or moment than that of its only user": (
         *("prompt_cache/tiers/store_keeper.py", "prompt_cache/tiers/folder_scan.py", "engine/startup/warm_up.py"),
