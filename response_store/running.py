@@ -119,6 +119,9 @@ class RunningResponses:
             "beat_at": self._database.clock,
             "taken_over": _OF.taken_over + case((_OF.beat_at == _RELEASED, 0), else_=1),
         }
+        async with self._database.reading() as session:  # whoever waits for a response asks often, and its worker lives
+            if (await session.execute(select(_OF.id).where(*mine))).one_or_none() is None:
+                return None
         async with self._database.transaction() as session:
             taken = update(stored_response).where(*mine).values(values).returning(_OF.taken_over)
             times: int | None = (await session.execute(taken)).scalar_one_or_none()
