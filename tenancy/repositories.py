@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from itertools import count
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
@@ -204,13 +205,20 @@ class Tenancy:
             await _record(session, "key.created", await KeyRepository(session, tenant_id).add(key))
         return issued
 
-    async def stand_in_key(self, tenant_id: UUID, project_id: UUID, person: str, name: str) -> ApiKey:
+    async def stand_in_key(self, tenant_id: UUID, project_id: UUID, person: str, name: str, *, now: int) -> ApiKey:
         """The project's key that stands for a person who asks without one. It is made, of this name, when it is first
-        asked for; nobody has ever seen its secret. It may be revoked by now.
+        asked for, and anew when the last one has expired; nobody has ever seen its secret. It may be revoked by now.
 
-        `person`: by what stays. Raises as `create_key`.
+        `person`: by what stays. `now`: in microseconds since the Unix epoch. Raises as `create_key`.
         """
-        key_id = uuid5(project_id, person)  # of two who make it at once, one finds the other's
+        for renewal in count():
+            key = await self._stand_in_key(tenant_id, project_id, f"{person}\0{renewal}" if renewal else person, name)
+            if key.revoked_at is not None or key.expires_at is None or to_instant(key.expires_at) > now:
+                return key
+        raise AssertionError("unreachable")
+
+    async def _stand_in_key(self, tenant_id: UUID, project_id: UUID, of: str, name: str) -> ApiKey:
+        key_id = uuid5(project_id, of)  # of two who make it at once, one finds the other's
         found = await self._key_by_id(tenant_id, key_id)
         if found is None:
             try:

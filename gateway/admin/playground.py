@@ -2,7 +2,7 @@
 
 A request is answered, held, limited and billed as one of /v1/chat/completions. It belongs to a key of the project that
 stands for whoever asks, is made on first use and has a secret that nobody knows: so usage, limits, budgets and requests
-show who asked, and revoking that key ends it.
+show who asked, and revoking that key ends it. One that has expired is made anew.
 """
 
 from __future__ import annotations
@@ -95,13 +95,14 @@ async def _payer(gateway: Gateway, request: Request[Any, Any, Any], tenant: str,
     principal = principal_of(request)
     person = principal.user or principal.public_id
     name = f"playground, {principal.name or principal.public_id}"[:NAME]
+    now = time.time_ns() // 1000
     with key_errors():
         key = await gateway.management_breakers.tenancy.wait(
-            gateway.services.tenancy.stand_in_key(owner.id, found.id, person, name)
+            gateway.services.tenancy.stand_in_key(owner.id, found.id, person, name, now=now)
         )
-    grant, now = grant_of(key), time.time_ns() // 1000
-    if key.revoked_at is not None or (grant.expires_at is not None and grant.expires_at <= now):
-        raise NotAllowed(f"The key {key.public_id}, which stands for you here, has ended: ask with another key.")
+    grant = grant_of(key)
+    if key.revoked_at is not None:
+        raise NotAllowed(f"The key {key.public_id}, which stands for you here, was revoked: ask with another key.")
     if "inference" not in grant.permissions():
         raise NotAllowed(f"The scopes of the key {key.public_id}, which stands for you here, do not include inference.")
     address, networks = request_context(request.scope).address, grant.limits.networks

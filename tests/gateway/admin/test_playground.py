@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import httpx
+from sqlalchemy import update
 
 from billing.prices import in_every_lane
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
+from tenancy.tables import ApiKey
 from tests.gateway.admin.desk import Desks
 from tests.gateway.browser import Browser, browser_of, make_user
 from tests.gateway.stack import Stack
@@ -98,6 +101,34 @@ async def test_the_key_is_made_by_the_user_and_ends_it_when_revoked(stack: Stack
         assert refused.status_code == 403
         assert key in refused.json()["error"]["message"]
         assert len(await stack.events()) == 1
+
+
+async def test_a_key_that_has_expired_is_made_anew_and_a_revoked_one_is_not(stack: Stack) -> None:
+    async with browser_of(stack) as ann:
+        await signed_in(stack, ann)
+        used = []
+        for number in range(3):
+            assert (await ask(ann, stack)).status_code == 200
+            events = await stack.settled(number + 1)
+            keys = {key.id: key for key in await stack.tenancy.list_keys(stack.tenant.id)}
+            (key,) = {as_id(event.key_id) for event in events} - {key.id for key in used}
+            used.append(keys[key])
+            await expire(stack, key)
+        assert {key.name for key in used} == {f"playground, {ANN}"}
+        assert (await ask(ann, stack)).status_code == 200
+        (last,) = {as_id(event.key_id) for event in await stack.settled(4)} - {key.id for key in used}
+        keys = {key.id: key for key in await stack.tenancy.list_keys(stack.tenant.id)}
+        await stack.tenancy.revoke(keys[last].public_id, stack.tenant.id)
+        refused = await ask(ann, stack)
+        assert (refused.status_code, len(await stack.events())) == (403, 4)
+        assert keys[last].public_id in refused.json()["error"]["message"]
+
+
+async def expire(stack: Stack, key: UUID) -> None:
+    """Let a key have expired a minute ago."""
+    async with stack.database.transaction() as session:
+        past = datetime.now(UTC) - timedelta(minutes=1)
+        await session.execute(update(ApiKey).where(ApiKey.id == key).values(expires_at=past))
 
 
 async def test_nobody_asks_elsewhere_or_without_the_right(stack: Stack, desks: Desks) -> None:
