@@ -97,6 +97,13 @@ class Directory:
             query = select(ApiKey.id, ApiKey.public_id).where(ApiKey.tenant_id == tenant_id, ApiKey.id.in_(ids))
             return {row.id: row.public_id for row in await session.execute(query)}
 
+    async def named_keys(self, tenant_id: UUID, ids: Collection[UUID]) -> Mapping[UUID, NamedKey]:
+        """These keys of a tenant, as people know them."""
+        async with self._database.reading() as session:
+            query = select(ApiKey.id, ApiKey.public_id, ApiKey.name)
+            rows = await session.execute(query.where(ApiKey.tenant_id == tenant_id, ApiKey.id.in_(ids)))
+            return {row.id: NamedKey(row.public_id, row.name or row.public_id) for row in rows}
+
     async def any_key(
         self, tenant_id: UUID, project_ids: Collection[UUID] | None = None, *, used: bool = False
     ) -> bool:
@@ -130,6 +137,13 @@ class Directory:
         async with self._database.reading() as session:
             query = select(ApiKey.id).where(ApiKey.tenant_id == tenant_id, ApiKey.public_id == public_id)
             return (await session.execute(query)).scalar_one_or_none()
+
+
+class NamedKey(msgspec.Struct, frozen=True):
+    """A key by its public id and its name; the name of one without is its id."""
+
+    public_id: str
+    name: str
 
 
 class ExpiringKey(msgspec.Struct, frozen=True):

@@ -159,6 +159,7 @@ class _Reader:
         ]
         balance = await self._balances.get(tenant_id) or Balance(tenant_id, DEFAULT_CURRENCY, 0, 0, 0, 0)
         seen = balance if principal.may("balance.read", tenant_id) else None
+        budgets = await self._shapes.of(tenant_id, windows, balance.currency)
         until = await complete_until(self._database, [tenant_id], now)
         today, month = await self._spend([tenant_id], projects, now)
         used = month.requests > 0 or await self._directory.any_key(tenant_id, projects, used=True)
@@ -173,9 +174,14 @@ class _Reader:
             last_hour=StatusCounts(**counts, complete=complete),
             service=await self._service([tenant_id], projects, now),
             balance=None if seen is None else balance_object(seen),
-            budgets=await self._shapes.of(tenant_id, windows, balance.currency),
+            budgets=budgets,
             notices=await self._notices.of_tenant(
-                principal, tenant_id, budgets=windows, balance=seen, unsettled_since=until, now=now
+                principal,
+                tenant_id,
+                budgets=[(window, shown.name) for window, shown in zip(windows, budgets, strict=True)],
+                balance=seen,
+                unsettled_since=until,
+                now=now,
             ),
         )
 

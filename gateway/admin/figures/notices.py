@@ -65,14 +65,14 @@ class Notices:
         principal: Principal,
         tenant_id: UUID,
         *,
-        budgets: Sequence[BudgetWindow],
+        budgets: Sequence[tuple[BudgetWindow, str]],
         balance: Balance | None,
         unsettled_since: int,
         now: int,
     ) -> list[Notice]:
-        """A tenant's: of these budgets, and of the balance, if one may see it."""
+        """A tenant's: of these budgets, each with its subject's name, and of the balance, if one may see it."""
         name = tenant_public_id(tenant_id)
-        found = [_of_budget(window, name) for window in budgets]
+        found = [_of_budget(window, subject, name) for window, subject in budgets]
         if balance is not None and balance.available <= 0:
             text = "Nothing of the balance is available: requests are refused."
             found.append(Notice(code="balance_exhausted", severity="error", text=text, tenant_id=name))
@@ -154,13 +154,13 @@ class Notices:
         return found
 
 
-def _of_budget(window: BudgetWindow, tenant: str) -> Notice | None:
+def _of_budget(window: BudgetWindow, name: str, tenant: str) -> Notice | None:
     used = window.spent + window.held
     if window.limit_pico <= 0 or used * 100 < window.limit_pico * _NEAR_PERCENT:
         return None
     over = used >= window.limit_pico
     percent = used * 100 // window.limit_pico
-    subject = f"{window.scope} {window.subject}".strip()
+    subject = f"{window.scope} {name}".strip()
     return Notice(
         code="budget_exhausted" if over else "budget_near",
         severity="error" if over and window.action == "block" else "warning",

@@ -46,13 +46,14 @@ class NewBudget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BudgetObject(Struct, frozen=True, kw_only=True):
-    """A budget in its present window. `subject`: the project's id, the key's public id, or the tag. `available`: what
-    may still be reserved; none if nothing is ever refused."""
+    """A budget in its present window. `subject`: the project's id, the key's public id, or the tag; `name`: the name of
+    that project or key, or the tag. `available`: what may still be reserved; none if nothing is ever refused."""
 
     object: Literal["budget"] = "budget"
     id: str
     scope: BudgetScope
     subject: str
+    name: str
     window: Span
     action: Action
     thresholds: list[int]
@@ -207,9 +208,17 @@ class BudgetShapes:
 
     async def of(self, tenant_id: UUID, windows: list[BudgetWindow], currency: str) -> list[BudgetObject]:
         """The budgets of a tenant whose balance has this currency. Raises DatabaseUnavailable."""
-        ids = [UUID(window.subject) for window in windows if window.scope == "key"]
-        keys = await self._directory.key_names(tenant_id, ids) if ids else {}
-        return [_object(window, currency, {str(key): name for key, name in keys.items()}) for window in windows]
+        key_ids = _subjects(windows, "key")
+        keys = await self._directory.named_keys(tenant_id, key_ids) if key_ids else {}
+        project_ids = _subjects(windows, "project")
+        projects = await self._directory.project_names(tenant_id, project_ids) if project_ids else {}
+        known = {str(key): (named.public_id, named.name) for key, named in keys.items()}
+        known |= {str(project): (project_public_id(project), name) for project, name in projects.items()}
+        return [_object(window, currency, *known.get(window.subject, (window.subject,) * 2)) for window in windows]
+
+
+def _subjects(windows: list[BudgetWindow], scope: BudgetScope) -> list[UUID]:
+    return [UUID(window.subject) for window in windows if window.scope == scope]
 
 
 def _id(name: str) -> UUID | None:
@@ -223,14 +232,12 @@ def _name(budget_id: UUID) -> str:
     return public_id("budget", budget_id)
 
 
-def _object(window: BudgetWindow, currency: str, keys: dict[str, str]) -> BudgetObject:
-    subject = window.subject
-    if window.scope == "project":
-        subject = project_public_id(UUID(subject))
+def _object(window: BudgetWindow, currency: str, subject: str, name: str) -> BudgetObject:
     return BudgetObject(
         id=_name(window.budget_id),
         scope=window.scope,
-        subject=keys.get(subject, subject),
+        subject=subject,
+        name=name,
         window=window.span,
         action=window.action,
         thresholds=[int(percent) for percent in window.thresholds.split(",")],

@@ -161,9 +161,10 @@ async def test_budgets_are_set_listed_and_removed(stack: Stack, desks: Desks) ->
     assert (again["id"], again["limit"], again["thresholds"]) == (made["id"], "7.000000000000", [10, 90])
     assert (await owner.post(f"{D}/budgets", {"limit": "5", "dry_run": True}))["replaces"] == made["id"]
     project = await owner.post(f"{D}/budgets", {"limit": "1", "project": "default", "window": "day"})
-    assert project["subject"] == f"project_{stack.project.id.hex}"
+    assert (project["subject"], project["name"]) == (f"project_{stack.project.id.hex}", stack.project.name)
     key = await owner.post(f"{D}/budgets", {"limit": "1", "key": stack.public_id, "action": "notify"})
     assert (key["subject"], key["available"]) == (stack.public_id, None)
+    assert key["name"], "that of the key, or its id"
     await owner.post(f"{D}/budgets", {"limit": "1", "tag": "nightly", "window": "total"})
     listed = await viewer.get(f"{D}/budgets")
     assert [each["scope"] for each in listed["data"]] == ["key", "project", "tag", "tenant"]
