@@ -12,12 +12,11 @@ from billing.approvals.approvals import permission_to_decide
 from billing.calendar import format_instant
 from billing.money import format_pico
 from billing.pending_changes import PendingChange
+from billing.prices.grid import amount
 from storage.database.public_ids import public_id
 from tenancy.rights.permissions import ROLE_PERMISSIONS, ROLES, Role
 
 PENDING_STATUS = 202
-_PICO = "_pico"
-
 
 Arguments: TypeAlias = Annotated[
     dict[str, Any],
@@ -31,7 +30,8 @@ Arguments: TypeAlias = Annotated[
 class ChangeObject(Struct, frozen=True, kw_only=True):
     """A change that takes two people. `arguments`: what was asked for, as it is made when another person approves.
 
-    `details` are the arguments for people, by their place: amounts of money are exact decimals there.
+    `details` are the arguments for people, by their place: amounts of money and prices for a million units are exact
+    decimals there, instants RFC 3339.
 
     `author` proposed it, `decider` approved or withdrew it; `result` is what came of an approved one. `own`: you may be
     who proposed it, so another person must approve it; `approver_roles` are the roles at the platform that may.
@@ -88,7 +88,23 @@ def _details(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict | list):
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _details(inner, f"{place}.{name}" if place else str(name))
-    elif isinstance(value, int) and not isinstance(value, bool) and place.endswith(_PICO):
-        yield place.removesuffix(_PICO), format_pico(value)
+    elif isinstance(value, bool):
+        yield place, str(value).lower()
+    elif isinstance(value, int):
+        yield _number(place, value)
     elif value is not None and value != "":
-        yield place, str(value).lower() if isinstance(value, bool) else str(value)
+        yield place, str(value)
+
+
+def _number(place: str, value: int) -> tuple[str, str]:
+    """A number with its place, whose end says in what it is counted."""
+    name, _, unit = place.rpartition("_")
+    match unit:
+        case "pico":
+            return name or "amount", format_pico(value)
+        case "micro":
+            return name, amount(value)
+        case "at":
+            return place, format_instant(value)
+        case _:
+            return place, str(value)

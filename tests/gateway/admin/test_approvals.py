@@ -133,3 +133,17 @@ async def test_nobody_becomes_two_people_alone(stack: Stack) -> None:
         await ann.post("/tenants/demo/invitations", {"email": "new@x.com", "role": "owner"}, 201)
         assert (await ann.get("/approvals?state=pending"))["data"][0]["id"] == grant["id"]
         assert (await bob.post(approve, {}))["state"] == "approved"
+
+
+async def test_details_are_for_people(stack: Stack) -> None:
+    await PlatformSettings(stack.database).set(APPROVALS, "on", by="Ann and bob", via="test")
+    key = (await stack.tenancy.create_operator_key("bob", role="finance")).key
+    with acting_as(Actor("operator_key", "Ann", "Ann")), pytest.raises(ChangePending):
+        await Balances(stack.database).set_credit_line(stack.tenant.id, 2_500_000_000_000, "USD")
+    with acting_as(Actor("operator_key", "Ann", "Ann")), pytest.raises(ChangePending):
+        await Balances(stack.database).grant(
+            stack.tenant.id, 10**12, "USD", kind="promo", reason="a gift", expires_at=4_102_444_800_000_000
+        )
+    grant, line = (await Holder(stack, key).ask("GET", f"{PATH}?state=pending"))["data"]
+    assert (line["details"]["amount"], line["details"]["currency"]) == ("2.500000000000", "USD")
+    assert grant["details"]["expires_at"].startswith("2100-01-01T00:00:00"), "an instant, as everywhere in the API"
