@@ -61,15 +61,18 @@ test('why the last request missed is found in 3 clicks', async () => {
   expect(clicks.count).toBeLessThanOrEqual(3);
 });
 
-test('an operator approves a price in 3 clicks', async () => {
+test('an operator approves a price in 3 clicks, with what it changes on screen', async () => {
   const { page, clicks } = await atTheDoor(OWNER);
   await clicks.on(page.getByRole('button', { name: 'Sign in' }));
   await settled(page);
-  await clicks.on(page.getByRole('link', { name: 'Prices', exact: true }));
-  await clicks.on(page.getByRole('button', { name: /^Approve sheet/ }).first());
-  await page
-    .getByRole('button', { name: /^Approve sheet/ })
-    .first()
-    .waitFor({ state: 'detached', timeout: 20_000 });
+  const waiting = page.getByRole('button', { name: /^Approve …: Prices of / });
+  await waiting.first().waitFor({ timeout: 20_000 });
+  const before = await waiting.count();
+  await clicks.on(waiting.first());
+  const dialog = page.getByRole('dialog', { name: /^Approve: Prices of / });
+  await dialog.getByRole('columnheader', { name: 'After' }).waitFor();
+  await clicks.on(dialog.getByRole('button', { name: 'Approve' }));
+  await dialog.waitFor({ state: 'detached', timeout: 20_000 });
+  expect(await waiting.count()).toBe(before - 1);
   expect(clicks.count).toBeLessThanOrEqual(3);
 });

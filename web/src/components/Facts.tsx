@@ -1,45 +1,48 @@
-/** Figures of a page at a glance: each with what it is, its value, and a link to the rows that make it. */
+/** Figures of a page at a glance: each with what it is, its value, what it means, and a link to the rows that make it. */
 import { Anchor, Paper, SimpleGrid, Text } from '@mantine/core';
 import { Link } from '@tanstack/react-router';
 import type { ReactNode } from 'react';
 
 export interface Fact {
-  label: string;
+  name: string;
   value: ReactNode;
-  /** What else there is to say, below the value. */
-  note?: ReactNode;
+  /** What makes it, or what it means. */
+  about?: ReactNode;
   /** Where the rows are that make it: a path with its search. */
   to?: string;
   search?: object;
   linkText?: string;
 }
 
-export function Facts({ facts, label }: { facts: Fact[]; label: string }) {
+/** A list of definitions that wraps on a narrow screen. */
+export function Facts({ facts, label }: { facts: readonly Fact[]; label: string }) {
   return (
-    <SimpleGrid component="section" aria-label={label} cols={{ base: 1, xs: 2, md: 3, lg: 4 }} spacing="sm">
+    <SimpleGrid component="dl" aria-label={label} cols={{ base: 1, xs: 2, md: 3, lg: 4 }} spacing="sm" my={0}>
       {facts.map((fact) => (
-        <Paper key={fact.label} withBorder p="sm" component="article" aria-label={fact.label}>
-          <Text size="sm" c="dimmed">
-            {fact.label}
+        <Paper key={fact.name} withBorder p="sm">
+          <Text component="dt" size="sm" c="dimmed">
+            {fact.name}
           </Text>
-          <Text size="lg" fw={600} component="div" className="wraps">
+          <Text component="dd" m={0} fw={600} className="wraps">
             {fact.value}
           </Text>
-          {fact.note !== undefined && (
-            <Text size="xs" c="dimmed" component="div">
-              {fact.note}
+          {fact.about !== undefined && (
+            <Text component="dd" m={0} size="xs" c="dimmed">
+              {fact.about}
             </Text>
           )}
           {fact.to !== undefined && (
-            <Anchor
-              component={Link}
-              size="sm"
-              // paths of other areas are not known to this one's types
-              {...({ to: fact.to, search: fact.search ?? {} } as object)}
-              aria-label={`${fact.linkText ?? 'Show what makes it'}: ${fact.label}`}
-            >
-              {fact.linkText ?? 'Show what makes it'}
-            </Anchor>
+            <Text component="dd" m={0} size="sm">
+              <Anchor
+                component={Link}
+                inherit
+                // paths of other areas are not known to this one's types
+                {...({ to: fact.to, search: fact.search ?? {} } as object)}
+                aria-label={`${fact.linkText ?? 'Show what makes it'}: ${fact.name}`}
+              >
+                {fact.linkText ?? 'Show what makes it'}
+              </Anchor>
+            </Text>
           )}
         </Paper>
       ))}

@@ -1,7 +1,7 @@
 /** Why something is done. */
 import { TextInput } from '@mantine/core';
 
-import { fieldError } from '~/components/forms';
+import { fieldError } from './forms';
 
 interface ReasonProps {
   value: string;

@@ -97,17 +97,17 @@ function factsOf(summary: Summary, tenant: string, filters: UsageFilters): Fact[
   const requests = { ...filters, from: summary.start, to: summary.end };
   return [
     {
-      label: 'Hit rate of tokens',
+      name: 'Hit rate of tokens',
       value: displayRate(summary.hit_rate),
-      note: `${displayCount(summary.read_tokens)} of ${displayCount(summary.prompt_tokens)} prompt tokens`,
+      about: `${displayCount(summary.read_tokens)} of ${displayCount(summary.prompt_tokens)} prompt tokens`,
       to: `/tenants/${tenant}/usage`,
       search: { ...filters, measure: 'tokens' },
       linkText: 'Tokens by class',
     },
     {
-      label: 'Hit ceiling',
+      name: 'Hit ceiling',
       value: displayRate(ceiling?.rate),
-      note:
+      about:
         ceiling === null
           ? 'No prompt was long enough to be looked at.'
           : `what a cache could have read of these very prompts, of ${displayCount(ceiling.diagnosed_tokens)} tokens that were looked at`,
@@ -116,17 +116,17 @@ function factsOf(summary: Summary, tenant: string, filters: UsageFilters): Fact[
       linkText: 'Requests',
     },
     {
-      label: 'Saved',
+      name: 'Saved',
       value: <Amounts amounts={summary.saved} show={money} />,
-      note: 'against uncached prompts, writes taken off',
+      about: 'against uncached prompts, writes taken off',
       to: `/tenants/${tenant}/usage`,
       search: { ...filters, group: 'model' },
       linkText: 'Usage',
     },
     {
-      label: 'Missed',
+      name: 'Missed',
       value: <Amounts amounts={summary.missed_cost} show={money} />,
-      note: 'what misses cost beyond reading',
+      about: 'what misses cost beyond reading',
       to: `/tenants/${tenant}/requests`,
       search: requests,
       linkText: 'Requests',

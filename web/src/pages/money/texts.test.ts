@@ -2,7 +2,7 @@
 import { describe, expect, it } from 'vitest';
 
 import { parseUnits } from './balance/MoneyActions';
-import { lastMonth, parseCreditedLines } from './invoices/InvoiceActions';
+import { parseCreditedLines } from './invoices/InvoiceActions';
 import { parseRates } from './parties/SellersPage';
 
 describe('credited lines', () => {
@@ -27,12 +27,5 @@ describe('VAT rates', () => {
   it('are by country', () => {
     expect(parseRates('DE = 19.00\nAT = 20 %')).toEqual({ DE: '19.00', AT: '20' });
     expect(() => parseRates('Germany 19')).toThrow('is no VAT rate');
-  });
-});
-
-describe('last month', () => {
-  it('is in the year before in January', () => {
-    expect(lastMonth(new Date('2026-01-31T12:00:00Z'))).toBe('2025-12');
-    expect(lastMonth(new Date('2026-11-01T00:00:00Z'))).toBe('2026-10');
   });
 });

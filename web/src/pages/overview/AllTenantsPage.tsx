@@ -1,6 +1,7 @@
 /** How all tenants stand together, for operators: spend, money, waits, what waits for somebody, the largest tenants. */
 import { Stack, Text, Title } from '@mantine/core';
 
+import { may, useMe } from '~/access/rights';
 import { query, type Schema } from '~/api/client';
 import { Amounts, displayRate, type Fact, Facts } from '~/components/Facts';
 import { type Column, DataTable } from '~/components/DataTable';
@@ -9,22 +10,26 @@ import { Page } from '~/components/Page';
 import { Partial } from '~/components/Partial';
 import { Instant, Money } from '~/components/values';
 import { displayCount } from '~/money/decimal';
+import { dayOf, wholeDay } from '~/time/days';
 
 import { displayMilliseconds, firstTokenNote, Notices, QueueWaits } from './parts';
 import { SpendChart } from './SpendChart';
+import { WaitsForYou } from './WaitsForYou';
 
 type Overview = Schema<'PlatformOverview'>;
 type Currency = Schema<'MoneyObject'>;
 
 export function AllTenantsPage() {
   const overview = query.useQuery('get', '/admin/v1/overview', {});
+  const decides = may(useMe(), 'approvals.decide'); // then what waits is above, with the decision
   return (
     <Page title="All tenants" about="How the tenants stand together that you may see whole.">
       <Partial />
       <Loaded query={overview} what="the overview" height={320}>
         {(found) => (
           <Stack gap="md">
-            <Notices notices={found.notices} />
+            <WaitsForYou />
+            <Notices notices={found.notices.filter(({ code }) => code !== 'approval_waiting' || !decides)} />
             <Facts label="At a glance" facts={factsOf(found)} />
             {found.balances !== null && <Balances balances={found.balances} />}
             <QueueWaits service={found.service} />
@@ -44,48 +49,48 @@ function factsOf({ period, today, month, service, at }: Overview): Fact[] {
   const money = (amount: string, currency: string) => <Money amount={amount} currency={currency} places={2} />;
   return [
     {
-      label: `Spend in ${period}`,
+      name: `Spend in ${period}`,
       value: <Amounts amounts={month.cost} show={money} />,
-      note: `${displayCount(month.requests)} requests`,
+      about: `${displayCount(month.requests)} requests`,
       to: '/platform/usage',
       search: { group: 'tenant' },
       linkText: 'By tenant',
     },
     {
-      label: 'Spend today',
+      name: 'Spend today (UTC)',
       value: <Amounts amounts={today.cost} show={money} />,
-      note: `${displayCount(today.requests)} requests`,
+      about: `${displayCount(today.requests)} requests`,
       to: '/platform/usage',
-      search: { from: `${at.slice(0, 10)}T00:00:00Z`, bucket: 'hour', group: 'tenant' },
+      search: { ...wholeDay(dayOf(at)), bucket: 'hour', group: 'tenant' },
       linkText: 'By hour',
     },
     {
-      label: 'Requests, last 24 hours',
+      name: 'Requests, last 24 hours',
       value: displayCount(service.ok + service.cancelled + service.failed),
-      note: `${displayCount(service.failed)} failed, ${displayCount(service.cancelled)} cancelled`,
+      about: `${displayCount(service.failed)} failed, ${displayCount(service.cancelled)} cancelled`,
       to: '/platform/usage',
       search: { group: 'tenant', measure: 'requests' },
       linkText: 'By tenant',
     },
     {
-      label: 'Time to first token',
+      name: 'Time to first token',
       value: displayMilliseconds(service.first_token.p50_ms),
-      note: firstTokenNote(service),
+      about: firstTokenNote(service),
       to: '/platform/fleet',
       linkText: 'Fleet',
     },
     {
-      label: 'Hit rate of tokens',
+      name: 'Hit rate of tokens',
       value: displayRate(month.hit_rate),
-      note: `${displayCount(month.read_tokens)} of ${displayCount(month.prompt_tokens)} prompt tokens`,
+      about: `${displayCount(month.read_tokens)} of ${displayCount(month.prompt_tokens)} prompt tokens`,
       to: '/platform/usage',
       search: { group: 'tenant', measure: 'tokens' },
       linkText: 'By tenant',
     },
     {
-      label: 'Saved by caching',
+      name: 'Saved by caching',
       value: <Amounts amounts={month.saved} show={money} />,
-      note: `in ${period}, against uncached prompts`,
+      about: `in ${period}, against uncached prompts`,
     },
   ];
 }

@@ -10,11 +10,12 @@ import { Page } from '~/components/Page';
 import { Partial } from '~/components/Partial';
 import { Instant, Money } from '~/components/values';
 import { addAmounts, displayCount, shareOf } from '~/money/decimal';
-import { useProjects } from '~/pages/access/useProjects';
+import { dayOf, wholeDay } from '~/time/days';
 
 import { Checklist } from './Checklist';
 import { displayMilliseconds, firstTokenNote, Notices, QueueWaits } from './parts';
 import { SpendChart } from './SpendChart';
+import { WaitsForYou } from './WaitsForYou';
 
 type Overview = Schema<'Overview'>;
 type Budget = Overview['budgets'][number];
@@ -40,6 +41,7 @@ function Found({ found, tenant }: { found: Overview; tenant: string }) {
   return (
     <Stack gap="md">
       {!found.started.request && <Checklist tenant={tenant} started={found.started} />}
+      <WaitsForYou />
       <Notices notices={found.notices} tenant={tenant} />
       <Facts label="At a glance" facts={factsOf(found, tenant)} />
       <Budgets budgets={found.budgets} tenant={tenant} />
@@ -55,72 +57,73 @@ function Found({ found, tenant }: { found: Overview; tenant: string }) {
 function factsOf(found: Overview, tenant: string): Fact[] {
   const { today, month, service, balance } = found;
   const at = (page: string): string => `/tenants/${tenant}/${page}`;
-  const day = `${found.at.slice(0, 10)}T00:00:00Z`;
   const money = (amount: string, currency: string) => <Money amount={amount} currency={currency} places={2} />;
   const since = { from: service.since };
   const facts: Fact[] = [
     {
-      label: `Spend in ${found.period}`,
+      name: `Spend in ${found.period}`,
       value: <Amounts amounts={month.cost} show={money} />,
-      note: `${displayCount(month.requests)} requests`,
+      about: `${displayCount(month.requests)} requests`,
       to: at('usage'),
       search: { group: 'model' },
       linkText: 'By model',
     },
     {
-      label: 'Spend today',
+      name: 'Spend today (UTC)',
       value: <Amounts amounts={today.cost} show={money} />,
-      note: `${displayCount(today.requests)} requests`,
+      about: `${displayCount(today.requests)} requests`,
       to: at('usage'),
-      search: { from: day, bucket: 'hour' },
+      search: { ...wholeDay(dayOf(found.at)), bucket: 'hour' },
       linkText: 'By hour',
     },
   ];
   if (balance !== null) {
     facts.push({
-      label: 'Available balance',
+      name: 'Available balance',
       value: money(balance.available, balance.currency),
-      note: <>held for requests that run: {money(balance.held, balance.currency)}</>,
+      about: <>held for requests that run: {money(balance.held, balance.currency)}</>,
       to: at('balance'),
       linkText: 'Statement',
     });
   }
   facts.push(
     {
-      label: 'Requests, last 24 hours',
+      name: 'Requests, last 24 hours',
       value: displayCount(service.ok + service.cancelled + service.failed),
-      note: `${displayCount(service.failed)} failed, ${displayCount(service.cancelled)} cancelled`,
+      about: `${displayCount(service.failed)} failed, ${displayCount(service.cancelled)} cancelled`,
       to: at('requests'),
       search: since,
       linkText: 'Requests',
     },
     {
-      label: 'Failed in the last hour',
+      name: 'Failed in the last hour',
       value: displayCount(found.last_hour.failed),
-      note: found.last_hour.complete ? `of ${displayCount(sumOf(found.last_hour))}` : 'of the latest that were counted',
+      about: found.last_hour.complete
+        ? `of ${displayCount(sumOf(found.last_hour))}`
+        : 'of the latest that were counted',
       to: at('requests'),
       search: { from: hourBefore(found.at), status: 'failed' },
       linkText: 'Failed requests',
     },
     {
-      label: 'Time to first token',
+      name: 'Time to first token',
       value: displayMilliseconds(service.first_token.p50_ms),
-      note: firstTokenNote(service),
+      about: firstTokenNote(service),
       to: at('requests'),
       search: since,
       linkText: 'Requests',
     },
     {
-      label: 'Hit rate of tokens',
+      name: 'Hit rate of tokens',
       value: displayRate(month.hit_rate),
-      note: `${displayCount(month.read_tokens)} of ${displayCount(month.prompt_tokens)} prompt tokens`,
+      about: `${displayCount(month.read_tokens)} of ${displayCount(month.prompt_tokens)} prompt tokens`,
       to: at('cache'),
       linkText: 'Cache',
     },
     {
-      label: 'Saved by caching',
+      name: 'Saved by caching',
       value: <Amounts amounts={month.saved} show={money} />,
-      note: `in ${found.period}, against uncached prompts`,
+      about: `in ${found.period}, against uncached prompts`,
       to: at('cache'),
       linkText: 'Cache',
     },
@@ -137,15 +140,11 @@ function sumOf({ ok, cancelled, failed }: Overview['last_hour']): number {
 }
 
 function Budgets({ budgets, tenant }: { budgets: Budget[]; tenant: string }) {
-  const projects = useProjects(tenant);
   if (budgets.length === 0) return null;
   const columns: Column<Budget>[] = [
     {
       header: 'Budget',
-      cell: ({ scope, subject }) => {
-        if (scope === 'tenant') return 'the whole tenant';
-        return `${scope} ${projects.find((project) => project.id === subject)?.name ?? subject}`;
-      },
+      cell: ({ scope, name }) => (scope === 'tenant' ? 'the whole tenant' : `${scope} ${name}`),
     },
     { header: 'Window', cell: (budget) => budget.window },
     {

@@ -1,18 +1,18 @@
 /** What a tenant, or all together, spent by day in the last 30 days: a widget that fails alone. */
 import { Anchor, Group, Title } from '@mantine/core';
 import { Link } from '@tanstack/react-router';
-import { useState } from 'react';
 
 import { query } from '~/api/client';
 import { Chart } from '~/components/charts/Chart';
 import { Loaded } from '~/components/Loaded';
+import { useToday } from '~/time/days';
 
 import { FirstRequest } from '../usage/FirstRequest';
 import { bucketLabel, cellOf, currenciesOf, displayMeasure, sentenceOf, type Series, stacksOf } from '../usage/series';
-import { spanChoices } from '../usage/search';
+import { lastDays } from '../usage/search';
 
 export function SpendChart({ tenant }: { tenant?: string }) {
-  const [{ from, to }] = useState(() => spanChoices(Date.now()).find((span) => span.label === 'Last 30 days')!);
+  const { from, to } = lastDays(useToday(), 30);
   const span = { since: `${from}T00:00:00Z`, until: `${to}T00:00:00Z`, bucket: 'day' as const };
   const own = query.useQuery(
     'get',

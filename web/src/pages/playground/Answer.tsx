@@ -46,10 +46,10 @@ function statusOf({ running, stopped, error, told }: AnswerState): string {
 function factsOf(usage: Usage): Fact[] {
   const { cached_tokens: read, cache_write_tokens: written = 0 } = usage.prompt_tokens_details;
   return [
-    { label: 'Cost', value: <Money amount={usage.cost.amount} currency={usage.cost.currency} /> },
-    { label: 'Uncached prompt tokens', value: displayCount(usage.prompt_tokens - read - written) },
-    { label: 'Read from the cache', value: displayCount(read) },
-    { label: 'Written to the cache', value: displayCount(written) },
-    { label: 'Output tokens', value: displayCount(usage.completion_tokens) },
+    { name: 'Cost', value: <Money amount={usage.cost.amount} currency={usage.cost.currency} /> },
+    { name: 'Uncached prompt tokens', value: displayCount(usage.prompt_tokens - read - written) },
+    { name: 'Read from the cache', value: displayCount(read) },
+    { name: 'Written to the cache', value: displayCount(written) },
+    { name: 'Output tokens', value: displayCount(usage.completion_tokens) },
   ];
 }

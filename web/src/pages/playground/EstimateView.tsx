@@ -10,18 +10,18 @@ export function EstimateView({ estimate, lane }: { estimate: Schema<'EstimateObj
   const others = Object.entries(estimate.lanes).filter(([name]) => name !== lane);
   const facts: Fact[] = [
     {
-      label: `Most that it can cost, ${lane}`,
+      name: `Most that it can cost, ${lane}`,
       value: bound === undefined ? 'no price' : <Money amount={bound} currency={currency} />,
-      note: others.map(([name, one]) => (
+      about: others.map(([name, one]) => (
         <div key={name}>
           {name}: <Money amount={one.max_cost} currency={currency} />
         </div>
       )),
     },
-    { label: 'Prompt tokens', value: displayCount(input.tokens), note: `${displayCount(input.uncached)} uncached` },
-    { label: 'Read from the cache', value: displayCount(sum(input.read)), note: byClass(input.read) },
-    { label: 'Written to the cache', value: displayCount(sum(input.write)), note: byClass(input.write) },
-    { label: 'Most output tokens', value: displayCount(estimate.max_output_tokens) },
+    { name: 'Prompt tokens', value: displayCount(input.tokens), about: `${displayCount(input.uncached)} uncached` },
+    { name: 'Read from the cache', value: displayCount(sum(input.read)), about: byClass(input.read) },
+    { name: 'Written to the cache', value: displayCount(sum(input.write)), about: byClass(input.write) },
+    { name: 'Most output tokens', value: displayCount(estimate.max_output_tokens) },
   ];
   return <Facts label="Estimate" facts={facts} />;
 }

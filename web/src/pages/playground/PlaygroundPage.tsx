@@ -8,18 +8,16 @@ import { Choice } from './Choice';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { Remark } from '~/components/Remark';
+import { useProjectsQuery } from '~/pages/access/useProjects';
 
 import { Playground } from './Playground';
 
 const tenantRoute = getRouteApi('/signed-in/tenants/$tenant');
 const route = getRouteApi('/signed-in/tenants/$tenant/playground');
-const MOST_PROJECTS = 100;
 
 export function PlaygroundPage() {
   const { tenant } = route.useParams();
-  const projects = query.useQuery('get', '/admin/v1/tenants/{tenant}/projects', {
-    params: { path: { tenant }, query: { limit: MOST_PROJECTS } },
-  });
+  const projects = useProjectsQuery(tenant);
   return (
     <Page
       title="Playground"

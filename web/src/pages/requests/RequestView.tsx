@@ -1,10 +1,11 @@
 /** All that is known of one request: the page of its own and the drawer beside the list show the same. */
-import { Anchor, Button, Code, CopyButton, Group, Stack, Text, Title } from '@mantine/core';
+import { Anchor, Button, Code, CopyButton, Stack, Text, Title } from '@mantine/core';
 import { Link } from '@tanstack/react-router';
 import type { ReactNode } from 'react';
 
 import { query, type Schema } from '~/api/client';
 import { type Column, DataTable } from '~/components/DataTable';
+import { type Fact, Facts } from '~/components/Facts';
 import { Loaded } from '~/components/Loaded';
 import { Copied, Instant, Money, State } from '~/components/values';
 import { displayCount } from '~/money/decimal';
@@ -58,7 +59,7 @@ export function RequestView({ tenant, name }: { tenant: string; name: string }) 
   return (
     <Stack gap="lg">
       <Loaded query={details} what="the request" height={90}>
-        {(known) => <Facts details={known} />}
+        {(known) => <RequestFacts details={known} />}
       </Loaded>
       <Section title="Where the time went">
         <Loaded query={waterfall} what="the waterfall" height={420}>
@@ -110,46 +111,26 @@ function Section({ title, children }: { title: string; children: ReactNode }) {
   );
 }
 
-function Facts({ details }: { details: Details }) {
+function RequestFacts({ details }: { details: Details }) {
   const { request } = details;
   const status = request?.status ?? details.status;
-  return (
-    <Group gap="lg" align="flex-start">
-      <Fact name="Id">
-        <Copied text={details.id} label="the id of the request" />
-      </Fact>
-      <Fact name="Status">
-        <State tone={TONES[status] ?? 'bad'}>{status.replaceAll('_', ' ')}</State>
-      </Fact>
-      {details.code !== null && <Fact name="Error">{details.code}</Fact>}
-      <Fact name="Project">{details.project ?? details.project_id}</Fact>
-      <Fact name="Key">{details.key ?? '–'}</Fact>
-      {request !== null && (
-        <>
-          <Fact name="Model">{request.model}</Fact>
-          <Fact name="Lane">{request.lane}</Fact>
-          <Fact name="Replica">{request.replica || '–'}</Fact>
-          <Fact name="Admitted">
-            <Instant at={request.admitted_at} />
-          </Fact>
-          <Fact name="Ended by">{request.reason}</Fact>
-        </>
-      )}
-    </Group>
-  );
-}
-
-function Fact({ name, children }: { name: string; children: ReactNode }) {
-  return (
-    <div>
-      <Text size="xs" c="dimmed">
-        {name}
-      </Text>
-      <Text size="sm" component="div" className="wraps">
-        {children}
-      </Text>
-    </div>
-  );
+  const facts: Fact[] = [
+    { name: 'Id', value: <Copied text={details.id} label="the id of the request" /> },
+    { name: 'Status', value: <State tone={TONES[status] ?? 'bad'}>{status.replaceAll('_', ' ')}</State> },
+    ...(details.code === null ? [] : [{ name: 'Error', value: details.code }]),
+    { name: 'Project', value: details.project ?? details.project_id },
+    { name: 'Key', value: details.key ?? '–' },
+  ];
+  if (request !== null) {
+    facts.push(
+      { name: 'Model', value: request.model },
+      { name: 'Lane', value: request.lane },
+      { name: 'Replica', value: request.replica || '–' },
+      { name: 'Admitted', value: <Instant at={request.admitted_at} /> },
+      { name: 'Ended by', value: request.reason },
+    );
+  }
+  return <Facts label="The request" facts={facts} />;
 }
 
 function Charges({ details }: { details: Details }) {

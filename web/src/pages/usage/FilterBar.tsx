@@ -4,6 +4,8 @@ import { useState } from 'react';
 
 import { query } from '~/api/client';
 import type { UsageFilters } from '~/app/search';
+import { useProjects } from '~/pages/access/useProjects';
+import { useToday } from '~/time/days';
 
 import { LANES, spanChoices, spanOf } from './search';
 import type { Series } from './series';
@@ -20,8 +22,7 @@ interface FilterBarProps {
 }
 
 export function FilterBar({ filters, change, tenant, only = ['project', 'model', 'lane', 'key'] }: FilterBarProps) {
-  const [now] = useState(() => Date.now());
-  const spans = spanChoices(now);
+  const spans = spanChoices(useToday());
   const chosen = spans.find((span) => span.from === filters.from && span.to === filters.to)?.label ?? OWN_SPAN;
   const set = (name: keyof UsageFilters, value: string | null): void =>
     change({ ...filters, [name]: value === null || value === '' ? undefined : value });
@@ -83,9 +84,7 @@ interface ChoiceProps {
 }
 
 function Projects({ tenant, value, set }: ChoiceProps & { tenant: string }) {
-  const path = '/admin/v1/tenants/{tenant}/projects';
-  const projects = query.useQuery('get', path, { params: { path: { tenant }, query: { limit: 100 } } }).data?.data;
-  const data = (projects ?? []).map((project) => ({ value: project.name, label: project.name }));
+  const data = useProjects(tenant).map((project) => ({ value: project.name, label: project.name }));
   if (value !== undefined && !data.some((one) => one.value === value)) data.push({ value, label: value });
   return (
     <Select

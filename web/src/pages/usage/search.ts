@@ -1,5 +1,6 @@
 /** The filters of overview, usage and cache: how they stand in the URL, and what the API is asked with them. */
 import { oneOf, type Search, text, type UsageFilters, usageFilters } from '~/app/search';
+import { dayAfter, type Days, firstOfMonth, monthOf, wholeDay } from '~/time/days';
 
 export const GROUPS = ['project', 'key', 'model', 'lane'] as const;
 export const PLATFORM_GROUPS = ['tenant', 'project', 'model', 'lane'] as const;
@@ -56,10 +57,11 @@ export function spanOf({ from, to }: Pick<UsageFilters, 'from' | 'to'>): Span {
   const until = instantOf(to);
   if (since === undefined && until === undefined) return {};
   if (since !== undefined && until !== undefined) {
-    const start = new Date(since);
-    const next = new Date(Date.UTC(start.getUTCFullYear(), start.getUTCMonth() + 1, 1)).toISOString();
-    const first = new Date(Date.UTC(start.getUTCFullYear(), start.getUTCMonth(), 1)).toISOString();
-    if (since === first && until === next) return { period: since.slice(0, 7) };
+    const first = firstOfMonth(since.slice(0, 10));
+    const next = firstOfMonth(first, -1);
+    if (Date.parse(since) === Date.parse(first) && Date.parse(until) === Date.parse(next)) {
+      return { period: monthOf(first) };
+    }
   }
   return { since, until };
 }
@@ -105,19 +107,20 @@ export function pathWith(path: string, query: Record<string, unknown>): string {
   return `${path}?${parameters}`;
 }
 
-/** Spans that one chooses by a word, as they are at `now`. */
-export function spanChoices(now: number): { label: string; from?: string; to?: string }[] {
-  const date = new Date(now);
-  const month = (back: number): string =>
-    new Date(Date.UTC(date.getUTCFullYear(), date.getUTCMonth() - back, 1)).toISOString().slice(0, 10);
-  const days = (back: number): string => new Date(now - back * 86_400_000).toISOString().slice(0, 10);
+/** So many days up to today, and today. */
+export function lastDays(today: string, days: number): Days {
+  return { from: dayAfter(today, 1 - days), to: dayAfter(today) };
+}
+
+/** Spans that one chooses by a word. */
+export function spanChoices(today: string): { label: string; from?: string; to?: string }[] {
   return [
     { label: 'This month' },
-    { label: 'Last month', from: month(1), to: month(0) },
-    { label: 'Today', from: days(0), to: days(-1) },
-    { label: 'Last 7 days', from: days(6), to: days(-1) },
-    { label: 'Last 30 days', from: days(29), to: days(-1) },
-    { label: 'Last 12 months', from: month(11), to: days(-1) },
+    { label: 'Last month', from: firstOfMonth(today, 1), to: firstOfMonth(today) },
+    { label: 'Today', ...wholeDay(today) },
+    { label: 'Last 7 days', ...lastDays(today, 7) },
+    { label: 'Last 30 days', ...lastDays(today, 30) },
+    { label: 'Last 12 months', from: firstOfMonth(today, 11), to: dayAfter(today) },
   ];
 }
 

@@ -11,7 +11,7 @@ test('only known filters are taken, and none that is empty', () => {
 
 test('days are whole days, and instants stay', () => {
   expect(auditQuery({ from: '2026-11-01', to: '2026-11-30', actor: 'Ann' })).toEqual({
-    ...{ from: '2026-11-01T00:00:00Z', to: '2026-12-01T00:00:00.000Z', actor: 'Ann' },
+    ...{ from: '2026-11-01T00:00:00Z', to: '2026-12-01T00:00:00Z', actor: 'Ann' },
   });
   expect(auditQuery({ from: '2026-11-01T10:00:00Z', to: 'never' })).toEqual({
     ...{ from: '2026-11-01T10:00:00Z', to: 'never' },

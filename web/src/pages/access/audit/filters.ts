@@ -1,6 +1,7 @@
 /** The filters of the audit log as they stand in the URL and as the API takes them. */
 import type { Search } from '~/app/search';
 import { text } from '~/app/search';
+import { dayAfter, startOf } from '~/time/days';
 
 export const AUDIT_PATH = '/admin/v1/audit';
 const NAMES = ['actor', 'action', 'target', 'target_id', 'tenant', 'project', 'from', 'to'] as const;
@@ -21,7 +22,7 @@ export function auditFilters(search: Search): AuditFilters {
 export function auditQuery(filters: AuditFilters): AuditFilters {
   const query = { ...filters };
   if (isDay(filters.from)) query.from = `${filters.from}T00:00:00Z`;
-  if (isDay(filters.to)) query.to = new Date(Date.parse(filters.to!) + 86_400_000).toISOString();
+  if (isDay(filters.to)) query.to = startOf(dayAfter(filters.to!));
   return query;
 }
 

@@ -1,11 +1,12 @@
 /** Sets a budget, in place of one for the same subject and window. */
-import { Button, Group, NativeSelect, Stack, TagsInput, Text, TextInput } from '@mantine/core';
+import { Button, Group, NativeSelect, Select, Stack, TagsInput, Text, TextInput } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
 
-import { api, type Schema } from '~/api/client';
+import { api, query, type Schema } from '~/api/client';
 import { fieldError, FormProblem } from '~/components/forms';
 
+import { KEYS_PATH } from '../keys/path';
 import { BUDGETS_PATH } from './BudgetsPage';
 import type { Budget } from './forecast';
 
@@ -73,13 +74,17 @@ export function BudgetForm({ tenant, present, projects, done }: BudgetFormProps)
             onChange={(event) => setSubject(event.currentTarget.value)}
           />
         )}
-        {(scope === 'key' || scope === 'tag') && (
+        {scope === 'key' && fixed && <TextInput label="Key" disabled value={present.name} />}
+        {scope === 'key' && !fixed && (
+          <KeyChoice tenant={tenant} value={subject} set={setSubject} error={fieldError(set.error, 'key')} />
+        )}
+        {scope === 'tag' && (
           <TextInput
-            label={scope === 'key' ? 'Id of the key' : 'Tag'}
+            label="Tag"
             disabled={fixed}
             required
             value={subject}
-            error={fieldError(set.error, scope)}
+            error={fieldError(set.error, 'tag')}
             onChange={(event) => setSubject(event.currentTarget.value)}
           />
         )}
@@ -135,5 +140,35 @@ export function BudgetForm({ tenant, present, projects, done }: BudgetFormProps)
         </Group>
       </Stack>
     </form>
+  );
+}
+
+interface KeyChoiceProps {
+  tenant: string;
+  value: string;
+  set: (key: string) => void;
+  error: string | undefined;
+}
+
+/** A key by its name. Of more than a hundred the first are offered; any other is typed by its id. */
+function KeyChoice({ tenant, value, set, error }: KeyChoiceProps) {
+  const [typed, setTyped] = useState('');
+  const keys =
+    query.useQuery('get', KEYS_PATH, { params: { path: { tenant }, query: { limit: 100 } } }).data?.data ?? [];
+  const data = keys
+    .filter((key) => key.project_id !== null && key.state === 'active')
+    .map((key) => ({ value: key.id, label: key.name === '' ? key.id : `${key.name} (${key.id})` }));
+  if (typed !== '' && !data.some((one) => one.label === typed)) data.push({ value: typed, label: typed });
+  return (
+    <Select
+      label="Key"
+      required
+      searchable
+      data={data}
+      value={value || null}
+      error={error}
+      onSearchChange={setTyped}
+      onChange={(key) => set(key ?? '')}
+    />
   );
 }

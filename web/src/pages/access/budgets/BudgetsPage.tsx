@@ -31,11 +31,8 @@ export function BudgetsPage() {
   const [now] = useState(() => Date.now());
   const [editing, setEditing] = useState<Budget | 'new' | null>(null);
   const [removed, setRemoved] = useState<Budget | null>(null);
-  const subjectOf = (budget: Budget): string => {
-    if (budget.scope === 'tenant') return 'the whole tenant';
-    const name = projects.find((one) => one.id === budget.subject)?.name ?? budget.subject;
-    return `the ${budget.scope} ${name}`;
-  };
+  const subjectOf = ({ scope, name }: Budget): string =>
+    scope === 'tenant' ? 'the whole tenant' : `the ${scope} ${name}`;
   const columns: Column<Budget>[] = [
     {
       header: 'For',

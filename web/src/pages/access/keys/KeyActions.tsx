@@ -6,7 +6,7 @@ import { type FormEvent, useState } from 'react';
 import { api, type Schema } from '~/api/client';
 import { Confirm, fieldError, FormProblem } from '~/components/forms';
 
-import { Reason } from '../Reason';
+import { Reason } from '~/components/Reason';
 import { fieldsOf, type Key, keyPatch, nameOf } from './fields';
 import { KEY_FIELDS, KeyFieldInputs } from './KeyFieldInputs';
 import { KeySecret } from './KeySecret';

@@ -8,7 +8,7 @@ import { may, useMe } from '~/access/rights';
 import { api, type Schema } from '~/api/client';
 import { fieldError, FormProblem } from '~/components/forms';
 
-import { useReadProjects } from '../useProjects';
+import { useProjectsQuery } from '../useProjects';
 import { emptyFields, type KeyFields, newKey } from './fields';
 import { KEY_FIELDS, KeyFieldInputs } from './KeyFieldInputs';
 import { KeySecret } from './KeySecret';
@@ -26,7 +26,7 @@ interface NewKeyFormProps {
 
 export function NewKeyForm({ tenant, tenantId, project }: NewKeyFormProps) {
   const me = useMe();
-  const read = useReadProjects(tenant);
+  const read = useProjectsQuery(tenant).data?.data;
   const projects = (read ?? []).filter((one) => may(me, 'keys.write', tenantId, one.id));
   const first = projects.find((one) => one.name === 'default') ?? projects[0];
   const [chosen, setChosen] = useState<string>();

@@ -1,14 +1,10 @@
 /** What keys have cost since the month began, of the usage report: exact, by currency. */
 import { query, type Schema } from '~/api/client';
 import { addAmounts } from '~/money/decimal';
+import { firstOfMonth, startOf, useToday } from '~/time/days';
 
 /** A key's public id → its cost by currency. */
 export type Costs = Map<string, Record<string, string>>;
-
-/** The first instant of the month of an instant, in UTC. */
-export function monthStart(now: Date): string {
-  return `${now.toISOString().slice(0, 7)}-01T00:00:00Z`;
-}
 
 /** The costs of keys in a report that is grouped by key. */
 export function costsOf(report: Pick<Schema<'UsageReport'>, 'data'>): Costs {
@@ -24,7 +20,8 @@ export function costsOf(report: Pick<Schema<'UsageReport'>, 'data'>): Costs {
 
 /** The costs of a tenant's keys in this month; undefined until they are read, or where the user may not see usage. */
 export function useMonthCosts(tenant: string, allowed: boolean): Costs | undefined {
-  const params = { path: { tenant }, query: { since: monthStart(new Date()), group_by: ['key'] as 'key'[] } };
+  const today = useToday();
+  const params = { path: { tenant }, query: { since: startOf(firstOfMonth(today)), group_by: ['key'] as 'key'[] } };
   const report = query.useQuery(
     'get',
     '/admin/v1/tenants/{tenant}/usage',

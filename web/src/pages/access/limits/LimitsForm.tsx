@@ -5,7 +5,7 @@ import { type FormEvent, useState } from 'react';
 
 import { fieldError, FormProblem } from '~/components/forms';
 
-import { Reason } from '../Reason';
+import { Reason } from '~/components/Reason';
 import { FIELDS, type Limits, LIMITS_KEY, newLimits, type Subject, typedOf, writeLimits } from './limits';
 
 interface LimitsFormProps {

@@ -13,7 +13,7 @@ import { Page } from '~/components/Page';
 import { Instant } from '~/components/values';
 
 import { tellPending } from '../pending';
-import { Reason } from '../Reason';
+import { Reason } from '~/components/Reason';
 
 type Setting = Schema<'SettingObject'>;
 type SettingChange = Schema<'SettingChange'>;

@@ -15,7 +15,7 @@ import { Copied, Instant, State } from '~/components/values';
 
 import { Details } from '../Details';
 import { OneTimeLink } from '../OneTimeLink';
-import { Reason } from '../Reason';
+import { Reason } from '~/components/Reason';
 import { roleOf } from './UsersPage';
 
 type User = Schema<'UserObject'>;

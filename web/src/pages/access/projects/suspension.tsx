@@ -8,7 +8,7 @@ import { api } from '~/api/client';
 import { FormProblem } from '~/components/forms';
 import { Instant } from '~/components/values';
 
-import { Reason } from '../Reason';
+import { Reason } from '~/components/Reason';
 
 type Path = '/admin/v1/tenants/{tenant}';
 

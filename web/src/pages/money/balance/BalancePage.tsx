@@ -5,13 +5,13 @@ import { getRouteApi } from '@tanstack/react-router';
 import { may, useMe } from '~/access/rights';
 import { api, query, type Schema } from '~/api/client';
 import type { Column } from '~/components/DataTable';
+import { Facts } from '~/components/Facts';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { PagedTable } from '~/components/PagedTable';
 import { Instant, Money } from '~/components/values';
 import { displayDay } from '~/time/instants';
 
-import { Facts } from '../components/Facts';
 import { WordLink } from '../components/WordLink';
 import { MoneyActions } from './MoneyActions';
 import { StatementSection } from './StatementSection';

@@ -3,10 +3,10 @@ import { Text } from '@mantine/core';
 import { useQueryClient } from '@tanstack/react-query';
 
 import { api, query, type Schema } from '~/api/client';
+import { Facts } from '~/components/Facts';
 import { Money } from '~/components/values';
 
 import { ActionDialog, type Field, type Values } from '../components/ActionDialog';
-import { Facts } from '../components/Facts';
 import { uuid7 } from '../components/uuid7';
 
 type Balance = Schema<'BalanceObject'>;

@@ -8,6 +8,7 @@ import { type Column, DataTable } from '~/components/DataTable';
 import { FormProblem } from '~/components/forms';
 import { Loaded } from '~/components/Loaded';
 import { Instant, Money } from '~/components/values';
+import { dayOf, wholeDay } from '~/time/days';
 
 import { allPages } from '../components/all_pages';
 import { toCsv } from '../components/csv';
@@ -15,7 +16,6 @@ import { WordLink } from '../components/WordLink';
 
 type Line = Schema<'StatementLineObject'>;
 
-const DAY_MS = 86_400_000;
 const PATH = '/admin/v1/tenants/{tenant}/statement';
 const route = getRouteApi('/signed-in/tenants/$tenant/balance');
 
@@ -34,10 +34,8 @@ function columnsOf(tenant: string): Column<Line>[] {
 function What({ line, tenant }: { line: Line; tenant: string }) {
   const words = line.kind.replaceAll('_', ' ');
   if (line.kind === 'usage') {
-    const day = line.at.slice(0, 10);
-    const next = new Date(Date.parse(`${day}T00:00:00Z`) + DAY_MS).toISOString().slice(0, 10);
     return (
-      <WordLink to={`/tenants/${tenant}/usage` as '/'} search={{ from: day, to: next } as object}>
+      <WordLink to={`/tenants/${tenant}/usage` as '/'} search={wholeDay(dayOf(line.at))}>
         {words}
       </WordLink>
     );

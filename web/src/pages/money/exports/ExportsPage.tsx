@@ -10,9 +10,9 @@ import { Page } from '~/components/Page';
 import { PagedTable } from '~/components/PagedTable';
 import { Copied, Instant, Money, State } from '~/components/values';
 import { displayCount } from '~/money/decimal';
+import { monthOf, useToday } from '~/time/days';
 
 import { ActionDialog } from '../components/ActionDialog';
-import { lastMonth } from '../invoices/InvoiceActions';
 
 type Export = Schema<'ExportObject'>;
 
@@ -144,7 +144,7 @@ function NewExport({ tenant }: { tenant: string }) {
       title="New export"
       fields={[
         { name: 'dataset', label: 'Dataset', kind: 'select', options: DATASETS, initial: 'usage' },
-        { name: 'period', label: 'Month', kind: 'month', required: true, initial: lastMonth() },
+        { name: 'period', label: 'Month', kind: 'month', required: true, initial: monthOf(useToday(), 1) },
         { name: 'format', label: 'Format', kind: 'select', options: FORMATS, initial: 'csv' },
       ]}
       action="Order"

@@ -4,10 +4,11 @@ import { useQueryClient } from '@tanstack/react-query';
 import type { ReactNode } from 'react';
 
 import { api, isPending, type Schema } from '~/api/client';
+import { Facts } from '~/components/Facts';
 import { Money } from '~/components/values';
+import { monthOf, useToday } from '~/time/days';
 
 import { ActionDialog, type Field, type Values } from '../components/ActionDialog';
-import { Facts } from '../components/Facts';
 import { uuid7 } from '../components/uuid7';
 
 type Invoice = Schema<'InvoiceObject'>;
@@ -71,11 +72,6 @@ function After({ invoice }: { invoice: Invoice }) {
   );
 }
 
-/** The first day of last month, as the API names months. */
-export function lastMonth(now = new Date()): string {
-  return new Date(Date.UTC(now.getUTCFullYear(), now.getUTCMonth() - 1, 1)).toISOString().slice(0, 7);
-}
-
 export function DraftInvoice({ tenant }: { tenant: string }) {
   const refresh = useRefresh();
   const post = async (values: Values, dryRun: boolean) =>
@@ -85,7 +81,7 @@ export function DraftInvoice({ tenant }: { tenant: string }) {
       label="Draft an invoice"
       title="Draft an invoice"
       about="An earlier draft of the month is replaced. The tenant does not see drafts."
-      fields={[{ name: 'period', label: 'Month', kind: 'month', required: true, initial: lastMonth() }]}
+      fields={[{ name: 'period', label: 'Month', kind: 'month', required: true, initial: monthOf(useToday(), 1) }]}
       action="Draft"
       variant="filled"
       check={async (values) => <WouldBe check={(await post(values, true)) as Check} />}

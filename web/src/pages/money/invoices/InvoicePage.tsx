@@ -6,10 +6,10 @@ import { getRouteApi } from '@tanstack/react-router';
 import { may, useMe } from '~/access/rights';
 import { download, query, type Schema } from '~/api/client';
 import { DataTable } from '~/components/DataTable';
+import { type Fact, Facts } from '~/components/Facts';
 import { Page } from '~/components/Page';
 import { Copied, Instant, Money } from '~/components/values';
 
-import { type Fact, Facts } from '../components/Facts';
 import { PageOf } from '../components/PageOf';
 import { WordLink } from '../components/WordLink';
 import { InvoiceActions } from './InvoiceActions';

@@ -2,16 +2,16 @@
 import { Text } from '@mantine/core';
 
 import { query } from '~/api/client';
+import { Facts } from '~/components/Facts';
 import { Loaded } from '~/components/Loaded';
 import { Money } from '~/components/values';
 import { addAmounts, displayCount } from '~/money/decimal';
+import { monthOf, useToday } from '~/time/days';
 
-import { Facts } from '../components/Facts';
-import { lastMonth } from '../invoices/InvoiceActions';
 import { counted } from '../invoices/SumLine';
 
 export function SheetImpact({ number }: { number: number }) {
-  const period = lastMonth();
+  const period = monthOf(useToday(), 1);
   const impact = query.useQuery(
     'get',
     '/admin/v1/prices/sheets/{number}/impact',

@@ -4,10 +4,10 @@ import { getRouteApi } from '@tanstack/react-router';
 
 import { query, type Schema } from '~/api/client';
 import { DataTable } from '~/components/DataTable';
+import { Facts } from '~/components/Facts';
 import { Page } from '~/components/Page';
 import { Copied, Instant } from '~/components/values';
 
-import { Facts } from '../components/Facts';
 import { PageOf } from '../components/PageOf';
 import { DifferenceTable, PriceGrid } from './PriceGrid';
 import { SheetState } from './PricesPage';

@@ -17,6 +17,7 @@ import { type FormEvent, useState } from 'react';
 
 import { api, isPending, type Schema } from '~/api/client';
 import { fieldError, FormProblem } from '~/components/forms';
+import { dayOf, monthOf } from '~/time/days';
 
 import { TermsShown } from './TermsShown';
 import { basisPoints, formatSteps, namesOf, parseSteps, percentOf } from './terms_text';
@@ -51,7 +52,7 @@ interface Edited {
 
 function editedOf({ terms }: Schema<'ContractObject'>): Edited {
   return {
-    from: new Date().toISOString().slice(0, 7),
+    from: monthOf(dayOf(Date.now())),
     reason: '',
     tiers: (terms.tiers ?? []).map(({ kind, model, meter, lane, steps }) => ({
       kind,

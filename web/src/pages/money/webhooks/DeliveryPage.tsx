@@ -8,11 +8,11 @@ import { may, useMe } from '~/access/rights';
 import { asProblem } from '~/api/problem';
 import { api, query, type Schema } from '~/api/client';
 import { type Column, DataTable } from '~/components/DataTable';
+import { Facts } from '~/components/Facts';
 import { Page } from '~/components/Page';
 import { Copied, Instant } from '~/components/values';
 import { displayCount } from '~/money/decimal';
 
-import { Facts } from '../components/Facts';
 import { PageOf } from '../components/PageOf';
 import { WordLink } from '../components/WordLink';
 import { DeliveryState } from './DeliveryState';

@@ -8,13 +8,13 @@ import { may, useMe } from '~/access/rights';
 import { asProblem } from '~/api/problem';
 import { api, query, type Schema } from '~/api/client';
 import type { Column } from '~/components/DataTable';
+import { Facts } from '~/components/Facts';
 import { SecretOnce } from '~/components/forms';
 import { Page } from '~/components/Page';
 import { PagedTable } from '~/components/PagedTable';
 import { Copied, Instant } from '~/components/values';
 
 import { ActionDialog } from '../components/ActionDialog';
-import { Facts } from '../components/Facts';
 import { PageOf } from '../components/PageOf';
 import { WordLink } from '../components/WordLink';
 import { DeliveryState } from './DeliveryState';
