@@ -63,6 +63,7 @@ describe.each(shown)('$name', (one) => {
         .count(),
     ).toBe(0);
     await tried(page, `${one.name}-data`);
+    expect(await paleBelowThePointer(page)).toEqual([]);
     expect(await notReached(page)).toEqual([]);
     await page.setViewportSize({ width: 320, height: 800 });
     await settled(page);
@@ -94,6 +95,22 @@ async function tried(page: Page, name: string): Promise<void> {
     if (broken.length > 0) found[scheme] = broken;
   }
   expect(found).toEqual({});
+}
+
+/** What has too little contrast once the pointer is over it: axe looks at a page as it stands (WCAG 1.4.3). */
+async function paleBelowThePointer(page: Page): Promise<string[]> {
+  const found: string[] = [];
+  for (const colorScheme of SCHEMES) {
+    await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
+    for (const kind of ['main button[data-variant="filled"]:enabled', 'main tbody tr']) {
+      const target = page.locator(kind).first();
+      if (!(await target.isVisible())) continue;
+      await target.hover();
+      found.push(...(await violations(page, 'color-contrast')).map((line) => `${colorScheme}, over ${kind}: ${line}`));
+    }
+  }
+  await page.mouse.move(0, 0);
+  return found;
 }
 
 /** The path below /console; of a page that another one links to, the link's. */

@@ -9,7 +9,9 @@ import { setNonce } from 'get-nonce';
 import { StrictMode } from 'react';
 import { createRoot } from 'react-dom/client';
 
-import { router } from './app/router';
+import { meOptions } from './access/rights';
+import { queries, router } from './app/router';
+import { tenantsOptions } from './app/TenantSwitcher';
 import { cssVariables, theme } from './app/theme';
 
 const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')!.content;
@@ -24,6 +26,12 @@ window.addEventListener('vite:preloadError', (event) => {
   location.reload();
 });
 window.addEventListener('load', () => setTimeout(() => sessionStorage.removeItem(RELOADED), 10_000));
+
+// What every page needs is asked for at once, not one after another; who is not signed in gets the door for it.
+if (!/\/(sign-in|link)$/.test(location.pathname)) {
+  void queries.prefetchQuery(meOptions);
+  void queries.prefetchQuery(tenantsOptions);
+}
 
 createRoot(document.getElementById('root')!).render(
   <StrictMode>

@@ -51,9 +51,10 @@ export async function settled(page: Page): Promise<void> {
   await page.evaluate(() => document.fonts.ready.then(() => undefined));
 }
 
-/** What breaks WCAG 2.2 AA, a line a rule with the first element that does. */
-export async function violations(page: Page): Promise<string[]> {
-  const { violations: found } = await new AxeBuilder({ page }).withTags(WCAG).analyze();
+/** What breaks WCAG 2.2 AA, a line a rule with the first element that does; of one rule alone, if it is named. */
+export async function violations(page: Page, rule?: string): Promise<string[]> {
+  const axe = new AxeBuilder({ page });
+  const { violations: found } = await (rule === undefined ? axe.withTags(WCAG) : axe.withRules([rule])).analyze();
   return found.map(({ id, nodes, help }) => {
     const [first] = nodes;
     const why = [...(first?.any ?? []), ...(first?.all ?? [])].map((check) => check.message).join(' ') || help;

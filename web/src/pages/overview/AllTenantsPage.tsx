@@ -1,8 +1,10 @@
 /** How all tenants stand together, for operators: spend, money, waits, what waits for somebody, the largest tenants. */
 import { Stack, Text, Title } from '@mantine/core';
 
+import { useQuery } from '@tanstack/react-query';
+
 import { may, useMe } from '~/access/rights';
-import { query, type Schema } from '~/api/client';
+import type { Schema } from '~/api/client';
 import { Amounts, displayRate, type Fact, Facts } from '~/components/Facts';
 import { type Column, DataTable } from '~/components/DataTable';
 import { Loaded } from '~/components/Loaded';
@@ -13,6 +15,7 @@ import { displayCount } from '~/money/decimal';
 import { dayOf, wholeDay } from '~/time/days';
 
 import { displayMilliseconds, firstTokenNote, Notices, QueueWaits } from './parts';
+import { allTenantsOptions } from './queries';
 import { SpendChart } from './SpendChart';
 import { WaitsForYou } from './WaitsForYou';
 
@@ -20,7 +23,7 @@ type Overview = Schema<'PlatformOverview'>;
 type Currency = Schema<'MoneyObject'>;
 
 export function AllTenantsPage() {
-  const overview = query.useQuery('get', '/admin/v1/overview', {});
+  const overview = useQuery(allTenantsOptions);
   const decides = may(useMe(), 'approvals.decide'); // then what waits is above, with the decision
   return (
     <Page title="All tenants" about="How the tenants stand together that you may see whole.">

@@ -1,8 +1,9 @@
 /** How a tenant stands: spend, balance, budgets, requests and waits, the cache, and what somebody should look at. */
 import { Anchor, Progress, Stack, Text, Title } from '@mantine/core';
+import { useQuery } from '@tanstack/react-query';
 import { getRouteApi, Link } from '@tanstack/react-router';
 
-import { query, type Schema } from '~/api/client';
+import type { Schema } from '~/api/client';
 import { Amounts, displayRate, type Fact, Facts } from '~/components/Facts';
 import { type Column, DataTable } from '~/components/DataTable';
 import { Loaded } from '~/components/Loaded';
@@ -14,18 +15,18 @@ import { dayOf, wholeDay } from '~/time/days';
 
 import { Checklist } from './Checklist';
 import { displayMilliseconds, firstTokenNote, Notices, QueueWaits } from './parts';
+import { overviewOptions } from './queries';
 import { SpendChart } from './SpendChart';
 import { WaitsForYou } from './WaitsForYou';
 
 type Overview = Schema<'Overview'>;
 type Budget = Overview['budgets'][number];
 
-const PATH = '/admin/v1/tenants/{tenant}/overview';
 const route = getRouteApi('/signed-in/tenants/$tenant/overview');
 
 export function OverviewPage() {
   const { tenant } = route.useParams();
-  const overview = query.useQuery('get', PATH, { params: { path: { tenant } } });
+  const overview = useQuery(overviewOptions(tenant));
   return (
     <Page title="Overview" about={`How ${tenant} stands now.`}>
       <Partial />

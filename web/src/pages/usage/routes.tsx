@@ -4,11 +4,14 @@ import { createRoute, lazyRouteComponent } from '@tanstack/react-router';
 import { platformRoute, tenantRoute } from '~/app/parents';
 import { type UsageFilters, usageFilters } from '~/app/search';
 
+import { allTenantsOptions, overviewOptions } from '../overview/queries';
 import { PLATFORM_GROUPS, type UsageSearch, usageSearch } from './search';
 
+/** The page's code and its data come at once: each would otherwise wait for the other. */
 const overviewRoute = createRoute({
   getParentRoute: () => tenantRoute,
   path: 'overview',
+  loader: ({ context, params }) => void context.queries.prefetchQuery(overviewOptions(params.tenant)),
   component: lazyRouteComponent(() => import('../overview/OverviewPage'), 'OverviewPage'),
 });
 
@@ -29,6 +32,7 @@ const cacheRoute = createRoute({
 const allRoute = createRoute({
   getParentRoute: () => platformRoute,
   path: 'overview',
+  loader: ({ context }) => void context.queries.prefetchQuery(allTenantsOptions),
   component: lazyRouteComponent(() => import('../overview/AllTenantsPage'), 'AllTenantsPage'),
 });
 

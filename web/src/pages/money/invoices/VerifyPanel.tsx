@@ -2,17 +2,20 @@
  * "Export and verify": the bundle is downloaded while the browser computes everything in it again. Where the browser has
  * no SHA-256 (neither HTTPS nor localhost), the server verifies, and the panel says so.
  */
-import { Alert, Button, Group, List, Stack, Text, Title } from '@mantine/core';
+import { Alert, Button, Group, List, Progress, Stack, Text, Title } from '@mantine/core';
+import { useInterval } from '@mantine/hooks';
 import { IconCircleCheck, IconCircleX } from '@tabler/icons-react';
 import { useMutation } from '@tanstack/react-query';
 import { useState } from 'react';
 
 import { api, download, saveFile, type Schema } from '~/api/client';
 import { FormProblem } from '~/components/forms';
+import { displayCount } from '~/money/decimal';
+import { displayDuration } from '~/time/instants';
 
 import { invoiceSource } from './invoice_source';
 import type { Check } from './verification/checks';
-import { verify } from './verification/verify';
+import { type Progress as Made, verify } from './verification/verify';
 
 interface VerifyPanelProps {
   tenant: string;
@@ -23,13 +26,15 @@ type Who = 'browser' | 'server';
 
 export function VerifyPanel({ tenant, invoice }: VerifyPanelProps) {
   const [checks, setChecks] = useState<Check[]>([]);
+  const [made, setMade] = useState<Made>({ doing: '', made: 0, of: 0 });
   const who: Who = crypto.subtle === undefined ? 'server' : 'browser';
   const add = (check: Check): void => setChecks((before) => [...before, check]);
   const run = useMutation({
     mutationFn: async (deep: boolean) => {
       setChecks([]);
+      setMade({ doing: 'The server verifies', made: 0, of: 0 });
       if (who === 'browser') {
-        const { bundle } = await verify(invoiceSource(tenant, invoice), deep, add);
+        const { bundle } = await verify(invoiceSource(tenant, invoice), deep, add, setMade);
         if (!deep) saveFile(new Blob([bundle.slice()], { type: 'application/zip' }), `${fileName(invoice)}.zip`);
         return;
       }
@@ -59,6 +64,7 @@ export function VerifyPanel({ tenant, invoice }: VerifyPanelProps) {
           ? 'Your browser downloads all forms of the document and computes hashes, sums and tax again.'
           : 'This page was not loaded over HTTPS, so your browser has no SHA-256: the server verifies instead.'}
       </Text>
+      {run.isPending && <Going made={made} since={run.submittedAt} />}
       <FormProblem error={run.error} fields={[]} />
       <div aria-live="polite">
         {run.isSuccess && <Verdict wrong={wrong} count={checks.length} who={who} />}
@@ -92,6 +98,29 @@ function Verdict({ wrong, count, who }: { wrong: readonly Check[]; count: number
     <Alert color="red" variant="outline" title="Not verified" icon={<IconCircleX aria-hidden />} role="alert">
       {wrong.length} of {count} checks failed. The first difference: {first.name}: {first.difference}
     </Alert>
+  );
+}
+
+/** How far it is; read out when what is done changes, not with every part. */
+function Going({ made, since }: { made: Made; since: number }) {
+  const [now, setNow] = useState(since);
+  useInterval(() => setNow(Date.now()), 1_000, { autoInvoke: true });
+  const known = made.of > 0;
+  return (
+    <div>
+      <Text size="sm">
+        <span role="status">{made.doing}</span>
+        {known && `, ${displayCount(made.made)} of ${displayCount(made.of)}`}; for{' '}
+        {displayDuration(Math.max(0, now - since))} so far. It may take half a minute.
+      </Text>
+      <Progress
+        value={known ? (100 * made.made) / made.of : 100}
+        animated={!known}
+        striped={!known}
+        color="cyan.9"
+        aria-label={known ? made.doing : `${made.doing}: nobody knows for how long yet`}
+      />
+    </div>
   );
 }
 

@@ -61,6 +61,13 @@ export interface Verification {
   bundle: Uint8Array;
 }
 
+/** What is being done, and how much of it is: `made` of `of` parts; none while nobody knows. */
+export interface Progress {
+  doing: string;
+  made: number;
+  of: number;
+}
+
 interface Manifest {
   files: { name: string; bytes: number; sha256: string }[];
 }
@@ -73,14 +80,21 @@ export async function sha256(bytes: Uint8Array): Promise<string> {
 
 /**
  * Verify an invoice. `deep`: down to its requests, else to its days. `done` is told of each check as it is made; a check
- * that fails does not keep the others from being made.
+ * that fails does not keep the others from being made. `progress` is told what is being done: both parts that take long
+ * ask the server, for all forms of the document and for what its lines are made of.
  */
-export async function verify(source: Source, deep: boolean, done: (check: Check) => void): Promise<Verification> {
+export async function verify(
+  source: Source,
+  deep: boolean,
+  done: (check: Check) => void,
+  progress: (progress: Progress) => void = () => undefined,
+): Promise<Verification> {
   const checks: Check[] = [];
   const add = (check: Check): void => {
     checks.push(check);
     done(check);
   };
+  progress({ doing: 'The server makes all forms of the document', made: 0, of: 0 });
   const bundle = await source.bundle();
   const files = await unzip(bundle);
   const manifest = JSON.parse(text(files, 'manifest.json')) as Manifest;
@@ -95,7 +109,7 @@ export async function verify(source: Source, deep: boolean, done: (check: Check)
   add(checkTax(document));
   add(checkTotals(document));
   add(checkStated(document, source.stated));
-  add(await checkUsage(source, document, deep));
+  add(await checkUsage(source, document, deep, progress));
   return { checks, bundle };
 }
 
@@ -141,7 +155,12 @@ async function checkPrevious(source: Source, document: InvoiceDocument): Promise
 }
 
 /** Each line that opens is the sum of its days; deep: each day that of its hours, each hour that of its requests. */
-async function checkUsage(source: Source, document: InvoiceDocument, deep: boolean): Promise<Check> {
+async function checkUsage(
+  source: Source,
+  document: InvoiceDocument,
+  deep: boolean,
+  progress: (progress: Progress) => void,
+): Promise<Check> {
   const lines = await source.lines();
   const name = 'Usage';
   if (lines.length !== document.lines.length) {
@@ -150,6 +169,12 @@ async function checkUsage(source: Source, document: InvoiceDocument, deep: boole
   }
   let counted = 0;
   const open = lines.filter((line) => line.opens);
+  const summed = { doing: deep ? 'Adding up days, hours and requests' : 'Adding up the days of lines', made: 0, of: 0 };
+  const grow = (part: 'made' | 'of', by = 1): void => {
+    summed[part] += by;
+    progress({ ...summed });
+  };
+  grow('of', open.length);
   const differences = await each(open, async (line) => {
     const said = document.lines[line.n - 1]!;
     const sum = { units: line.units, exact: line.exact };
@@ -158,10 +183,13 @@ async function checkUsage(source: Source, document: InvoiceDocument, deep: boole
     const wrong = missing(sum, days.parts);
     if (wrong !== undefined) return `line ${line.n}: its days are ${wrong}`;
     counted += days.parts.reduce((total, day) => total + day.requests + day.adjustments, 0);
+    grow('made');
     if (!deep) return undefined;
+    grow('of', days.parts.length);
     for (const day of days.parts) {
       const found = await checkDay(source, line.n, day);
       if (found !== undefined) return found;
+      grow('made');
     }
     return undefined;
   });
