@@ -25,7 +25,7 @@ export const PAGES: ConsolePage[] = [
   { name: 'sign-in', path: '/sign-in', as: null, fixed: true },
   { name: 'not-found', path: '/no/such/page', fixed: true },
   { name: 'account', path: '/account', fixed: true },
-  ...ofTenant('overview', 'usage', 'cache', 'requests', 'playground'),
+  ...ofTenant('overview', 'usage', 'cache', 'requests', 'refused', 'playground'),
   { name: 'request', path: '/tenants/$tenant/requests', link: /[?&]open=([^&]+)/ },
   ...ofTenant('keys', 'projects', 'members', 'limits', 'budgets', 'webhooks', 'audit'),
   ...ofTenant('invoices', 'balance', 'terms', 'buyer', 'exports'),

@@ -11,6 +11,7 @@ import { Copied, Instant, Money, State } from '~/components/values';
 import { displayCount } from '~/money/decimal';
 
 import { MissExplanation, RequestLink } from './MissExplanation';
+import { readsInWords, readsOf } from './reads';
 import { replayCommand, type Waterfall } from './waterfall';
 import { WaterfallChart } from './WaterfallChart';
 
@@ -88,6 +89,11 @@ function Explained({ details, tenant, waterfall }: ExplainedProps) {
       <Section title="What it cost">
         <Charges details={details} />
       </Section>
+      {details.request !== null && (
+        <Section title="Billed reads and reused KV">
+          <Reads details={details} request={details.request} />
+        </Section>
+      )}
       <Section title="In the books">
         <Books details={details} tenant={tenant} />
       </Section>
@@ -161,6 +167,31 @@ function Charges({ details }: { details: Details }) {
       rowKey={(charge) => charge.meter}
       empty="Nothing of it is billed."
     />
+  );
+}
+
+/** What the prices know and what the engine did are counted apart: a promise is billed as read whether or not KV was lost. */
+function Reads({ details, request }: { details: Details; request: Schema<'RequestObject'> }) {
+  const { billed, reused, computed } = readsOf(request.tokens, details.engine);
+  const tokens = ([name, count]: [string, number]): Fact => ({ name, value: `${displayCount(count)} tokens` });
+  return (
+    <Stack gap="xs">
+      <Facts
+        label="Billed reads and reused KV"
+        facts={[
+          {
+            ...tokens(['Billed as read', billed]),
+            about: 'at the price of a read; what was promised and what was found',
+          },
+          {
+            ...tokens(['KV that the engine reused', reused.reduce((sum, [, count]) => sum + count, 0)]),
+            about: reused.map(([tier, count]) => `${tier} ${displayCount(count)}`).join(', ') || 'from no tier',
+          },
+          { ...tokens(['Computed by the engine', computed]), about: 'of the prompt, whatever it was billed as' },
+        ]}
+      />
+      <Text size="sm">{readsInWords(billed, reused)}</Text>
+    </Stack>
   );
 }
 

@@ -2,6 +2,7 @@
 import { createRoute, lazyRouteComponent } from '@tanstack/react-router';
 
 import { tenantRoute } from '~/app/parents';
+import { text } from '~/app/search';
 
 import { requestFilters, requestsSearch } from './search';
 
@@ -19,4 +20,14 @@ const requestRoute = createRoute({
   component: lazyRouteComponent(() => import('./RequestPage'), 'RequestPage'),
 });
 
-export const tenantRequestRoutes = [requestsRoute, requestRoute] as const;
+const refusedRoute = createRoute({
+  getParentRoute: () => tenantRoute,
+  path: 'refused',
+  validateSearch: (search): { project?: string; key?: string } => ({
+    project: text(search, 'project'),
+    key: text(search, 'key'),
+  }),
+  component: lazyRouteComponent(() => import('./RefusedPage'), 'RefusedPage'),
+});
+
+export const tenantRequestRoutes = [refusedRoute, requestsRoute, requestRoute] as const;
