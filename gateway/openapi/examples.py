@@ -91,6 +91,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "refusal": ("I cannot help with that.",),
     "request_id": (f"req_{_ID}",),
     "role": ("assistant",),
+    "route": ("POST /v1/chat/completions",),
     "saved": ("0.000310",),
     "scope": ("project",),
     "secret": ("whsec_c2VjcmV0IG9mIHRoZSBlbmRwb2ludA==",),
