@@ -27,7 +27,7 @@ from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.openai import chat_request
-from gateway.errors import Unaffordable
+from gateway.errors import GatewayError, ModelNotFound, Unaffordable
 from gateway.fleet.fleet import Fleet
 from gateway.generation.request_history import RequestHistory
 from gateway.metering.billable_usage import Fault, FinishedRequest, event_of
@@ -44,6 +44,7 @@ from turnpike.demonstration.replica import RememberingReplica
 from turnpike.demonstration.times import row_of
 from turnpike.demonstration.traffic import Ask, Ending
 from turnpike.settings.data_folder import read_secrets
+from waterfall.refused_requests import RefusedRequest, RefusedRequestStore
 from waterfall.store import WaterfallStore
 
 GATEWAY = "demonstration"
@@ -60,6 +61,10 @@ _SETTLED_TOGETHER = 24
 """So many requests are settled in one transaction, as a settler does that has fallen behind."""
 _BEGAN_S = 0.15
 """From a request's admission until others can read what it computed."""
+
+_MISNAMED = 40
+"""Of so many requests one is sent first with a model's name that is none, as programs do whose settings are old."""
+_ROUTES = {"anthropic": "POST /v1/messages", "openai": "POST /v1/chat/completions"}
 
 PayerName: TypeAlias = tuple[str, str, str]
 """The names of a customer, its project and a key of that."""
@@ -106,10 +111,16 @@ class PastRequests:
         self._confirmations = LeaseConfirmations(self._leases, leased)
         self._history = RequestHistory(admin.database, domains, admin.prices, gather_s=0.0)
         self._ended: list[_Run] = []
+        self._refusals, self._refused = RefusedRequestStore(admin.database, 0), list[RefusedRequest]()
+        self._asked = 0
         self._replicas = {model.name: RememberingReplica(f"{model.name}-0") for model in models}
 
     async def run(self, payers: Mapping[PayerName, Payer], asks: Sequence[Ask]) -> Done:
         """Run these requests, all admitted at this instant."""
+        for ask in asks:
+            self._asked += 1
+            if self._asked % _MISNAMED == 0:
+                self._misname(payers, ask)
         answers = await asyncio.gather(*(self._one(payers, ask) for ask in asks))
         runs = [run for run in answers if run is not None]
         await self._tell_leases(runs)
@@ -138,7 +149,8 @@ class PastRequests:
         try:
             prepared = await self._admission.prepare(new_id(), payer, model, generation)
             prepared, hold = await self._admission.reserve(prepared, lambda: None)
-        except Unaffordable:
+        except Unaffordable as error:
+            self._refuse(payer, ask, error)
             return None
         status, reason, fault = _ENDINGS[ask.ending]
         if LeaseConfirmations.needed(prepared):
@@ -162,6 +174,31 @@ class PastRequests:
         finished = hold.admitted_at + ask.milliseconds * 1000
         return _Run(prepared, hold, misses, replace(event, finished_at=finished))
 
+    def _misname(self, payers: Mapping[PayerName, Payer], ask: Ask) -> None:
+        """Send a request with a model's name that is none."""
+        try:
+            self._models.get(f"{ask.program.model}-preview")
+        except ModelNotFound as error:
+            self._refuse(payers[ask.program.customer, ask.program.project, ask.program.key], ask, error)
+
+    def _refuse(self, payer: Payer, ask: Ask, error: GatewayError) -> None:
+        """Note a request that is answered with this error."""
+        if ask.at < self._timed_from:
+            return
+        self._refused.append(
+            RefusedRequest(
+                tenant_id=payer.tenant_id,
+                request_id=new_id(),
+                project_id=payer.project_id,
+                at=ask.at,
+                key=payer.key,
+                route=_ROUTES[ask.program.dialect],
+                status=error.status,
+                code=error.code or "error",
+                message=error.message,
+            )
+        )
+
     async def _tell_leases(self, runs: Sequence[_Run]) -> None:
         """Tell the leases how the requests ended that wrote them."""
         writers = {run.event.id: run.event.usage.prompt for run in runs if run.prepared.leases is not None}
@@ -182,6 +219,9 @@ class PastRequests:
         timed = [row_of(run.prepared, run.event) for run in runs if run.event.admitted_at >= self._timed_from]
         if timed:
             await self._waterfalls.write(timed)
+        refused, self._refused = self._refused, []
+        if refused:
+            await self._refusals.write(refused)
 
 
 @asynccontextmanager

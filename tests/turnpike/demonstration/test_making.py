@@ -26,7 +26,7 @@ from turnpike.demonstration.traffic import asked_in
 from turnpike.settings.settings import Settings
 from waterfall.bars import Waterfall, waterfall
 from waterfall.record import unpack
-from waterfall.tables import request_waterfall
+from waterfall.tables import refused_request, request_waterfall
 
 NOON = 1_795_003_200_000_000 // DAY * DAY + 12 * HOUR  # 18 November 2026
 MONTHS = Months.until(NOON, 2)
@@ -66,6 +66,7 @@ async def _facts(settings: Settings) -> dict[str, object]:
             "documents": sorted((one.number or "", one.kind, one.currency, one.state, one.gross) for one in records),
             "ids": await _ids(admin.database),
             "waterfalls": await _waterfalls(admin.database),
+            "refused": await _refused(admin.database),
             "links": (await sign_in_links(admin, "http://demo")).splitlines(),
             "tenants": [tenant.name for tenant in await admin.tenancy.list_tenants()],
             "budgets": [
@@ -81,6 +82,13 @@ async def _ids(database: Database) -> tuple[int, object, object]:
     query = select(func.count(), func.min(usage_event.c.admitted_at), func.max(usage_event.c.admitted_at))
     async with database.reading() as session:
         return tuple((await session.execute(query)).one())  # type: ignore[return-value]
+
+
+async def _refused(database: Database) -> list[tuple[str, int, str]]:
+    # all tenants: the whole demonstration
+    query = select(refused_request.c.route, refused_request.c.status, refused_request.c.code)
+    async with database.reading() as session:
+        return [tuple(row) for row in await session.execute(query)]  # type: ignore[misc]
 
 
 async def _waterfalls(database: Database) -> dict[UUID, tuple[int, Waterfall]]:
@@ -121,6 +129,7 @@ def test_a_demonstration_has_something_for_every_page_and_its_books_are_right(tm
         stages = {bar.stage for bar in shown.bars}
         assert {"auth", "render", "hold", "spool", "settle"} <= stages
         assert ({"queue", "prefill", "decode"} <= stages) != ("lost" in stages)
+    assert ("POST /v1/messages", 404, "model_not_found") in made["refused"]  # type: ignore[operator]
     links = made["links"]
     assert isinstance(links, list)
     assert len({line.rpartition("http://demo")[2] for line in links}) == len(links) == 10
