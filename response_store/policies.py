@@ -63,7 +63,7 @@ class ResponsePolicies:
             query = select(column.retention_s, column.readable).where(
                 column.project_id == project_id, column.tenant_id == tenant_id
             )
-            row = (await session.execute(query)).one_or_none()
+            row = (await session.execute(self._database.locked(query))).one_or_none()
             before = ResponsePolicy() if row is None else ResponsePolicy(row.retention_s, bool(row.readable))
             after = ResponsePolicy(
                 before.retention_s if isinstance(retention_s, UnsetType) else retention_s,
@@ -75,7 +75,9 @@ class ResponsePolicies:
                 "changed_at": await self._database.now_in(session),
             }
             new = self._database.insert(response_policy).values(project_id=project_id, tenant_id=tenant_id, **values)
-            await session.execute(new.on_conflict_do_update(index_elements=["project_id"], set_=values))
+            given = {"retention_s": retention_s, "readable": readable}  # another's change at once of the other stays
+            changed = {name: value for name, value in values.items() if given.get(name) is not UNSET}
+            await session.execute(new.on_conflict_do_update(index_elements=["project_id"], set_=changed))
             await record_change(session, "response_policy.set", target="project", target_id=project_id,
                                 tenant_id=tenant_id, project_id=project_id, reason=reason,
                                 before=before, after=after)  # fmt: skip

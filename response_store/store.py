@@ -212,9 +212,10 @@ async def forget_expired(database: Database) -> int:
         query = select(_OF.id).where(_OF.expires_at <= database.clock).limit(FORGOTTEN)
         ids = list((await session.execute(query)).scalars())
         if ids:
+            # The row first: a worker that writes events holds it, and what it wrote is then seen and removed too.
+            await session.execute(delete(stored_response).where(one_of(database, _OF.id, ids)))
             events = stored_response_events.c.response_id
             await session.execute(delete(stored_response_events).where(one_of(database, events, ids)))
-            await session.execute(delete(stored_response).where(one_of(database, _OF.id, ids)))
     return len(ids)
 
 

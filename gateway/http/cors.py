@@ -18,11 +18,18 @@ _ANY = "*"
 _METHODS = b"GET, POST, PATCH, DELETE"
 _KEPT_S = b"86400"
 """For so long a browser may remember the answer to its question."""
-_EXPOSED = (
-    b"x-request-id, request-id, retry-after, retry-after-ms, x-should-retry, cache-status, x-turnpike-max-tokens, "
-    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
-    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
-)
+_LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
+_LEFT = ("limit", "remaining", "reset")
+_EXPOSED = ", ".join(
+    [
+        *("x-request-id", "request-id", "anthropic-organization-id", "cache-status", "x-turnpike-max-tokens"),
+        *("retry-after", "retry-after-ms", "x-should-retry"),
+        *(f"x-ratelimit-{part}-{name}" for name in _LIMITS for part in _LEFT),
+        *(f"anthropic-ratelimit-{name}-{part}" for name in _LIMITS for part in _LEFT),
+        *("x-ratelimit-limit-concurrent", "x-ratelimit-remaining-concurrent"),
+    ]
+).encode()
+"""What a page may read of an answer; `gateway/limits/headers.py` has the names of limits."""
 _LONGEST_LIST = 1024
 """A longer list of headers that a page wants to send is not repeated."""
 

@@ -99,6 +99,8 @@ class BackgroundResponses:
         self._models = models
         self._limiter = limiter
         self._tasks: set[asyncio.Task[None]] = set()
+        self._here: set[UUID] = set()
+        """The responses that run or wait in this process: however silent it was, it does not take its own over."""
 
     async def stop(self) -> None:
         """Write what the responses have told that ran here; they have ended."""
@@ -140,13 +142,19 @@ class BackgroundResponses:
             raise
         write = partial(self._write, seal=seal)
         run = BackgroundRun(new.id, task, writer, requests=self._requests, write=write, first=len(events))
-        self._spawn(run.run())
+        self._spawn(new.id, run.run())
         return queued
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, id_: UUID, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._here.add(id_)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._here.discard(id_)
+
+        task.add_done_callback(ended)
 
     async def _write(self, progress: Progress, seal: ContentSeal) -> Standing:
         """Write, and wait for a database that is away. Raises DatabaseUnavailable after a while."""
@@ -200,6 +208,8 @@ class BackgroundResponses:
 
     async def adopt(self, orphan: Orphan, silent_s: float | None = None) -> None:
         """Take a response over whose worker is silent. Raises DatabaseUnavailable."""
+        if orphan.id in self._here:
+            return
         taken = await self._running.take_over(orphan, SILENT_S if silent_s is None else silent_s)
         if taken is None:
             return
@@ -216,6 +226,8 @@ class BackgroundResponses:
         events, last = await self._all_events(stored, orphan.tenant_id)
         if stored.cancelling:
             await self._end(stored, orphan.tenant_id, events, None, seal)
+        elif not events:  # its client was answered with an error, and never told its id
+            await self._end(stored, orphan.tenant_id, events, Interrupted("It was not begun."), seal)
         elif not all(event.startswith(_QUIET) for event in events):
             stopped = Interrupted("The gateway that ran this response has stopped.")
             await self._end(stored, orphan.tenant_id, events, stopped, seal)
@@ -223,7 +235,7 @@ class BackgroundResponses:
             died = TakenOverTooOften(f"{taken} workers have died while they ran this response; it is not run again.")
             await self._end(stored, orphan.tenant_id, events, died, seal)
         else:
-            self._spawn(self._run_anew(stored, orphan.tenant_id, seal, events, last + 1))
+            self._spawn(stored.id, self._run_anew(stored, orphan.tenant_id, seal, events, last + 1))
 
     async def _all_events(self, stored: StoredResponse, tenant_id: UUID) -> tuple[list[bytes], int]:
         found: list[bytes] = []

@@ -36,6 +36,8 @@ _LAYOUT = struct.Struct(f">8sHHI32s32s32sHHHB{MOST_SCOPE_BYTES}s{KEY_BYTES}sIIQQ
 _PARENT = struct.Struct(f">{NAME_BYTES}s")
 """In what was padding: records that were written before have zeros there, and no parent."""
 _CHECKSUM = struct.Struct(">I")
+_MOST_POSITION = 1 << 27
+"""More than any prompt has: places in the index are positions times groups, in 32 bits."""
 _PADDING = bytes(HEADER_BYTES - _LAYOUT.size - _PARENT.size - _CHECKSUM.size)
 
 
@@ -113,6 +115,8 @@ def unpack(raw: bytes) -> Header:
     except UnicodeDecodeError as error:
         raise BadRecord("damaged") from error
     (parent,) = _PARENT.unpack_from(start, _LAYOUT.size)
+    if rest[1] > _MOST_POSITION:
+        raise BadRecord("damaged")
     names = ("tokens", "position", "created", "expires", "lease_until", "sequence", "payload", "salt", "counter")
     return Header(
         model=model,

@@ -40,31 +40,27 @@ def to_pdf(
     embedded ones lack. Raises NotPrintable.
     """
     shows = shown(document, state, digest, settled)
-    return _compiled(document, shows, fonts, {"format": "pdf", "pdf_standards": "a-3b"})[0]
+    return _compiled(document, shows, fonts)
 
 
-def to_png(document: Document, state: str, digest: str = "", *, fonts: Path | None = None, dpi: int) -> list[bytes]:
-    """The document's pages as PNG images. Raises NotPrintable."""
-    return _compiled(document, shown(document, state, digest), fonts, {"format": "png", "ppi": dpi})
-
-
-def _compiled(document: Document, shows: dict[str, Any], fonts: Path | None, form: dict[str, Any]) -> list[bytes]:
+def _compiled(document: Document, shows: dict[str, Any], fonts: Path | None) -> bytes:
     data = json.dumps(shows)
     day = datetime.fromisoformat(document.issued or document.service_until).replace(tzinfo=UTC)
-    paths = [] if fonts is None else [str(fonts)]
+    paths: list[Any] = [] if fonts is None else [str(fonts)]
     stamp = int(day.timestamp())
     try:
-        made: Any = typst.compile(
+        made: bytes = typst.compile(
             _template(),
             font_paths=paths,
             ignore_system_fonts=True,
             sys_inputs={"document": data},
             timestamp=stamp,
-            **form,
+            format="pdf",
+            pdf_standards="a-3b",
         )
     except typst.TypstError as error:
         raise NotPrintable(_why(error)) from error
-    return made if isinstance(made, list) else [made]
+    return made
 
 
 def _why(error: Exception) -> str:

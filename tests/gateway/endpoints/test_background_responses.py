@@ -10,9 +10,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import select
 
 from response_store import store
 from response_store.running import Orphan
+from response_store.tables import stored_response
+from storage.database.database import DatabaseUnavailable
 from tests.gateway.endpoints.test_rate_limits import set_limits
 from tests.gateway.stack import Stack, running_stack
 
@@ -209,6 +212,45 @@ async def until_it_beats(stack: Stack) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError("who waits is silent")
+
+
+async def test_a_worker_that_was_silent_does_not_take_its_own_response_over(stack: Stack) -> None:
+    """As after a database that was away: two runs of one worker would write under one name."""
+    stack.say(SAID, queued=600.0)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        await runs(stack, 1)
+        await adopt(stack, Orphan(UUID(queued.id.removeprefix("resp_")), stack.tenant.id, stack.project.id))
+        assert [row.taken_over for row in await stack.rows("SELECT taken_over FROM stored_response")] == [0]
+        assert (await client.responses.cancel(queued.id)).status == "cancelled"
+    await runs(stack, 1)
+
+
+async def test_what_was_answered_with_an_error_is_not_run_later(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row was kept, and the database went away before its first event was."""
+    background = stack.gateway.background_responses
+    assert background is not None
+    stack.say(SAID, queued=600.0)
+
+    async def away(*_: object) -> None:
+        raise DatabaseUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(background._running, "write", away)
+        answer = await stack.http.post(
+            "/v1/responses",
+            headers={"authorization": f"Bearer {stack.key}"},
+            json={"model": "tiny", "input": "Say it.", "background": True},
+        )
+    assert answer.status_code == 503
+    await stack.until(lambda: not stack.gateway.requests._running)
+    begun = len(stack.replica.runs)
+    async with stack.database.reading() as session:
+        kept: UUID = (await session.execute(select(stored_response.c.id))).scalar_one()
+    await adopt(stack, Orphan(kept, stack.tenant.id, stack.project.id))
+    (row,) = await stack.rows("SELECT status, worker FROM stored_response")
+    assert (row.status, row.worker) == ("failed", None)
+    assert len(stack.replica.runs) == begun
 
 
 async def test_what_kills_its_workers_is_not_run_for_ever(stack: Stack) -> None:
