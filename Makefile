@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 ARGS ?=
 # A file's tests share what they start, so they stay together; conftest.py says which files come first.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# A machine that others use stands still at times: what failed is run once more, and the summary shows the first failure.
+AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Containers often forbid bytecode. Without any, each worker of pytest rewrites and compiles every test anew: half of what
 # it takes to start; and so does every process that a test starts with our modules.
@@ -66,8 +68,8 @@ check: install-dev ## Format, lint, types, architecture, compose file, size of t
 
 test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest $(TWO) -m "not alone" --ignore tests/clients
-	$(BIN)/python -m pytest -m alone tests/e2e
+	$(BIN)/python -m pytest $(TWO) $(AGAIN) -m "not alone" --ignore tests/clients
+	$(BIN)/python -m pytest $(AGAIN) -m alone tests/e2e
 
 test-fast: install-dev ## What to run after each change: something of every room, in 90 seconds
 	$(BIN)/python -m tests.servers --install
@@ -107,7 +109,7 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 
 test-clients: install-dev ## The newest clients and agents of others against the demo model, each in an environment of its own
 	$(BIN)/python -m tests.clients.environments
-	$(BIN)/python -m pytest -o timeout=0 tests/clients
+	$(BIN)/python -m pytest $(AGAIN) -o timeout=0 tests/clients
 	ACCUMULATED_ANSWERS=1000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/dialects/test_client_accumulators.py \
 		tests/gateway/dialects/test_responses_stream.py
 

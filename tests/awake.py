@@ -13,18 +13,20 @@ _MOST_S = 0.1
 
 class Awake:
     """In a `with`: `seconds` since it began, of which a pause of the machine counts as a tenth of a second at most, and
-    how long it was `paused` beside them. A virtual machine that gets no time holds up whom we wait for as well."""
+    how long it was `paused` beside them. A virtual machine that gets no time holds up whom we wait for as well. What
+    this process computed meanwhile is no pause, though it held up the clock's thread."""
 
     def __init__(self) -> None:
         self._ticks = 0.0
         self._paused = 0.0
         self._looked = time.monotonic()
+        self._computed = time.process_time()
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="awake", daemon=True)
 
     def __enter__(self) -> Awake:
-        self._looked = time.monotonic()
+        self._looked, self._computed = time.monotonic(), time.process_time()
         self._watching.start()
         return self
 
@@ -42,10 +44,12 @@ class Awake:
 
     def _look(self) -> tuple[float, float]:
         with self._lock:
-            now = time.monotonic()
-            passed, self._looked = now - self._looked, now
-            self._ticks += min(passed, _MOST_S)
-            self._paused += max(0.0, passed - _MOST_S)
+            now, computed = time.monotonic(), time.process_time()
+            passed, own = now - self._looked, computed - self._computed
+            self._looked, self._computed = now, computed
+            counted = min(passed, max(_MOST_S, own))
+            self._ticks += counted
+            self._paused += passed - counted
             return self._ticks, self._paused
 
     def _watch(self) -> None:
