@@ -13,6 +13,7 @@ from pathlib import Path
 
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
 from prompt_cache.tiers.record_files import RecordFiles
+from prompt_cache.tiers.record_format import disk_bytes, record_bytes
 from prompt_cache.tiers.record_store import RecordStore
 from prompt_cache.tiers.store_state import state_folder
 from protocol.replicas import LayerGroup
@@ -124,3 +125,20 @@ def copy_store(folder: Path, to: Path, *, state: bool) -> None:
     shutil.copytree(folder, to, dirs_exist_ok=True)
     if state:
         shutil.copytree(state_folder(folder), state_folder(to), dirs_exist_ok=True)
+
+
+MINE, OTHER = access("mine"), access("other")
+SIZE = disk_bytes(record_bytes(SMALL))
+"""What a record of the small group takes of the disk."""
+
+
+def put(store: RecordStore, number: int, scope: ScopeAccess = MINE, *, position: int = 0) -> bool:
+    """Write the small group's record of a block."""
+    return store.write(scope, key(number), {0: payload(scope.scope, number, 0)}, position=position)
+
+
+def get(store: RecordStore, number: int, scope: ScopeAccess = MINE) -> bool:
+    """Whether the small group's record of a block is read; it is right then."""
+    got = store.read(scope, key(number), (0,))
+    assert got in (None, {0: payload(scope.scope, number, 0)})
+    return got is not None
