@@ -320,7 +320,7 @@ async def _owner_link(admin: AdminServices, base_url: str) -> str:
 async def _links_of_others(admin: AdminServices, base_url: str) -> str:
     """In a demonstration: write a sign-in link for each of its people, and say where."""
     from turnpike.demonstration.folder import read_mark
-    from turnpike.demonstration.links import LINKS_FILE, sign_in_links
+    from turnpike.demonstration.people import LINKS_FILE, sign_in_links
 
     if read_mark(admin.settings.data) is None:
         return ""

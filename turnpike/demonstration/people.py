@@ -15,10 +15,13 @@ from tenancy.rights.principals import Membership, Principal
 from tenancy.users.accounts import User
 from tenancy.users.identifiers import user_public_id
 from turnpike.admin_services import AdminServices
-from turnpike.demonstration.cast import CUSTOMERS, OPERATORS, Customer, Person
+from turnpike.demonstration.cast import CUSTOMERS, NORDLICHT, OPERATORS, QUILLSTONE, Customer, Person
 from turnpike.demonstration.past import DAY, Past
 from turnpike.demonstration.requests import PayerName
 from turnpike.demonstration.traffic import PROGRAMS
+
+LINKS_FILE = "sign-in-links"
+"""The file with the links of `sign_in_links`."""
 
 
 class Population(Struct):
@@ -93,3 +96,16 @@ async def _keys(admin: AdminServices, made: Population, customer: Customer) -> N
             row = await admin.tenancy.key(issued.public_id, tenant)
             made.keys[name] = issued.key
             made.payers[name] = Payer(tenant, project, row.id, program.project, issued.public_id)
+
+
+async def sign_in_links(admin: AdminServices, base_url: str) -> str:
+    """A line for each but the owner, whose link is shown: who that is, of which role where, and the link. Raises
+    DatabaseUnavailable."""
+    users, lines = admin.users, []
+    people = [(person, "platform") for person in OPERATORS[1:]]
+    people += [(person, customer.name) for customer in (NORDLICHT, QUILLSTONE) for person in customer.people]
+    for person, where in people:
+        user = await users.accounts.find(person.email)
+        path = (await users.links.create(user.id, "sign_in", users.clock())).path
+        lines.append(f"{person.name}, {person.role} of {person.project or where}: {base_url}{path}")
+    return "\n".join(lines)

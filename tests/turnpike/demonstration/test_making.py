@@ -18,10 +18,10 @@ from billing.verification.audit import audit_money
 from storage.database.database import Database
 from turnpike.admin_services import open_admin_services
 from turnpike.commands.prices.cells import folder_prices
-from turnpike.demonstration.links import sign_in_links
 from turnpike.demonstration.making import Months, make
 from turnpike.demonstration.office import OwnPrices
 from turnpike.demonstration.past import DAY, HOUR
+from turnpike.demonstration.people import sign_in_links
 from turnpike.demonstration.traffic import asked_in
 from turnpike.settings.settings import Settings
 from waterfall.bars import Waterfall, waterfall
