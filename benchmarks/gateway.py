@@ -75,8 +75,10 @@ class Gateway:
         self.key = self.command("keys", "create", "--tenant", "acme", "--project", "default")
         if limits:
             self.command("limits", "set", "--tenant", "acme", "--project", "default", *_LIMITS)
-        mock = [sys.executable, "-m", "benchmarks.mock_replica", str(replica), str(MODEL)]
-        self._replica = self._start(mock, HERE, _LOAD_CORE, folder / "replica.log")
+        # An older gateway speaks an older protocol, so the tree's own replica is taken where it has one.
+        mocks = tree if (tree / "benchmarks" / "mock_replica.py").exists() else HERE
+        mock = [self._turnpike[0], "-m", "benchmarks.mock_replica", str(replica), str(MODEL)]
+        self._replica = self._start(mock, mocks, _LOAD_CORE, folder / "replica.log")
         command = [*self._turnpike, "gateway", "--port", str(self.port)]
         self._gateway = self._start(command, tree, _GATEWAY_CORE, folder / "gateway.log")
         self._log = folder / "gateway.log"

@@ -22,7 +22,7 @@ from storage.database.database import Database
 from tests import compiled
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
-pytest_plugins = ["tests.fast", "tests.machines"]
+pytest_plugins = ["tests.fast", "tests.logs", "tests.machines"]
 
 if not Path("/dev/nvidiactl").exists():
     # Kernels run in Triton's interpreter then. Read when Triton is imported, which has kernels of its own.
