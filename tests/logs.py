@@ -1,7 +1,7 @@
 """The same logs in each test, whichever tests ran before it in its process.
 
-Commands run in a test configure structlog and the root logger, a plain Litestar application installs a handler of its own
-with a stream of its own: what a later test would find in its captured output depended on them.
+Commands run in a test configure structlog and the root logger. A plain Litestar application installs a handler with a
+stream of its own. What a later test found in its captured output depended on them.
 """
 
 from __future__ import annotations
