@@ -6,14 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from prompt_cache.history.diagnosis import Earlier, path_at
+from prompt_cache.history.diagnosis import HEADS, Earlier, path_at
 from prompt_cache.history.records import RequestRecord
 
 Changed = Literal["", "model", "partition", "tools", "system", "messages"]
-
-
-_HEADS: tuple[tuple[str, Changed], ...] = (("tools", "tools"), ("system", "system"), ("instructions", "system"))
-"""What stands before all messages: the field, and the part of a prompt that it is."""
 
 
 class Comparison(Struct, frozen=True):
@@ -41,5 +37,5 @@ def compare(new: RequestRecord, earlier: RequestRecord, common: int) -> Comparis
     if common >= cached:
         return Comparison("found", "", 0, common, new.billed_read)
     path = path_at(new, common, Earlier(earlier, common))
-    changed: Changed = next((part for field, part in _HEADS if path.startswith(f"$.{field}")), "messages")
+    changed: Changed = next((part for field, part in HEADS.items() if path.startswith(f"$.{field}")), "messages")
     return Comparison("found", changed, cached - common, common, new.billed_read, path)

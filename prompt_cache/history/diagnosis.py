@@ -26,7 +26,7 @@ What was billed as read although its KV was lost is no miss of the client's: it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
 from uuid import UUID
 
@@ -58,6 +58,9 @@ Cause = Literal[
     "cold",
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
+HEADS: Mapping[str, Literal["tools", "system"]] = {"tools": "tools", "system": "system", "instructions": "system"}
+"""What stands before all messages: a field of the body -> the part of a prompt that it is."""
+_HEAD_PATHS = tuple(f"$.{field}" for field in HEADS)
 AUTOMATIC = "automatic"
 _SECOND = 1_000_000
 
@@ -228,7 +231,7 @@ def _around(record: RequestRecord, token: int) -> tuple[SpanNote | None, SpanNot
 
 
 def _is_head(path: str) -> bool:
-    return path.startswith(("$.tools", "$.system", "$.instructions"))
+    return path.startswith(_HEAD_PATHS)
 
 
 def message_of(path: str) -> str:
