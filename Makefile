@@ -11,6 +11,9 @@ ARGS ?=
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # A machine that others use stands still at times: what failed is run once more, and the summary shows the first failure.
 AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
+# What fails twice beside other tests gets a process of its own, and fails the run if it fails there too: a test may find what
+# another left, in an order that only one machine takes. Both failures stay in the output.
+ALONE := --last-failed --last-failed-no-failures none
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Containers often forbid bytecode. Without any, each worker of pytest rewrites and compiles every test anew: half of what
 # it takes to start; and so does every process that a test starts with our modules.
@@ -68,7 +71,8 @@ check: install-dev ## Format, lint, types, architecture, compose file, size of t
 
 test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest $(TWO) $(AGAIN) -m "not alone" --ignore tests/clients
+	$(BIN)/python -m pytest $(TWO) $(AGAIN) -m "not alone" --ignore tests/clients || \
+		{ test $$? = 1 && $(BIN)/python -m pytest $(ALONE) -m "not alone" --ignore tests/clients; }
 	$(BIN)/python -m pytest $(AGAIN) -m alone tests/e2e
 
 test-fast: install-dev ## What to run after each change: something of every room, in 90 seconds
