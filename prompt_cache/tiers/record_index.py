@@ -2,7 +2,9 @@
 says how many bytes each takes. And which of them go when there is no room: the placement of the other tiers decides.
 
 A record is an entry of the eviction order. A prompt's records are a chain, block after block and in a block group after
-group, so that its end goes before its beginning, and at most one block of it is incomplete.
+group, so that its end goes before its beginning, and at most one block of it is incomplete. The records of the prompt
+that is being written are its *run*. They come to rest together, so that the order learns how many there are, and count
+against every bound meanwhile; they are given up only when nothing else can be.
 
 Not thread-safe: its store locks.
 """
@@ -147,7 +149,8 @@ class RecordIndex:
         row = self._rows.get(name)
         if row is None:
             return False
-        self._settle()
+        if row in self._run:
+            self._settle()
         self._order.remove(row)
         self._drop(row)
         return True
@@ -237,19 +240,31 @@ class RecordIndex:
     def give_up(self, size: int, most: int) -> dict[bytes, int]:
         """Forget the records that are worth the least, `size` bytes or somewhat more, `most` of them at most, none
         within its scope's reserve. Their names and sizes."""
-        self._settle()
         given_up: dict[bytes, int] = {}
-        while size > 0 and len(given_up) < most and (rows := self._order.victims(1)):
-            name, held = self._drop(rows[0])
-            given_up[name] = held
-            size -= held
+        while size > 0 and len(given_up) < most:
+            if rows := self._order.victims(1):
+                name, held = self._drop(rows[0])
+                given_up[name] = held
+                size -= held
+            elif self._run:
+                self._settle()
+            else:
+                break
         return given_up
 
     def give_up_beyond_limit(self, scope: str, coming: int, most: int) -> dict[bytes, int]:
         """The same of one scope, until it has room for so many bytes more within its limit."""
-        self._settle()
         given_up: dict[bytes, int] = {}
-        while len(given_up) < most and (row := self._order.excess(scope, coming)) is not None:
-            name, held = self._drop(row)
-            given_up[name] = held
+        while len(given_up) < most and self._is_beyond_limit(scope, coming):
+            if (row := self._order.excess(scope, coming)) is not None:
+                name, held = self._drop(row)
+                given_up[name] = held
+            elif self._run:
+                self._settle()
+            else:
+                break
         return given_up
+
+    def _is_beyond_limit(self, scope: str, coming: int) -> bool:
+        known = self._scopes.get(scope)
+        return known is not None and known.limit is not None and known.used + coming > known.limit

@@ -177,3 +177,59 @@ def test_a_lease_keeps_a_record(folder: Path) -> None:
         for number in range(4, 20):
             assert put(store, number)
         assert get(store, 0)
+
+
+def write_prompt(index: RecordIndex, prompt: int, blocks: int, *, limit: int, scope: str = "s") -> list[bytes]:
+    """Write the blocks of a prompt one after another as a store with so many bytes does; their names."""
+    names = [b"%d-%d" % (prompt, place) for place in range(blocks)]
+    for place, name in enumerate(names):
+        index.give_up_beyond_limit(scope, 1, 64)
+        index.give_up(index.used + 1 - limit, 64)
+        index.add(name, scope, 1, expires=1e12, place=place, parent=names[place - 1] if place else b"")
+    return names
+
+
+def test_the_order_learns_how_many_blocks_a_prompt_added_to_a_full_store() -> None:
+    """Prompts of two blocks are read again, those of 40 never. Each is written when there is no room for it."""
+    limit = 200
+    index = RecordIndex(limit)
+    for prompt in range(0, 400, 4):
+        short = write_prompt(index, prompt, 2, limit=limit)
+        write_prompt(index, prompt + 1, 40, limit=limit)
+        for name in short:
+            index.touch(name)
+    short = write_prompt(index, 400, 2, limit=limit)
+    long = write_prompt(index, 401, 40, limit=limit)
+    index.add(b"another prompt", "s", 1, expires=1e12)
+    index.give_up(index.used - 30, limit)
+    assert [name in index for name in short] == [True, True], "the older one goes first if all are of one class"
+    assert not any(name in index for name in long)
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 20])
+def test_what_is_being_written_counts_against_its_scopes_limit(prompts: int) -> None:
+    """However many prompts are written in turns, the scope keeps to its limit, and what others hold stays."""
+    index = RecordIndex(1000)
+    index.add(b"old", "s", 1, expires=1e12)
+    index.add(b"theirs", "t", 1, expires=1e12)
+    index.set_share("s", 0, 30)
+    for place in range(40):
+        for prompt in range(prompts):
+            index.give_up_beyond_limit("s", 1, 64)
+            index.add(
+                b"%d-%d" % (prompt, place), "s", 1, expires=1e12, place=place, parent=b"%d-%d" % (prompt, place - 1)
+            )
+            assert index.used_by("s") <= 30
+    assert b"old" not in index
+    assert b"theirs" in index
+    assert index.used_by("s") == 30
+
+
+def test_a_prompt_that_is_being_written_goes_when_nothing_else_can() -> None:
+    index = RecordIndex(100)
+    names = [b"%d" % place for place in range(8)]
+    for place, name in enumerate(names):
+        index.add(name, "s", 10, expires=1e12, place=place, parent=names[place - 1] if place else b"")
+    assert list(index.give_up(30, 64)) == names[:4:-1]
+    assert list(index.give_up(1000, 64)) == names[4::-1]
+    assert (len(index), index.used) == (0, 0)
