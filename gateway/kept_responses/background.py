@@ -7,6 +7,7 @@ whose replica was lost is sent once more, and ends the others as failed, with wh
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine
 from functools import partial
@@ -32,7 +33,7 @@ from gateway.generation.running_tasks import RunningTasks
 from gateway.generation_request import CacheDirectives
 from gateway.kept_responses.background_run import BEAT_S, BackgroundRun, Write
 from gateway.kept_responses.keeper import PREFIX, ResponseKeeper, Terms, new_response
-from gateway.kept_responses.waiting import StillWanted, wait_for_limits, wait_until_it_begins
+from gateway.kept_responses.waiting import wait_for_limits, wait_until_it_begins, while_wanted
 from gateway.limits.limiter import Limiter
 from gateway.limits.permit import AskedPermit
 from gateway.served_models.registry import ModelRegistry
@@ -55,6 +56,8 @@ MOST_TAKEN_OVER = 3
 _CANCEL_S = 8.0
 """How long a cancellation waits for the end."""
 _SWEEP_S = 5.0
+_SLOW_SWEEP_S = 3.0
+"""A sweep that takes so long says that the database stood still, perhaps since the sweep before it."""
 _PATIENCE_S = 120.0
 """How long a response waits for a database that is away."""
 _STOP_S = 5.0
@@ -101,6 +104,8 @@ class BackgroundResponses:
         self._tasks: set[asyncio.Task[None]] = set()
         self._here: set[UUID] = set()
         """The responses that run or wait in this process: however silent it was, it does not take its own over."""
+        self._deaf_at = -math.inf
+        """When this worker last could not reach the database, on the monotonic clock: nor could the others, perhaps."""
 
     async def stop(self) -> None:
         """Write what the responses have told that ran here; they have ended."""
@@ -163,7 +168,8 @@ class BackgroundResponses:
             try:
                 return await self._running.write(progress, seal)
             except DatabaseUnavailable:
-                if time.monotonic() > end:
+                self._deaf_at = time.monotonic()
+                if self._deaf_at > end:
                     raise
                 await asyncio.sleep(BEAT_S)
 
@@ -199,16 +205,29 @@ class BackgroundResponses:
             if self._requests.draining:
                 return
             try:
-                for orphan in await self._running.orphans(SILENT_S):
-                    await self.adopt(orphan)
+                await self.sweep()
             except DatabaseUnavailable:
                 continue
             except Exception:
                 log.exception("responses of a silent worker are not taken over")
 
+    async def sweep(self) -> None:
+        """Take over, once, what silent workers ran. Raises DatabaseUnavailable."""
+        began = time.monotonic()
+        try:
+            orphans = await self._running.orphans(SILENT_S)
+        except DatabaseUnavailable:
+            self._deaf_at = time.monotonic()
+            raise
+        if time.monotonic() - began > _SLOW_SWEEP_S:
+            self._deaf_at = time.monotonic()
+        for orphan in orphans:
+            await self.adopt(orphan)
+
     async def adopt(self, orphan: Orphan, silent_s: float | None = None) -> None:
-        """Take a response over whose worker is silent. Raises DatabaseUnavailable."""
-        if orphan.id in self._here:
+        """Take a response over whose worker is silent, for `SILENT_S` or `silent_s`. After the database was away a
+        worker that lives is given `SILENT_S` to say so. Raises DatabaseUnavailable."""
+        if orphan.id in self._here or (silent_s is None and time.monotonic() - self._deaf_at < SILENT_S):
             return
         taken = await self._running.take_over(orphan, SILENT_S if silent_s is None else silent_s)
         if taken is None:
@@ -254,11 +273,11 @@ class BackgroundResponses:
         still_wanted = partial(self._still_wanted, waiting, partial(self._write, seal=seal))
         try:
             try:
-                run = await wait_until_it_begins(
+                begins = wait_until_it_begins(
                     partial(self._requests.check_model, self._models.get(stored.model).name),
-                    partial(self._run_of, stored, seal, waiting, still_wanted),
-                    still_wanted,
+                    partial(self._run_of, stored, seal, waiting),
                 )
+                run = await while_wanted(begins, still_wanted)
             except GatewayError as error:
                 if self._requests.draining:
                     await self._running.write(replace(waiting, released=True), seal)
@@ -273,10 +292,8 @@ class BackgroundResponses:
             if run is not None:
                 await run.run()
 
-    async def _run_of(
-        self, stored: StoredResponse, seal: ContentSeal, waiting: Progress, still_wanted: StillWanted
-    ) -> BackgroundRun | None:
-        """A new run of a response; None if it is not wanted here any more. Raises GatewayError, DatabaseUnavailable."""
+    async def _run_of(self, stored: StoredResponse, seal: ContentSeal, waiting: Progress, end: float) -> BackgroundRun:
+        """A new run of a response, for which it waits until `end`. Raises GatewayError, DatabaseUnavailable."""
         kept = _kept.decode(stored.request)
         payer = kept.payer
         asked, earlier = await self._keeper.earlier(payer, kept.asked)
@@ -295,9 +312,7 @@ class BackgroundResponses:
 
         write = partial(self._write, seal=seal)
         prepared = await prepare()
-        permit = await wait_for_limits(self._limiter, prepared, still_wanted)
-        if permit is None:
-            return None
+        permit = await wait_for_limits(self._limiter, prepared, end)
         try:
             if time.monotonic() - began > BEAT_S:  # it waited, and prices may have changed
                 prepared = await prepare()

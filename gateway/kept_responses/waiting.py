@@ -1,14 +1,15 @@
 """What a response waits for that is run anew: a replica, a database, room in its limits.
 
-A client who is refused for the lack of them tries again. Of a response in the background nobody does, so it waits.
+A client who is refused for the lack of them tries again. Of a response in the background nobody does, so it waits: for
+all of them together until one deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from gateway.admission.admission import PreparedRequest
 from gateway.errors import RateLimited, Unavailable
@@ -24,28 +25,47 @@ PATIENCE_S = 600.0
 """How long a response waits at most."""
 
 
-async def wait_until_it_begins(
-    check: Callable[[], None], begin: Callable[[], Awaitable[Result]], still_wanted: StillWanted
-) -> Result | None:
-    """What `begin` returns, once neither it nor `check`, which costs less, is refused for what may pass; None if it is
-    not wanted any more. Raises what they raise when its patience has ended."""
+async def while_wanted(work: Coroutine[Any, Any, Result], still_wanted: StillWanted) -> Result | None:
+    """Do the work and ask meanwhile whether it is still wanted, so that nobody takes this worker for a silent one. What
+    the work returns; None if it was not wanted any more, and was cancelled. Raises what either of them raises."""
+    working, asking = asyncio.create_task(work), asyncio.create_task(_until_unwanted(still_wanted))
+    try:
+        await asyncio.wait((working, asking), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        asking.result()
+        return None
+    finally:
+        working.cancel()
+        asking.cancel()
+        await asyncio.gather(working, asking, return_exceptions=True)
+
+
+async def _until_unwanted(still_wanted: StillWanted) -> None:
+    await asyncio.sleep(BEAT_S)
+    while await still_wanted():
+        await asyncio.sleep(BEAT_S)
+
+
+async def wait_until_it_begins(check: Callable[[], None], begin: Callable[[float], Awaitable[Result]]) -> Result:
+    """What `begin` returns, once neither it nor `check`, which costs less, is refused for what may pass. Raises what
+    they raise when its patience has ended. `begin` is told when that is, on the monotonic clock."""
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
             check()
-            return await begin()
+            return await begin(end)
         except (Unavailable, RateLimited) as refusal:
             if time.monotonic() >= end:
                 raise
             seconds = refusal.retry_after
-        if not await _pause(seconds, still_wanted):
-            return None
+        await _pause(seconds, end)
 
 
-async def wait_for_limits(limiter: Limiter, prepared: PreparedRequest, still_wanted: StillWanted) -> AskedPermit | None:
-    """The permit of a request, once its limits have room; None if it is not wanted any more. Raises RateLimited when
-    its patience has ended, DatabaseUnavailable."""
-    payer, end = prepared.payer, time.monotonic() + PATIENCE_S
+async def wait_for_limits(limiter: Limiter, prepared: PreparedRequest, end: float) -> AskedPermit:
+    """The permit of a request, once its limits have room. Raises RateLimited when it is `end` on the monotonic clock,
+    DatabaseUnavailable."""
+    payer = prepared.payer
     while True:
         answer = await limiter.reserve(
             prepared.request_id,
@@ -60,15 +80,9 @@ async def wait_for_limits(limiter: Limiter, prepared: PreparedRequest, still_wan
             return AskedPermit(answer.permit)
         if time.monotonic() >= end:
             raise answer.refusal
-        if not await _pause(answer.refusal.retry_after, still_wanted):
-            return None
+        await _pause(answer.refusal.retry_after, end)
 
 
-async def _pause(seconds: float, still_wanted: StillWanted) -> bool:
-    """Wait so long, and say whether it is still wanted."""
-    again = time.monotonic() + max(BEAT_S, seconds)
-    while (left := again - time.monotonic()) > 0:
-        if not await still_wanted():
-            return False
-        await asyncio.sleep(min(BEAT_S, left))
-    return True
+async def _pause(seconds: float, end: float) -> None:
+    """Wait so long, until `end` at most."""
+    await asyncio.sleep(max(0.0, min(max(BEAT_S, seconds), end - time.monotonic())))

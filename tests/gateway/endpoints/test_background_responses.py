@@ -10,8 +10,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from gateway.errors import Unavailable
+from gateway.kept_responses.waiting import wait_until_it_begins
 from response_store import store
 from response_store.running import Orphan
 from response_store.tables import stored_response
@@ -356,3 +358,84 @@ async def test_what_a_request_said_of_cache_and_cost_holds_when_it_is_run_anew(s
     assert second.generate.sampling.max_tokens == first.generate.sampling.max_tokens < 200, "as its max_cost allows"
     async with stack.openai() as client:
         assert (await client.responses.cancel(queued["id"])).status == "cancelled"
+
+
+async def taken_over(stack: Stack) -> list[int]:
+    return [row.taken_over for row in await stack.rows("SELECT taken_over FROM stored_response")]
+
+
+async def test_after_a_database_was_away_others_are_given_time_to_say_that_they_live(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a worker writes does not arrive either while the database is away, and the one that asks first would win."""
+    monkeypatch.setattr("gateway.kept_responses.background.SILENT_S", 600.0)
+    background = stack.gateway.background_responses
+    assert background is not None
+
+    async def away(*_: object) -> None:
+        raise DatabaseUnavailable("away")
+
+    stack.say(SAID, queued=600.0)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        await runs(stack, 1)
+        orphan = await die(stack, queued.id)
+        with monkeypatch.context() as patch:
+            patch.setattr(background._running, "orphans", away)
+            with pytest.raises(DatabaseUnavailable):
+                await background.sweep()
+        async with stack.database.transaction() as session:
+            await session.execute(update(stored_response).values(beat_at=1))
+        await background.sweep()
+        await background.adopt(orphan)
+        assert await taken_over(stack) == [0]
+        monkeypatch.setattr("gateway.kept_responses.background.SILENT_S", 0.0)  # that time has passed
+        await background.sweep()
+        assert await taken_over(stack) == [1]
+        assert (await client.responses.cancel(queued.id)).status == "cancelled"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_worker_that_prepares_a_response_says_that_it_lives(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    """A long input is rendered and tokenized again, and its hold may wait for others."""
+    monkeypatch.setattr("gateway.kept_responses.waiting.BEAT_S", 0.05)
+    background = stack.gateway.background_responses
+    assert background is not None
+    prepare, go_on = background._admission.prepare, asyncio.Event()
+
+    async def slow(*arguments: Any) -> Any:
+        await go_on.wait()
+        return await prepare(*arguments)
+
+    stack.say(SAID, queued=600.0)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        await runs(stack, 1)
+        orphan = await die(stack, queued.id)
+        stack.say("At last.")
+        monkeypatch.setattr(background._admission, "prepare", slow)
+        await adopt(stack, orphan)
+        await until_it_beats(stack)
+        await until_it_beats(stack)
+        if cancelled:
+            assert (await client.responses.cancel(queued.id)).status == "cancelled"
+        go_on.set()
+        final = await until_ended(client, queued.id)
+        assert (final.status, final.output_text) == (("cancelled", "") if cancelled else ("completed", "At last."))
+    await runs(stack, 1 if cancelled else 2)
+
+
+async def test_all_that_a_response_waits_for_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.kept_responses.waiting.BEAT_S", 0.01)
+    told: list[float] = []
+
+    async def begin(end: float) -> str:
+        told.append(end)
+        if len(told) < 3:
+            raise Unavailable("No replica.", retry_after=0)
+        return "begun"
+
+    assert await wait_until_it_begins(lambda: None, begin) == "begun"
+    assert (len(told), len(set(told))) == (3, 1)
