@@ -42,9 +42,10 @@ async def while_wanted(work: Coroutine[Any, Any, Result], still_wanted: StillWan
 
 
 async def _until_unwanted(still_wanted: StillWanted) -> None:
-    await asyncio.sleep(BEAT_S)
-    while await still_wanted():
+    wanted = True
+    while wanted:
         await asyncio.sleep(BEAT_S)
+        wanted = await still_wanted()
 
 
 async def wait_until_it_begins(check: Callable[[], None], begin: Callable[[float], Awaitable[Result]]) -> Result:

@@ -1,7 +1,8 @@
 """What `turnpike calibrate` measured of the disk, kept for the replicas that start after it.
 
-The file is a help, not an authority: what is damaged, of another version, beyond any disk, or of another file system
-than the one the records lie on is not believed, and the replica begins with its default.
+The file is a help, not an authority: what is damaged, of another version, beyond any disk, of a folder that is gone, or
+of another file system than the one the records lie on is not believed. The log says so, and the replica begins with its
+default.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ _MOST_BYTES = 4096
 _RATES = (1e6, 1e11)
 """Bytes/s that a disk may have: from an old card to more than memory copies."""
 _MOST_FIXED_S = 1.0
+
+
+class CalibrationRefused(ValueError):
+    """A calibration says what no disk has, or was measured on another disk. `field`: where it says so."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
 
 
 class DiskCalibration(msgspec.Struct, frozen=True):
@@ -50,14 +59,22 @@ def read_disk_rate(path: Path, records: Path) -> TierRate | None:
     Raises nothing: what is wrong with a file is logged.
     """
     try:
-        calibration = msgspec.json.decode(_content(path), type=DiskCalibration)
-        _check(calibration, records)
+        content = _content(path)
     except FileNotFoundError:
-        return None
+        return None  # nobody has measured
+    except (OSError, ValueError) as error:
+        return _unused(path, error)
+    try:
+        calibration = msgspec.json.decode(content, type=DiskCalibration)
+        _check(calibration, records)
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        logger.warning("the disk's calibration is not used", file=str(path), cause=str(error))
-        return None
+        return _unused(path, error)
     return TierRate(calibration.fixed_s, calibration.bytes_per_s)
+
+
+def _unused(path: Path, error: Exception) -> None:
+    cause = f"{error}; `turnpike calibrate` measures anew"
+    logger.warning("the disk's calibration is not used", file=str(path), cause=cause)
 
 
 def _content(path: Path) -> bytes:
@@ -74,17 +91,23 @@ def _content(path: Path) -> bytes:
 
 
 def _check(calibration: DiskCalibration, records: Path) -> None:
-    """Raise ValueError for what no disk has, and for the calibration of another disk."""
+    """Raise CalibrationRefused for what no disk has, and for the calibration of another disk."""
     if calibration.version != VERSION:
-        raise ValueError(f"version: {calibration.version}, {VERSION} is known")
+        raise CalibrationRefused("version", f"{calibration.version}, {VERSION} is known")
     rate, fixed = calibration.bytes_per_s, calibration.fixed_s
     if not (math.isfinite(rate) and _RATES[0] <= rate <= _RATES[1]):
-        raise ValueError(f"bytes_per_s: {rate} is not from {_RATES[0]:g} to {_RATES[1]:g}")
+        raise CalibrationRefused("bytes_per_s", f"{rate} is not from {_RATES[0]:g} to {_RATES[1]:g}")
     if not (math.isfinite(fixed) and 0 <= fixed <= _MOST_FIXED_S):
-        raise ValueError(f"fixed_s: {fixed} is not from 0 to {_MOST_FIXED_S:g}")
+        raise CalibrationRefused("fixed_s", f"{fixed} is not from 0 to {_MOST_FIXED_S:g}")
     measured = Path(calibration.folder)
-    if not measured.is_absolute() or measured.stat().st_dev != nearest_folder(records).stat().st_dev:
-        raise ValueError(f"folder: {measured} is not on the disk of {records}")
+    if not measured.is_absolute():
+        raise CalibrationRefused("folder", f"{measured} is no absolute path")
+    try:
+        measured_on = measured.stat().st_dev
+    except FileNotFoundError:
+        raise CalibrationRefused("folder", f"{measured}, which was measured, is gone") from None
+    if measured_on != nearest_folder(records).stat().st_dev:
+        raise CalibrationRefused("folder", f"{measured} is not on the disk of {records}")
 
 
 def nearest_folder(path: Path) -> Path:

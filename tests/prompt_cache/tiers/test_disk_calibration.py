@@ -36,7 +36,6 @@ def test_what_is_kept_is_read(tmp_path: Path) -> None:
         {"version": 2},
         {"folder": "/proc"},
         {"folder": "relative"},
-        {"folder": "/not/there"},
         {"folder": "\0"},
     ],
     ids=str,
@@ -44,6 +43,18 @@ def test_what_is_kept_is_read(tmp_path: Path) -> None:
 def test_what_no_disk_has_and_another_disk_are_not_believed(tmp_path: Path, changed: dict[str, object]) -> None:
     write_calibration(tmp_path / "calibration.json", measured(tmp_path, **changed))
     assert read_disk_rate(tmp_path / "calibration.json", tmp_path) is None
+
+
+def test_a_measured_folder_that_is_gone_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file is there, so somebody believes that the replica knows its disk."""
+    gone, file = tmp_path / "old", tmp_path / "calibration.json"
+    gone.mkdir()
+    write_calibration(file, measured(gone))
+    assert read_disk_rate(file, tmp_path / "kv") is not None
+    assert not caplog.text
+    gone.rmdir()
+    assert read_disk_rate(file, tmp_path / "kv") is None
+    assert f"folder: {gone}, which was measured, is gone; `turnpike calibrate` measures anew" in caplog.text
 
 
 @pytest.mark.parametrize(
