@@ -9,9 +9,10 @@ Times are expected from rates: a fixed time and bytes/s for each tier, seconds p
 computing, all measured by `turnpike calibrate` or at start and corrected by every piece (exponentially weighted). A
 disk is read beside the steps that compute. From host memory, by whichever way blocks came there, the steps copy them
 themselves: that time is added to the time of computing. Each resource is shared by those who use it now: what is ahead
-of us ends before us, or we get an equal part, whichever is sooner. A piece that is late counts before it ends, so that
-a disk that is throttled is noticed at once; what was not used for long is believed to be as it was calibrated, and
-tried again.
+of us ends before us, or we get an equal part, whichever is sooner. How quick a tier is follows from all that it read
+while a piece was under way, as most of that time the piece may have waited for those before it. A piece that is late
+counts before it ends, so that a disk that is throttled is noticed at once; what was not used for long is believed to be
+as it was calibrated, and tried again.
 
 No I/O, no clock, no tensors: times come as arguments, in seconds.
 """
@@ -104,6 +105,17 @@ class Plan:
     late_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A read of `size` bytes. `pending_bytes`: of all reads that had not ended when it was begun, its own too;
+    `read_before`: of all that had."""
+
+    began: float
+    size: int
+    pending_bytes: int
+    read_before: int
+
+
 @dataclass(slots=True)
 class _Tier:
     calibrated: TierRate
@@ -111,9 +123,14 @@ class _Tier:
     """How much longer a byte takes than calibrated."""
     used_at: float = -math.inf
     pending_bytes: int = 0
-    active: int = 0
-    begun: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """piece -> (when, its bytes) of what is being read"""
+    read_bytes: int = 0
+    """Of all reads that ended."""
+    begun: dict[int, _Piece] = field(default_factory=dict)
+    """What is being read, in the order in which it was begun."""
+
+    def served(self, piece: _Piece) -> int:
+        """Bytes that the tier reads from when a piece was begun until it ends: those before it and its own."""
+        return max(piece.pending_bytes, self.read_bytes - piece.read_before + piece.size)
 
 
 class FetchOrRecompute:
@@ -131,19 +148,18 @@ class FetchOrRecompute:
         """A read of so many bytes begins. Returns the number by which `end` knows it."""
         tier = self._tiers[place]
         self._pieces += 1
-        tier.begun[self._pieces] = (now, size)
         tier.pending_bytes += size
-        tier.active += 1
+        tier.begun[self._pieces] = _Piece(now, size, tier.pending_bytes, tier.read_bytes)
         return self._pieces
 
     def end(self, place: Place, piece: int, now: float, *, failed: bool = False) -> None:
         """A read ended."""
         tier = self._tiers[place]
-        began, size = tier.begun.pop(piece)
+        ended = tier.begun.pop(piece)
         if not failed:
-            self._learn(tier, size, now - began, tier.active, now)
-        tier.pending_bytes -= size
-        tier.active -= 1
+            self._learn(tier, ended, now)
+            tier.read_bytes += ended.size
+        tier.pending_bytes -= ended.size
 
     def pieces(self, place: Place) -> Collection[int]:
         """What is being read from a place."""
@@ -155,10 +171,10 @@ class FetchOrRecompute:
         if expected > 0:
             self._compute_slowness += _NEW * (seconds / expected - self._compute_slowness)
 
-    def _learn(self, tier: _Tier, size: int, seconds: float, active: int, now: float) -> None:
+    def _learn(self, tier: _Tier, ended: _Piece, now: float) -> None:
         rate = tier.calibrated
-        expected = size * active / rate.bytes_per_s
-        sample = max(0.02, (seconds - rate.fixed_s) / expected)
+        expected = tier.served(ended) / rate.bytes_per_s
+        sample = max(0.02, (now - ended.began - rate.fixed_s) / expected)
         tier.slowness = self._slowness(tier, now)
         # A slower sample counts more: one slow read says more of a throttled disk than one quick read of a good one.
         weight = _NEW if sample < 2 * tier.slowness else 0.5
@@ -170,10 +186,10 @@ class FetchOrRecompute:
         kept = math.pow(0.5, max(0.0, now - tier.used_at) / _BELIEVE_AGAIN_S) if tier.used_at > -math.inf else 0.0
         slowness = math.pow(tier.slowness, kept)
         rate = tier.calibrated
-        for began, size in tier.begun.values():
+        if tier.begun:
             # What is not there yet takes at least as long as it has taken.
-            least = (now - began - rate.fixed_s) * rate.bytes_per_s / (size * tier.active)
-            slowness = max(slowness, least)
+            oldest = next(iter(tier.begun.values()))
+            slowness = max(slowness, (now - oldest.began - rate.fixed_s) * rate.bytes_per_s / tier.served(oldest))
         return slowness
 
     # ------------------------------------------------------------ what is expected
@@ -201,7 +217,7 @@ class FetchOrRecompute:
             return 0.0
         tier = self._tiers[place]
         others = max(0, tier.pending_bytes - reading)
-        users = tier.active + (0 if reading else 1)
+        users = len(tier.begun) + (0 if reading else 1)
         ahead = min(others + size, size * max(1, users))
         return tier.calibrated.fixed_s + ahead * self._slowness(tier, now) / tier.calibrated.bytes_per_s
 

@@ -169,3 +169,24 @@ def test_no_plan_is_expected_to_be_worse_than_the_better_pure_one(
     assert plan.seconds <= best * 1.0301
     assert math.isfinite(plan.late_s)
     assert plan.late_s > plan.seconds
+
+
+@pytest.mark.parametrize("true", [1.0, 10.0], ids=["as calibrated", "throttled"])
+@pytest.mark.parametrize("readers", [1, 2])
+def test_many_reads_that_wait_for_each_other_teach_how_quick_the_tier_is(true: float, readers: int) -> None:
+    """A prompt's blocks are asked for at once, and the last of them waits for all others."""
+    disk, piece_s = chooser(nvme=1e9), true * BLOCK_BYTES / 1e9
+    pieces = [disk.begin("nvme", BLOCK_BYTES, 0.0) for _ in range(200)]
+    for number, piece in enumerate(pieces):
+        disk.end("nvme", piece, readers * piece_s * (number // readers + 1))
+        waiting = Missing(0, (("nvme", 199 - number),), 64, BLOCK_BYTES)
+        if number > 20 and waiting.blocks:
+            left = disk.fetch_seconds(
+                waiting,
+                waiting.blocks,
+                readers * piece_s * (number // readers + 1),
+                reading=BLOCK_BYTES * (199 - number),
+            )
+            assert left == pytest.approx(waiting.blocks * piece_s, rel=0.25)
+    wanted = missing(("nvme", 100))
+    assert disk.fetch_seconds(wanted, 100, 200 * piece_s) == pytest.approx(100 * piece_s, rel=0.1)
