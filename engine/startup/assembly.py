@@ -13,6 +13,7 @@ from engine.core.engine import Engine, EngineLimits
 from engine.core.quarantine import Quarantine
 from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
+from engine.execution.block_zeroing import BlockZeroing
 from engine.execution.disk_tier import DiskTier
 from engine.execution.model_runner import ModelRunner
 from engine.execution.sizes import Sizes
@@ -150,10 +151,12 @@ def doubling_depth(config: ModelConfig) -> float:
 def _host_pool(
     windows: Sequence[int], blocks: Sequence[int], memories: Sequence[KvMemory], depth: float
 ) -> GroupedPool:
-    """The pool of the host memory. Its blocks are cleared when they are freed (C5)."""
+    """The pool of the host memory. Its blocks are zeroed when they are freed (C5)."""
+    zeroing = BlockZeroing(memories)
     return GroupedPool(
         list(zip(blocks, windows, strict=True)),
-        on_free=lambda group, block: memories[group].zero([block]),
+        on_free=zeroing.freed,
+        on_take=zeroing.taken,
         block_bytes=[memory.group.block_bytes for memory in memories],
         attention_tokens=depth,
     )

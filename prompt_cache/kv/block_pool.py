@@ -27,12 +27,17 @@ class OutOfBlocks(Exception):
 class BlockPool:
     """Blocks 0..total-1 of one layer group.
 
-    `on_free`: called with each block that becomes free (not cached), so that tests can poison its memory. `order`: what
-    is evicted first.
+    `on_free`: called with each block that becomes free (not cached), so that its memory can be overwritten; `on_take`:
+    with free blocks before they are used again. `order`: what is evicted first.
     """
 
     def __init__(
-        self, total: int, on_free: Callable[[int], None] | None = None, order: EvictionOrder | None = None
+        self,
+        total: int,
+        on_free: Callable[[int], None] | None = None,
+        order: EvictionOrder | None = None,
+        *,
+        on_take: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         if total < 1:
             raise ValueError(f"a pool of {total} blocks")
@@ -41,6 +46,7 @@ class BlockPool:
         """How many blocks `allocate` can return: free ones, and cached ones that it would evict."""
         self.evictions = 0
         self._on_free = on_free
+        self._on_take = on_take
         self.on_evict: Callable[[int, bytes, str], None] | None = None
         """Called with (block, key, scope) of each published block that is about to lose its key to another use, while
         its content is still there: so that a farther tier can take a copy. Not called for what is purged."""
@@ -87,6 +93,8 @@ class BlockPool:
         free = self._free
         blocks = free[: -count - 1 : -1]
         del free[len(free) - len(blocks) :]
+        if blocks and self._on_take is not None:
+            self._on_take(blocks)
         if len(blocks) < count:
             victims = self._order.victims(count - len(blocks))
             self._evict(victims)

@@ -27,7 +27,8 @@ class GroupedPool:
     """A pool for each group.
 
     `groups`: (number of blocks, window in tokens or 0) of each. `on_free`: called with (group, block) when a block
-    becomes free, so that tests can poison its memory. `block_bytes`: of a block in each group, for shares.
+    becomes free, so that its memory can be overwritten; `on_take`: with (group, blocks) before free blocks are used
+    again. `block_bytes`: of a block in each group, for shares.
     `attention_tokens`: how deep in a prompt a token costs twice the first one's computation, None for the same cost
     everywhere. Raises ValueError without groups.
     """
@@ -37,6 +38,7 @@ class GroupedPool:
         groups: Sequence[tuple[int, int]],
         on_free: Callable[[int, int], None] | None = None,
         *,
+        on_take: Callable[[int, Sequence[int]], None] | None = None,
         block_bytes: Sequence[int] = (),
         attention_tokens: float | None = None,
     ) -> None:
@@ -45,8 +47,9 @@ class GroupedPool:
         self.pools = tuple(
             BlockPool(
                 total,
-                None if on_free is None else self._telling(on_free, group),
+                None if on_free is None else partial(on_free, group),
                 HitDensity(total, BLOCK_TOKENS, attention_tokens),
+                on_take=None if on_take is None else partial(on_take, group),
             )
             for group, (total, _) in enumerate(groups)
         )
@@ -58,10 +61,6 @@ class GroupedPool:
         self.slides = bool(self._slides)
         """Whether any group has a window."""
         self._single = len(self.pools) == 1 and not self.slides
-
-    @staticmethod
-    def _telling(on_free: Callable[[int, int], None], group: int) -> Callable[[int], None]:
-        return lambda block: on_free(group, block)
 
     def watch_evictions(self, on_evict: Callable[[int, int, bytes, str], None]) -> None:
         """Call `on_evict` with (group, block, key, scope) before a published block loses its key to another use."""
