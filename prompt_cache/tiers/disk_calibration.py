@@ -63,16 +63,18 @@ def read_disk_rate(path: Path, records: Path) -> TierRate | None:
     except FileNotFoundError:
         return None  # nobody has measured
     except (OSError, ValueError) as error:
-        return _unused(path, error)
+        _warn(path, error)
+        return None
     try:
         calibration = msgspec.json.decode(content, type=DiskCalibration)
         _check(calibration, records)
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        return _unused(path, error)
+        _warn(path, error)
+        return None
     return TierRate(calibration.fixed_s, calibration.bytes_per_s)
 
 
-def _unused(path: Path, error: Exception) -> None:
+def _warn(path: Path, error: Exception) -> None:
     cause = f"{error}; `turnpike calibrate` measures anew"
     logger.warning("the disk's calibration is not used", file=str(path), cause=cause)
 
