@@ -30,6 +30,8 @@ MOST_COPIES = 4096
 LEAST_PATIENCE_S = 0.05
 """Beyond what is expected, computing is held back so long: a first read may be slow, a chunk that was computed in vain
 is slower."""
+PATIENCE_PART = 0.05
+"""The same as a part of what computing all of it takes, where that is longer."""
 DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
 """What is believed of a disk that was not calibrated, before blocks were read from it."""
 BLOCK_BYTES = 1 << 19
@@ -120,7 +122,7 @@ class Restorer:
         plan = self._plan(restore, restore.pending, now)
         if not plan.fetch:
             return
-        restore.deadline = now + max(plan.late_s, plan.seconds + LEAST_PATIENCE_S)
+        restore.deadline = now + self._patience(restore.pending, plan)
         request.restore = restore
         self.active[request.arrival] = request
 
@@ -243,7 +245,7 @@ class Restorer:
         plan = self._plan(restore, pending, now)
         if restore.progress:
             restore.progress = False
-            restore.deadline = now + max(plan.late_s, plan.seconds + LEAST_PATIENCE_S)
+            restore.deadline = now + self._patience(pending, plan)
         if not plan.fetch:
             return most
         limit = (pending[0] + plan.compute) * BLOCK_TOKENS
@@ -273,6 +275,16 @@ class Restorer:
         missing = Missing(pending[0] * BLOCK_TOKENS, runs, BLOCK_TOKENS, self.block_bytes)
         reading = min(len(self.fetches), places.count("nvme")) * self.block_bytes
         return self.chooser.plan(missing, now, sharers=self.sharers, reading=reading)
+
+    def _patience(self, pending: Sequence[int], plan: Plan) -> float:
+        """How long computing is held back for these blocks, unless some of them come."""
+        alone = self.chooser.compute_seconds(
+            Missing(pending[0] * BLOCK_TOKENS, (("nvme", len(pending)),), BLOCK_TOKENS, self.block_bytes),
+            len(pending),
+            0.0,
+            0,
+        )
+        return max(plan.late_s, plan.seconds + max(LEAST_PATIENCE_S, PATIENCE_PART * alone))
 
     def _turns(self) -> list[Request]:
         """Restoring requests, the higher lanes first, one of each flow in turn."""

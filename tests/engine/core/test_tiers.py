@@ -308,6 +308,25 @@ def test_while_it_waits_the_engine_sleeps_and_the_deadline_wakes_it(tiny_model: 
     store.gate.set()
 
 
+@pytest.mark.parametrize("token_s", [1e-4, 1.0])
+def test_the_dearer_computing_is_the_longer_the_disk_is_waited_for(
+    tiny_model: Path, store: MemoryStore, token_s: float
+):
+    """A chunk computed in vain costs more than waiting a small part of what computing all would take."""
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
+    bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(token_s))
+    store.gate.clear()
+    bench.add(generate("warm", prompt(), OUTPUT))
+    bench.step()
+    due = bench.engine.next_deadline
+    assert due is not None
+    assert due == pytest.approx(max(0.05, 0.05 * BLOCKS * 64 * token_s), rel=0.1)
+    store.gate.set()
+    bench.finish()
+
+
 def test_front_and_tail_meet(tiny_model: Path, store: MemoryStore):
     """A disk as fast as computing: some is computed, some is read, and all is counted once."""
     save(make_bench(tiny_model, swap=16, store=store), store)
