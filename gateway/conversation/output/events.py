@@ -40,6 +40,9 @@ class CallEnd(Struct, frozen=True):
     call: int
 
 
+NO_TOKEN = -1
+"""Stands for the token of a text that is not complete with any."""
+
 OutputEvent: TypeAlias = TextDelta | ReasoningDelta | CallStart | ArgumentsDelta | CallEnd
 
 
@@ -54,6 +57,10 @@ class OutputParser(Protocol):
     @property
     def reasoning(self) -> bool:
         """Whether the last token is the model's reasoning, or begins it."""
+        ...
+
+    def marks(self, token: int) -> bool:
+        """Whether this token is a marker, before which text ends."""
         ...
 
     def feed(self, token: int, text: str) -> Sequence[OutputEvent]:
