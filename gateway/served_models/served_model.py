@@ -123,6 +123,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             reasons=self._has_begun(prompt),
         )
         allowed = generation.tool_choice.names
+        parser.log.only_calls = calls and generation.tool_choice.mode == "required"
         parser.log.names = frozenset(tool.name for tool in generation.tools) if allowed is None else frozenset(allowed)
         return parser
 
