@@ -17,7 +17,7 @@ from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
 from gateway.conversation.output.events import OutputParser
 from gateway.conversation.output.families import OUTPUT_FORMATS, detect_output_format
 from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
-from gateway.conversation.reasoning import budget_of, template_variables
+from gateway.conversation.reasoning import has_begun, reasoning_of, template_variables
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
 from gateway.generation_request import GenerationRequest, ReasoningWish, Tool, Turn
 from prompt_cache.model_digest import text_digest
@@ -120,7 +120,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         parser = made(
             self.tokenizer.ids_of(made.MARKERS),
             partial(_schema_of, generation.tools if calls else ()),
-            reasons=self._has_begun(prompt),
+            reasons=has_begun(written.reasoning, self.tokenizer, prompt),
         )
         allowed = generation.tool_choice.names
         parser.log.only_calls = calls and generation.tool_choice.mode == "required"
@@ -128,35 +128,11 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         return parser
 
     def reasoning(self, generation: GenerationRequest, prompt: Sequence[int]) -> Reasoning | None:
-        """What the replica is told of the output's reasoning: of its budget, and of where a grammar begins. None where
-        there is nothing to tell, or where the end of the reasoning is no token of its own."""
-        budget, grammar = budget_of(generation.reasoning, self.template.reasoning_variables), generation.grammar
-        if generation.prompt is not None or generation.max_tokens == 0 or (budget is None and grammar is None):
+        """What the replica is told of the output's reasoning, if anything."""
+        if not self.template.reasons and not (generation.grammar is not None and generation.grammar.free):
             return None
-        if not self.template.reasons and (grammar is None or not grammar.free):
-            return None
-        markers, literal = OUTPUT_FORMATS[self.output_format].reasoning, self.tokenizer.literal
-        end = tuple(self.tokenizer.ids_of([markers.end]))
-        if not end:
-            return None
-        begin = literal(markers.begin)
-        if not markers.header and len(begin) > 1:
-            begin = []  # it is no marker of this vocabulary
-        answer = literal(markers.answer) if grammar is not None and not grammar.calls else []
-        thinks = literal(markers.begin + markers.header) if markers.header and budget != 0 else answer
-        return Reasoning(
-            end=(*end, *literal(markers.follows)),
-            begin=tuple(begin),
-            begun=self._has_begun(prompt),
-            budget=budget,
-            opening=tuple(thinks),
-            answer=tuple(answer),
-        )
-
-    def _has_begun(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt ends within the model's reasoning, which its template has opened."""
-        tail = "".join(self.tokenizer.spelled(token)[0] for token in prompt[-3:])
-        return tail.rstrip().endswith(OUTPUT_FORMATS[self.output_format].reasoning.begin)
+        markers = OUTPUT_FORMATS[self.output_format].reasoning
+        return reasoning_of(generation, self.template.reasoning_variables, markers, self.tokenizer, prompt)
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for one output. `after`: the tokens that its text continues, if any."""

@@ -246,7 +246,7 @@ async def test_a_balance_that_runs_out_within_a_conversation_loses_nothing(stack
     assert len(await stack.rows("SELECT id FROM stored_response")) == 1
     async with stack.openai() as client:
         waits = await create(stack, background=True, **{name: body[name] for name in body if name != "model"})
-        while (failed := await client.responses.retrieve(waits.id)).status in ("queued", "in_progress"):
+        while (failed := await client.responses.retrieve(waits.id)).status in ("queued", "in_progress"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         assert failed.error is not None
         assert (failed.status, failed.error.code) == ("failed", "insufficient_quota")
