@@ -67,11 +67,26 @@ class ToolChoice(Struct, frozen=True):
 
 class Grammar(Struct, frozen=True):
     """What the output must match, as in the protocol's `Generate.grammar`, and the path of the field that said so.
-    `free`: text may end anywhere, so the answer needs no limit of its own."""
+    `free`: text may end anywhere, so the answer needs no limit of its own. `calls`: it has the family's own form of
+    calls, markers included."""
 
     text: str
     path: str
     free: bool = False
+    calls: bool = False
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningWish(Struct, frozen=True):
+    """What the client says of reasoning before the answer. `enabled`: whether there is to be any; None: as the model
+    does. `budget`: its tokens. `path`: of the field that demands it, if a model without reasoning is to refuse it."""
+
+    enabled: bool | None = None
+    effort: Effort | None = None
+    budget: int | None = None
+    path: str | None = None
 
 
 class CacheMarker(Struct, frozen=True):
@@ -127,6 +142,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     turns_path: str
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
+    reasoning: ReasoningWish = ReasoningWish()
     continued: bool = False
     """The answer goes on where the last turn, the model's own, ends."""
     max_tokens: int | None = None

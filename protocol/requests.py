@@ -15,7 +15,11 @@ ATTEMPT_VERSION = 6
 """From this protocol version on, a replica tells the attempts of a request apart. A later attempt ends the earlier
 one, and a message about one attempt does not concern another."""
 
+REASONING_VERSION = 8
+"""From this protocol version on, a replica knows where an output's reasoning ends (`Generate.reasoning`)."""
+
 MOST_CHOICES = 128
+MOST_MARKER_TOKENS = 64
 
 Lane = Literal["interactive", "standard", "batch"]
 LANES: tuple[Lane, ...] = ("interactive", "standard", "batch")
@@ -115,6 +119,26 @@ class Retain(Value, frozen=True):
     until: float
 
 
+class Reasoning(Value, frozen=True):
+    """Where the reasoning stands in an output, in tokens. A grammar applies to the answer after it alone.
+
+    The first token of `end` ends a section of reasoning; where the budget is spent, or the answer's grammar needs the
+    tokens that are left, all of `end` is put out. Such tokens are output like any other.
+    """
+
+    end: tuple[int, ...]
+    begin: tuple[int, ...] = ()
+    """What opens a section; where the budget is spent no more is opened. Empty: the output opens none."""
+    begun: bool = False
+    """Whether the prompt has opened a section."""
+    budget: int | None = None
+    """Tokens of reasoning, those of `begin` and `end` not among them; None for no limit."""
+    opening: tuple[int, ...] = ()
+    """Tokens that are put out first, before an answer under a grammar."""
+    answer: tuple[int, ...] = ()
+    """Tokens that are put out between a section and an answer under a grammar."""
+
+
 class Generate(Message, frozen=True, tag="Generate"):
     """Run a request. If this gateway run already runs an earlier `attempt` of it here, that one is ended first and
     answered by a `Done` of its own.
@@ -157,6 +181,8 @@ class Generate(Message, frozen=True, tag="Generate"):
     sent_at: float | None = None
     """When it was sent, by the clock of `deadline`: the gateway's. Hosts' clocks differ, so what counts is how long the
     deadline is after this. None from gateways that do not say it: their clock is taken to be the replica's."""
+    reasoning: Reasoning | None = None
+    """How the output reasons before it answers, where the replica is to know: for a budget, or beside a grammar."""
 
     def received(self, now: float) -> Generate:
         """The same request with a deadline by the clock of the replica, which received it at `now`."""
@@ -167,6 +193,8 @@ class Generate(Message, frozen=True, tag="Generate"):
     @property
     def version(self) -> int:
         """The oldest protocol version whose replicas answer this request as it is meant."""
+        if self.reasoning is not None:
+            return REASONING_VERSION
         if self.claim:
             return CLAIM_VERSION
         return max(self.sampling.version, 1 if self.choices == 1 and self.grammar is None else 2)

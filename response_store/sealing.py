@@ -32,6 +32,7 @@ class ContentSeal:
 
     def __init__(self, key: ProjectKey, project_id: UUID) -> None:
         self.generation = key.generation
+        self.project_id = project_id
         self._project = project_id.bytes
         derived = HKDF(SHA256(), KEY_BYTES, salt=None, info=b"turnpike/responses/v1" + self._project).derive(key.key)
         self._cipher = AESGCM(derived)

@@ -10,7 +10,8 @@ from typing import TypeAlias
 import msgspec
 
 from engine.core.parent_request import ParentRequest
-from engine.grammar.guide import Grammar, Grammars, InvalidGrammar
+from engine.grammar.guide import Grammar, GrammarGuide, Grammars, Guide, InvalidGrammar
+from engine.grammar.reasoning_guide import ReasoningGuide
 from engine.sampling.counter_random import choice_seed
 from engine.sampling.request_state import SamplingState
 from engine.sampling.validation import InvalidSampling, check_sampling
@@ -18,7 +19,7 @@ from engine.scheduling.request import Request
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import block_key
 from protocol.replicas import Scope, owner_of
-from protocol.requests import MOST_CHOICES, Generate, Refusal
+from protocol.requests import MOST_CHOICES, MOST_MARKER_TOKENS, Generate, Reasoning, Refusal
 
 Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
 
@@ -87,6 +88,8 @@ class InputProcessor:
             check_sampling(sampling, vocabulary, len(generate.emitted))
         except InvalidSampling as error:
             raise Rejected(str(error)) from error
+        if generate.reasoning is not None:
+            _check_reasoning(generate.reasoning, vocabulary)
         # After its deadline it ends before it begins; its grammar, which may be what took so long, is not needed.
         expired = generate.deadline is not None and generate.deadline <= self._clock()
         grammar = None if generate.grammar is None or expired else self._grammar(generate.grammar, compiled)
@@ -99,7 +102,7 @@ class InputProcessor:
         for member in members:
             if member.store == "all" and not lasting:
                 member.store = "hbm"
-            guide = None if grammar is None else grammar.guide()
+            guide = _guide(generate, None if grammar is None else grammar.guide())
             member.row = SamplingState(member.sampling, generate.tokens, generate.emitted, guide, generate.flow)
         return ParentRequest(members, private=private, claim=generate.claim)
 
@@ -159,6 +162,28 @@ class InputProcessor:
         if start != len(generate.tokens):
             raise Rejected(f"segments: they end at {start}, the prompt at {len(generate.tokens)}")
         return tuple(segments)
+
+
+def _guide(generate: Generate, answer: GrammarGuide | None) -> Guide | None:
+    """What guides an output: the grammar of its answer, after its reasoning if the request says how that ends."""
+    if generate.reasoning is None:
+        return answer
+    return ReasoningGuide(generate.reasoning, generate.sampling.stop_tokens, answer)
+
+
+def _check_reasoning(reasoning: Reasoning, vocabulary: int) -> None:
+    """Check the markers and the budget. Raises Rejected, naming the field."""
+    if not reasoning.end:
+        raise Rejected("reasoning.end: it is empty")
+    if reasoning.budget is not None and reasoning.budget < 0:
+        raise Rejected(f"reasoning.budget: {reasoning.budget} is negative")
+    for name in ("end", "begin", "opening", "answer"):
+        tokens: tuple[int, ...] = getattr(reasoning, name)
+        if len(tokens) > MOST_MARKER_TOKENS:
+            raise Rejected(f"reasoning.{name}: {len(tokens)} tokens are more than {MOST_MARKER_TOKENS}")
+        invalid = next((token for token in tokens if not 0 <= token < vocabulary), None)
+        if invalid is not None:
+            raise Rejected(f"reasoning.{name}: token id {invalid} is outside the vocabulary of {vocabulary}")
 
 
 def _check_limits(generate: Generate) -> None:

@@ -17,12 +17,20 @@ class Guide(Protocol):
     """The state of one output in its grammar.
 
     `ended`: the output is complete, and nothing can follow. `failure`: why the grammar was given up, else None.
-    `cpu_s`: seconds of CPU time so far.
+    `cpu_s`: seconds of CPU time so far. `idle`: any token may be drawn next, and none is replaced.
     """
 
-    ended: bool
-    failure: str | None
-    cpu_s: float
+    @property
+    def ended(self) -> bool: ...
+
+    @property
+    def failure(self) -> str | None: ...
+
+    @property
+    def cpu_s(self) -> float: ...
+
+    @property
+    def idle(self) -> bool: ...
 
     def fill_mask(self, row: torch.Tensor) -> None:
         """Write the mask of allowed next tokens, a bit each, into an int32 row on the host."""
@@ -41,10 +49,17 @@ class Guide(Protocol):
         ...
 
 
+class GrammarGuide(Guide, Protocol):
+    """The guide of a grammar. `reserve`: tokens that should be left when the output begins, so that it is completed."""
+
+    @property
+    def reserve(self) -> int: ...
+
+
 class Grammar(Protocol):
     """A compiled grammar."""
 
-    def guide(self) -> Guide:
+    def guide(self) -> GrammarGuide:
         """A new guide at the beginning of the grammar."""
         ...
 

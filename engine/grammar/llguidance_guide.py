@@ -92,7 +92,9 @@ class SharedGrammarState:
 
 
 class LlguidanceGuide:
-    """A `Guide`: a matcher, and near the token limit a plan, the shortest known ending from here."""
+    """A `GrammarGuide`: a matcher, and near the token limit a plan, the shortest known ending from here."""
+
+    idle = False
 
     def __init__(self, matcher: llguidance.LLMatcher, shared: SharedGrammarState) -> None:
         self.ended = matcher.is_stopped()
@@ -112,6 +114,11 @@ class LlguidanceGuide:
         """The mask at this position once computed: a row that was put off asks again."""
         self._choosing: tuple[int, int, Generator[None, None, int]] | None = None
         """The unfinished choice: token, tokens left, and the search to resume."""
+
+    @property
+    def reserve(self) -> int:
+        """Tokens from which on endings are planned; none where the output may end at once."""
+        return 0 if self._shared.ending == [] else self._near()
 
     def fill_mask(self, row: torch.Tensor) -> None:
         words = self._shared.words

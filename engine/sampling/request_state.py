@@ -100,18 +100,17 @@ class SamplingState:
         """The token was sampled: advance to the next position."""
         self.position += 1
         self.drawn += 1
-        if self.changes_logits:
-            if self.guide is not None:
-                self.guide.accept_token(token)
-            if self.counts is not None:
-                self.counts.add(token)
+        if self.guide is not None:
+            self.guide.accept_token(token)
+        if self.counts is not None:
+            self.counts.add(token)
+        if self.changes_logits or self.guide is not None:
             self.changes_logits = self._changes_logits()
 
     def _changes_logits(self) -> bool:
         """Whether the logits are changed before the draw."""
-        return (
-            self.counts is not None or self.guide is not None or bool(self.sampling.logit_bias) or self.stops_forbidden
-        )
+        guided = self.guide is not None and not self.guide.idle
+        return self.counts is not None or guided or bool(self.sampling.logit_bias) or self.stops_forbidden
 
 
 def _penalized(sampling: Sampling) -> bool:

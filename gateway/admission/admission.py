@@ -42,7 +42,7 @@ from gateway.admission.sampling_params import max_output_tokens, raise_context_e
 from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
-from gateway.errors import InvalidRequest, NotAllowed, Shortage, Unaffordable, Unavailable
+from gateway.errors import InvalidField, InvalidRequest, NotAllowed, Shortage, Unaffordable, Unavailable
 from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import CacheDirectives, GenerationRequest
@@ -53,7 +53,7 @@ from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.directives import CachePlan
 from prompt_cache.promise.lease_decisions import LeaseDecision
 from prompt_cache.promise.prefix_keys import PromptKeys
-from protocol.requests import CLAIM_VERSION, Generate, Retain, Sampling, Segment
+from protocol.requests import CLAIM_VERSION, Generate, Reasoning, Retain, Sampling, Segment
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from storage.database.public_ids import public_id
@@ -120,6 +120,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """The key by which the replica is chosen that has its KV."""
     held_output: int
     """Output tokens of each choice that the hold covers: all of them, or the first slice."""
+    reasoning: Reasoning | None = None
+    """What the replica is told of the output's reasoning."""
     keys: PromptKeys | None = None
     """The keys of its prompt's prefixes."""
     shortened: bool = False
@@ -159,6 +161,7 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
             claim=hold.claim,
             retain=self._retained(),
             sent_at=time.time(),
+            reasoning=self.reasoning,
         )
 
     def _retained(self) -> tuple[Retain, ...]:
@@ -210,7 +213,8 @@ class Admission:
         prompt = await self.prompt(payer.tenant_id, model, generation)
         prompt_tokens = len(prompt.tokens)
         marks.mark(RENDER)
-        max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model))
+        reasoning = model.reasoning(generation, prompt.tokens)
+        max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model), reasoning)
         cache = await self._plan(payer.tenant_id, model, generation, prompt)
         marks.mark(PLAN)
         try:
@@ -235,6 +239,7 @@ class Admission:
             ),
             keys=self._keys(payer, model, generation, prompt),
             held_output=self._first_slice(max_output, generation.min_tokens),
+            reasoning=reasoning,
             marks=marks,
         )
 
@@ -377,7 +382,14 @@ class Admission:
                 path=generation.turns_path,
                 code="context_length_exceeded",
             )
-        render = partial(model.prompt, generation.turns, generation.tools, continued=generation.continued)
+        wish = generation.reasoning
+        if wish.path is not None and not model.template.reasons:
+            raise InvalidField(
+                wish.path, f"the model {model.name} does not reason before it answers", code="unsupported_parameter"
+            )
+        render = partial(
+            model.prompt, generation.turns, generation.tools, continued=generation.continued, reasoning=wish
+        )
         try:
             return await self._run(tenant, render, large=conversation_size(generation) > _THREAD_CHARACTERS)
         except ConversationRefused as error:

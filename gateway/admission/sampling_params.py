@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 from gateway.errors import InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.served_models.served_model import ServedModel
-from protocol.requests import Sampling
+from protocol.requests import Reasoning, Sampling
 from storage.free_text import counted
 
 GRAMMAR_TOKENS = 2048
@@ -28,11 +28,14 @@ def raise_context_exceeded(
     )
 
 
-def max_output_tokens(generation: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:
+def max_output_tokens(
+    generation: GenerationRequest, prompt_tokens: int, context_tokens: int, reasoning: Reasoning | None = None
+) -> int:
     """The most output tokens that the request may have. Raises InvalidRequest with the numbers.
 
     Without `max_tokens` it is all the room left in the context, or `GRAMMAR_TOKENS` under a grammar: there a model
     cannot end an answer before the grammar allows it, and may go on to the limit, near which the engine closes it.
+    The reasoning before such an answer has its budget beside.
     """
     room = context_tokens - prompt_tokens
     if room < 1:
@@ -41,7 +44,10 @@ def max_output_tokens(generation: GenerationRequest, prompt_tokens: int, context
     max_tokens = generation.max_tokens
     if max_tokens is None:
         bound = generation.grammar is not None and not generation.grammar.free
-        return room if not bound else min(room, max(GRAMMAR_TOKENS, generation.min_tokens))
+        if not bound or (reasoning is not None and reasoning.budget is None):
+            return room
+        budget = 0 if reasoning is None or reasoning.budget is None else reasoning.budget
+        return min(room, max(GRAMMAR_TOKENS + budget, generation.min_tokens))
     field = generation.max_tokens_path.removeprefix("$.")
     given = "messages" if generation.prompt is None else "prompt"
     least = 0 if generation.echo or generation.cache.prewarm else 1

@@ -55,7 +55,7 @@ def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> Gene
         ) from None
     except GrammarTooLarge as error:
         raise InvalidField(choice.path, str(error)) from error
-    return replace(generation, grammar=Grammar(json.dumps({"calls": body}, ensure_ascii=False), "$.tools"))
+    return replace(generation, grammar=Grammar(json.dumps({"calls": body}, ensure_ascii=False), "$.tools", calls=True))
 
 
 def _callable(generation: GenerationRequest) -> list[Tool]:
@@ -79,4 +79,5 @@ def _armed(model: ServedModel, generation: GenerationRequest) -> GenerationReque
         check_grammar("calls", body)
     except GrammarTooLarge:
         return generation
-    return replace(generation, grammar=Grammar(json.dumps({"calls": body}, ensure_ascii=False), "$.tools", free=True))
+    grammar = Grammar(json.dumps({"calls": body}, ensure_ascii=False), "$.tools", free=True, calls=True)
+    return replace(generation, grammar=grammar)

@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 from msgspec import Struct
 
@@ -39,10 +41,12 @@ from gateway.conversation.messages import (
     pieces_of,
     strings_of,
 )
+from gateway.conversation.reasoning import TEMPLATE_VARIABLES
 from gateway.conversation.segments import Marks, NoMarksLeft, Segment
 from gateway.generation_request import Text, Tool, ToolCall, Turn
 
 _PROBES = ("first_probe", "second_probe")
+_REASONING = ("<think>", "<|channel|>", "[THINK]")
 _TOOLS = re.compile(r"\btools\b")
 
 
@@ -144,8 +148,10 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
         self.source = source
         self.knows_tools = _TOOLS.search(source) is not None
-        self.reasons = "<think>" in source or "<|channel|>" in source
+        self.reasons = any(marker in source for marker in _REASONING)
         """Whether its model marks its reasoning."""
+        self.reasoning_variables = TEMPLATE_VARIABLES & jinja2.meta.find_undeclared_variables(environment.parse(source))
+        """The variables by which it is told how much to reason."""
         self._one_call = self.knows_tools and not self._renders_two_calls()
         self._special = re.compile("|".join(map(re.escape, sorted(special_texts, reverse=True))) or r"(?!)")
 
@@ -178,19 +184,28 @@ class ChatTemplate:
             raise TemplateError(f"{folder} has no chat template (chat_template.jinja)")
         return cls(source, _special_variables(config), special_texts)
 
-    def render(self, turns: Sequence[Turn], tools: Sequence[Tool] = (), *, continued: bool = False) -> Rendered:
+    def render(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        *,
+        continued: bool = False,
+        variables: Mapping[str, object] = {},  # never changed
+    ) -> Rendered:
         """Render the conversation up to where the model's answer begins. `continued`: it begins where the last turn,
-        which is the model's own and has text, ends. Raises ConversationRefused."""
+        which is the model's own and has text, ends. `variables`: those of `reasoning_variables` that the client gave.
+        Raises ConversationRefused."""
         pieces = pieces_of(turns, tools)
         try:
             marks = Marks(list(strings_of(pieces)))
         except NoMarksLeft as error:
             raise ConversationRefused("the text uses too many private-use code points") from error
-        plain = self._run(turns, tools, _Unmarked(), answer=not continued)
+        run = partial(self._run, turns, tools, answer=not continued, variables=variables)
+        plain = run(_Unmarked())
         last = sum(len(turn.texts) for turn in turns) - 1 if continued else None
         for marking in self._markings(marks, pieces):
             try:
-                segments = marks.split(self._run(turns, tools, marking, answer=not continued))
+                segments = marks.split(run(marking))
             except ConversationRefused:
                 continue
             if segments is None or "".join(segment.text for segment in segments) != plain:
@@ -199,7 +214,8 @@ class ChatTemplate:
                 segments = _up_to(segments, last)
             if segments:
                 return Rendered(self._joined(segments, pieces), pieces)
-        return Rendered(self._cut(turns, tools, marks, plain, continued=continued), pieces)
+        marking = _Cut(marks, self._first_characters)
+        return Rendered(_cut(run(marking), marking, marks, plain, turns if continued else ()), pieces)
 
     def _markings(self, marks: Marks, pieces: Sequence[Piece]) -> Iterator[Marking]:
         structured = self.knows_tools and any(isinstance(piece, Tool | ToolCall) for piece in pieces)
@@ -226,22 +242,8 @@ class ChatTemplate:
             start = len(joined) - 1 if isinstance(pieces[segment.content], Tool | ToolCall) else None
         return joined
 
-    def _cut(
-        self, turns: Sequence[Turn], tools: Sequence[Tool], marks: Marks, plain: str, *, continued: bool
-    ) -> list[Segment]:
-        marking = _Cut(marks, self._first_characters)
-        rendered = self._run(turns, tools, marking, answer=not continued)
-        if rendered.replace(marks.cut, "") != plain:
-            raise ConversationRefused("the model's chat template cannot render this text safely")
-        if continued:
-            said = marking.text(0, turns[-1].texts[-1].text.strip())
-            at = rendered.rfind(said)
-            if at < 0:
-                raise ConversationRefused("the model's chat template cannot continue this answer")
-            rendered = rendered[: at + len(said)]
-        return [Segment(piece, None) for piece in rendered.split(marks.cut) if piece]
-
-    def _run(self, turns: Sequence[Turn], tools: Sequence[Tool], marking: Marking, *, answer: bool) -> str:
+    def _run(self, turns: Sequence[Turn], tools: Sequence[Tool], marking: Marking, *, answer: bool,
+             variables: Mapping[str, object] = {}) -> str:  # fmt: skip
         definitions = None
         if self.knows_tools:
             messages, definitions = messages_with_tools(turns, tools, marking)
@@ -255,12 +257,26 @@ class ChatTemplate:
                     message["role"] = "system"
         try:
             return self._template.render(
-                messages=messages, tools=definitions, documents=None, add_generation_prompt=answer, **self._variables
-            )
+                messages=messages, tools=definitions, documents=None, add_generation_prompt=answer,
+                **self._variables, **variables,
+            )  # fmt: skip
         except ConversationRefused:
             raise
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise ConversationRefused(f"the model's chat template failed: {error}") from error
+
+
+def _cut(rendered: str, marking: Marking, marks: Marks, plain: str, continued: Sequence[Turn]) -> list[Segment]:
+    """The segments of a rendering that is cut. `continued`: the turns, if the answer goes on with the last one."""
+    if rendered.replace(marks.cut, "") != plain:
+        raise ConversationRefused("the model's chat template cannot render this text safely")
+    if continued:
+        said = marking.text(0, continued[-1].texts[-1].text.strip())
+        at = rendered.rfind(said)
+        if at < 0:
+            raise ConversationRefused("the model's chat template cannot continue this answer")
+        rendered = rendered[: at + len(said)]
+    return [Segment(piece, None) for piece in rendered.split(marks.cut) if piece]
 
 
 def _up_to(segments: list[Segment], content: int) -> list[Segment]:

@@ -5,7 +5,7 @@ Each segment is tokenized separately, so the tokens of a prefix never depend on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -52,12 +52,13 @@ def make_prompt(
     tools: Sequence[Tool] = (),
     *,
     continued: bool = False,
+    variables: Mapping[str, object] = {},  # never changed
 ) -> Prompt:
-    """Render and tokenize a conversation. `continued`: the model goes on with the last turn.
+    """Render and tokenize a conversation. `continued` and `variables`: as in `ChatTemplate.render`.
 
     Raises ConversationRefused; PromptTooLong if `most_tokens` is certainly exceeded, but not in every case of it.
     """
-    rendered = template.render(turns, tools, continued=continued)
+    rendered = template.render(turns, tools, continued=continued, variables=variables)
     check_length(sum(len(segment.text) for segment in rendered.segments), tokenizer, most_tokens)
     tokens: list[int] = []
     spans: list[Span] = []

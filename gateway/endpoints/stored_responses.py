@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 
 from gateway.dialects.json_paths import json_object
 from gateway.dialects.large_bodies import LARGE_BYTES
-from gateway.dialects.openai.responses.input_items import listed_items
+from gateway.dialects.openai.responses.input_items import listed
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.response_events import ResponseEvents
 from gateway.endpoints.responses_description import EVENT_TYPES, EVENTS_EXAMPLE, EXAMPLE
@@ -192,7 +192,7 @@ def _input_items(gateway: Gateway) -> HTTPRouteHandler:
 
 def _page_of_items(stored: StoredResponse, *, limit: int, after: str | None, ascending: bool) -> InputItems:
     """A page of the items of a response's own input. Raises InvalidField."""
-    items = listed_items(input_of(stored), stored.id.hex)
+    items = list(map(listed, input_of(stored)))
     if not ascending:
         items.reverse()
     if after is not None:

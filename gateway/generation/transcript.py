@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from gateway.conversation.detokenizer import Detokenizer, StopStrings
-from gateway.conversation.output.events import OutputEvent, OutputParser, TextDelta
+from gateway.conversation.output.events import NO_TOKEN, OutputEvent, OutputParser, TextDelta
 from protocol.requests import TokenLogprob
 
 
@@ -79,6 +79,11 @@ class Transcript:
             if scores and token not in self._end_tokens:
                 score = TokenScore(token, self._offset + self._decoded, scores[index])
                 self._scores.append((self.tokens, score))
+            if self._parser is not None and self._detokenizer.pending and self._parser.marks(token):
+                # A character that a marker cuts off belongs to what stands before it.
+                cut = self._detokenizer.finish()
+                self._decoded += len(cut)
+                self._parse(self._parser.feed(NO_TOKEN, cut))
             text = "" if token in self._end_tokens else self._detokenizer.feed(token)
             self._decoded += len(text)
             if self._parser is not None:

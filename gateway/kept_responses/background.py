@@ -140,6 +140,7 @@ class BackgroundResponses:
             cache = prepared.generation.cache
             kept = encoder.encode(_Kept(payer, asked, Raw(encoder.encode(asked.input)), cache))
             new = new_response(payer, queued, kept, terms, worker=self._running.worker)
+            self._keeper.count(new.project_id, new.request, new.response)
             await self._store.save(new)
             await self._running.write(Progress(id=new.id, tenant_id=new.tenant_id, first=0, events=events), seal)
         except BaseException:
@@ -163,6 +164,7 @@ class BackgroundResponses:
 
     async def _write(self, progress: Progress, seal: ContentSeal) -> Standing:
         """Write, and wait for a database that is away. Raises DatabaseUnavailable after a while."""
+        self._keeper.count(seal.project_id, progress.response, *progress.events)
         end = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.dialects.large_bodies import MOST_PARTS
-from gateway.dialects.openai.responses.input_items import InputItem
+from gateway.dialects.openai.responses.input_items import InputItem, numbered
 from response_store.records import StoredResponse
 
 
@@ -38,9 +38,9 @@ _request, _output = msgspec.json.Decoder(KeptRequest), msgspec.json.Decoder(_Out
 
 
 def input_of(stored: StoredResponse) -> list[InputItem]:
-    """The items of a response's own input."""
+    """The items of a response's own input, by the ids that they are listed and referred to by."""
     kept = _request.decode(stored.request).input
-    return [InputItem(role="user", content=kept)] if isinstance(kept, str) else kept or []
+    return numbered([InputItem(role="user", content=kept)] if isinstance(kept, str) else kept or [], stored.id.hex)
 
 
 def items_of(responses: Sequence[StoredResponse]) -> list[InputItem]:

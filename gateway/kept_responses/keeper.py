@@ -106,11 +106,17 @@ class ResponseKeeper:
     async def save(self, payer: Payer, asked: ResponsesRequest, response: Response, terms: Terms) -> None:
         """Keep a response that has ended. Raises nothing: the client has paid for it, and gets it all the same."""
         assert self.store is not None, "it has terms"
-        request = KeptRequest(asked.items)
+        new = new_response(payer, response, encoder.encode(KeptRequest(asked.items)), terms)
+        self.count(new.project_id, new.request, new.response)
         try:
-            await self._breaker.wait(self.store.save(new_response(payer, response, encoder.encode(request), terms)))
+            await self._breaker.wait(self.store.save(new))
         except (DatabaseUnavailable, ScopeKeyUnreadable) as error:
             log.warning("a response is not kept", response=response.id, cause=type(error).__name__)
+
+    def count(self, project_id: UUID, *contents: bytes | None) -> None:
+        """Count what is about to be kept against what its project may keep."""
+        if self.bound is not None:
+            self.bound.wrote(project_id, sum(len(content) for content in contents if content is not None))
 
     async def get(self, tenant_id: UUID, project_id: UUID, name: str) -> StoredResponse:
         """A project's response, whatever it was kept for. Raises NotFound, DatabaseUnavailable."""

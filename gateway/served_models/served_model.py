@@ -17,9 +17,11 @@ from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
 from gateway.conversation.output.events import OutputParser
 from gateway.conversation.output.families import OUTPUT_FORMATS, detect_output_format
 from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
+from gateway.conversation.reasoning import has_begun, reasoning_of, template_variables
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
-from gateway.generation_request import GenerationRequest, Tool, Turn
+from gateway.generation_request import GenerationRequest, ReasoningWish, Tool, Turn
 from prompt_cache.model_digest import text_digest
+from protocol.requests import Reasoning
 from storage.reported_error import ReportedError
 
 DEFAULT_MIN_CACHEABLE = 1024
@@ -40,6 +42,7 @@ DEFAULT_CONTEXT_TOKENS = {  # a new family needs a line: the gateway does not im
 }
 """`model_type` -> the context in tokens if the configuration does not say it; the engine uses the same."""
 Value = TypeVar("Value", int, str)
+_NO_WISH = ReasoningWish()
 
 
 class ModelFolderError(ReportedError):
@@ -78,10 +81,25 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         """Its name, and the digest of what makes tokens of text."""
         return self.name, self.text_digest
 
-    def prompt(self, turns: tuple[Turn, ...], tools: tuple[Tool, ...] = (), *, continued: bool = False) -> Prompt:
+    def prompt(
+        self,
+        turns: tuple[Turn, ...],
+        tools: tuple[Tool, ...] = (),
+        *,
+        continued: bool = False,
+        reasoning: ReasoningWish = _NO_WISH,
+    ) -> Prompt:
         """The conversation as tokens and spans; `continued`: up to the end of the last turn, with which the model goes
         on. Raises ConversationRefused, PromptTooLong."""
-        return make_prompt(turns, self.template, self.tokenizer, self.context_tokens, tools, continued=continued)
+        return make_prompt(
+            turns,
+            self.template,
+            self.tokenizer,
+            self.context_tokens,
+            tools,
+            continued=continued,
+            variables=template_variables(reasoning, self.template.reasoning_variables),
+        )
 
     def continued(self, text: str, path: str) -> Prompt:
         """A text to continue, as tokens. Special tokens are recognised in it, since no template is used.
@@ -97,16 +115,24 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         calls = bool(generation.tools) and generation.tool_choice.mode != "none"
         if not calls and (not self.template.reasons or generation.prompt is not None):
             return None
-        made = OUTPUT_FORMATS[self.output_format if calls or self.output_format == "harmony" else "none"].parser
-        tail = "".join(self.tokenizer.spelled(token)[0] for token in prompt[-3:])
+        written, plain = OUTPUT_FORMATS[self.output_format], OUTPUT_FORMATS["none"]
+        made = written.parser if calls or written.reasoning != plain.reasoning else plain.parser
         parser = made(
             self.tokenizer.ids_of(made.MARKERS),
             partial(_schema_of, generation.tools if calls else ()),
-            reasons=tail.rstrip().endswith("<think>"),
+            reasons=has_begun(written.reasoning, self.tokenizer, prompt),
         )
         allowed = generation.tool_choice.names
+        parser.log.only_calls = calls and generation.tool_choice.mode == "required"
         parser.log.names = frozenset(tool.name for tool in generation.tools) if allowed is None else frozenset(allowed)
         return parser
+
+    def reasoning(self, generation: GenerationRequest, prompt: Sequence[int]) -> Reasoning | None:
+        """What the replica is told of the output's reasoning, if anything."""
+        if not self.template.reasons and not (generation.grammar is not None and generation.grammar.free):
+            return None
+        markers = OUTPUT_FORMATS[self.output_format].reasoning
+        return reasoning_of(generation, self.template.reasoning_variables, markers, self.tokenizer, prompt)
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for one output. `after`: the tokens that its text continues, if any."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
-from protocol.requests import Generate
+from protocol.requests import Generate, Reasoning
 from tests.engine.conftest import VOCABULARY, Bench, Run, generate, make_bench
 from tests.engine.tiny_tokenizer import END
 
@@ -35,6 +35,14 @@ MODES: dict[str, dict[str, Any]] = {
     "three": {"temperature": 1.2, "seed": 6, "choices": 3},
     "grammar": {**GRAMMAR, "temperature": 1.4, "seed": 7, "logprobs": 1},
     "greedy grammar": {**GRAMMAR, **PENALTIES},
+    "reasoning": {"temperature": 1.3, "seed": 8, "reasoning": Reasoning(end=(0, 9), begin=(8,), begun=True, budget=4)},
+    "reasoning before a grammar": {
+        **GRAMMAR,
+        "temperature": 1.4,
+        "seed": 9,
+        "output": 70,
+        "reasoning": Reasoning(end=(0, 9), begin=(8, 7), budget=6, opening=(8, 7, 6), answer=(5, 4)),
+    },
 }
 
 
@@ -83,7 +91,7 @@ class Preempted:
 def preempt(folder: Path, tokenizer: Path, mode: str, swap: int, **options: Any) -> Preempted:
     """Run a request beside an older one where there is not memory for both; `swap`: host blocks for what gives way."""
     fields: dict[str, Any] = {"output": 70}
-    if mode == "grammar":
+    if mode in ("grammar", "reasoning before a grammar"):
         # Long enough to be in need of another block while it is written.
         schema = {"type": "array", "items": {"type": "integer"}, "minItems": 25, "maxItems": 25}
         fields = {"output": 190, "grammar": json.dumps({"json_schema": schema})}

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.admin.access import visible_project
 from gateway.dialects.json_paths import json_object
-from gateway.dialects.openai.responses.input_items import listed_items
+from gateway.dialects.openai.responses.input_items import listed
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.endpoints.stored_responses import DeletedResponse, ItemJson, ResponseList, raw_items, shown, summary
@@ -145,7 +145,7 @@ def stored_response_admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         stored = await keeper.get(owner.id, found.id, response)
         assert keeper.store is not None, "it has the response"
         await wait(keeper.store.record_reading(owner.id, found.id, stored.id))
-        items = raw_items(listed_items(input_of(stored), stored.id.hex))
+        items = raw_items(list(map(listed, input_of(stored))))
         return json_response(ResponseContent(response=msgspec.Raw(shown(stored)), input=items))
 
     @delete(

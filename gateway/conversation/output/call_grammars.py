@@ -111,9 +111,7 @@ def free_call_grammar(
         return None
     body = call_grammar(output_format, tools, choice, special)
     calls, _, rules = str(body["lark"]).removeprefix("start: ").partition("\n")
-    reasoning = " | ".join(_marker(part, special) for part in _REASONING if part in special)
-    between = f"(({reasoning}) TEXT?)* " if reasoning else ""
-    lark = f"start: TEXT? {between}calls?\ncalls: {calls}\n{rules}\nTEXT: /(?s:.)+/"
+    lark = f"start: TEXT? calls?\ncalls: {calls}\n{rules}\nTEXT: /(?s:.)+/"
     schemas = [
         json.loads(tool.schema) if tool.strict else plain_schema(json.loads(tool.schema), _DEEPEST) for tool in tools
     ]
@@ -126,7 +124,6 @@ _TRIGGERS = {
     "mistral": "[TOOL_CALLS]",
     "deepseek": "<｜tool▁calls▁begin｜>",
 }
-_REASONING = ("<think>", "</think>", "[THINK]", "[/THINK]")
 _DEEPEST = 8
 _SCALARS = (str, int, float, bool, type(None))
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})

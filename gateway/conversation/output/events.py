@@ -40,6 +40,9 @@ class CallEnd(Struct, frozen=True):
     call: int
 
 
+NO_TOKEN = -1
+"""Stands for the token of a text that is not complete with any."""
+
 OutputEvent: TypeAlias = TextDelta | ReasoningDelta | CallStart | ArgumentsDelta | CallEnd
 
 
@@ -54,6 +57,10 @@ class OutputParser(Protocol):
     @property
     def reasoning(self) -> bool:
         """Whether the last token is the model's reasoning, or begins it."""
+        ...
+
+    def marks(self, token: int) -> bool:
+        """Whether this token is a marker, before which text ends."""
         ...
 
     def feed(self, token: int, text: str) -> Sequence[OutputEvent]:
@@ -108,6 +115,10 @@ class EventLog:
         self.calls = 0
         self.names: frozenset[str] | None = None
         """The tools that may be called, None if any: what calls another one is given out as text."""
+        self.only_calls = False
+        """The output is calls alone, as its grammar has it: what is no call yet when it ends was to be one."""
+        self._fragment = False
+        """Whether the beginning of a call that names no tool yet was read."""
 
     @property
     def holding(self) -> bool:
@@ -121,6 +132,9 @@ class EventLog:
 
     def text(self, text: str) -> None:
         """More text. White space at its end waits; after calls, white space alone is none."""
+        if self.only_calls:
+            self._fragment = self._fragment or bool(text.strip())
+            return
         whole = self._spaces + text
         shown = whole.rstrip() if len(whole) - len(whole.rstrip()) <= _MOST_SPACE else whole
         self._spaces = whole[len(shown) :]
@@ -163,7 +177,10 @@ class EventLog:
             self._events.append(CallEnd(call))
 
     def finish(self) -> None:
-        """No token follows: white space that waited is text, unless only calls stand before it."""
+        """No token follows: white space that waited is text, unless only calls stand before it. A call that was cut off
+        before its tool's name is one of the only tool that it can be of; of several, none is made up."""
+        if self._fragment and not self.calls and self.names is not None and len(self.names) == 1:
+            self.begin_call(next(iter(self.names)))
         if self._spaces and (self._said or not self.calls):
             self._append(TextDelta, self._spaces)
         self._spaces = ""

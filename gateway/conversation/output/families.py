@@ -384,11 +384,30 @@ class PlainText(MarkedParser):
         self.reasons = name == "think"
 
 
+class ReasoningMarkers(Struct, frozen=True):
+    """The texts around a family's reasoning. `follows`: what the model writes behind `end`, where that does not lead to
+    the answer by itself. `header`: what stands between `begin` and the reasoning, `answer`: before an answer that is no
+    call; families without them have neither."""
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    follows: str = ""
+    header: str = ""
+    answer: str = ""
+
+
+_THINK = ReasoningMarkers()
+_ANALYSIS = ReasoningMarkers(
+    "<|channel|>analysis", "<|end|>", "<|start|>assistant", "<|message|>", "<|channel|>final<|message|>"
+)
+
+
 class OutputFormat(Struct, frozen=True):
     """A family's way of writing its output. `trigger`: the text with which calls begin, if one marker always does."""
 
     parser: type[MarkedParser]
     trigger: str = ""
+    reasoning: ReasoningMarkers = _THINK
 
 
 OUTPUT_FORMATS: Mapping[str, OutputFormat] = {
@@ -396,9 +415,9 @@ OUTPUT_FORMATS: Mapping[str, OutputFormat] = {
     "qwen": OutputFormat(TaggedCalls, "<tool_call>"),
     "llama3_json": OutputFormat(LeadingCalls),
     "pythonic": OutputFormat(PythonicCalls),
-    "mistral": OutputFormat(MistralCalls, "[TOOL_CALLS]"),
+    "mistral": OutputFormat(MistralCalls, "[TOOL_CALLS]", ReasoningMarkers("[THINK]", "[/THINK]")),
     "deepseek": OutputFormat(DeepSeekCalls, "<｜tool▁calls▁begin｜>"),
-    "harmony": OutputFormat(HarmonyChannels),
+    "harmony": OutputFormat(HarmonyChannels, "", _ANALYSIS),
     "phi4_mini": OutputFormat(FunctoolsCalls, "functools["),
     "gemma": OutputFormat(PythonicCalls),
     "text": OutputFormat(TextCalls, TEXT_CALL),

@@ -25,6 +25,10 @@ class MarkedParser(ABC):
         self.payload: CallPayload | None = None
         self._lexer = MarkerLexer(self.MARKERS, tokens)
 
+    def marks(self, token: int) -> bool:
+        """Whether this token is a marker."""
+        return self._lexer.marks(token)
+
     def feed(self, token: int, text: str) -> Sequence[OutputEvent]:
         """Take in one token and its text."""
         self._take(self._lexer.feed(token, text))

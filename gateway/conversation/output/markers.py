@@ -37,6 +37,10 @@ class MarkerLexer:
         """Whether text is held back."""
         return bool(self._held)
 
+    def marks(self, token: int) -> bool:
+        """Whether this token is a marker."""
+        return token in self._by_token
+
     def feed(self, token: int, text: str) -> Iterable[Lexeme]:
         """Take in a token. Text that a marker may begin in is held back."""
         mark = self._by_token.get(token)

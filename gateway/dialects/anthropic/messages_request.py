@@ -22,7 +22,7 @@ from gateway.dialects.json_paths import decode, json_bytes, json_object
 from gateway.dialects.large_bodies import check_large_messages
 from gateway.dialects.max_cost import MaxCost, parse_max_cost
 from gateway.errors import InvalidField, InvalidRequest
-from gateway.generation_request import CacheDirectives, GenerationRequest, Grammar, tag_of
+from gateway.generation_request import CacheDirectives, GenerationRequest, Grammar, ReasoningWish, tag_of
 from protocol.requests import Lane
 
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -88,7 +88,7 @@ class SchemaFormat(Struct, frozen=True, tag="json_schema", tag_field="type"):
 
 
 class OutputConfig(Struct, frozen=True):
-    """`effort` is a hint, which has no effect."""
+    """`effort`: how much the model reasons before it answers."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: SchemaFormat | None = None
@@ -217,20 +217,29 @@ def _prompt(request: PromptFields, version: str) -> dict[str, Any]:
     no_citations = version == _NEWEST
     system, system_markers = read_system(request.system, no_citations=no_citations)
     conversation = read_messages(request.messages, objects, no_citations=no_citations)
-    if isinstance(request.thinking, EnabledThinking):
-        raise InvalidField(
-            "$.thinking.type",
-            "'enabled' is not supported: thinking has no budget yet; leave it out, or use 'adaptive' or 'disabled'",
-            code="unsupported_parameter",
-        )
     return {
         "turns": (*(() if system is None else (system,)), *conversation.turns),
         "turns_path": "$.messages",
         "tools": tools,
         "tool_choice": choice,
+        "reasoning": _reasoning(request),
         "continued": conversation.continued,
         "markers": (*markers, *system_markers, *conversation.markers),
     }
+
+
+def _reasoning(request: PromptFields) -> ReasoningWish:
+    """What the request says of thinking. A budget is a demand, which a model without reasoning refuses; the rest is
+    passed over there."""
+    effort = None if request.output_config is None else request.output_config.effort
+    match request.thinking:
+        case EnabledThinking(budget_tokens=budget):
+            return ReasoningWish(True, effort, budget, "$.thinking.type")
+        case AdaptiveThinking() | ThinkingBetweenTools():
+            return ReasoningWish(True, effort)
+        case NoThinking():
+            return ReasoningWish(False)
+    return ReasoningWish(None, effort)
 
 
 def _lane(tier: str | None) -> Lane:
@@ -272,12 +281,15 @@ def _check_together(
         raise InvalidField("$.stop_sequences", f"it cannot be combined with {grammar.path}, which decides over the end")
     if grammar is not None and continued:
         raise InvalidField("$.messages", f"an answer under {grammar.path} cannot go on from a turn of the assistant's")
+    thinking = request.thinking
+    if request.max_tokens and isinstance(thinking, EnabledThinking) and thinking.budget_tokens >= request.max_tokens:
+        raise InvalidField("$.thinking.budget_tokens", f"it must be less than $.max_tokens, {request.max_tokens}")
     if request.max_tokens:
         return
     for name, given in (
         ("stream", bool(request.stream)),
         ("output_config.format", grammar is not None),
-        ("thinking", isinstance(request.thinking, EnabledThinking | AdaptiveThinking)),
+        ("thinking", isinstance(thinking, EnabledThinking | AdaptiveThinking)),
         ("tool_choice", isinstance(request.tool_choice, AnyChoice | NamedChoice)),
     ):
         if given:

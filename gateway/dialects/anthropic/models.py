@@ -45,7 +45,7 @@ class ServerTools(Struct, frozen=True):
 
 
 class ThinkingTypes(Struct, frozen=True):
-    """What a request may say. A model that may decide about it never thinks."""
+    """What a request may say. A model that does not think passes over all but `enabled`, which demands it."""
 
     adaptive: Support = Support(True)
     between_tools: Support = Support(True)
@@ -97,12 +97,17 @@ class ModelPage(Struct, frozen=True):
 
 def model_info(model: ServedModel, context_tokens: int) -> ModelInfo:
     """A model as Anthropic shows one. `context_tokens`: what its replicas have room for."""
+    thinks = Support(model.template.reasons)
     return ModelInfo(
         id=model.name,
         display_name=model.name,
         created_at=from_instant(model.created * 1_000_000).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=context_tokens,
         max_tokens=context_tokens,
+        capabilities=Capabilities(
+            effort=Effort(thinks.supported, thinks, thinks, thinks, thinks, thinks),
+            thinking=Thinking(thinks.supported, ThinkingTypes(enabled=thinks)),
+        ),
         min_cacheable_tokens=model.min_cacheable_tokens,
     )
 

@@ -24,6 +24,7 @@ from gateway.dialects.openai.common_request import (
     parse_common,
     parse_streaming,
     prewarming,
+    reasoning_of,
 )
 from gateway.dialects.openai.tools import (
     CallId,
@@ -35,7 +36,7 @@ from gateway.dialects.openai.tools import (
     read_tools,
 )
 from gateway.errors import InvalidField
-from gateway.generation_request import GenerationRequest, Text, ToolCall, Turn
+from gateway.generation_request import Effort, GenerationRequest, Text, ToolCall, Turn
 
 NoCall: TypeAlias = Annotated[
     Raw, Meta(description="Not supported: calls are refused.", extra_json_schema={"type": "null"})
@@ -117,6 +118,7 @@ class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     tools: list[ChatTool] | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
 
 
 class ChatCall(Struct, frozen=True):
@@ -150,6 +152,7 @@ def parse(body: bytes) -> ChatCall:
         turns_path="$.messages",
         tools=tools,
         tool_choice=read_choice(request.tool_choice, tools, parallel=request.parallel_tool_calls),
+        reasoning=reasoning_of(request.reasoning_effort),
         max_tokens=getattr(request, limit),
         max_tokens_path=f"$.{limit}",
         **parse_common(request),

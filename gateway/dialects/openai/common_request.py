@@ -24,7 +24,7 @@ from gateway.dialects.openai.structured_outputs import (
 )
 from gateway.dialects.openai.unsupported_fields import reject_unsupported
 from gateway.errors import InvalidField
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import Effort, GenerationRequest, ReasoningWish
 from protocol.requests import MOST_CHOICES, Lane
 
 SERVICE_TIER_OF: Mapping[str, str] = {"interactive": "priority", "standard": "default", "batch": "flex"}
@@ -140,6 +140,11 @@ def parse_common(request: CompletionFields) -> dict[str, Any]:
         "ignore_end": bool(request.ignore_eos),
         "grammar": grammar,
     }
+
+
+def reasoning_of(effort: Effort | None) -> ReasoningWish:
+    """What an effort says of reasoning. Models without any pass over it, as clients send it to whatever model."""
+    return ReasoningWish() if effort is None else ReasoningWish(effort != "none", effort)
 
 
 def prewarming(generation: GenerationRequest) -> GenerationRequest:

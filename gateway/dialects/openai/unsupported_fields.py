@@ -1,6 +1,6 @@
 """Fields of OpenAI and vLLM that would change the answer and are not supported: refused, never ignored.
 
-Hints (`reasoning_effort`, `prediction`, `user`, `store` and so on) and unknown fields are ignored,
+Hints (`prediction`, `user`, `store` and so on) and unknown fields are ignored,
 as clients expect of a server older than themselves.
 """
 

@@ -138,7 +138,9 @@ def test_the_prompt_is_scored_once_when_it_is_computed_again_in_parts(tiny_model
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swap", [0, 9])
-@pytest.mark.parametrize("mode", only_fast("grammar", of=["grammar", "penalties", "logprobs"]))
+@pytest.mark.parametrize(
+    "mode", only_fast("grammar", of=["grammar", "penalties", "logprobs", "reasoning before a grammar"])
+)
 def test_the_sampler_goes_on_where_it_was_after_preemption(tiny_model: Path, tokenizer: Path, mode: str, swap: int):
     """Half way through its output, and half way through the grammar; by copying out and by computing again."""
     preempted = preempt(tiny_model, tokenizer, mode, swap)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,11 @@ from gateway.dialects.anthropic import messages_request
 from gateway.dialects.openai import chat_request
 from gateway.dialects.openai.responses import request as responses_request
 from gateway.generation_request import GenerationRequest
+from tests.fast import only_fast
+from tests.gateway.conversation.family_models import FAMILIES, MARKER, family_folder, source_of
 from tests.gateway.stack import running_stack
-from tests.gateway.tiny_model import make_model_folder, make_tokenizer
+from tests.gateway.tiny_model import make_tokenizer
 
-FAMILIES = Path(__file__).with_name("families")
 FORMATS = {
     "deepseek-r1": "deepseek",
     "deepseek-v3": "deepseek",
@@ -48,9 +48,6 @@ FORMATS = {
 """Family → how its output is read: hermes reads both ways that Qwen's models write calls."""
 ONE_CALL = {"llama-3.1", "gpt-oss"}
 """Those whose templates take one call in a message."""
-_MARKER = re.compile(
-    r"<｜[^<>｜]+｜>|<\|[a-z_/]+\|>|\[/?[A-Z]+(?:_[A-Z]+)*\]|</?(?:think|tool_call|start_of_turn|end_of_turn)>"
-)
 BEGIN, END = "<|begin|>", "<|end|>"
 
 SCHEMA: dict[str, Any] = {
@@ -141,15 +138,11 @@ def generations() -> dict[str, GenerationRequest]:
     }
 
 
-def source_of(family: str) -> str:
-    return (FAMILIES / f"{family}.jinja").read_text(encoding="utf-8")
-
-
 @cache
 def _tokenizer() -> Tokenizer:
     """The markers of all families are tokens of it."""
     made = make_tokenizer()
-    markers = sorted({marker for family in FORMATS for marker in _MARKER.findall(source_of(family))})
+    markers = sorted({marker for family in FORMATS for marker in MARKER.findall(source_of(family))})
     made.add_special_tokens([AddedToken(text, normalized=False) for text in markers])
     return Tokenizer(made.to_str())
 
@@ -176,7 +169,7 @@ def test_a_family_renders_what_it_is_known_for_by_every_dialect(family: str) -> 
     assert rendered["chat"] == golden.read_text(encoding="utf-8")
     assert rendered["messages"] == rendered["responses"] == rendered["chat"]
     assert tokens["messages"] == tokens["responses"] == tokens["chat"]
-    assert detect_output_format(template.source, frozenset(_MARKER.findall(template.source))) == FORMATS[family]
+    assert detect_output_format(template.source, frozenset(MARKER.findall(template.source))) == FORMATS[family]
 
 
 @pytest.mark.parametrize("family", FORMATS)
@@ -215,12 +208,9 @@ def test_parallel_calls_become_one_after_the_other_where_a_template_takes_one(fa
     assert where == sorted(where)
 
 
-@pytest.mark.parametrize("family", ["llama-3.1", pytest.param("qwen-3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", only_fast("llama-3.1", of=FORMATS))
 async def test_the_same_conversation_has_the_same_usage(family: str, stocked_sqlite_url: str, tmp_path: Path) -> None:
-    folder = make_model_folder(tmp_path / "model", template=source_of(family), context=4096)
-    tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in _MARKER.findall(source_of(family))])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    folder = family_folder(tmp_path / "model", family)
     async with running_stack(stocked_sqlite_url, tmp_path, folder, context=4096) as stack:
         stack.say("Yes.")
         headers = {"authorization": f"Bearer {stack.key}"}

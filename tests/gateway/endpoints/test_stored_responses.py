@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 from openai import NotFoundError
 from sqlalchemy import text
 
+from gateway.kept_responses.storage_bound import StorageBound
 from gateway.services import GatewayOptions
 from response_store.policies import ResponsePolicies
 from response_store.store import forget_expired
 from tests.gateway.endpoints.test_responses import ARGUMENTS, CALLS, TOOLS, create, sent, streamed
-from tests.gateway.stack import Stack, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 from tests.gateway.tiny_model import make_model_folder
 
 REASONING = """\
@@ -84,6 +86,35 @@ async def test_a_reference_stands_for_the_item(stack: Stack) -> None:
     stack.say("Yes.")
     reference: Any = {"type": "item_reference", "id": first.output[0].id}
     await create(stack, input=[{"role": "user", "content": "Who?"}, reference, {"role": "user", "content": "?"}])
+    assert sent(stack).tokens == spelled
+
+
+async def test_an_item_is_referred_to_by_the_id_that_it_is_listed_by(stack: Stack) -> None:
+    """Whatever id its client gave it: one that stands there twice, or is another response's."""
+    stack.say("The fox.")
+    first = await create(stack, input="Who?")
+    said: Any = [
+        {"role": "user", "content": "One."},
+        {"id": "mine", "role": "user", "content": "Two."},
+        {"id": "mine", "role": "user", "content": "Three."},
+        {**first.output[0].to_dict(), "content": [{"type": "output_text", "text": "Other.", "annotations": []}]},
+        {"role": "user", "content": "Five."},
+    ]
+    kept = await create(stack, input=said, store=True)
+    spelled = sent(stack).tokens
+    async with stack.openai() as client:
+        for order in ("asc", "desc"):
+            pages = client.responses.input_items.list(kept.id, order=order, limit=1)  # type: ignore[arg-type]
+            ids = [item.id async for item in pages]
+            assert len(set(ids)) == len(ids) == 5
+    references: Any = [{"type": "item_reference", "id": id_} for id_ in reversed(ids)]
+    await create(stack, input=references)
+    assert sent(stack).tokens == spelled
+    own: Any = {"type": "item_reference", "id": first.output[0].id}
+    ask: Any = {"role": "user", "content": "?"}
+    await create(stack, input=[ask, references[0], own, ask])
+    spelled = sent(stack).tokens
+    await create(stack, input=[ask, said[0], first.output[0].to_dict(), ask])
     assert sent(stack).tokens == spelled
 
 
@@ -180,20 +211,86 @@ async def test_a_project_without_retention_stores_nothing(stack: Stack) -> None:
 
 
 async def test_a_project_keeps_no_more_than_it_may(stack: Stack) -> None:
-    bound = stack.gateway.response_keeper.bound
+    """What this worker wrote counts at once, and all that is kept once the database was asked."""
+    bound, store = stack.gateway.response_keeper.bound, stack.gateway.response_keeper.store
     assert bound is not None
+    assert store is not None
     bound.most = 1
     stack.say("The fox.")
     await create(stack, input="Who?", store=True)
-    bound._known.clear()
-    assert not bound.full(stack.tenant.id, stack.project.id), "it is asked first"
-    await stack.until(lambda: bound.full(stack.tenant.id, stack.project.id))
     await create(stack, input="Who?")
+    elsewhere = StorageBound(store, most=1)
+    assert not elsewhere.full(stack.tenant.id, stack.project.id), "it is asked first"
+    await stack.until(lambda: elsewhere.full(stack.tenant.id, stack.project.id))
     assert len(await stack.rows("SELECT id FROM stored_response")) == 1
     for field in ("store", "background"):
         body = {"model": "tiny", "input": "x", field: True}
         refused = await stack.http.post("/v1/responses", headers=bearer(stack.key), json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "storage_exceeded")
+
+
+async def test_a_balance_that_runs_out_within_a_conversation_loses_nothing(stack: Stack) -> None:
+    """Refused with the code that clients know, and one in the background fails with it; paid again, it goes on."""
+    stack.say("The fox.")
+    first = await create(stack, input="Who?", store=True)
+    await stack.settled(1)
+    balance = await stack.balances.get(stack.tenant.id)
+    assert balance is not None
+    taken = balance.available - 10**5
+    await stack.balances.refund(stack.tenant.id, taken, "USD")
+    body = {"model": "tiny", "input": "And?", "previous_response_id": first.id, "max_output_tokens": 9, "store": True}
+    for more in ({}, {"stream": True}):
+        refused = await stack.http.post("/v1/responses", headers=bearer(stack.key), json=body | more)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (402, "insufficient_quota"), refused.text
+    assert len(await stack.rows("SELECT id FROM stored_response")) == 1
+    async with stack.openai() as client:
+        waits = await create(stack, background=True, **{name: body[name] for name in body if name != "model"})
+        while (failed := await client.responses.retrieve(waits.id)).status in ("queued", "in_progress"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert failed.error is not None
+        assert (failed.status, failed.error.code) == ("failed", "insufficient_quota")
+        assert (await client.responses.retrieve(first.id)).to_dict() == first.to_dict()
+    assert len(await stack.events()) == 1
+    await stack.balances.grant(stack.tenant.id, taken, "USD")
+    stack.say("The dog.")
+    second = await create(stack, **{name: value for name, value in body.items() if name != "model"})
+    chained = sent(stack).tokens
+    stack.say("The dog.")
+    question: Any = {"role": "user", "content": "And?"}
+    await create(stack, input=[{"role": "user", "content": "Who?"}, first.output[0].to_dict(), question])
+    assert sent(stack).tokens == chained
+    assert second.previous_response_id == first.id
+    await stack.settled(3)
+
+
+async def test_a_response_that_the_money_ends_is_kept_and_gone_on_from(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """It is incomplete, says why, and its client pays for what there is of it."""
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, hold_slice=8)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        stack.say("The fox.")
+        first = await create(stack, input="Who?")
+        (event,) = await stack.settled(1)
+        balance = await stack.balances.get(stack.tenant.id)
+        assert balance is not None
+        left = 20 * event.cost_pico
+        await stack.balances.refund(stack.tenant.id, balance.available - left, "USD")
+        stack.say("so long " * 100, end=False)
+        asks: dict[str, Any] = {"input": "And?", "previous_response_id": first.id, "max_output_tokens": 400}
+        cut = await create(stack, **asks, store=True)
+        assert (cut.status, cut.incomplete_details.to_dict()) == (
+            "incomplete", {"reason": "max_output_tokens", "limited_by": "budget"}
+        )  # fmt: skip
+        assert cut.output_text
+        await stack.settled(2)
+        await stack.balances.grant(stack.tenant.id, balance.available, "USD")
+        async with stack.openai() as client:
+            assert (await client.responses.retrieve(cut.id)).to_dict() == cut.to_dict()
+        stack.say("Yes.")
+        assert (await create(stack, input="Go on.", previous_response_id=cut.id)).output_text == "Yes."
+        await stack.settled(3)
 
 
 async def test_another_project_knows_nothing_of_it(stack: Stack) -> None:

@@ -165,6 +165,40 @@ async def test_a_required_call_is_a_grammar_and_leaves_the_prompt(stack: Stack, 
     assert [name for name in ("weather", "now") if f'\\"{name}\\"' in body["lark"]] == names
 
 
+@pytest.mark.parametrize("written", ["Tool ca", 'Tool call: {"name": "no', 'Tool call: {"name": "now", "argum'])
+async def test_a_required_call_that_the_limit_cuts_off_is_a_part_of_a_call(stack: Stack, written: str) -> None:
+    """Never text, in whatever dialect. Of several tools none is named before the model has named it."""
+    stack.say(written, end=False)
+    named = '"now"' in written
+    messages: Any = [{"role": "user", "content": "Weather?"}]
+    choice = {"type": "function", "function": {"name": "now"}}
+    answer = (await chat(stack, messages=messages, tools=OPENAI_TOOLS, tool_choice=choice)).choices[0]
+    assert (answer.finish_reason, answer.message.content) == ("length", None)
+    ((call, arguments),) = [(one.function.name, one.function.arguments) for one in answer.message.tool_calls or ()]
+    assert (call, arguments) == ("now", "")
+    several = (await chat(stack, messages=messages, tools=OPENAI_TOOLS, tool_choice="required")).choices[0]
+    assert not several.message.content
+    assert [one.function.name for one in several.message.tool_calls or ()] == ["now"] * named
+    tools = [{"type": "function", **tool["function"]} for tool in OPENAI_TOOLS]
+    body = {"model": "tiny", "input": "Now?", "tools": tools, "tool_choice": {"type": "function", "name": "now"}}
+    headers = {"authorization": f"Bearer {stack.key}"}
+    response = (await stack.http.post("/v1/responses", json=body, headers=headers)).json()
+    (item,) = response["output"]
+    assert (response["status"], item["status"], item["type"], item["name"]) == (
+        "incomplete", "incomplete", "function_call", "now"
+    )  # fmt: skip
+    async with anthropic(stack) as client:
+        message = await client.messages.create(
+            model="tiny",
+            max_tokens=100,
+            messages=messages,
+            tools=[{"name": "now", "input_schema": {"type": "object"}}],
+            tool_choice={"type": "tool", "name": "now"},
+        )
+    assert message.stop_reason == "max_tokens"
+    assert [block.type for block in message.content] == ["tool_use"]
+
+
 async def test_without_leave_to_call_calls_are_text(stack: Stack) -> None:
     stack.say(CALLS)
     answer = await chat(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.structs import replace
 
 from gateway.dialects.json_paths import json_object
 from gateway.dialects.openai.cache_fields import CacheControl, ExplicitBreakpoint
@@ -101,13 +102,15 @@ class ChosenTool(Struct, frozen=True, kw_only=True):
 ResponseToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTool
 
 
-def listed_items(items: Sequence[InputItem], key: str) -> list[dict[str, Any]]:
-    """The items as OpenAI lists them, each with an id; `key`: what ids are made of where the client gave none."""
-    return [_listed(item, f"{key}{index:04x}") for index, item in enumerate(items)]
+def numbered(items: Sequence[InputItem], key: str) -> list[InputItem]:
+    """The items of one input, each with an id of its own, made of the response's `key`. What a client gave as an id may
+    stand there twice, or be that of another response's item."""
+    return [replace(item, id=f"item_{key}{index:04x}") for index, item in enumerate(items)]
 
 
-def _listed(item: InputItem, key: str) -> dict[str, Any]:
-    shown: dict[str, Any] = {"id": item.id or f"item_{key}", "type": item.type, "status": "completed"}
+def listed(item: InputItem) -> dict[str, Any]:
+    """An item as OpenAI lists it."""
+    shown: dict[str, Any] = {"id": item.id, "type": item.type, "status": "completed"}
     shown |= {name: value for name, value in msgspec.to_builtins(item).items() if name not in shown}
     if item.type == "message" and isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -18,14 +18,23 @@ from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import check_large_responses
 from gateway.dialects.max_cost import MaxCost, parse_max_cost
 from gateway.dialects.openai.cache_fields import CacheFields, ResponseId, parse_directives
-from gateway.dialects.openai.common_request import TAG, Fraction, Integer64, Label, TopLogprobs, lane_of, prewarming
+from gateway.dialects.openai.common_request import (
+    TAG,
+    Fraction,
+    Integer64,
+    Label,
+    TopLogprobs,
+    lane_of,
+    prewarming,
+    reasoning_of,
+)
 from gateway.dialects.openai.responses.input_items import InputItem, ResponseTool, ResponseToolChoice
 from gateway.dialects.openai.responses.tools import ToolNames, read_response_choice, read_response_tools
 from gateway.dialects.openai.responses.turns import TurnReader, Unseal
 from gateway.dialects.openai.structured_outputs import Schema, object_grammar, schema_grammar
 from gateway.dialects.openai.unsupported_fields import Refused, reject_unsupported
 from gateway.errors import InvalidField
-from gateway.generation_request import GenerationRequest, Grammar
+from gateway.generation_request import Effort, GenerationRequest, Grammar
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 """What `include` may name that is not there without it."""
@@ -59,9 +68,6 @@ class TextOptions(Struct, frozen=True):
 
     format: PlainFormat | ObjectFormat | SchemaFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-
-
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Reasoning(Struct, frozen=True):
@@ -199,6 +205,7 @@ def generation_of(
         turns_path="$.input",
         tools=tools,
         tool_choice=read_response_choice(request.tool_choice, tools, parallel=request.parallel_tool_calls),
+        reasoning=reasoning_of(None if request.reasoning is None else request.reasoning.effort),
         max_tokens=request.max_output_tokens,
         max_tokens_path="$.max_output_tokens",
         fill_context=True,

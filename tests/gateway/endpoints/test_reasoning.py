@@ -1,0 +1,123 @@
+"""Reasoning by HTTP: what the replica is told by each dialect, and how the reasoning's tokens are counted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.requests import Reasoning
+from tests.gateway.conversation.family_models import family_folder
+from tests.gateway.fake_replica import Script
+from tests.gateway.stack import Stack, running_stack
+
+ASK: Any = [{"role": "user", "content": "Why?"}]
+THOUGHT, SAYS = "Let me see.", "So it is."
+
+
+@pytest.fixture
+async def thinking(stocked_sqlite_url: str, tmp_path: Path) -> AsyncIterator[Stack]:
+    """Its template opens the reasoning."""
+    folder = family_folder(tmp_path / "model", "qwen-3-thinking")
+    async with running_stack(stocked_sqlite_url, tmp_path, folder, context=4096) as running:
+        yield running
+
+
+async def post(stack: Stack, path: str, body: dict[str, Any]) -> Any:
+    headers = {"authorization": f"Bearer {stack.key}", "anthropic-version": "2023-06-01"}
+    if path != "/v1/messages":
+        del headers["anthropic-version"]
+    return await stack.http.post(path, json={"model": "tiny", **body}, headers=headers)
+
+
+def told(stack: Stack) -> Reasoning | None:
+    return list(stack.replica.runs.values())[-1].generate.reasoning
+
+
+async def test_the_same_wish_is_the_same_request_in_three_dialects(thinking: Stack) -> None:
+    model = next(iter(thinking.models))
+    ((close, _),) = model.tokenizer.ids_of(["</think>"]).items()
+    thought = model.tokenizer.content(THOUGHT)
+    thinking.replica.script = Script(
+        tokens=[*thought, close, *model.tokenizer.content(SAYS), *model.stop_tokens[:1]], burst=3
+    )
+    chat = (await post(thinking, "/v1/chat/completions", {"messages": ASK, "reasoning_effort": "low"})).json()
+    by_chat = told(thinking)
+    response = (await post(thinking, "/v1/responses", {"input": "Why?", "reasoning": {"effort": "low"}})).json()
+    by_response = told(thinking)
+    budget = {"type": "enabled", "budget_tokens": 1024}
+    asks = {"messages": ASK, "max_tokens": 2000, "thinking": budget}
+    message = (await post(thinking, "/v1/messages", asks)).json()
+    assert told(thinking) == by_chat == by_response
+    assert by_chat is not None
+    assert (by_chat.end, by_chat.begun, by_chat.budget) == ((close,), True, 1024)
+    prompts = [run.generate.tokens for run in thinking.replica.runs.values()]
+    assert prompts[0] == prompts[1] == prompts[2]
+
+    said = chat["choices"][0]["message"]
+    assert (said["reasoning_content"], said["content"]) == (THOUGHT, SAYS)
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    counted = len(thought) + 1  # with the marker
+    assert chat["usage"]["completion_tokens_details"]["reasoning_tokens"] == counted
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == counted
+    assert message["usage"]["output_tokens_details"]["thinking_tokens"] == counted
+    events = await thinking.settled(3)
+    assert {int(event.output) for event in events} == {len(thinking.replica.answer_to(None).tokens)}  # type: ignore[arg-type]
+
+
+async def test_a_grammar_leaves_room_for_the_reasoning_before_it(thinking: Stack) -> None:
+    """The answer's own limit is beside the budget, where the client says none."""
+    thinking.say("</think>{}")
+    body = {"messages": ASK, "response_format": {"type": "json_object"}}
+    limits = []
+    for more in ({}, {"reasoning_effort": "minimal"}, {"reasoning_effort": "none"}):
+        assert (await post(thinking, "/v1/chat/completions", body | more)).status_code == 200
+        limits.append(list(thinking.replica.runs.values())[-1].generate.sampling.max_tokens)
+    assert (limits[1], limits[2]) == (2048 + 512, 2048)
+    assert limits[0] > limits[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1000}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled"}}, "thinking"),
+    ],
+)
+async def test_budgets_out_of_bounds_are_refused(thinking: Stack, body: dict[str, Any], names: str) -> None:
+    refused = await post(thinking, "/v1/messages", {"messages": ASK, "max_tokens": 2000, **body})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert names in refused.json()["error"]["message"]
+    assert not thinking.replica.runs
+
+
+async def test_a_model_that_does_not_reason_passes_over_efforts_and_refuses_budgets(stack: Stack) -> None:
+    stack.say("So it is.")
+    for path, body in (
+        ("/v1/chat/completions", {"messages": ASK, "reasoning_effort": "high"}),
+        ("/v1/responses", {"input": "Why?", "reasoning": {"effort": "none"}}),
+        ("/v1/messages", {"messages": ASK, "max_tokens": 9, "thinking": {"type": "adaptive"}}),
+        ("/v1/messages", {"messages": ASK, "max_tokens": 9, "output_config": {"effort": "max"}}),
+    ):
+        answer = await post(stack, path, body)
+        assert answer.status_code == 200, answer.text
+        assert told(stack) is None
+    asks = {"messages": ASK, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    refused = await post(stack, "/v1/messages", asks)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("$.thinking.type: the model tiny does not reason")
+    models = await stack.http.get(
+        "/v1/models", headers={"authorization": f"Bearer {stack.key}", "anthropic-version": "2023-06-01"}
+    )
+    assert models.json()["data"][0]["capabilities"]["thinking"]["types"]["enabled"] == {"supported": False}
+
+
+async def test_models_say_that_they_reason(thinking: Stack) -> None:
+    headers = {"authorization": f"Bearer {thinking.key}", "anthropic-version": "2023-06-01"}
+    able = (await thinking.http.get("/v1/models", headers=headers)).json()["data"][0]["capabilities"]
+    assert able["thinking"]["types"]["enabled"] == {"supported": True}
+    assert able["effort"]["max"] == {"supported": True}
