@@ -1,6 +1,6 @@
 """Trains the demo model that calls tools on conversations that it makes up, and writes its folder.
 
-    python scripts/train_tool_model.py                             # one GPU, under eight minutes
+    python scripts/train_tool_model.py                             # one GPU, under nine minutes
     python scripts/train_tool_model.py --smoke --out /tmp/models   # seconds on a CPU: tiny, and no good
 
 Needs torch, numpy, tokenizers, jinja2 and safetensors. The folder's `held_out.json`, which was written before this
@@ -26,7 +26,8 @@ from demo_model.train import train
 from tokenizers import Tokenizer
 from tool_model import evaluate, template
 from tool_model.card import model_card
-from tool_model.windows import make_rows, texts
+from tool_model.tools import concepts
+from tool_model.windows import start_rows, texts
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Plan:
 
 FULL = Plan(
     shape=Shape(vocabulary=4096, width=256, layers=8, heads=4, kv_heads=2, inner=768),
-    conversations=900_000,
+    conversations=1_300_000,
     for_vocabulary=25_000,
     batch_tokens=65_536,
 )
@@ -67,16 +68,11 @@ def main() -> None:
     if options.go_on:
         begun, tokenizer = export.read_folder(options.go_on)
     else:
-        say(started, "learning the vocabulary")
-        sample = texts(plan.for_vocabulary, f"vocabulary-{options.seed}", options.hold_back)
-        tokenizer = template.train_tokenizer((rendered for _, rendered in sample), plan.shape.vocabulary)
-        del sample
+        tokenizer = vocabulary(plan, options, started)
     say(started, f"{tokenizer.get_vocab_size()} tokens; making conversations in {processes} processes")
-    rows = make_rows(
+    rows = start_rows(
         tokenizer, plan.conversations, plan.batch_tokens, options.seed, options.hold_back, device, processes
     )
-    for length, (ids, _) in rows.by_length.items():
-        say(started, f"{len(ids)} rows of {length}")
     say(started, "training")
     network, making = train(
         "model",
@@ -89,6 +85,8 @@ def main() -> None:
         start_from=begun,
         height=options.height,
     )
+    for length, (ids, _) in rows.by_length.items():
+        say(started, f"{len(ids)} rows of {length}{'' if rows.complete.is_set() else ' so far'}")
     folder = options.out / "tool-caller"
     write_folder(folder, network, tokenizer)
     trained = time.perf_counter() - started
@@ -98,6 +96,7 @@ def main() -> None:
     figures = {
         **dataclasses.asdict(plan.shape),
         "results": results,
+        "kinds": len(concepts()),
         "making": {
             "training time": f"{making['seconds']:.0f} s, after {making['compiling_seconds']:.0f} s of compilation",
             "steps": f"{making['steps']:,}",
@@ -113,6 +112,18 @@ def main() -> None:
     say(started, f"wrote {folder}, {export.folder_size(folder):,} bytes")
 
 
+def vocabulary(plan: Plan, options: argparse.Namespace, started: float) -> Tokenizer:
+    """Learnt from conversations, or read if it was written by an earlier run."""
+    if options.vocabulary and options.vocabulary.exists():
+        return Tokenizer.from_file(str(options.vocabulary))
+    say(started, "learning the vocabulary")
+    sample = texts(plan.for_vocabulary, f"vocabulary-{options.seed}", options.hold_back)
+    tokenizer = template.train_tokenizer((rendered for _, rendered in sample), plan.shape.vocabulary)
+    if options.vocabulary:
+        tokenizer.save(str(options.vocabulary))
+    return tokenizer
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -125,7 +136,7 @@ def parse_arguments() -> argparse.Namespace:
         default=[Path("models/tool-caller/held_out.json"), Path("models/tool-caller/held_out_2.json")],
         help="the questions that are measured with (default: both sets in models/tool-caller)",
     )
-    parser.add_argument("--minutes", type=float, default=4.5, help="training time (default: 4.5)")
+    parser.add_argument("--minutes", type=float, default=6.3, help="training time (default: 6.3)")
     parser.add_argument("--conversations", type=int, help="how many are made up")
     parser.add_argument(
         "--hold-back",
@@ -135,6 +146,9 @@ def parse_arguments() -> argparse.Namespace:
         help="leave every Nth kind of tool out of training and measure with it, too",
     )
     parser.add_argument("--go-on", type=Path, metavar="FOLDER", help="train these weights further, instead of new ones")
+    parser.add_argument(
+        "--vocabulary", type=Path, metavar="FILE", help="read the vocabulary there, or write it there once it is learnt"
+    )
     parser.add_argument("--height", type=float, default=1.0, help="a factor of the rates (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="of everything drawn at random (default: 1)")
     parser.add_argument(

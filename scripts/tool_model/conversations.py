@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from .questions import ask, polished
-from .tools import Concept, Offer, composed, concepts, neighbour, noun_of, offer, resemble
-from .values import WORDS, code, made_up, money, name, title, word, words
+from .tools import Concept, Offer, composed, concepts, idle_questions, neighbour, noun_of, offer, resemble
+from .values import WORDS, code, filled, kinds_of_text, money, name, title, word, words
 from .vocabulary import ATTRIBUTES
 
 Message = dict[str, Any]
 
 GROUPS_THAT_KNOW = frozenset(
-    ["search", "wiki", "docs", "fetch", "summary", "jokeapi", "news", "define", "synonym", "countryinfo", "population", "book", "movie", "image", "python", "shell", "calc", "distance", "langdetect", "sports", "standings", "medicine", "recipe", "music", "contact", "hr2", "user", "lead", "sun", "classify", "extract1", "extract2", "extract3", "extract4", "note", "todo"]
+    ["search", "wiki", "docs", "fetch", "summary", "jokeapi", "news", "define", "synonym", "countryinfo", "population", "book", "movie", "image", "python", "shell", "calc", "distance", "langdetect", "sports", "standings", "medicine", "recipe", "music", "contact", "hr2", "user", "lead", "species", "spacepos", "molecule", "newssearch", "bookinfo", "booksby", "filmsearch", "playerinfo", "lawsearch", "paper", "docsearch", "whereto", "recommend", "genealogy", "stacktrace", "nutrition", "trending", "plantcare", "snippet", "genimage", "rewrite", "tts", "postsocial", "games", "trademark", "companyreg", "lookup", "sun", "classify", "extract1", "extract2", "extract3", "extract4", "note", "todo"]
 )  # fmt: skip
 """Groups of the table that a general question or a statement could be meant for."""
 _ANSWERS = {
@@ -76,20 +74,14 @@ class Conversation:
     tools: list[dict[str, Any]]
 
 
-@cache
-def _chat() -> dict[str, list[str]]:
-    lines = (Path(__file__).parent / "chat.txt").read_text().splitlines()
-    return {
-        kind: [text.strip() for text in texts.split(";;")]
-        for kind, _, texts in (line.partition(": ") for line in lines)
-    }
+_CHAT = kinds_of_text("chat.txt")
 
 
 def small_talk(offered: list[Offer], rng: random.Random) -> tuple[str, str]:
     """What needs no tool, and its answer."""
-    kinds = list(_chat())
+    kinds = list(_CHAT)
     weights = [3.0 if kind == "know" else 1.0 for kind in kinds]
-    knowing = any(one.concept.group in GROUPS_THAT_KNOW for one in offered)
+    knowing = any(one.concept.tags & GROUPS_THAT_KNOW for one in offered)
     kind = rng.choices(
         kinds,
         [
@@ -97,15 +89,11 @@ def small_talk(offered: list[Offer], rng: random.Random) -> tuple[str, str]:
             for k, w in zip(kinds, weights, strict=True)
         ],
     )[0]
-    text = rng.choice(_chat()[kind])
-    for mark, fill in (
-        ("{noun}", lambda: word(rng, "noun")), ("{noun}", lambda: word(rng, "noun")), ("{topic}", lambda: word(rng, "topic", "topic2")), ("{adjective}", lambda: word(rng, "adjective")),
-        ("{city}", lambda: name(rng, "city")), ("{country}", lambda: name(rng, "country")), ("{first}", lambda: name(rng, "first")), ("{First}", lambda: name(rng, "first")),
-        ("{Last}", lambda: name(rng, "last")), ("{Title}", lambda: title(rng)), ("{language}", lambda: name(rng, "language")), ("{food}", lambda: word(rng, "food")),
-        ("{age}", lambda: str(rng.randint(5, 99))), ("{year}", lambda: str(rng.randint(1200, 2026))), ("{UPPER}", lambda: made_up(rng).upper()[:4]), ("{tool}", lambda: rng.choice(("assistant", "bot", "there", "my friend"))),
-    ):  # fmt: skip
-        if mark in text:
-            text = text.replace(mark, fill(), 1)
+    if kind == "know" and rng.random() < 0.4:
+        domains = [one.concept.domain for one in offered if one.concept.domain in idle_questions()]
+        domain = rng.choice(domains) if domains and rng.random() < 0.7 else rng.choice(list(idle_questions()))
+        return rng.choice(idle_questions()[domain]), _ANSWERS["know"]
+    text = filled(rng.choice(_CHAT[kind]), rng)
     if rng.random() < 0.25 and kind in ("thanks", "bye", "ok", "hello", "feel"):
         text += "!"
     if rng.random() < 0.1 and kind not in ("hello", "ok"):
@@ -188,8 +176,11 @@ def _kit(rng: random.Random, most: int, table: tuple[Concept, ...]) -> list[Offe
     for _ in range(rng.randint(1, most)):
         for _ in range(10):
             kind = rng.random()
-            if kind < 0.6:
+            if kind < 0.35:
                 other = rng.choice(table)
+            elif kind < 0.6:  # what is for nearly the same
+                domain = chosen[0].domain if chosen else ""
+                other = rng.choice([one for one in table if one.domain == domain] or table)
             elif kind < 0.8 and chosen:
                 other = neighbour(rng.choice(chosen), rng)
             else:
@@ -209,11 +200,13 @@ def _kit(rng: random.Random, most: int, table: tuple[Concept, ...]) -> list[Offe
 def _amiss(offered: list[Offer], rng: random.Random, table: tuple[Concept, ...]) -> str | None:
     """A request that none of the offered tools is for."""
     for _ in range(10):
-        other = (
-            neighbour(rng.choice(offered).concept, rng)
-            if offered and rng.random() < 0.3
-            else (rng.choice(table) if rng.random() < 0.7 else composed(rng))
-        )
+        kind, beside = rng.random(), rng.choice(offered).concept if offered else composed(rng)
+        if kind < 0.25:
+            other = neighbour(beside, rng)
+        elif kind < 0.5:
+            other = rng.choice([one for one in table if one.domain == beside.domain] or table)
+        else:
+            other = rng.choice(table) if kind < 0.85 else composed(rng)
         if any(resemble(other, one.concept) for one in offered) or other.group.startswith("extract"):
             continue
         if (

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .tools import Offer, Parameter
-from .values import draw
+from .values import TEXTS, draw, in_words, on_a_clock, written
 from .vocabulary import AFTER, BEFORE, FREE, NUMBERS, REWORDED, STRINGS
 
-_PLACE = re.compile(r"\{(\w+)(?::\w+)?(?:=([^}]*))?\}")
+_PLACE = re.compile(r"\{(\w+)(?::(\w+))?(?:=([^}]*))?\}")
+"""`{key}`, or `{key=words}` and `{key:value=words}`, whose words stand for a value."""
 
 _MAYBE = re.compile(r"\[([^\]]*)\]")
 
@@ -19,10 +20,12 @@ _MAYBE = re.compile(r"\[([^\]]*)\]")
 def _drawn(parameter: Parameter, offered: Offer, rng: random.Random) -> tuple[str, Any]:
     """A value and how the question writes it: maybe in quotes, or of another kind than one would think."""
     shown, value = draw(parameter.source, rng)
-    if parameter.source in ("date", "time", "percent") or offered.concept.group.startswith("extract"):
+    if parameter.source in ("date", "time", "currency", "language"):
+        return _as_described(str(value), parameter, offered, rng)
+    if parameter.source in ("percent", "mins") or offered.concept.group.startswith("extract"):
         return shown, value
     if isinstance(value, int) and not isinstance(value, bool):
-        if 1 <= value <= 12 and parameter.source == "int" and rng.random() < 0.1:
+        if 1 <= value <= 12 and parameter.source == "int" and rng.random() < 0.25:
             return NUMBERS[value - 1], value
         if value >= 1000 and rng.random() < 0.06 and parameter.source == "money":
             return f"{value:,}", value
@@ -34,6 +37,28 @@ def _drawn(parameter: Parameter, offered: Offer, rng: random.Random) -> tuple[st
     if shown == value and rng.random() < 0.15 and not set(value) & set("\"'“”"):
         shown = rng.choice((f'"{value}"', f'"{value}"', f"'{value}'", f"“{value}”", f"`{value}`"))
     return shown, value
+
+
+def _as_described(value: str, parameter: Parameter, offered: Offer, rng: random.Random) -> tuple[str, str]:
+    """A day, a time, a currency or a language: rewritten if the parameter's description names a form, else as it is."""
+    schema = offered.definition["parameters"]["properties"][offered.keys[parameter.key]]
+    formal = re.search(r"YYYY|ISO|HH:MM|24|code", schema.get("description", ""))
+    plainly = rng.random() < 0.6
+    if parameter.source == "date":
+        if formal:
+            return (value if plainly else in_words(value, rng)), value
+        said = value if rng.random() < 0.7 else in_words(value, rng) if rng.random() < 0.3 else rng.choice(TEXTS["day"])
+        return said, said
+    if parameter.source == "time":
+        if formal:
+            return (value if plainly else on_a_clock(value, rng)), value
+        said = value if plainly else on_a_clock(value, rng)
+        return said, said
+    if parameter.source == "currency":
+        called = [pair.split("=")[0] for pair in TEXTS["money_names"] if pair.endswith(f"={value}")]
+        return (rng.choice(called) if called and not plainly and formal else value), value
+    codes = dict(pair.split("=") for pair in TEXTS["language_codes"])
+    return (value, codes[value]) if formal and value in codes else (value, value)
 
 
 @dataclass(frozen=True)
@@ -103,13 +128,17 @@ def ask(offered: Offer, rng: random.Random) -> Ask:
 
     def fill(match: re.Match[str]) -> str:
         parameter = by_key[match.group(1)]
-        if match.group(2) is not None:
-            drawn[parameter.key] = True
-            return match.group(2)
         if parameter.choices:
-            value = rng.choice(parameter.choices)
-            drawn[parameter.key] = value
-            return rng.choice((value, value, value.capitalize(), value.upper() if len(value) < 4 else value))
+            offers = offered.definition["parameters"]["properties"][offered.keys[parameter.key]]["enum"]
+            at = parameter.choices.index(match.group(2)) if match.group(3) else rng.randrange(len(offers))
+            drawn[parameter.key] = offers[at]
+            value = parameter.choices[at].replace("_", " ") if rng.random() < 0.8 else parameter.choices[at]
+            return match.group(3) or rng.choice(
+                (value, value, value, value.capitalize(), value.upper() if len(value) < 4 else value)
+            )
+        if match.group(3) is not None:
+            drawn[parameter.key] = match.group(2) != "false"
+            return match.group(3)
         shown, value = _drawn(parameter, offered, rng)
         drawn[parameter.key] = str(value) if parameter.key in offered.as_text else value
         return shown.replace("[", "(").replace("]", ")") if parameter.source != "code_text" else shown
@@ -127,7 +156,17 @@ def ask(offered: Offer, rng: random.Random) -> Ask:
 
 
 def polished(asked: Ask, rng: random.Random) -> str:
-    """A question as somebody types it."""
+    """A question as somebody types it, sometimes with a sentence beside it that asks nothing."""
+    text = _typed(asked, rng)
+    kind = rng.random()
+    if kind < 0.12:
+        return f"{written(rng, 'context')} {text[0].upper()}{text[1:]}"
+    if kind < 0.18 and text[-1:] in "?.!" and not asked.ends:
+        return f"{text} {written(rng, 'context')}"
+    return text
+
+
+def _typed(asked: Ask, rng: random.Random) -> str:
     question = asked.text
     if question.endswith("?"):
         before = rng.choice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ class Parameter:
     source: str
     required: bool
     choices: tuple[str, ...] = ()
+    explained: str = ""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class Concept:
     descriptions: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     asks: tuple[str, ...]
+    domain: str = ""
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """What the group is called; tools that share a tag are not told apart."""
+        return frozenset(self.group.split(","))
 
 
 @dataclass(frozen=True)
@@ -53,20 +61,30 @@ ALIKE = [
         "currency currency", "contact contact3 hr2", "user user hr2", "appointment meeting", "appointment doctor", "music movie", "define synonym wiki medicine",
         "population countryinfo wiki", "user5 user3", "ping dns metrics logs", "lights lights", "extract1 extract2 extract3 extract4", "shopping cart todo",
         "sports standings news", "recipe food calories", "lead contact2", "image movie", "sun tide moon", "lock gate", "shell readfile files", "shell branch branch2 commit",
-        "upgrade role", "refund return order2", "subscribe order2", "movie cinema tickets", "gate garage", "tag share", "call contact", "archive delfile",
+        "weather weatherhistory hourly wind humidity frost radar sunshine forecast climate seatemp snow", "sunshine sun", "flightbook flights", "airbnb hostel hotel hotel2 camping", "route directions distance traffic toll", "parking payparking charging",
+        "split tip percentage calc", "mortgage loan", "taxbracket tax salary", "inflation savings retire", "transactions balance expense", "transferiban pay standing requestmoney cryptosend", "invoice invoicestatus quote2 dunning", "reimburse receipt expense",
+        "mail maildraft mailsched mailforward mailreply", "chatdm chatmsg sms newchannel mail", "meeting reschedule recurring cancelevent rsvp invite goal", "docsearch docs findfile search files", "callphone call", "contact contactadd contactget contact2", "watchlist stock marketcap portfolio earnings",
+        "sellstock stock2", "discount percentage margin coupon roi", "holidays calendar", "itinerary sights guide packing", "delay platform trains seatres", "focus timer", "sticky note minutes comment todo", "action todo assign reminder", "free calendar", "weekdayof today countdown adddays", "delay flightstat gateinfo", "createdoc writefile",
+        "roaming visa plug vaccination advisory", "supplies cart order food inventory", "exchangecash currency", "hotelcancel cancelevent order2", "room desk projector", "lostbag return", "split divide", "videocall callphone", "river tide", "aurora star eclipse moon", "footprint carbon electricity",
+        "orderfood food pizza coffeeorder", "tableres table restaurant", "cancelres hotelcancel cancelevent", "recipesearch recipe mealplan cooktime", "nutrition calories", "grocery shopping cart supplies pantry", "compareprice price products pricealert wishlist cart placeorder secondhand", "storehours museum findstore", "giftcard gift", "reviewsget review ratefilm recommend",
+        "restock supplies inventory", "customerlookup contact user lead contactget", "leave hr", "employeelookup hr2 contactget", "jobsearch job jobpost", "interview appointment meeting", "enroll course", "grade exam", "quizme quiz flashcards flashcard", "uni scholarship", "paper search docs wiki docsearch lawsearch newssearch news", "score2 sports fixtures", "table2 standings sports", "poll survey",
+        "passport visa", "address2 changeaddr", "propsearch airbnb hostel", "fine finecontest invoice", "geocode revgeo directions distance", "nearby findstore pharmacy parking charging restaurant hospital", "commute route directions distance", "molecule element", "spacepos star", "species wiki sighting", "stats average maximum", "summarize summary keywords", "transcript translate2 ocr", "resetpw password",
+        "playartist music playgenre playlist podcast audiobook queue speakerplay", "playlistadd playlist queue", "concerts tickets sportticket", "filmsearch movie recommend whereto cinema games", "cinemaseats cinema tickets tableres", "tvguide tv record", "booksby book bookinfo loanbook", "genimage image photoedit", "tts announce translate", "deviceon lights washer coffee tv dishwasher", "deviceoff lights2 devicestate",
+        "acmode heat poolheat", "thermoget sensor devicestate", "dim lights lightcolor blinds curtains", "laundry washer", "mower", "plantwater sprinkler", "cctv camera doorbell", "druginteraction medicine dosage", "symptomlog symptom triage mood", "doctorvisit doctor appointment dentist", "meallog calories", "reps workout", "heartrate blood glucose", "pillremind reminder alarm", "calorieneed bmi", "createissue ticket",
+        "gitlog commit", "deploy rollback tagrelease", "ci tests", "logs2 logs", "cpu metrics diskusage", "findrow sql countrows describetable", "portscan ping", "dnsrec dns whois", "install packageinfo vulns", "stacktrace search", "httpget fetch", "snippet python", "habit workout reps", "backup restoredb", "process container restart", "grant role", "matrix interpolate calc", "geometry paint", "complaint review feedback", "pothole maintenance handyman ticket",
+        "carvalue compareprice price", "unitprice price", "plantcare recipe", "clockin timesheet", "fuellog expense", "gas tirepressure", "label carservice", "viewing appointment meeting", "therapist doctor lawyer tutor", "newmember volunteer friend", "rewrite translate spell", "cocktail recipe recipesearch", "scene lights", "weightlog heartrate",
+        "upgrade role", "refund return order2", "subscribe order2", "movie cinema tickets", "tag share", "call contact", "archive delfile",
     )
 ]  # fmt: skip
 
-_PARAMETER = re.compile(r"(\w+):(\w+)(?:\(([^)]*)\))?(!?)$")
+_PARAMETER = re.compile(r"(\w+):(\w+)(?:\(([^)]*)\))?(!?)(?:=(\S+))?$")
 
 
 @cache
 def concepts() -> tuple[Concept, ...]:
     """The table's concepts."""
     found = []
-    for line in (Path(__file__).parent / "concepts.txt").read_text().splitlines():
-        if line.startswith("#"):
-            continue
+    for domain, line in _lines():
         group, names, descriptions, parameters, asks = (part.strip() for part in line.split("|", 4))
         found.append(
             Concept(
@@ -75,23 +93,41 @@ def concepts() -> tuple[Concept, ...]:
                 tuple(text.strip() for text in descriptions.split(";;")),
                 tuple(_parameter(text) for text in parameters.split()),
                 tuple(text.strip() for text in asks.split(";;")),
+                domain,
             )
         )
     return tuple(found)
 
 
+@cache
+def idle_questions() -> dict[str, list[str]]:
+    """For each domain, what people say about it that no tool is for."""
+    lines = [(domain, line.partition("|")[2]) for domain, line in _lines("?")]
+    return {domain: [text.strip() for text in said.split(";;")] for domain, said in lines}
+
+
+def _lines(beginning: str = "") -> Iterator[tuple[str, str]]:
+    """(domain, line) of every concept, or of what begins otherwise."""
+    for file in sorted((Path(__file__).parent / "concepts").glob("*.txt")):
+        for line in file.read_text().splitlines():
+            first = line[:1]
+            if first == beginning or (not beginning and first not in "#?"):
+                yield file.stem, line
+
+
 def _parameter(text: str) -> Parameter:
     match = _PARAMETER.match(text)
     assert match, text
-    key, source, choices, required = match.groups()
-    return Parameter(key, source, bool(required), tuple(choices.split("/")) if choices else ())
+    key, source, choices, required, explained = match.groups()
+    chosen = tuple(choices.split("/")) if choices else ()
+    return Parameter(key, source, bool(required), chosen, (explained or "").replace("_", " "))
 
 
 def resemble(one: Concept, other: Concept) -> bool:
     """Whether a question for one could be one for the other."""
-    if one.group == other.group:
+    if one.tags & other.tags:
         return True
-    return any(one.group in group and other.group in group for group in ALIKE)
+    return any(one.tags & group and other.tags & group for group in ALIKE)
 
 
 def noun_of(rng: random.Random) -> str:
@@ -233,7 +269,7 @@ def offer(concept: Concept, rng: random.Random) -> Offer:
     as_text: set[str] = set()
     properties: dict[str, Any] = {}
     required = []
-    wordy = rng.random()
+    wordy = rng.random() ** 0.5
     shown = list(concept.parameters)
     if rng.random() < 0.15:
         rng.shuffle(shown)
@@ -280,6 +316,8 @@ def _schema(parameter: Parameter, key: str, wordy: float, rng: random.Random) ->
         schema["items"] = {"type": "integer" if parameter.source == "numbers" else "string"}
     if parameter.choices:
         schema["enum"] = list(parameter.choices)
+        if rng.random() < 0.12:
+            schema["enum"] = [choice.upper() for choice in parameter.choices]
     if rng.random() < wordy:
         plain = re.sub(r"([A-Z])", r" \1", key.replace("_", " ")).lower()
         own = EXPLAINED.get(parameter.source, ())
@@ -291,6 +329,11 @@ def _schema(parameter: Parameter, key: str, wordy: float, rng: random.Random) ->
                 f"The {plain} to use",
                 *own,
                 *own,
+                *((parameter.explained,) * 12 if parameter.explained else ()),
             )
         )
+        if parameter.choices and rng.random() < 0.15:
+            schema["description"] += f": {', '.join(schema['enum'])}"
+        if not parameter.required and rng.random() < 0.12:
+            schema["description"] += rng.choice((" (optional)", ", optional", ". Optional."))
     return schema  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,16 @@ WORDS: dict[str, list[str]] = {}
 for _line in (Path(__file__).parent / "words.txt").read_text().splitlines():
     _name, _, _words = _line.partition(": ")
     WORDS[_name] = [word.replace("_", " ") for word in _words.split()]
+
+
+def kinds_of_text(file: str) -> dict[str, list[str]]:
+    """The texts of each kind in one of the folder's files, which has a kind a line."""
+    lines = (line.partition(": ") for line in (Path(__file__).parent / file).read_text().splitlines())
+    return {kind: [text.strip() for text in texts.split(";;")] for kind, _, texts in lines}
+
+
+TEXTS = kinds_of_text("texts.txt")
+"""Texts as people write them. Marks in braces are filled."""
 
 _ONSETS = [
     "b",
@@ -95,6 +106,8 @@ def words(rng: random.Random, least: int, most: int) -> str:
 
 def title(rng: random.Random) -> str:
     """Capitalised words, as songs, films, meetings and places have them."""
+    if rng.random() < 0.35:
+        return written(rng, rng.choice(("event", "film", "song")))
     chosen = [name(rng, "noun", "adjective", "topic", "first", "city", invented=0.2) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.2:
         chosen.insert(0, rng.choice(("The", "My", "La", "A", "Das")))
@@ -104,9 +117,44 @@ def title(rng: random.Random) -> str:
     return text + rng.choice(("'s", "")) if rng.random() < 0.1 else text
 
 
+_MARK = re.compile(r"\{(\w+)\}")
+_FILLS: dict[str, Callable[[random.Random], str]] = {
+    "noun": lambda rng: word(rng, "noun"), "topic": lambda rng: word(rng, "topic", "topic2"), "adjective": lambda rng: word(rng, "adjective"),
+    "city": lambda rng: name(rng, "city"), "country": lambda rng: name(rng, "country"), "first": lambda rng: name(rng, "first"),
+    "First": lambda rng: name(rng, "first"), "Last": lambda rng: name(rng, "last"), "Title": title, "language": lambda rng: name(rng, "language"),
+    "food": lambda rng: word(rng, "food"), "age": lambda rng: str(rng.randint(5, 99)), "year": lambda rng: str(rng.randint(1200, 2026)), "UPPER": lambda rng: made_up(rng).upper()[:4],
+    "tool": lambda rng: rng.choice(("assistant", "bot", "there", "my friend")), "n": lambda rng: str(rng.randint(2, 60)), "weekday": lambda rng: rng.choice(TEXTS["weekday"]),
+    "thing": lambda rng: word(rng, "thing", "thing2"), "company": lambda rng: name(rng, "company", "last"), "hour": lambda rng: rng.choice((f"{rng.randint(1, 12)} pm", f"{rng.randint(6, 11)}", f"{rng.randint(6, 23)}:{rng.randint(0, 5)}0")),
+}  # fmt: skip
+
+
+def filled(text: str, rng: random.Random) -> str:
+    """A text with its marks filled."""
+    return _MARK.sub(lambda mark: _FILLS[mark.group(1)](rng), text)
+
+
+def written(rng: random.Random, kind: str) -> str:
+    """One of the texts of a kind."""
+    return filled(rng.choice(TEXTS[kind]), rng)
+
+
+def _several(rng: random.Random, kind: str) -> Value:
+    chosen = list(
+        dict.fromkeys(written(rng, kind) if rng.random() < 0.9 else made_up(rng) for _ in range(rng.randint(1, 3)))
+    )
+    return row(chosen), chosen
+
+
 def phrase(rng: random.Random) -> Value:
     """A longer text, often in quotes."""
-    text = words(rng, 1, 6) if rng.random() < 0.6 else _sentence(rng)
+    kind = rng.random()
+    text = (
+        words(rng, 1, 6)
+        if kind < 0.3
+        else _sentence(rng)
+        if kind < 0.5
+        else written(rng, rng.choice(("msg", "msg", "event", "task")))
+    )
     if rng.random() < 0.3:
         text = text[0].upper() + text[1:]
     if rng.random() < 0.08:
@@ -145,7 +193,19 @@ def money(rng: random.Random) -> Value:
     if rng.random() < 0.4:
         value = round(value + rng.random(), 2)
     shown = f"{value:.2f}" if isinstance(value, float) and rng.random() < 0.5 else str(value)
-    return rng.choice((shown, shown, shown, f"${shown}", f"{shown} {rng.choice(WORDS['currencyname'])}")), value
+    grouped = f"{value:,}"
+    return rng.choice(
+        (
+            shown,
+            shown,
+            shown,
+            f"${shown}",
+            f"${grouped}",
+            f"{rng.choice('€£')}{grouped}",
+            f"{shown} {rng.choice(WORDS['currencyname'])}",
+            f"{grouped} {rng.choice(WORDS['currencyname'])}",
+        )
+    ), value
 
 
 def code(rng: random.Random) -> str:
@@ -288,6 +348,46 @@ def _date(rng: random.Random) -> str:
     return f"{rng.randint(2024, 2029)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
 
 
+def in_words(date: str, rng: random.Random) -> str:
+    """A date as people write it, with its year."""
+    year, month, day = date.split("-")
+    called, number = TEXTS["month"][int(month) - 1], int(day)
+    nth = f"{number}{'th' if 10 < number < 14 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+    return rng.choice(
+        (
+            f"{called} {number}, {year}",
+            f"{number} {called} {year}",
+            f"{called} {nth}, {year}",
+            f"the {nth} of {called} {year}",
+            f"{called} {nth} {year}",
+        )
+    )
+
+
+def on_a_clock(time: str, rng: random.Random) -> str:
+    """A time of day with am and pm."""
+    hour, minute = (int(part) for part in time.split(":"))
+    if hour == 12 and not minute:
+        return "noon"
+    half, small = "am" if hour < 12 else "pm", (hour - 1) % 12 + 1
+    return f"{small}{f':{minute:02d}' if minute else ''}{rng.choice(('', ' '))}{half}"
+
+
+def _minutes(rng: random.Random) -> Value:
+    value = rng.choice((5, 10, 15, 20, 25, 30, 40, 45, 60, 90, 120, rng.randint(2, 180)))
+    forms = [f"{value} minutes", f"{value} minutes", f"{value} min", f"{value} minutes"]
+    forms += {
+        30: ["half an hour"] * 2,
+        60: ["an hour", "one hour", "1 hour"],
+        120: ["two hours", "2 hours"],
+        90: ["one and a half hours"],
+        15: ["a quarter of an hour"],
+        45: ["three quarters of an hour"],
+        180: ["3 hours", "three hours"],
+    }.get(value, [])
+    return rng.choice(forms), value
+
+
 def _phone(rng: random.Random) -> str:
     digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(3, 4)))
     return rng.choice(
@@ -348,15 +448,38 @@ SOURCES: dict[str, Source] = {
     "year": _year,
     "date": _date,
     "time": _time,
+    "mins": _minutes,
+    "lat": lambda rng: (str(value := round(rng.uniform(-89, 89), rng.randint(1, 4))), value),
+    "lon": lambda rng: (str(value := round(rng.uniform(-179, 179), rng.randint(1, 4))), value),
+    "four": lambda rng: "".join(rng.choice("0123456789") for _ in range(4)),
+    "flightno": lambda rng: f"{rng.choice(_LETTERS)}{rng.choice(_LETTERS)}{rng.choice(('', ' '))}{rng.randint(10, 9999)}",
+    "trainno": lambda rng: f"{rng.choice(('ICE', 'IC', 'TGV', 'RE', 'train', 'EC', 'S'))} {rng.randint(1, 9999)}",
+    "pnr": lambda rng: "".join(rng.choice(_LETTERS + "0123456789") for _ in range(6)),
+    "seat": lambda rng: f"{rng.randint(1, 60)}{rng.choice('ABCDEFGHJK')}",
+    "cell": lambda rng: f"{rng.choice('ABCDEFGHJK')}{rng.randint(1, 99)}",
+    "plate": lambda rng: rng.choice((f"{rng.choice(_LETTERS)}-{made_up(rng)[:2].upper()} {rng.randint(1, 9999)}", code(rng))),
+    "airport": lambda rng: rng.choice((*TEXTS["iata"], "".join(rng.choice(_LETTERS) for _ in range(3)))),
+    "iban": lambda rng: rng.choice(("DE", "GB", "FR", "NL", "CH")) + "".join(rng.choice("0123456789") for _ in range(rng.randint(12, 20))),
+    "vat": lambda rng: rng.choice(("DE", "GB", "ATU", "FR")) + "".join(rng.choice("0123456789") for _ in range(9)),
+    "hex": lambda rng: rng.choice(("0x", "", "bc1q")) + "".join(rng.choice("0123456789abcdef") for _ in range(rng.randint(6, 14))),
+    "ip": lambda rng: ".".join(str(rng.randint(0, 255)) for _ in range(4)),
+    "zip": lambda rng: rng.choice(("".join(rng.choice("0123456789") for _ in range(5)), f"{rng.choice(_LETTERS)}{rng.choice(_LETTERS)}{rng.randint(1, 9)} {rng.randint(1, 9)}{rng.choice(_LETTERS)}{rng.choice(_LETTERS)}")),
+    "lastname": lambda rng: name(rng, "last"),
+    "emails": lambda rng: (row(chosen := [email(rng) for _ in range(rng.randint(1, 3))]), chosen),
+    "products": lambda rng: _several(rng, "product"),
+    "dishes": lambda rng: _several(rng, "dish"),
+    "foods": lambda rng: (row(chosen := list(dict.fromkeys(word(rng, "food") for _ in range(rng.randint(1, 4))))), chosen),
+    "msg": lambda rng: phrase(rng) if rng.random() < 0.4 else written(rng, "msg"),
+    "rating": lambda rng: (str(value := rng.randint(1, 5)), value),
     "code": code,
     "upper": lambda rng: rng.choice((made_up(rng).upper() + str(rng.randint(1, 99)), word(rng, "noun").upper())),
     "slug": lambda rng: rng.choice((f"#{word(rng, 'noun')}", word(rng, "noun", "topic"), f"{word(rng, 'noun')}-{word(rng, 'noun')}")),
     "word": lambda rng: word(rng, "noun", "topic", "food"),
     "phrase": phrase,
     "title": title,
-    "topic": lambda rng: word(rng, "topic", "topic2", "thing", invented=0.15) if rng.random() < 0.7 else words(rng, 1, 3),
-    "task": lambda rng: rng.choice(WORDS["task"]) if rng.random() < 0.5 else f"{word(rng, 'verb')} the {words(rng, 1, 2)}",
-    "thing": lambda rng: word(rng, "thing", "thing2", invented=0.15) if rng.random() < 0.6 else f"{word(rng, 'adjective')} {word(rng, 'thing')}",
+    "topic": lambda rng: word(rng, "topic", "topic2", "thing", invented=0.15) if rng.random() < 0.5 else words(rng, 1, 3) if rng.random() < 0.5 else written(rng, "query"),
+    "task": lambda rng: rng.choice((rng.choice(WORDS["task"]), f"{word(rng, 'verb')} the {words(rng, 1, 2)}", written(rng, "task"), written(rng, "task"))),
+    "thing": lambda rng: rng.choice((word(rng, "thing", "thing2", invented=0.15), word(rng, "thing", "thing2", invented=0.15), f"{word(rng, 'adjective')} {word(rng, 'thing')}", written(rng, "product"))),
     "address": lambda rng: f"{rng.randint(1, 200)} {rng.choice(WORDS['street'])} {rng.choice(('Street', 'Road', 'Avenue', 'Lane'))}",
     "place": lambda rng: rng.choice((word(rng, "place", invented=0.1), name(rng, "city"), title(rng))),
     "roadname": lambda rng: rng.choice((f"A{rng.randint(1, 99)}", f"Highway {rng.randint(1, 99)}", f"{rng.choice(WORDS['street'])} Street")),
@@ -379,12 +502,17 @@ def _of_list(rng: random.Random, source: str) -> str:
 
 
 TYPES = {
-    "number": "number", "money": "number", "percent": "number", "int": "integer", "id": "integer", "year": "integer",
-    "people": "array", "titles": "array", "words": "array", "numbers": "array",
+    "number": "number", "money": "number", "percent": "number", "int": "integer", "id": "integer", "year": "integer", "mins": "integer", "lat": "number", "lon": "number",
+    "rating": "integer", "emails": "array", "products": "array", "dishes": "array", "foods": "array", "people": "array", "titles": "array", "words": "array", "numbers": "array",
 }  # fmt: skip
 
 
 def draw(source: str, rng: random.Random) -> Value:
     """A value of a source."""
-    drawn = SOURCES[source](rng)
+    if source in SOURCES:
+        drawn = SOURCES[source](rng)
+    else:
+        drawn = (
+            (written(rng, source) if source in TEXTS else word(rng, source)) if rng.random() < 0.88 else made_up(rng)
+        )
     return (drawn, drawn) if isinstance(drawn, str) else drawn

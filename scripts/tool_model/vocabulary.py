@@ -402,7 +402,7 @@ ENDS = {
 """Names of parameters that come in pairs, and other names for each."""
 EXPLAINED = {
     "city": ("Name of the city", "The city, for example Paris", "City"), "date": ("Date as YYYY-MM-DD", "The day, YYYY-MM-DD", "ISO date"), "time": ("Time as HH:MM", "When, HH:MM", "24 hour time"),
-    "email": ("Email address", "The address of the recipient"), "currency": ("Three-letter currency code", "ISO code such as USD", "Currency code"), "url": ("The URL", "Link to use"),
+    "email": ("Email address", "The address of the recipient"), "language": ("Language", "The language to use", "ISO 639-1 language code, e.g. fr", "Name of the language"), "mins": ("Minutes", "Length in minutes", "How many minutes"), "int": ("How many", "The number"), "money": ("Amount of money", "The amount"), "person": ("Name of the person", "Who", "Full name"), "currency": ("Three-letter currency code", "ISO code such as USD", "Currency code"), "url": ("The URL", "Link to use"),
     "path": ("Path of the directory", "The folder"), "file": ("Path of the file", "The file's name"), "ticker": ("Ticker symbol", "Symbol of the stock"), "number": ("A number", "Number"),
     "phone": ("Phone number", "The number to use"), "people": ("Names of people", "Who takes part"), "phrase": ("The text", "Some text"), "sql": ("SQL statement", "The SQL to run"),
 }  # fmt: skip
@@ -420,6 +420,15 @@ FREE = {
     "expression",
     "word",
     "people",
+    "msg",
+    "reason",
+    "event",
+    "query",
+    "product",
+    "products",
+    "dish",
+    "dishes",
+    "foods",
 }
 STRINGS = (
     "phrase",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -74,7 +74,10 @@ def _start(definition: str) -> None:
     )
 
 
-def _rows(task: tuple[int, str, int]) -> dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+Part = dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+
+
+def _rows(task: tuple[int, str, int]) -> Part:
     count, seed, hold_back = task
     tokenizer = _TOKENIZER[0]
     end = tokenizer.token_to_id(END)
@@ -94,44 +97,57 @@ def _rows(task: tuple[int, str, int]) -> dict[int, tuple[np.ndarray[Any, Any], n
     }
 
 
-@dataclass(frozen=True)
 class Rows:
-    """Rows of each length on the device. A step takes `tokens` tokens of one length."""
+    """Rows of each length on the device, which may still be arriving. A step takes `tokens` tokens of one length."""
 
-    by_length: dict[int, tuple[Tensor, Tensor]]
-    tokens: int
+    def __init__(self, tokens: int, device: str) -> None:
+        self.tokens, self.device = tokens, device
+        self.by_length: dict[int, tuple[Tensor, Tensor]] = {}
+        self.complete = threading.Event()
+
+    def add(self, part: Part) -> None:
+        """More rows of each length."""
+        for length, arrays in part.items():
+            ids, weights = (torch.from_numpy(array).to(self.device) for array in arrays)
+            before = self.by_length.get(length)
+            joined = (torch.cat((before[0], ids)), torch.cat((before[1], weights))) if before else (ids, weights)
+            self.by_length[length] = joined
 
     def endless(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches (ids, loss classes), each row once before any comes again."""
-        rng = random.Random(f"batches-{seed}")
-        streams = {length: self._stream(*rows, seed) for length, rows in self.by_length.items() if len(rows[0])}
-        shares = [self.by_length[length][0].numel() for length in streams]
+        """Batches (ids, loss classes), drawn from what is there."""
+        rng, generator = random.Random(f"batches-{seed}"), torch.Generator(self.device).manual_seed(seed)
         for _ in range(3):  # all shapes are met while the program compiles
-            for stream in streams.values():
-                yield next(stream)
+            for length in LENGTHS:
+                if len(self.by_length[length][0]):
+                    yield self._batch(length, generator)
         while True:
-            yield next(streams[rng.choices(list(streams), shares)[0]])
+            shares = [self.by_length[length][0].numel() for length in LENGTHS]
+            yield self._batch(rng.choices(LENGTHS, shares)[0], generator)
 
-    def _stream(self, ids: Tensor, weights: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        rows = max(1, min(self.tokens // ids.shape[1], ids.shape[0]))
-        generator = torch.Generator().manual_seed(seed)
-        while True:
-            order = torch.randperm(ids.shape[0], generator=generator).to(ids.device)
-            for start in range(0, len(order) - rows + 1, rows):
-                chosen = order[start : start + rows]
-                yield ids[chosen].long(), weights[chosen]
+    def _batch(self, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        ids, weights = self.by_length[length]
+        size = (max(1, self.tokens // length),)
+        chosen = torch.randint(len(ids), size, generator=generator, device=ids.device)
+        return ids[chosen].long(), weights[chosen]
 
 
-def make_rows(
+def start_rows(
     tokenizer: Tokenizer, count: int, tokens: int, seed: int, hold_back: int, device: str, processes: int
 ) -> Rows:
-    """`count` conversations as rows on the device."""
-    parts = processes * 8
+    """`count` conversations as rows on the device. Returns when the first are there: the rest come meanwhile."""
+    parts = max(processes, count // 3000)
     tasks = [(max(1, count // parts), f"rows-{seed}-{part}", hold_back) for part in range(parts)]
-    with multiprocessing.Pool(processes, _start, (tokenizer.to_str(),)) as pool:
-        made = pool.map(_rows, tasks, chunksize=1)
-    joined = {}
-    for length in LENGTHS:
-        ids, weights = (np.concatenate([part[length][at] for part in made]) for at in (0, 1))
-        joined[length] = (torch.from_numpy(ids).to(device), torch.from_numpy(weights).to(device))
-    return Rows(joined, tokens)
+    rows, first = Rows(tokens, device), max(1, parts // 25)
+    pool = multiprocessing.Pool(processes, _start, (tokenizer.to_str(),))
+    arriving = pool.imap_unordered(_rows, tasks)
+    for _ in range(first):
+        rows.add(next(arriving))
+
+    def receive() -> None:
+        for part in arriving:
+            rows.add(part)
+        pool.close()
+        rows.complete.set()
+
+    threading.Thread(target=receive, daemon=True).start()
+    return rows
