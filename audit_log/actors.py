@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, TypeAlias
+from unicodedata import normalize
 
 from msgspec import Struct
 
@@ -50,8 +51,9 @@ def anonymous(address: str = "", request_id: str = "") -> Actor:
 
 
 def person_of(name: str, user: str = "") -> str:
-    """Who a user or an operator's key is: the user's public id, else the key's name, which cannot be changed."""
-    return user or f"operator {name.strip().casefold()}"
+    """Who a user or an operator's key is: the user's public id, else the key's name, which cannot be changed.
+    Neither case nor width tells two names apart, nor any other form that Unicode counts as the same (NFKC)."""
+    return user or f"operator {normalize('NFKC', name).strip().casefold()}"
 
 
 def are_two_people(one: str, other: str) -> bool:

@@ -21,6 +21,7 @@ from gateway.errors import (
     BodyTooSlow,
     GatewayError,
     Interrupted,
+    InvalidRequest,
     NotAuthenticated,
     NotCached,
     RetryableError,
@@ -29,7 +30,7 @@ from gateway.errors import (
 )
 from gateway.http.pending import PENDING_STATUS, change_object
 from gateway.request_context import request_context
-from storage.database.database import DatabaseUnavailable
+from storage.database.database import DatabaseUnavailable, UnstorableText
 
 log = structlog.get_logger("gateway.errors")
 
@@ -114,6 +115,8 @@ def _failure(request: Request[Any, Any, Any], error: Exception) -> GatewayError:
         return BodyTooLarge("The request body is larger than this server accepts.")
     if isinstance(error, DatabaseUnavailable):
         return Unavailable("The database is unavailable; try again shortly.")
+    if isinstance(error, UnstorableText):
+        return InvalidRequest("A name, id or parameter of the request has the character U+0000.", code="invalid_value")
     log.error(
         "a request failed inside the gateway",
         request_id=request_context(request.scope).name,

@@ -38,6 +38,9 @@ _SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "fu
 _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
 """Classes of SQLSTATE: no connection, not authorized, no such database, no resources, shutting down, I/O error, and
 transactions that may be retried."""
+_POSTGRESQL_UNSTORABLE = "22021"
+"""The SQLSTATE of a text with a character that the server's encoding has not: of UTF-8, U+0000 alone."""
+_UNSTORABLE = "a text has the character U+0000, which the database cannot hold"
 
 
 LastStep = Callable[[], Awaitable[None]]
@@ -56,6 +59,11 @@ class DatabaseUnavailable(ReportedError):
     """The database cannot be reached, or cannot run this transaction now. A later retry may succeed."""
 
     temporary = True
+
+
+class UnstorableText(ReportedError, ValueError):
+    """A statement has a text with U+0000, which PostgreSQL neither stores nor compares. SQLite does both, so that there
+    what is looked up is merely not found."""
 
 
 def _parse(text: str) -> URL:
@@ -113,16 +121,22 @@ def _direct(engine: AsyncEngine, pool_size: int) -> AsyncpgPool:
     return AsyncpgPool({**options, **_POSTGRESQL}, pool_size)
 
 
+def _state(error: Exception) -> str | None:
+    """PostgreSQL's SQLSTATE of an error, whether it came through SQLAlchemy or not."""
+    of = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error
+    return cast("str | None", getattr(of, "sqlstate", None))
+
+
 def _is_unavailable(error: Exception) -> bool:
     if isinstance(error, sqlalchemy.exc.DBAPIError):
-        state = getattr(error.orig, "sqlstate", None)
+        state = _state(error)
         if state is not None:
-            return cast(str, state).startswith(_POSTGRESQL_UNAVAILABLE)
+            return state.startswith(_POSTGRESQL_UNAVAILABLE)
         if error.connection_invalidated or isinstance(error, sqlalchemy.exc.InterfaceError):
             return True
         return any(word in str(error.orig) for word in _SQLITE_UNAVAILABLE)
     if isinstance(error, asyncpg.PostgresError):
-        return (error.sqlstate or "").startswith(_POSTGRESQL_UNAVAILABLE)
+        return (_state(error) or "").startswith(_POSTGRESQL_UNAVAILABLE)
     return is_unavailable(error) or isinstance(error, (OSError, TimeoutError, sqlalchemy.exc.TimeoutError))
 
 
@@ -160,7 +174,7 @@ class Database:
     async def transaction(self, *, write: bool = True) -> AsyncIterator[AsyncSession]:
         """A session that commits at the end, or rolls back if `write` is false (a dry run); any exception rolls back.
 
-        Raises DatabaseUnavailable.
+        Raises DatabaseUnavailable, UnstorableText.
         """
         async with self._session(self.engine) as session:
             yield session
@@ -170,7 +184,7 @@ class Database:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
-        """A read-only session that sees one snapshot. Raises DatabaseUnavailable."""
+        """A read-only session that sees one snapshot. Raises DatabaseUnavailable, UnstorableText."""
         async with self._session(self._reader) as session:
             yield session
 
@@ -185,6 +199,8 @@ class Database:
         except Exception as error:
             if _is_unavailable(error):
                 raise DatabaseUnavailable(f"{SETTING}: the database is not available: {_cause(error)}") from error
+            if _state(error) == _POSTGRESQL_UNSTORABLE:
+                raise UnstorableText(_UNSTORABLE) from error
             raise
 
     @staticmethod
@@ -205,7 +221,7 @@ class Database:
     async def direct(self, *, transaction: bool = True) -> AsyncIterator[Connection]:
         """Like `transaction`, with a connection of PostgreSQL's driver (`storage.database.asyncpg_pool`).
 
-        Without `transaction`, each statement is a transaction. Raises DatabaseUnavailable.
+        Without `transaction`, each statement is a transaction. Raises DatabaseUnavailable, UnstorableText.
         """
         if self._direct is None:
             raise RuntimeError("SQLite has no direct connections")
@@ -215,6 +231,8 @@ class Database:
         except Exception as error:
             if _is_unavailable(error):
                 raise DatabaseUnavailable(type(error).__name__) from error
+            if _state(error) == _POSTGRESQL_UNSTORABLE:
+                raise UnstorableText(_UNSTORABLE) from error
             raise
 
     async def now(self) -> int:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from billing.tables.money import balance, refused_settlement
 from storage.database.base import from_instant, new_id, to_instant
-from storage.database.database import Database, DatabaseUnavailable, InvalidDatabaseUrl
+from storage.database.database import Database, DatabaseUnavailable, InvalidDatabaseUrl, UnstorableText
 from storage.database.sql_arrays import one_of
 
 pytestmark = pytest.mark.both_databases
@@ -155,3 +155,21 @@ async def test_a_bug_is_no_outage(database: Database) -> None:
         async with database.transaction() as session:
             await session.execute(text("SELECT * FROM nothing WHERE secret = :secret"), {"secret": "opensesame"})
     assert "opensesame" not in str(failure.value)
+
+
+async def test_a_text_that_postgresql_cannot_hold_is_not_found_or_refused_by_name(database: Database) -> None:
+    query = select(refused_settlement).where(refused_settlement.c.cause == "a\0b")
+    if database.dialect == "sqlite":
+        async with database.reading() as session:
+            assert (await session.execute(query)).all() == []
+        return
+    with pytest.raises(UnstorableText, match="U\\+0000"):
+        async with database.reading() as session:
+            await session.execute(query)
+    with pytest.raises(UnstorableText):
+        async with database.transaction() as session:
+            await session.execute(query)
+    with pytest.raises(UnstorableText):
+        async with database.direct() as connection:
+            await connection.fetch("SELECT 1 WHERE $1::text = ''", "a\0b")
+    await database.ping()
