@@ -39,11 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis_engine.MAX_SHRINKING_SECONDS = SHRINKING_S
     compiled.share()
     become(Actor("system", "tests", "tests"))  # every context begins as a copy of this one
-    config.addinivalue_line(
-        "filterwarnings",
-        # advanced-alchemy 1.12 decorates its mixins with what SQLAlchemy 2.1 no longer needs
-        "ignore:The declarative_mixin decorator was used only by:sqlalchemy.exc.SADeprecationWarning",
-    )
 
 
 @pytest.hookimpl(wrapper=True)
