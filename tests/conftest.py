@@ -39,6 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis_engine.MAX_SHRINKING_SECONDS = SHRINKING_S
     compiled.share()
     become(Actor("system", "tests", "tests"))  # every context begins as a copy of this one
+    config.addinivalue_line(
+        "filterwarnings",
+        # An environment that is not new may still have advanced-alchemy, which Litestar imports where it finds it.
+        "ignore:The declarative_mixin decorator was used only by:sqlalchemy.exc.SADeprecationWarning",
+    )
 
 
 @pytest.hookimpl(wrapper=True)
