@@ -57,6 +57,27 @@ def command(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
+def bring_trials(data: Path) -> None:
+    """Have a replica with this data folder know what replicas of earlier tests found, unless its disk is full."""
+    file = data / _TRIALS
+    if file.exists() or not _KEPT_TRIALS.exists():
+        return
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        shutil.copy(_KEPT_TRIALS, file)
+    except OSError:
+        file.unlink(missing_ok=True)
+
+
+def _keep_trials(data: Path) -> None:
+    made = data / _TRIALS
+    if made.exists() and not (_KEPT_TRIALS.exists() and _KEPT_TRIALS.read_bytes() == made.read_bytes()):
+        beside = _KEPT_TRIALS.with_name(f"{_TRIALS}.{os.getpid()}")  # other workers of pytest do the same
+        beside.parent.mkdir(exist_ok=True)
+        shutil.copy(made, beside)
+        beside.replace(_KEPT_TRIALS)
+
+
 def _data_folder(arguments: Sequence[str], env: Mapping[str, str]) -> Path:
     if "--data-dir" in arguments:
         return Path(arguments[arguments.index("--data-dir") + 1])
@@ -71,7 +92,7 @@ class Process:
         self.out, self.err = folder / "stdout", folder / "stderr"
         self._data = _data_folder(arguments, os.environ | (env or {}))
         if arguments[0] in {"serve", "engine"}:
-            self._bring_trials()
+            bring_trials(self._data)
         with self.out.open("ab") as out, self.err.open("ab") as err:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "turnpike.cli", *arguments],
@@ -114,21 +135,8 @@ class Process:
             self.popen.send_signal(signal.SIGTERM)
         return self.popen.wait(seconds)
 
-    def _bring_trials(self) -> None:
-        if not (self._data / _TRIALS).exists() and _KEPT_TRIALS.exists():
-            self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
-            shutil.copy(_KEPT_TRIALS, self._data)
-
-    def _keep_trials(self) -> None:
-        made = self._data / _TRIALS
-        if made.exists() and not (_KEPT_TRIALS.exists() and _KEPT_TRIALS.read_bytes() == made.read_bytes()):
-            beside = _KEPT_TRIALS.with_name(f"{_TRIALS}.{os.getpid()}")  # other workers of pytest do the same
-            beside.parent.mkdir(exist_ok=True)
-            shutil.copy(made, beside)
-            beside.replace(_KEPT_TRIALS)
-
     def clean_up(self) -> None:
-        self._keep_trials()
+        _keep_trials(self._data)
         left = self.children() if self.popen.poll() is None else []
         for process in [*left, psutil.Process(self.popen.pid)] if self.popen.poll() is None else left:
             process.kill()
