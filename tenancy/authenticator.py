@@ -188,7 +188,7 @@ class Authenticator:
 
     async def _read(self, public_id: str) -> _CachedKey:
         async with self._database.reading() as session:
-            row = await AllKeysRepository(session=session).get_with_owners(public_id)
+            row = await AllKeysRepository(session).get_with_owners(public_id)
         if row is None:
             return self._unknown_key
         key, tenant, project = row
@@ -252,7 +252,7 @@ class Authenticator:
     async def _write_use(self, principal: Principal, now: int) -> None:
         try:
             async with self._database.transaction() as session:
-                keys = AllKeysRepository(session=session)
+                keys = AllKeysRepository(session)
                 await keys.record_use(principal.id, from_instant(now), old_secret=principal.old_secret)
         except DatabaseUnavailable:
             log.info("the time of a key's last use was not recorded: the database is unavailable")

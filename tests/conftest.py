@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     become(Actor("system", "tests", "tests"))  # every context begins as a copy of this one
     config.addinivalue_line(
         "filterwarnings",
-        # advanced-alchemy 1.12 decorates its mixins with what SQLAlchemy 2.1 no longer needs
+        # An environment that is not new may still have advanced-alchemy, which Litestar imports where it finds it.
         "ignore:The declarative_mixin decorator was used only by:sqlalchemy.exc.SADeprecationWarning",
     )
 

@@ -22,7 +22,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("tenancy/users/errors.py", "prompt_cache/tiers/store_errors.py"),
     ),
     "a type that several modules hand to each other, and that none of them owns": (
-        *("protocol/message.py", "protocol/addresses.py", "engine/options.py", "engine/startup/options.py"),
+        *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
         *("engine/execution/sizes.py", "engine/scheduling/step_work.py", "billing/rating/lines.py"),
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),

@@ -13,7 +13,7 @@ kernels of `engine.kernels`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -179,3 +179,26 @@ NATIVE = MatmulKernels(
     plain=MatmulKernel(_plainly, lambda weight: weight),
 )
 """This machine's kernels. Tests that simulate another machine replace them."""
+
+
+def known_rows() -> dict[str, int | None]:
+    """What trials of this machine's kernels have found: kernel, outputs and inputs -> `least_rows`."""
+    names = {kernel: name for name, kernel in vars(NATIVE).items()}
+    return {
+        f"{names[kernel]} {outputs} {inputs}": least
+        for (kernel, outputs, inputs), least in _known.items()
+        if kernel in names
+    }
+
+
+def take_known_rows(known: Mapping[str, int | None]) -> None:
+    """Take over what `known_rows` gave in another process on the same machine. Raises ValueError for what it cannot
+    have given."""
+    taken = {}
+    for key, least in known.items():
+        name, outputs, inputs = key.split()
+        kernel = vars(NATIVE).get(name)
+        if kernel is None or (least is not None and not 1 <= least <= ROW_MULTIPLE):
+            raise ValueError(f"no trial gives {key}: {least}")
+        taken[kernel, int(outputs), int(inputs)] = least
+    _known.update(taken)

@@ -25,6 +25,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.restoring import DISK_RATE
 from engine.scheduling.step_costs import MeasuredCosts
+from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
 from engine.startup.options import ReplicaOptions
@@ -76,6 +77,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
         raise StartError(f"context: {context} tokens are less than a block of KV, {BLOCK_TOKENS}")
     like = empty_like_model(options.device, options.dtype)
     tiling = best_tiling(like)
+    trials = KeptTrials(options.trials)
     model = load(
         options.model,
         config,
@@ -112,7 +114,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
         token_targets=options.token_targets,
     )
     costs = MeasuredCosts(options.max_running)
-    make_ready(runner, costs, sizes)
+    make_ready(runner, costs, sizes, digest, trials)
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]

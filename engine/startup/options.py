@@ -44,6 +44,8 @@ class ReplicaOptions:
     """The most that it takes there; 0 for none."""
     calibration: Path | None = None
     """The file in which `turnpike calibrate` keeps what it measured of that disk."""
+    trials: Path | None = None
+    """The file in which what trials of kernels found is kept for the next start; None for nowhere."""
     max_running: int = 0
     """Requests in a step; 0 for what suits the device."""
     max_waiting: int = 24_576

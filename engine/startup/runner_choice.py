@@ -16,6 +16,7 @@ from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.startup.calibration import calibrate
+from engine.startup.kept_trials import KeptTrials
 from engine.startup.options import ReplicaOptions
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
@@ -72,8 +73,11 @@ def make_runner(
     return runner
 
 
-def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes) -> None:
-    """Test that a row's bits do not depend on its batch, and measure steps: before there are requests."""
+def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes, digest: str, kept: KeptTrials) -> None:
+    """Test that a row's bits do not depend on its batch, and measure steps: before there are requests.
+
+    `kept`: what earlier starts of the model with this digest have found.
+    """
     if runner.device.type == "cuda":
         from engine.execution.cuda.runner import CudaRunner  # noqa: PLC0415
         from engine.execution.cuda.start import make_ready as make_cuda_ready  # noqa: PLC0415
@@ -81,5 +85,5 @@ def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes) -> None:
         if isinstance(runner, CudaRunner):
             make_cuda_ready(runner, costs)
             return
-    ensure_batch_invariance(runner, sizes.budget, sizes.running, sizes.context)
+    ensure_batch_invariance(runner, sizes.budget, sizes.running, sizes.context, digest=digest, kept=kept)
     calibrate(costs, runner, sizes.budget, sizes.running)

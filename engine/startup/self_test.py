@@ -3,6 +3,8 @@
 It uses the operations that requests run through. A probe is computed alone and among neighbours, in one chunk and in
 several, with few threads and with many; the hidden states after the first layer are compared bitwise. So are logits of
 the head, of few rows and of many. Nothing is promised on a GPU yet, so nothing is tested there.
+
+What held at an earlier start on the same machine, with the same model and sizes, is not tested again (`kept_trials`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from engine.execution.model_runner import ModelRunner
 from engine.layers.attention_plan import CUTS
 from engine.layers.matmul_kernels import ROW_MULTIPLE
 from engine.startup.dummy_batch import DummyBatch, DummyChunk
+from engine.startup.kept_trials import KeptTrials
 
 logger = structlog.get_logger("engine.startup.self_test")
 
@@ -66,16 +69,25 @@ FALLBACKS = (
 """In the order in which they are tried: the cheaper first, one change at a time."""
 
 
-def ensure_batch_invariance(runner: ModelRunner, budget: int, max_running: int, context: int) -> bool:
+def ensure_batch_invariance(
+    runner: ModelRunner,
+    budget: int,
+    max_running: int,
+    context: int,
+    *,
+    digest: str = "",
+    kept: KeptTrials | None = None,
+) -> bool:
     """Run the self-test, and fall back step by step to slower ways until it holds. Logs and returns whether it holds.
 
-    `budget` and `max_running` bound the tokens and requests of a step, `context` the tokens of a sequence.
+    `budget` and `max_running` bound the tokens and requests of a step, `context` the tokens of a sequence. `kept`: what
+    earlier starts of the model with this digest found.
     """
     if runner.device.type != "cpu":
         logger.info("invariance not tested", device=runner.device.type)
         return False
     began = time.perf_counter()
-    tiling, threads = runner.tiling, runner.threads
+    tiling, kept = runner.tiling, kept or KeptTrials()
     # The positions before the probe need a block of their own.
     longest = context if min(memory.data.shape[0] for memory in runner.memories) >= DummyBatch.BLOCKS else _STEP
     starts = [start for start in _STARTS if start + _HEAD + _TAIL <= longest]
@@ -85,11 +97,20 @@ def ensure_batch_invariance(runner: ModelRunner, budget: int, max_running: int, 
             _layer_is_invariant(runner, budget, max_running, start) for start in starts
         )
 
-    fallback, held = _first_fallback(holds, runner)
+    tested = f"{digest} {budget} {max_running} {starts} {_setup(runner)}"
+    found = kept.fallback(tested)
+    if found is not None and found < len(FALLBACKS):
+        fallback, held = FALLBACKS[found], True
+        fallback.apply(runner)
+    else:
+        fallback, held = _first_fallback(holds, runner)
+    if held:
+        kept.keep(tested, FALLBACKS.index(fallback))
     details = {
         "least_rows": tiling.padding(1) + 1,
         "fused_attention": runner.fused_attention,
-        "threads": threads.counts,
+        "threads": runner.threads.counts,
+        "known": found is not None,
         "s": round(time.perf_counter() - began, 2),
     }
     if not held:
@@ -99,6 +120,16 @@ def ensure_batch_invariance(runner: ModelRunner, budget: int, max_running: int, 
     else:
         logger.info("output is independent of the batch", **details)
     return held
+
+
+def _setup(runner: ModelRunner) -> tuple[object, ...]:
+    """How the runner computes before any fallback: what each weight's trial has chosen, the attention, threads."""
+    tiling = runner.tiling
+    products = sorted(f"{type(product).__name__} {product.elements}" for product in tiling.products.values())
+    return (
+        *(tiling.row_multiple, tiling.row_tile, tiling.least, tiling.elements, *products),
+        *(runner.fused_attention, runner.prefill_tile, runner.threads.counts),
+    )
 
 
 def _first_fallback(holds: Callable[[], bool], runner: ModelRunner) -> tuple[Fallback, bool]:

@@ -1,18 +1,22 @@
-"""Runs Alembic migrations from within the program, and checks a database's schema."""
+"""Brings a database to the schema that this program needs, and checks that it has it.
+
+Alembic is imported only where there is something to migrate: otherwise every process and command would do so.
+"""
 
 from __future__ import annotations
 
+import functools
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 
 from storage.database.database import Database, DatabaseUnavailable
 from storage.reported_error import ReportedError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 _LOCK = 7_233_104_871  # PostgreSQL's advisory lock: two processes that start together migrate one after the other
 
@@ -28,34 +32,50 @@ class SchemaMismatch(ReportedError):
         self.wanted = wanted
 
 
-def configuration() -> Config:
-    """Alembic's configuration, found from the installed package `migrations`."""
+def _folder() -> Path:
+    """The installed package `migrations`."""
     spec = find_spec("migrations")
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError("the package `migrations` is not installed")
-    config = Config()
-    config.set_main_option("script_location", str(Path(next(iter(spec.submodule_search_locations)))).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@functools.cache
+def revisions() -> tuple[str, ...]:
+    """All revisions that this program knows, the first first, by the names of their files: a revision and what it does,
+    as in `r0007_holds.py`."""
+    found = sorted(path.stem.partition("_")[0] for path in (_folder() / "versions").glob("r*.py"))
+    if not found:
+        raise RuntimeError("there are no migrations")
+    return tuple(found)
 
 
 def known(revision: str) -> bool:
     """Whether this program knows the revision. It does not know those of newer programs."""
-    return revision in {script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()}
+    return revision in revisions()
 
 
 def head() -> str:
     """The newest revision that this program knows."""
-    revision = ScriptDirectory.from_config(configuration()).get_current_head()
-    if revision is None:
-        raise RuntimeError("there are no migrations")
-    return revision
+    return revisions()[-1]
+
+
+def configuration() -> Config:
+    """Alembic's configuration."""
+    from alembic.config import Config  # noqa: PLC0415  # see the module's first lines
+
+    config = Config()
+    config.set_main_option("script_location", str(_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
 
 
 def _upgrade(connection: Connection) -> None:
+    from alembic import command  # noqa: PLC0415  # see the module's first lines
+
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-    found = _current(connection)
+    found = _revision(connection)
     if found is not None and not known(found):
         raise SchemaMismatch(found, head())
     config = configuration()
@@ -63,8 +83,11 @@ def _upgrade(connection: Connection) -> None:
     command.upgrade(config, "head")
 
 
-def _current(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    revision: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return revision
 
 
 async def upgrade(url: str) -> None:
@@ -74,6 +97,8 @@ async def upgrade(url: str) -> None:
     """
     database = await Database.open(url)
     try:
+        if await _current(database) == head():
+            return
         async with database.transaction() as session:
             await (await session.connection()).run_sync(_upgrade)
     finally:
@@ -84,10 +109,14 @@ async def current(url: str) -> str | None:
     """The database's revision, None for an empty one. Raises InvalidDatabaseUrl, DatabaseUnavailable."""
     database = await Database.open(url)
     try:
-        async with database.reading() as session:
-            return await (await session.connection()).run_sync(_current)
+        return await _current(database)
     finally:
         await database.close()
+
+
+async def _current(database: Database) -> str | None:
+    async with database.reading() as session:
+        return await (await session.connection()).run_sync(_revision)
 
 
 async def check(url: str) -> None:
@@ -97,4 +126,14 @@ async def check(url: str) -> None:
         raise SchemaMismatch(found, wanted)
 
 
-__all__ = ["DatabaseUnavailable", "SchemaMismatch", "check", "configuration", "current", "head", "known", "upgrade"]
+__all__ = [
+    "DatabaseUnavailable",
+    "SchemaMismatch",
+    "check",
+    "configuration",
+    "current",
+    "head",
+    "known",
+    "revisions",
+    "upgrade",
+]

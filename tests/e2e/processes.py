@@ -6,13 +6,14 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -28,6 +29,10 @@ from turnpike import cli, logs
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "models" / "stdlib-qa"
 START_SECONDS = 100.0
+_TRIALS = "kernel-trials.json"
+_KEPT_TRIALS = ROOT / ".pytest_cache" / _TRIALS
+"""What one replica's trials of this machine's kernels found, for all that tests start: each replica of a new folder
+would spend four seconds of CPU time on the same trials."""
 
 
 def run(*arguments: str, env: dict[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -52,12 +57,42 @@ def command(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
+def bring_trials(data: Path) -> None:
+    """Have a replica with this data folder know what replicas of earlier tests found, unless its disk is full."""
+    file = data / _TRIALS
+    if file.exists() or not _KEPT_TRIALS.exists():
+        return
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        shutil.copy(_KEPT_TRIALS, file)
+    except OSError:
+        file.unlink(missing_ok=True)
+
+
+def _keep_trials(data: Path) -> None:
+    made = data / _TRIALS
+    if made.exists() and not (_KEPT_TRIALS.exists() and _KEPT_TRIALS.read_bytes() == made.read_bytes()):
+        beside = _KEPT_TRIALS.with_name(f"{_TRIALS}.{os.getpid()}")  # other workers of pytest do the same
+        beside.parent.mkdir(exist_ok=True)
+        shutil.copy(made, beside)
+        beside.replace(_KEPT_TRIALS)
+
+
+def _data_folder(arguments: Sequence[str], env: Mapping[str, str]) -> Path:
+    if "--data-dir" in arguments:
+        return Path(arguments[arguments.index("--data-dir") + 1])
+    return Path(env.get("TURNPIKE_DATA_DIR", "nowhere"))
+
+
 class Process:
     """One long-running command of ours, its output in files."""
 
     def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.out, self.err = folder / "stdout", folder / "stderr"
+        self._data = _data_folder(arguments, os.environ | (env or {}))
+        if arguments[0] in {"serve", "engine"}:
+            bring_trials(self._data)
         with self.out.open("ab") as out, self.err.open("ab") as err:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "turnpike.cli", *arguments],
@@ -101,6 +136,7 @@ class Process:
         return self.popen.wait(seconds)
 
     def clean_up(self) -> None:
+        _keep_trials(self._data)
         left = self.children() if self.popen.poll() is None else []
         for process in [*left, psutil.Process(self.popen.pid)] if self.popen.poll() is None else left:
             process.kill()

@@ -19,7 +19,7 @@ import pytest
 from openai import OpenAI
 
 from tests.awake import Awake
-from tests.e2e.processes import first_key, get, process, run, used, wait_ready
+from tests.e2e.processes import bring_trials, first_key, get, process, run, used, wait_ready
 from tests.servers import free_port, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -91,6 +91,7 @@ def test_first_start_prints_a_curl_line_that_works_and_the_second_is_quick(tmp_p
 
 def test_on_a_terminal_the_key_is_shown_and_not_written(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
+    bring_trials(tmp_path / "data")
     arguments = ["serve", "--port", str(free_port()), "--data-dir", str(tmp_path / "data")]
     with (tmp_path / "stderr").open("wb") as err:
         running = subprocess.Popen(
@@ -137,6 +138,7 @@ def test_a_reader_of_the_output_that_goes_away_ends_nothing(tmp_path: Path) -> N
     """As in `turnpike serve 2>&1 | head`."""
     port = free_port()
     reading, writing = os.pipe()
+    bring_trials(tmp_path / "data")
     command = [sys.executable, "-m", "turnpike.cli", "serve", "--port", str(port), "--data-dir", str(tmp_path / "data")]
     running = subprocess.Popen(command, stdout=writing, stderr=writing, stdin=subprocess.DEVNULL)
     os.close(writing)

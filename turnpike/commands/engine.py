@@ -57,6 +57,7 @@ def run_engine(settings: Settings, parent: int | None = None) -> int:
         disk_folder=settings.kv_folder,
         disk_bytes=settings.disk_memory,
         calibration=settings.calibration,
+        trials=settings.trials,
         max_running=settings.max_running,
         token_budget=settings.token_budget,
         context=settings.context,

@@ -30,6 +30,7 @@ _OUR_PATTERNS = (
     "*.db-shm",
     "secrets.json",
     "calibration.json",
+    "kernel-trials.json",
     "api-key",
     "sign-in-link",
     "sign-in-links",

@@ -438,6 +438,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.data / "calibration.json"
 
     @property
+    def trials(self) -> Path:
+        """The file in which a replica keeps what trials of kernels found."""
+        return self.data / "kernel-trials.json"
+
+    @property
     def database(self) -> str:
         """The database URL, the embedded database when none was set."""
         return self.database_url or f"sqlite:///{(self.data / 'turnpike.db').absolute()}"

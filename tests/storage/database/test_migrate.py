@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from uuid import UUID
 
@@ -86,6 +88,22 @@ async def test_an_empty_database_is_told_from_a_migrated_one(tmp_path: Path, emp
         await migrate.upgrade(url)
         assert await migrate.current(url) == migrate.head()
         await migrate.check(url)
+
+
+def test_the_revisions_are_those_that_alembic_reads() -> None:
+    script = ScriptDirectory.from_config(migrate.configuration())
+    assert list(migrate.revisions()) == _revisions()
+    assert migrate.head() == script.get_current_head()
+
+
+def test_a_process_whose_database_is_up_to_date_imports_no_alembic(fresh_sqlite_url: str) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from storage.database import migrate\n"
+        f"for step in (migrate.check, migrate.upgrade): asyncio.run(step({fresh_sqlite_url!r}))\n"
+        "sys.exit('alembic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 async def test_the_schema_of_a_newer_program_is_left_alone(tmp_path: Path) -> None:
