@@ -32,6 +32,9 @@ SHRINKING_S = 20
 """How long hypothesis may look for a smaller example: it would for 300 s, and be cut off by our time limit of as long
 before it has shown any. It says itself that this constant may be changed."""
 
+GC_THRESHOLDS = 50_000, 20, 50
+"""Those of a gateway that serves."""
+
 _numbers = itertools.count(1)
 
 
@@ -48,13 +51,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the collector of garbage away from what was imported, as a server does (`turnpike.processes.gateway`): it
-    took 0.4 s to look at all of it, dozens of times."""
+    """Keep the collector of garbage away from what was imported, and have it collect seldom, as a server does
+    (`turnpike.processes.gateway`): it took 0.4 s to look at all of it, dozens of times, and 0.1 s for each application
+    that a test left."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         gc.enable()
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import httpx
 from argon2 import PasswordHasher
-from litestar._signature import SignatureModel
-from litestar.utils.signature import ParsedSignature
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from sqlalchemy import text
 
@@ -46,6 +44,7 @@ from tenancy.rate_limits import LimitCache, RateLimits
 from tenancy.repositories import Tenancy
 from tenancy.users.service import Users
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
+from tests.gateway.quick_application import read_signatures_once, registering_at_once
 from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy
 from webhooks.endpoints import WebhookEndpoints
@@ -56,39 +55,7 @@ GRANT = 10 * 10**12
 PEPPERS = Peppers({1: b"p" * 32}, 1)
 
 
-def _read_signatures_once() -> None:
-    """Have Litestar read the signature of each handler in the code once for all gateways of a process.
-
-    It reads them anew for each application, and makes a decoder of each: more than half of the 0.3 s of CPU time in
-    which an application is made. A signature follows from the code alone where nothing has a default; the types that a
-    decoder knows beside are those of Litestar's plugins, which all gateways have.
-    """
-    read, make = ParsedSignature.from_fn, SignatureModel.create
-    signatures: dict[Any, ParsedSignature] = {}
-    decoders: dict[int, type[SignatureModel]] = {}  # id of a signature, which stays in `signatures` -> its decoder
-
-    def from_fn(function: Any, namespace: dict[str, Any]) -> ParsedSignature:
-        code = getattr(function, "__code__", None)
-        if code is None or function.__defaults__ or function.__kwdefaults__:
-            return read(function, namespace)
-        if code not in signatures:
-            signatures[code] = read(function, namespace)
-        return signatures[code]
-
-    def create(*, parsed_signature: ParsedSignature, **rest: Any) -> type[SignatureModel]:
-        shared = signatures.get(getattr(rest["fn"], "__code__", None)) is parsed_signature
-        if not shared or rest["dependency_name_set"] or rest["data_dto"]:
-            return make(parsed_signature=parsed_signature, **rest)
-        name = id(parsed_signature)
-        if name not in decoders:
-            decoders[name] = make(parsed_signature=parsed_signature, **rest)
-        return decoders[name]
-
-    ParsedSignature.from_fn = staticmethod(from_fn)  # type: ignore[method-assign,assignment]
-    SignatureModel.create = staticmethod(create)  # type: ignore[method-assign,assignment]
-
-
-_read_signatures_once()
+read_signatures_once()
 
 
 class SlowSpool(Spool):
@@ -304,7 +271,8 @@ async def running_stack(
         scope_keys=scope_keys,
         options=options or GatewayOptions(timeouts=quick_timeouts(), drain_timeout=20.0),
     )
-    app = create_app(services)
+    with registering_at_once():
+        app = create_app(services)
     stack.gateway = gateway_of(app)
     stack.server = PromptServer(app, internal=internal)
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # which asyncio looks at before it sets TCP_NODELAY

@@ -218,8 +218,9 @@ def test_no_field_that_changes_the_answer_is_overlooked(name: str, family_folder
     both = 0
     for changed, other in with_each(config):
         made = linked(folder, tmp_path / "model", other)
-        theirs, ours = by_transformers(made), by_us(made)
-        if theirs is not None and not isinstance(ours, str):
+        ours = by_us(made)
+        theirs = None if isinstance(ours, str) else by_transformers(made)  # which takes longer
+        if theirs is not None:
             assert (ours - theirs).abs().max() < 1e-4, f"with another {changed} the logits differ"
             both += 1
     assert both > 10

@@ -61,7 +61,7 @@ def test_no_slot_is_taken_again_before_its_loss_was_earned_again():
     batch = private(0, 640, 400, "batch")
     replica.add(batch)  # type: ignore[arg-type]
     number = 0
-    while not replica.finished or batch not in replica.finished:
+    while replica.finished[-1:] != [batch]:
         replica.step()
         if not any(each.lane == "interactive" for each in replica.policy.waiting()):
             number += 1

@@ -41,8 +41,7 @@ def sinks(heads: int) -> torch.Tensor:
 
 
 PLAIN, LLAMA = Case(), Case(heads=32, kv_heads=8, dim=128, dtype=torch.bfloat16)
-CASES = [
-    pytest.param(PLAIN, marks=pytest.mark.slow),
+CASES = [  # fp32 and fp16, with and without a window, a cap and sinks, one and several heads of KV
     pytest.param(Case(heads=6, dim=16, dtype=torch.float16), marks=pytest.mark.slow),
     Case(scores=Scores(0.2, window=100, soft_cap=20.0, sinks=sinks(4))),
     pytest.param(Case(heads=5, kv_heads=1, dim=24, scores=Scores(0.2, soft_cap=5.0)), marks=pytest.mark.slow),
