@@ -72,6 +72,8 @@ class GenerationTask:
         self.marks.taken = True
         self.state = RequestState()
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._client_left)
+        self.admitted = asyncio.Event()
+        """Set when its money is held and its limits let it through, or when it has ended without that."""
         self._deps = deps
         self._permit = permit or AskedPermit()
         self._name = public_name(prepared.request_id)
@@ -118,6 +120,7 @@ class GenerationTask:
             self.delivery.detach()
             await self._permit.refusal()
             await self._end_permit()
+            self.admitted.set()
             self._note_times()
 
     @property
@@ -149,6 +152,7 @@ class GenerationTask:
         if (refused := await self._hear_limits()) is not None:
             await recorder.release(hold, "rate limited")
             raise refused
+        self.admitted.set()
         self._promise = LeasePromise(self._deps.promises, self.prepared)
         if (leases := self.prepared.leases) is not None:
             lane = self.prepared.generation.lane

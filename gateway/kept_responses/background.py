@@ -126,7 +126,8 @@ class BackgroundResponses:
         terms: Terms,
         permit: AskedPermit,
     ) -> Response:
-        """Keep a response, and run it; returns it as it waits. Raises GatewayError, DatabaseUnavailable."""
+        """Keep a response, and run it; returns it as it waits. One that is not admitted, such as for the lack of money,
+        is not kept. Raises GatewayError, DatabaseUnavailable."""
         payer = prepared.payer
         try:
             seal = await self._store.seal_of(payer.tenant_id, payer.project_id)
@@ -135,6 +136,9 @@ class BackgroundResponses:
             await permit.ended(prepared.request_id, 0)
             raise
         try:
+            await task.admitted.wait()
+            if task.state.outcome is not None and task.state.outcome.failure is not None:
+                raise task.state.outcome.failure
             events = [told.named_event(one) for one in writer.queue()]
             queued = writer.response
             cache = prepared.generation.cache
