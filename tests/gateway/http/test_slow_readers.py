@@ -20,7 +20,9 @@ SLOW, LIVE = 50, 256
 TOKENS, LIVE_TOKENS = 300, 100
 MOST_BUFFERED = 128 * 1024
 """Of one connection: what a stream may write before it is told to wait (64 KiB), and the piece that passed that."""
-OPTIONS = GatewayOptions(timeouts=quick_timeouts(request=120.0), drain_timeout=1.0, allowance_requests=0)
+OPTIONS = GatewayOptions(
+    timeouts=quick_timeouts(request=120.0, done=60.0, retry=60.0), drain_timeout=1.0, allowance_requests=0
+)
 
 
 def request(stack: Stack, **fields: Any) -> bytes:
