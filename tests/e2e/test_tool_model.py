@@ -65,8 +65,8 @@ def answered(client: OpenAI, case: Any) -> list[tuple[str, Any]]:
 
 
 def all_answered(running: Running, cases: Any) -> list[list[tuple[str, Any]]]:
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda case: answered(running.client(), case), cases))
+    with running.client() as client, ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda case: answered(client, case), cases))
 
 
 @pytest.mark.slow
@@ -88,7 +88,11 @@ def test_nothing_is_called_where_no_tool_is_needed(tool_model: Running) -> None:
 
 
 def test_a_task_with_two_tools(tool_model: Running) -> None:
-    client = tool_model.client()
+    with tool_model.client() as client:
+        run_task(client)
+
+
+def run_task(client: OpenAI) -> None:
     messages: Any = [{"role": "user", "content": TASK}]
     first = client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
     message = first.choices[0].message
