@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
-from sqlalchemy import Column, select
+from sqlalchemy import Column, ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from prompt_cache.history.records import RequestRecord, unpack
@@ -75,22 +75,27 @@ class EarlierRows:
     def __init__(self, database: Database, session: AsyncSession, tenant_id: UUID, project_id: UUID) -> None:
         self._database = database
         self._session = session
-        self._own_prefix = (_PREFIX.tenant_id == tenant_id) & (_PREFIX.project_id == project_id)
-        self._own_request = (_REQUEST.tenant_id == tenant_id) & (_REQUEST.project_id == project_id)
-        self._own_lease = (ended_lease.c.tenant_id == tenant_id) & (ended_lease.c.project_id == project_id)
+        self._place = (tenant_id, project_id)
         self._continuations: dict[bytes, _Latest[Branch]] = {}
         self._others: dict[tuple[str, bytes], _Latest[RequestRecord]] = {}
 
+    def _of_tenant(self, columns: Any) -> ColumnElement[bool]:
+        """The condition that a row is of this tenant's project."""
+        own: ColumnElement[bool] = (columns.tenant_id == self._place[0]) & (columns.project_id == self._place[1])
+        return own
+
     async def branches(self, keys: Collection[bytes]) -> dict[bytes, Branch]:
         """The nodes with these keys, of those that are kept."""
-        query = select(cache_prefix).where(self._own_prefix, one_of(self._database, _PREFIX.key, keys))
+        query = select(cache_prefix).where(self._of_tenant(_PREFIX), one_of(self._database, _PREFIX.key, keys))
         return {row.key: _branch(row) for row in await self._session.execute(query)} if keys else {}
 
     async def continuations(self, parent: bytes, at: int) -> list[Branch]:
         """The latest continuations of a prefix, of those that some request had before `at`."""
 
         async def read(most: int) -> list[tuple[int, Branch]]:
-            query = select(cache_prefix).where(self._own_prefix, _PREFIX.parent == parent, _PREFIX.first_at < at)
+            query = select(cache_prefix).where(
+                self._of_tenant(_PREFIX), _PREFIX.parent == parent, _PREFIX.first_at < at
+            )
             rows = await self._session.execute(query.order_by(_PREFIX.last_at.desc()).limit(most))
             return [(row.first_at, _branch(row)) for row in rows]
 
@@ -100,7 +105,9 @@ class EarlierRows:
         """The latest requests of before `at` that have this key of their first pieces."""
 
         async def read(most: int) -> list[tuple[int, RequestRecord]]:
-            query = select(_REQUEST.at, _REQUEST.record).where(self._own_request, column == key, _REQUEST.at < at)
+            query = select(_REQUEST.at, _REQUEST.record).where(
+                self._of_tenant(_REQUEST), column == key, _REQUEST.at < at
+            )
             rows = await self._session.execute(query.order_by(_REQUEST.at.desc()).limit(most))
             return [(row.at, unpack(row.record)) for row in rows]
 
@@ -108,7 +115,9 @@ class EarlierRows:
 
     async def records(self, ids: Collection[UUID]) -> dict[UUID, RequestRecord]:
         """The records of these requests, of those that are kept."""
-        query = select(_REQUEST.record).where(self._own_request, one_of(self._database, _REQUEST.request_id, ids))
+        query = select(_REQUEST.record).where(
+            self._of_tenant(_REQUEST), one_of(self._database, _REQUEST.request_id, ids)
+        )
         found = [unpack(data) for data in await self._session.scalars(query)] if ids else []
         return {one.id: one for one in found}
 
@@ -116,7 +125,7 @@ class EarlierRows:
         """What ended of leases with these keys, by key, the first first."""
         of = ended_lease.c
         query = select(of.prefix_key, of.cause, of.ended_at, of.created_at, of.lease_class)
-        query = query.where(self._own_lease, one_of(self._database, of.prefix_key, keys)).order_by(of.ended_at)
+        query = query.where(self._of_tenant(of), one_of(self._database, of.prefix_key, keys)).order_by(of.ended_at)
         found: dict[bytes, list[EndedLease]] = {}
         for row in await self._session.execute(query) if keys else ():
             found.setdefault(row.prefix_key, []).append(EndedLease(*row))
