@@ -40,12 +40,12 @@ class Choices:
     @property
     def tokens(self) -> int:
         """Output tokens taken in."""
-        return sum(transcript.tokens for transcript in self._transcripts)
+        return sum([transcript.tokens for transcript in self._transcripts])
 
     @property
     def shown(self) -> int:
         """Output tokens whose text has been given out completely."""
-        return sum(transcript.shown for transcript in self._transcripts)
+        return sum([transcript.shown for transcript in self._transcripts])
 
     @property
     def reasoning(self) -> int:

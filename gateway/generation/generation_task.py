@@ -386,13 +386,18 @@ class GenerationTask:
             self._slices.reached(message.start + len(message.tokens))
         for delta in self._choices.take(message):
             self.delivery.push(delta, self._choices.shown)
-        if self._choices.stopped:
-            self._stop("stop_string", "stop", Outcome("ok", "stop"))
-        elif self._choices.end_of(message.choice) == "stop" and self._stream is not None:
-            self._stream.abort("stop", message.choice)
+        if self._choices.end_of(message.choice) == "stop":
+            self._end_choice(message.choice)
         elif self.delivery.streamed and self._choices.shown < self._choices.tokens:
             self._delivered(self.delivery.delivered)
         self._end_unpaid()
+
+    def _end_choice(self, choice: int) -> None:
+        """A stop string ended this choice."""
+        if self._choices.stopped:
+            self._stop("stop_string", "stop", Outcome("ok", "stop"))
+        elif self._stream is not None:
+            self._stream.abort("stop", choice)
 
     def _served(self, measure: Measure, seconds: float) -> None:
         """Count how long the request took until here, beside the others of its hour."""

@@ -23,7 +23,7 @@ from gateway.admission.admission import PreparedRequest
 from gateway.generation_request import GenerationRequest
 from gateway.metering.miss_prices import MissPrice, price_misses
 from prompt_cache.history.comparison import Comparison, compare
-from prompt_cache.history.diagnosis import Diagnosis, diagnose
+from prompt_cache.history.diagnosis import Diagnosis, Evidence, diagnose
 from prompt_cache.history.prefix_hashes import (
     LEAST_PIECE,
     common_tokens,
@@ -104,6 +104,11 @@ class Observed:
         self._misses = misses
         self._began_s = began_s
         self._root = root
+
+    @property
+    def admitted_at(self) -> int:
+        """When it was admitted, in microseconds since the Unix epoch."""
+        return self._hold.admitted_at
 
     @cached_property
     def noted(self) -> Noted:
@@ -230,7 +235,7 @@ class RequestHistory:
             async with asyncio.timeout(_EXPLAIN_S):
                 noted = await self._hashed(observed)
                 comparison = await self._comparison(noted, named)
-                finding = await self._find(observed, await self._pending(observed))
+                (finding,) = await self._find([observed], await self._pending(observed))
         except (TimeoutError, DatabaseUnavailable):
             return Explanation(Comparison("unavailable"))
         return Explanation(comparison, finding)
@@ -249,7 +254,7 @@ class RequestHistory:
                 if (one.prepared.request_id, one.prepared.payer.tenant_id) == (request_id, tenant_id)
                 and project_id in (None, one.prepared.payer.project_id)
             ]
-            return await self._find(own[0], await self._pending(own[0])) if own else None
+            return (await self._find(own[:1], await self._pending(own[0])))[0] if own else None
         assert noted.diagnosis is not None
         return await priced(self._prices, noted.record, noted.diagnosis)
 
@@ -279,9 +284,14 @@ class RequestHistory:
         ]
         return [await self._hashed(one) for one in alike[-_PENDING:]]
 
-    async def _find(self, observed: Observed, pending: Sequence[Noted]) -> Finding:
-        noted = await self._hashed(observed)
-        evidence, known = await self.history.evidence(noted, pending, observed.keys)
+    async def _find(self, batch: Sequence[Observed], pending: Sequence[Noted]) -> list[Finding]:
+        """Why these requests missed; in the order of their admission, each known to those after it."""
+        asked = [(await self._hashed(observed), observed.keys) for observed in batch]
+        found = await self.history.evidence_of(asked, pending)
+        return [await self._diagnosed(noted, *own) for (noted, _), own in zip(asked, found, strict=True)]
+
+    async def _diagnosed(self, noted: Noted, evidence: Evidence, known: frozenset[bytes]) -> Finding:
+        await asyncio.sleep(0)  # requests come between those of a batch
         noted.known = known
         noted.diagnosis = diagnose(noted.record, evidence)
         found = await priced(self._prices, noted.record, noted.diagnosis)
@@ -294,6 +304,7 @@ class RequestHistory:
     async def _hashed(self, observed: Observed) -> Noted:
         if len(observed.prepared.prompt.tokens) > _IN_THREAD:
             return await asyncio.to_thread(lambda: observed.noted)
+        await asyncio.sleep(0)  # requests come between those of a batch
         return observed.noted
 
     # ------------------------------------------------ writing
@@ -305,13 +316,9 @@ class RequestHistory:
             self._writing = batch
             self._tokens -= sum(len(one.prepared.prompt.tokens) for one in batch)
             try:
-                for one in batch:
-                    await self._hashed(one)
-                written: list[Noted] = []
-                for one in sorted(batch, key=lambda one: one.noted.record.at):
-                    await self._find(one, written)
-                    written.append(one.noted)
-                await self.history.write(written)
+                batch.sort(key=lambda one: one.admitted_at)
+                await self._find(batch, ())
+                await self.history.write([one.noted for one in batch])
             except DatabaseUnavailable:
                 self.left_out += len(batch)
             except Exception:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -56,6 +57,14 @@ def allocate_files(folder: Path, worker: str) -> None:
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
+
+
+Labelled = TypeVar("Labelled", Counter, Histogram)
+
+
+def _by_labels(metric: Labelled) -> Callable[..., Labelled]:
+    """The metric with these labels, as `labels` gives it, without its lock and its checks. Labels are few."""
+    return cache(metric.labels)
 
 
 class _HasLinks(Protocol):
@@ -112,38 +121,54 @@ class GatewayMetrics:
         self._local.register(ProcessMetrics(worker, folder))
         self._database_up = self._up("turnpike_database_up", "1 if the database answered when it was last asked")
         self._bus_up = self._up("turnpike_bus_up", "1 if revocations of keys reach this worker: Redis is connected")
-        self._requests = Counter("turnpike_requests", "Requests answered", ["model", "status"], registry=self.registry)
-        self._first_token = Histogram(
-            "turnpike_time_to_first_token_seconds",
-            "From admission to the first token",
-            ["model"],
-            buckets=_FIRST_TOKEN,
-            registry=self.registry,
+        self._requests = _by_labels(
+            Counter("turnpike_requests", "Requests answered", ["model", "status"], registry=self.registry)
         )
-        self._between = Histogram(
-            "turnpike_inter_token_seconds",
-            "Between output tokens",
-            ["model"],
-            buckets=_BETWEEN,
-            registry=self.registry,
+        self._first_token = _by_labels(
+            Histogram(
+                "turnpike_time_to_first_token_seconds",
+                "From admission to the first token",
+                ["model"],
+                buckets=_FIRST_TOKEN,
+                registry=self.registry,
+            )
         )
-        self._tokens = Counter("turnpike_tokens", "Tokens billed", ["model", "meter"], registry=self.registry)
-        self._tried_again = Counter(
-            "turnpike_requests_tried_again", "Requests sent to a second replica", ["model"], registry=self.registry
+        self._between = _by_labels(
+            Histogram(
+                "turnpike_inter_token_seconds",
+                "Between output tokens",
+                ["model"],
+                buckets=_BETWEEN,
+                registry=self.registry,
+            )
         )
-        self._cut_off = Counter(
-            "turnpike_connections_cut_off",
-            "Connections ended before their client had the last answer: slow for too long, or one too many",
-            ["reason"],
-            registry=self.registry,
+        self._tokens = _by_labels(
+            Counter("turnpike_tokens", "Tokens billed", ["model", "meter"], registry=self.registry)
         )
-        self._limited = Counter(
-            "turnpike_rate_limited",
-            "Requests refused because a rate limit was reached",
-            ["meter"],
-            registry=self.registry,
+        self._tried_again = _by_labels(
+            Counter(
+                "turnpike_requests_tried_again", "Requests sent to a second replica", ["model"], registry=self.registry
+            )
         )
-        self._ended = Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
+        self._cut_off = _by_labels(
+            Counter(
+                "turnpike_connections_cut_off",
+                "Connections ended before their client had the last answer: slow for too long, or one too many",
+                ["reason"],
+                registry=self.registry,
+            )
+        )
+        self._limited = _by_labels(
+            Counter(
+                "turnpike_rate_limited",
+                "Requests refused because a rate limit was reached",
+                ["meter"],
+                registry=self.registry,
+            )
+        )
+        self._ended = _by_labels(
+            Counter("turnpike_generations", "Generations ended", ["model", "status"], registry=self.registry)
+        )
 
     def _up(self, name: str, text: str) -> Gauge:
         gauge = Gauge(name, text, registry=self.registry, multiprocess_mode="min")
@@ -213,36 +238,36 @@ class GatewayMetrics:
 
     def answered(self, model: str, status: int) -> None:
         """Count an HTTP response. `model` is empty if the request named none."""
-        self._requests.labels(model, str(status)).inc()
+        self._requests(model, str(status)).inc()
 
     def first_token(self, model: str, seconds: float) -> None:
         """Record the time to the first token."""
-        self._first_token.labels(model).observe(seconds)
+        self._first_token(model).observe(seconds)
 
     def tried_again(self, model: str) -> None:
         """Count a request that was sent to a second replica, because its first was lost."""
-        self._tried_again.labels(model).inc()
+        self._tried_again(model).inc()
 
     def rate_limited(self, meter: str) -> None:
         """Count a request that a rate limit refused."""
-        self._limited.labels(meter).inc()
+        self._limited(meter).inc()
 
     def cut_off(self, reason: str) -> None:
         """Count a connection that was ended before its client had read everything."""
-        self._cut_off.labels(reason).inc()
+        self._cut_off(reason).inc()
 
     def between_tokens(self, model: str, seconds: float, tokens: int) -> None:
         """Record `tokens` tokens that arrived `seconds` after those before."""
-        histogram = self._between.labels(model)
+        histogram = self._between(model)
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
     def finished(self, model: str, status: str, usage: Usage) -> None:
         """Count a generation whose usage is durable, and its tokens."""
-        self._ended.labels(model, status).inc()
+        self._ended(model, status).inc()
         for meter, tokens in usage.meters().items():
             if tokens:
-                self._tokens.labels(model, meter).inc(tokens)
+                self._tokens(model, meter).inc(tokens)
 
     def refresh(self) -> None:
         """Poll the metrics added by `watch`, so that whichever worker is scraped can report them."""

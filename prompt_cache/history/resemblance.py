@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct, field
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from prompt_cache.history import diagnosis as diagnoses
 from prompt_cache.history.diagnosis import Diagnosis, Earlier, Ended, Evidence
+from prompt_cache.history.earlier_rows import Branch, EarlierRows, EndedLease
 from prompt_cache.history.prefix_hashes import Node, common_tokens
 from prompt_cache.history.records import RequestRecord, unpack
-from prompt_cache.tables import cache_prefix, cache_request, ended_lease
+from prompt_cache.tables import cache_request
 from storage.database.database import Database
-from storage.database.sql_arrays import one_of
 
-_MOST_BRANCHES = 128
-"""How many continuations of a known prefix are looked at, the latest."""
-_MOST_OTHERS = 32
 _MOST_ALIKE = 8
 """How many resembling requests are evidence."""
 
@@ -31,26 +27,9 @@ _ENDS: Mapping[str, Literal["lease_expired", "purged", "lease_limit"]] = {
 }
 """Why a lease ended, in the words of a diagnosis."""
 
-_PREFIX, _REQUEST = cache_prefix.c, cache_request.c
-
-
-class Branch(Struct, frozen=True):
-    """A node as the database has it, and the requests that had it first and last."""
-
-    key: bytes
-    parent: bytes
-    start: int
-    hashes: bytes
-    first_request: UUID
-    first_at: int
-    last_request: UUID
-    last_at: int
-
-    def before(self, at: int) -> tuple[UUID, int] | None:
-        """The latest of its requests that we know of, admitted before `at`."""
-        if self.last_at < at:
-            return self.last_request, self.last_at
-        return (self.first_request, self.first_at) if self.first_at < at else None
+_REQUEST = cache_request.c
+LeaseKeys: TypeAlias = Callable[[Sequence[int]], Mapping[bytes, int]]
+"""Gives the keys of leases on prefixes of a prompt, by their lengths, to look for those that have ended."""
 
 
 class Noted(Struct):
@@ -64,6 +43,103 @@ class Noted(Struct):
     currency: str = ""
     known: frozenset[bytes] = frozenset()
     """The keys of its nodes that the database has already."""
+    row: bytes = b""
+    """The record as it is written."""
+
+
+class _Unwritten:
+    """What requests of one project, which are going to be written, will be to those that come after them."""
+
+    def __init__(self) -> None:
+        self.branches: dict[bytes, Branch] = {}
+        self.records: dict[UUID, RequestRecord] = {}
+        self._continuations: dict[bytes, list[Branch]] = {}
+        self._openings: dict[bytes, list[RequestRecord]] = {}
+
+    def add(self, noted: Noted) -> None:
+        """Another one."""
+        self.records[noted.record.id] = noted.record
+        for branch in branches_of(noted):
+            self.branches.setdefault(branch.key, branch)
+            self._continuations.setdefault(branch.parent, []).append(branch)
+        for key in set(noted.record.opening):
+            self._openings.setdefault(key, []).append(noted.record)
+
+    def continuations(self, parent: bytes) -> list[Branch]:
+        """The continuations of a prefix so far."""
+        return list(self._continuations.get(parent, ()))
+
+    def beginning_with(self, key: bytes) -> list[RequestRecord]:
+        """The requests so far whose first pieces have this key."""
+        return list(self._openings.get(key, ()))
+
+
+class _Search:
+    """One request, and what is found of those that resemble it. Its steps are in the order of their methods."""
+
+    def __init__(
+        self, noted: Noted, lease_keys: LeaseKeys | None, kept: Mapping[bytes, Branch], unwritten: _Unwritten
+    ) -> None:
+        """`kept`: nodes in the database; `unwritten`: the requests before this one that are not."""
+        self.noted = noted
+        self._at = noted.record.at
+        self._lease_keys = lease_keys
+        keys = [node.key for node in noted.nodes]
+        self.known = {key: kept[key] for key in keys if key in kept}
+        self.known |= {key: unwritten.branches[key] for key in keys if key not in kept and key in unwritten.branches}
+        self._common: dict[UUID, int] = {}
+        self._following = self._match(noted.nodes)
+        """The first node that no earlier request has whole."""
+        self._continuations = [] if self._following is None else unwritten.continuations(self._following.parent)
+        first, two = noted.record.opening
+        self._openings = [
+            (column, key, unwritten.beginning_with(key))
+            for column, key in ((_REQUEST.opening, two), (_REQUEST.first_piece, first))
+            if key
+        ]
+        self._others: list[RequestRecord] = []
+        self.alike: list[UUID] = []
+        """The requests that begin like this one for the most tokens."""
+
+    def _match(self, nodes: Sequence[Node]) -> Node | None:
+        matched = -1
+        for index, node in enumerate(nodes):
+            branch = self.known.get(node.key)
+            request = branch.before(self._at) if branch else None
+            if request is not None:
+                matched = index
+                self._share(request[0], node.end)
+        return nodes[matched + 1] if matched + 1 < len(nodes) else None
+
+    def _share(self, request: UUID, tokens: int) -> None:
+        self._common[request] = max(self._common.get(request, 0), tokens)
+
+    async def look_around(self, rows: EarlierRows) -> None:
+        """Look for those that part from this one within a node, and for its like of other families."""
+        if (following := self._following) is not None:
+            for branch in (*await rows.continuations(following.parent, self._at), *self._continuations):
+                request, shared = branch.before(self._at), common_tokens(following.hashes, branch.hashes)
+                if request is not None and shared:
+                    self._share(request[0], following.start + shared)
+        self.alike = sorted(self._common, key=lambda id: self._common[id], reverse=True)[:_MOST_ALIKE]
+        family = self.noted.record.family
+        for column, key, unwritten in self._openings:
+            if not self._others:
+                found = [*await rows.beginning_with(column, key, self._at), *unwritten]
+                self._others = [one for one in found if one.family != family and one.at < self._at]
+
+    def leases(self, records: Mapping[UUID, RequestRecord]) -> Mapping[bytes, int]:
+        """The keys of leases that its like had on what it shares, with their lengths."""
+        mine = self.noted.record.tokens
+        found = (records[id] for id in self.alike if id in records)
+        lengths = sorted({entry.tokens for one in found for entry in one.entries if entry.tokens <= mine})
+        return self._lease_keys(lengths) if self._lease_keys and lengths else {}
+
+    def evidence(self, records: Mapping[UUID, RequestRecord], ended: Sequence[Ended]) -> Evidence:
+        """All that was found."""
+        same = [Earlier(records[id], self._common[id]) for id in self.alike if id in records]
+        same.sort(key=lambda one: (one.common, one.record.at), reverse=True)
+        return Evidence(tuple(same), _most_alike(self.noted.record, self._others), tuple(ended))
 
 
 class Resemblance:
@@ -73,116 +149,26 @@ class Resemblance:
         self._database = database
 
     async def evidence(
-        self,
-        noted: Noted,
-        pending: Sequence[Noted] = (),
-        lease_keys: Callable[[Sequence[int]], Mapping[bytes, int]] | None = None,
+        self, noted: Noted, pending: Sequence[Noted] = (), lease_keys: LeaseKeys | None = None
     ) -> tuple[Evidence, frozenset[bytes]]:
-        """What resembles this request, of those admitted before it; and which of its nodes are known.
+        """What resembles this request, of those admitted before it; and which of its nodes are known. `pending`:
+        requests that are going to be written."""
+        return (await self.evidence_of([(noted, lease_keys)], pending))[0]
 
-        `pending`: requests that are going to be written. `lease_keys`: gives the keys of leases on prefixes of this
-        prompt, by their lengths, to look for those that have ended.
-        """
-        record, nodes = noted.record, noted.nodes
-        project = [other for other in pending if other.record.project_id == record.project_id]
+    async def evidence_of(
+        self, batch: Sequence[tuple[Noted, LeaseKeys | None]], pending: Sequence[Noted] = ()
+    ) -> list[tuple[Evidence, frozenset[bytes]]]:
+        """As `evidence`, of several requests, with few statements. To each, those before it in the batch are pending
+        too."""
+        found: dict[UUID, tuple[Evidence, frozenset[bytes]]] = {}
         async with self._database.reading() as session:
-            known = await self._known(session, record, nodes)
-            mine = {node.key for node in nodes}
-            for other in project:
-                known |= {b.key: b for b in branches_of(other) if b.key in mine and b.key not in known}
-            earlier, common = await self._alike(session, record, nodes, known, project)
-            records = await self._records(session, record, earlier, project)
-            others = await self._others(session, record, project)
-            lengths = sorted({e.tokens for one in records.values() for e in one.entries if e.tokens <= record.tokens})
-            ended = await self._ended(session, record, lease_keys(lengths)) if lease_keys and lengths else ()
-        same = [Earlier(records[id], common[id]) for id in earlier if id in records]
-        same.sort(key=lambda one: (one.common, one.record.at), reverse=True)
-        return Evidence(tuple(same), _most_alike(record, others), tuple(ended)), frozenset(known)
-
-    async def _known(self, session: AsyncSession, record: RequestRecord, nodes: Sequence[Node]) -> dict[bytes, Branch]:
-        own = (_PREFIX.tenant_id == record.tenant_id) & (_PREFIX.project_id == record.project_id)
-        query = select(cache_prefix).where(own, one_of(self._database, _PREFIX.key, [node.key for node in nodes]))
-        return {row.key: _branch(row) for row in await session.execute(query)}
-
-    async def _alike(
-        self,
-        session: AsyncSession,
-        record: RequestRecord,
-        nodes: Sequence[Node],
-        known: Mapping[bytes, Branch],
-        pending: Sequence[Noted],
-    ) -> tuple[list[UUID], dict[UUID, int]]:
-        """The requests that begin like this one, and for how many tokens at least."""
-        common: dict[UUID, int] = {}
-        matched = -1
-        for index, node in enumerate(nodes):
-            branch = known.get(node.key)
-            request = branch.before(record.at) if branch else None
-            if request is not None:
-                matched = index
-                common[request[0]] = max(common.get(request[0], 0), node.end)
-        if matched + 1 < len(nodes):
-            following = nodes[matched + 1]
-            for branch in await self._children(session, record, following.parent, pending):
-                request = branch.before(record.at)
-                shared = common_tokens(following.hashes, branch.hashes)
-                if request is not None and shared:
-                    common[request[0]] = max(common.get(request[0], 0), following.start + shared)
-        best = sorted(common, key=lambda id: common[id], reverse=True)[:_MOST_ALIKE]
-        return best, common
-
-    async def _children(
-        self, session: AsyncSession, record: RequestRecord, parent: bytes, pending: Sequence[Noted]
-    ) -> list[Branch]:
-        own = (_PREFIX.tenant_id == record.tenant_id) & (_PREFIX.project_id == record.project_id)
-        query = (
-            select(cache_prefix)
-            .where(own, _PREFIX.parent == parent, _PREFIX.first_at < record.at)
-            .order_by(_PREFIX.last_at.desc())
-            .limit(_MOST_BRANCHES)
-        )
-        found = [_branch(row) for row in await session.execute(query)]
-        found += [branch for other in pending for branch in branches_of(other) if branch.parent == parent]
-        return found
-
-    async def _records(
-        self, session: AsyncSession, record: RequestRecord, ids: Collection[UUID], pending: Sequence[Noted]
-    ) -> dict[UUID, RequestRecord]:
-        own = (_REQUEST.tenant_id == record.tenant_id) & (_REQUEST.project_id == record.project_id)
-        query = select(_REQUEST.record).where(own, one_of(self._database, _REQUEST.request_id, list(ids)))
-        found = [unpack(data) for data in await session.scalars(query)] if ids else []
-        found += [other.record for other in pending if other.record.id in ids]
-        return {one.id: one for one in found}
-
-    async def _others(
-        self, session: AsyncSession, record: RequestRecord, pending: Sequence[Noted]
-    ) -> list[RequestRecord]:
-        """Earlier requests of other families whose conversation begins with the same pieces."""
-        own = (_REQUEST.tenant_id == record.tenant_id) & (_REQUEST.project_id == record.project_id)
-        first, two = record.opening
-        found: list[RequestRecord] = []
-        for column, key in ((_REQUEST.opening, two), (_REQUEST.first_piece, first)):
-            if key and not found:
-                query = select(_REQUEST.record).where(own, column == key, _REQUEST.at < record.at)
-                rows = await session.scalars(query.order_by(_REQUEST.at.desc()).limit(_MOST_OTHERS))
-                alike = [unpack(data) for data in rows]
-                alike += [other.record for other in pending if key in other.record.opening]
-                found = [one for one in alike if one.family != record.family and one.at < record.at]
-        return found
-
-    async def _ended(
-        self, session: AsyncSession, record: RequestRecord, keys: Mapping[bytes, int]
-    ) -> tuple[Ended, ...]:
-        """What ended before this request, the latest of each prefix."""
-        of = ended_lease.c
-        own = (of.tenant_id == record.tenant_id) & (of.project_id == record.project_id) & (of.ended_at <= record.at)
-        query = select(of.prefix_key, of.cause, of.ended_at, of.lease_class)
-        query = query.where(own, of.created_at < record.at, one_of(self._database, of.prefix_key, list(keys)))
-        latest: dict[int, Ended] = {}
-        for key, cause, at, lease in await session.execute(query.order_by(of.ended_at)):
-            if cause in _ENDS:
-                latest[keys[key]] = Ended(keys[key], _ENDS[cause], at, lease)
-        return tuple(latest.values())
+            for tenant_id, project_id in dict.fromkeys(
+                (one.record.tenant_id, one.record.project_id) for one, _ in batch
+            ):
+                rows = EarlierRows(self._database, session, tenant_id, project_id)
+                own = [(one, keys) for one, keys in batch if one.record.project_id == project_id]
+                found |= await _of_project(rows, own, [one for one in pending if one.record.project_id == project_id])
+        return [found[one.record.id] for one, _ in batch]
 
     async def get(self, tenant_id: UUID, project_id: UUID | None, request_id: UUID) -> Noted | None:
         """What is kept of a request, None unless it is this tenant's, and this project's if one is named."""
@@ -209,22 +195,45 @@ class Resemblance:
 
     async def _named(self, record: RequestRecord, keys: Sequence[bytes]) -> list[Branch]:
         async with self._database.reading() as session:
-            own = (_PREFIX.tenant_id == record.tenant_id) & (_PREFIX.project_id == record.project_id)
-            query = select(cache_prefix).where(own, one_of(self._database, _PREFIX.key, list(keys)))
-            return [_branch(row) for row in await session.execute(query)]
+            rows = EarlierRows(self._database, session, record.tenant_id, record.project_id)
+            return list((await rows.branches(keys)).values())
 
 
-def _branch(row: Any) -> Branch:
-    return Branch(
-        row.key,
-        row.parent,
-        row.start_token,
-        row.hashes,
-        row.first_request,
-        row.first_at,
-        row.last_request,
-        row.last_at,
-    )
+async def _of_project(
+    rows: EarlierRows, batch: Sequence[tuple[Noted, LeaseKeys | None]], pending: Sequence[Noted]
+) -> dict[UUID, tuple[Evidence, frozenset[bytes]]]:
+    unwritten = _Unwritten()
+    for noted in pending:
+        unwritten.add(noted)
+    kept = await rows.branches({node.key for noted, _ in batch for node in noted.nodes})
+    searches = []
+    for noted, lease_keys in batch:
+        searches.append(_Search(noted, lease_keys, kept, unwritten))
+        unwritten.add(noted)
+    for search in sorted(searches, key=lambda search: search.noted.record.at, reverse=True):
+        await search.look_around(rows)
+    records = await rows.records({id for search in searches for id in search.alike})
+    records |= unwritten.records
+    leases = [search.leases(records) for search in searches]
+    ended = await rows.ended_leases({key for keys in leases for key in keys})
+    return {
+        search.noted.record.id: (
+            search.evidence(records, _ended_before(search.noted.record.at, keys, ended)),
+            frozenset(search.known),
+        )
+        for search, keys in zip(searches, leases, strict=True)
+    }
+
+
+def _ended_before(at: int, keys: Mapping[bytes, int], ended: Mapping[bytes, Sequence[EndedLease]]) -> list[Ended]:
+    """What ended before an instant of the leases with these keys, the latest of each prefix."""
+    rows = [row for key in keys for row in ended.get(key, ()) if row.created_at < at and row.ended_at <= at]
+    latest: dict[int, Ended] = {}
+    for row in sorted(rows, key=lambda row: row.ended_at):
+        if row.cause in _ENDS:
+            length = keys[row.prefix_key]
+            latest[length] = Ended(length, _ENDS[row.cause], row.ended_at, row.lease_class)
+    return list(latest.values())
 
 
 def branches_of(noted: Noted) -> list[Branch]:

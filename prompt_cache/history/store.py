@@ -74,7 +74,8 @@ class History(Resemblance):
             kept.append(noted)
             new = [node for node in noted.nodes if node.key not in noted.known]
             counts["requests"] += 1
-            counts["bytes"] += len(pack(noted.record)) + _ROW_BYTES
+            noted.row = pack(noted.record)
+            counts["bytes"] += len(noted.row) + _ROW_BYTES
             counts["bytes"] += sum(len(node.hashes) + _ROW_BYTES for node in new)
         return kept, more
 
@@ -91,7 +92,7 @@ class History(Resemblance):
                     "at": record.at,
                     "first_piece": first,
                     "opening": two,
-                    "record": pack(record),
+                    "record": noted.row,
                     "diagnosis": diagnoses.pack(noted.diagnosis) if noted.diagnosis else b"",
                 }
             )

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from storage.database.asyncpg_pool import AsyncpgPool, Connection, is_unavailable
 from storage.database.base import Count
+from storage.database.sqlite_connection import connect
 from storage.reported_error import ReportedError
 
 Dialect = Literal["sqlite", "postgresql"]
@@ -86,7 +87,12 @@ def _parse(text: str) -> URL:
 
 def _sqlite_engine(url: URL, *, reading: bool) -> AsyncEngine:
     pool = {"pool_size": 4, "max_overflow": 4} if reading else {"pool_size": 1, "max_overflow": 0}
-    engine = create_async_engine(url.set(drivername="sqlite+aiosqlite"), hide_parameters=True, **pool)
+    engine = create_async_engine(
+        url.set(drivername="sqlite+aiosqlite"),
+        hide_parameters=True,
+        connect_args={"async_creator_fn": connect},
+        **pool,
+    )
     begin = "BEGIN" if reading else "BEGIN IMMEDIATE"
 
     def configure(connection: Any, _record: Any) -> None:
