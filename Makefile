@@ -97,7 +97,7 @@ test-other-cpu: install-dev ## Whether bits hold with the processor's choices tu
 	@$(BIN)/python -m tests.machines | while read -r machine; do echo "== $$machine"; \
 		$(BIN)/python -m pytest -q $(TWO) --machine "$$machine" $(BITS) || exit; done
 
-test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 histories of leases under wrong clocks, 2,000 generated requests, 2,004 hostile bodies: an hour
+test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 histories of leases under wrong clocks, 2,000 generated requests: an hour
 	$(BIN)/python -m tests.servers --install
 	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest $(LONG) tests/billing/transaction/test_state_machine.py
 	ALTERED_COLUMNS=99 $(BIN)/python -m pytest $(LONG) tests/billing/verification/test_alterations.py
