@@ -89,10 +89,10 @@ def test_nothing_is_called_where_no_tool_is_needed(tool_model: Running) -> None:
 
 def test_a_task_with_two_tools(tool_model: Running) -> None:
     with tool_model.client() as client:
-        run_task(client)
+        check_task(client)
 
 
-def run_task(client: OpenAI) -> None:
+def check_task(client: OpenAI) -> None:
     messages: Any = [{"role": "user", "content": TASK}]
     first = client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
     message = first.choices[0].message
