@@ -82,6 +82,29 @@ async def test_reading_sees_one_snapshot(database: Database) -> None:
         assert (await session.execute(select(balance))).all() == []
 
 
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 3_000])
+async def test_results_of_any_length_are_read_whole_in_portions_and_in_part(database: Database, count: int) -> None:
+    """However many rows come with the statement and however many later (`storage.database.sqlite_connection`)."""
+    numbers = text(f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) SELECT i FROM n")
+    wanted = list(range(1, count + 1))
+    async with database.reading() as session:
+        assert list(await session.scalars(numbers)) == wanted
+        streamed = [portion async for portion in (await session.stream_scalars(numbers)).partitions(100)]
+        assert [number for portion in streamed for number in portion] == wanted
+        broken_off = await session.stream_scalars(numbers)
+        assert await broken_off.fetchmany(10) == wanted[:10]
+        await broken_off.close()
+        assert await session.scalar(numbers) == 1
+    async with database.transaction() as session:
+        await session.execute(text("CREATE TEMPORARY TABLE kept_numbers (i INTEGER)"))
+        inserted = await session.scalars(text(f"INSERT INTO kept_numbers {numbers.text} RETURNING i"))
+        assert sorted(inserted) == wanted
+        updated = await session.execute(text("UPDATE kept_numbers SET i = i + 1"))
+        assert updated.rowcount == len(wanted)
+        assert await session.scalar(text("SELECT count(*) FROM kept_numbers")) == len(wanted)
+        await session.execute(text("DROP TABLE kept_numbers"))
+
+
 async def test_writers_take_turns(database: Database) -> None:
     row = _row()
     async with database.transaction() as session:
