@@ -73,7 +73,7 @@ class GenerationTask:
         self.state = RequestState()
         self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._client_left)
         self.admitted = asyncio.Event()
-        """Set when its money is held and its limits let it through, or when it has ended without that."""
+        """Set when its money is held and its limits let it through, or when it ends without that."""
         self._deps = deps
         self._permit = permit or AskedPermit()
         self._name = public_name(prepared.request_id)
@@ -139,6 +139,7 @@ class GenerationTask:
     def interrupt(self, failure: GatewayError) -> None:
         """End the request for a reason of ours; what was delivered is billed."""
         self._stop("interrupted", "shutdown", failed(failure))
+        self.admitted.set()
 
     # ------------------------------------------------ from hold to record
 
