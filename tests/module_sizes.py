@@ -23,7 +23,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a type that several modules hand to each other, and that none of them owns": (
         *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
-        *("engine/execution/sizes.py", "engine/scheduling/step_work.py", "billing/rating/lines.py"),
+        *("engine/execution/sizes.py", "billing/rating/lines.py"),
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
         *("tenancy/users/identifiers.py", "prompt_cache/promise/lease_terms.py"),
@@ -66,7 +66,8 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "work of another thread or moment than that of its only user": (
         *("prompt_cache/tiers/store_keeper.py", "prompt_cache/tiers/folder_scan.py", "engine/startup/warm_up.py"),
-        *("engine/kv_cache/checksums.py", "engine/kernels/block_digest.py", "engine/quantization/on_load.py"),
+        *("engine/kv_cache/checksums.py", "engine/kernels/block_sums.py", "engine/quantization/on_load.py"),
+        *("engine/execution/block_copies.py", "engine/kernels/to_host.py", "engine/execution/cuda/flights.py"),
         "gateway/kept_responses/earlier_items.py",
     ),
     "one of several alike, apart so that each can be read, changed and tested alone": (

@@ -29,7 +29,7 @@ from engine.scheduling.request import Request
 from engine.scheduling.restoring import DISK_RATE, first_guess
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.step_costs import FixedCosts, Rates, StepCosts
-from engine.scheduling.step_work import Prefill
+from engine.scheduling.step_work import Prefill, Step
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.placement.fetch_or_recompute import TierRate
@@ -92,6 +92,7 @@ class Engine:
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
         self.executor = StepExecutor(runner, self.costs)
+        self.copies = self.executor.copies
         self.fairness = FairShare(self.costs, weights=limits.lane_weights)
         block_bytes = sum(memory.group.block_bytes for memory in runner.memories)
         self.scheduler = Scheduler(
@@ -247,9 +248,8 @@ class Engine:
             saver.stop(self._clock())
             while not saver.idle and time.monotonic() < end:
                 step = self.scheduler.save_only(self._clock())
-                self.executor.prepare(step)
-                self.executor.finish_copies()
-                if not step.out:
+                self.copies.begin(step)
+                if not self._take_copied(wait=True):
                     time.sleep(_STOP_PAUSE_S)
             if not saver.idle:
                 logger.warning("not all that is retained was saved before the stop", blocks=len(saver.wishes))
@@ -260,7 +260,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` would compute or return something now."""
-        return self.scheduler.busy or bool(self.outputs.result.events)
+        return self.scheduler.busy or bool(self.outputs.result.events) or self.copies.pending
 
     @property
     def next_deadline(self) -> float | None:
@@ -271,12 +271,15 @@ class Engine:
     def step(self) -> StepResult:
         """Run one step if there is work. Returns what happened since the last call."""
         self._expire()
+        self._take_copied()
         step = self.scheduler.schedule(self._clock())
         for request in step.began:
             self.outputs.begin(request)
-        bad = self.executor.prepare(step)
-        if step.returns:
-            self.scheduler.copied(step, bad)
+        self.copies.begin(step)
+        # Without work there is nothing else to do than to wait for copies.
+        done = self._take_copied(wait=not step.work)
+        while step.needs_copies and step not in done:
+            done += self._take_copied(wait=True)
         if step.work:
             self.steps += 1
             began, began_at = time.perf_counter(), time.monotonic()
@@ -284,8 +287,15 @@ class Engine:
             if len(step.work) == 1 and isinstance(work := step.work[0], Prefill):
                 self.scheduler.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
             self.outputs.commit(step.work, outcomes, began_at)
-        self.executor.finish_copies()
         return self.outputs.take_result()
+
+    def _take_copied(self, *, wait: bool = False) -> list[Step]:
+        """Tell the scheduler of the steps whose copies are done; returns them. `wait`: at least for one, if any."""
+        done = []
+        for step, bad in self.copies.finished(wait=wait):
+            self.scheduler.copied(step, bad)
+            done.append(step)
+        return done
 
     # ------------------------------------------------------------ deadlines
 

@@ -1,4 +1,4 @@
-"""Computes a step on the device: copies and clears blocks, then runs its work. A request that fails, fails alone."""
+"""Computes a step on the device: begins its copies, then runs its work. A request that fails, fails alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import structlog
 
+from engine.execution.block_copies import BlockCopies
 from engine.execution.model_runner import ModelRunner, WorkOutcome
-from engine.execution.stopwatch import Stopwatch
 from engine.scheduling.step_costs import StepCosts
-from engine.scheduling.step_work import Step, Work
+from engine.scheduling.step_work import Work
 
 logger = structlog.get_logger("engine.execution.executor")
 
@@ -23,40 +23,24 @@ class StepExecutor:
         self.costs = costs
         self.working: Sequence[Work] = ()
         """The work that is computed now; another thread may read it."""
-        self._copying_out: tuple[int, Stopwatch] | None = None
-        """Blocks that the step copies out, and what times it."""
+        self.copies = self._make_copies()
+        """The copies of steps, which may go on beside later steps."""
 
-    def prepare(self, step: Step) -> list[int]:
-        """Copy blocks out, clear fresh blocks, copy blocks back: in this order, since they may be the same blocks.
+    def _make_copies(self) -> BlockCopies:
+        if self.runner.device.type != "cuda" or not self.runner.dram:
+            return BlockCopies(self.runner, self._observe_copies)
+        from engine.execution.cuda.streamed_copies import StreamedCopies  # noqa: PLC0415  # Triton
 
-        Returns which blocks of `step.back` came back damaged, by index.
-        """
-        if step.out:
-            with Stopwatch(self.runner.device) as watch:
-                self.runner.copy_out(step.out)
-            self._copying_out = len(step.out), watch
-        self.runner.clear(step.fresh)
-        if not step.back:
-            return []
-        with Stopwatch(self.runner.device) as watch:
-            bad = self.runner.copy_back(step.back)
-        self.costs.observe_copies(len(step.back), watch.microseconds())
-        return bad
+        return StreamedCopies(self.runner, self._observe_copies)
 
-    def finish_copies(self) -> None:
-        """Wait until what `prepare` copied out is in host memory. A GPU may be behind: the step's tokens may be older.
-
-        From then on others may read those blocks, fill them or clear them.
-        """
-        if self._copying_out is not None:
-            blocks, watch = self._copying_out
-            self._copying_out = None
-            self.costs.observe_copies(blocks, watch.microseconds())
+    def _observe_copies(self, blocks: int, took: float) -> None:
+        self.costs.observe_copies(blocks, took)
 
     def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
         """The outcomes of these works. The outcome of a work that fails has its error; the others are computed all the
         same."""
         self.working = works
+        self.copies.before(works)
         try:
             outcomes = self._together(works)
             # Outside the handler of the error, which keeps alive what the failed step had in memory.

@@ -52,8 +52,10 @@ class WorkOutcome:
 class ModelRunner:
     """A model with its tiling, and the KV memories of its layer groups: on the device, and in host memory (`dram`).
 
-    `on_logits` is called with the works that sample and their logits.
+    `on_logits` is called with the works that sample and their logits. `clears`: whether `clear` does anything.
     """
+
+    clears = True
 
     def __init__(
         self,
@@ -93,10 +95,9 @@ class ModelRunner:
         On a GPU this only queues.
         """
         with torch.inference_mode():
-            for group, numbers in self._by_group(pairs):
+            for group, numbers in self.by_group(pairs):
                 self.dram[group].copy(self.memories[group], numbers)
-                for there, here in numbers:
-                    self.checksums[group].enter(here, self.memories[group].data[there])
+                self.checksums[group].enter(numbers, self.memories[group])
 
     def copy_back(self, pairs: Sequence[tuple[Block, Block]]) -> list[int]:
         """Copy blocks, given as pairs (block of the host memory, block of the device memory).
@@ -105,12 +106,11 @@ class ModelRunner:
         """
         bad: set[int] = set()
         with torch.inference_mode():
-            for group, numbers in self._by_group(pairs):
+            for group, numbers in self.by_group(pairs):
                 memory = self.memories[group]
                 memory.copy(self.dram[group], numbers)
                 places = [index for index, pair in enumerate(pairs) if ABSENT not in (pair[0][group], pair[1][group])]
-                copies = [memory.data[here] for _, here in numbers]
-                differ = self.checksums[group].differ([there for there, _ in numbers], copies)
+                differ = self.checksums[group].differing(numbers, memory).tolist()
                 bad.update(index for index, differs in zip(places, differ, strict=True) if differs)
         return sorted(bad)
 
@@ -124,7 +124,7 @@ class ModelRunner:
                 self.copy_back([(block, block)] * _TIMED_COPIES)
         return watch.microseconds() / (2 * _TIMED_COPIES)
 
-    def _by_group(self, pairs: Sequence[tuple[Block, Block]]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    def by_group(self, pairs: Sequence[tuple[Block, Block]]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
         """For each layer group that has any of these pairs, the blocks' numbers in it."""
         for group in range(len(self.memories)):
             numbers = [(there[group], here[group]) for there, here in pairs]

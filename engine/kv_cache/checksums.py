@@ -1,8 +1,8 @@
 """Checksums of blocks in host memory (C3): made when a block enters it, compared when the block comes back.
 
 A checksum is the sum of the block's 64-bit words, each times an odd weight of its own, modulo 2⁶⁴. A changed word
-always changes it; any other change does with a chance of 1 − 2⁻⁶³. It is plain arithmetic on tensors, so it is made
-where the block is: on the host, or on a GPU, beside the copy.
+always changes it; any other change does with a chance of 1 − 2⁻⁶³. It is made where the block is: on the host, or on a
+GPU, where one launch adds up many blocks.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class BlockChecksums:
         self._on_device = weights.to(device)
         self._known = torch.zeros(blocks, dtype=torch.int64, device=device)
 
-    def enter(self, block: int, data: torch.Tensor) -> None:
-        """The block in host memory is to hold this data of the device."""
-        self._known[block] = _sum(data, self._on_device)
+    def enter(self, pairs: Sequence[tuple[int, int]], device: KvMemory) -> None:
+        """Blocks of host memory are to hold these of the device: pairs (block there, block here)."""
+        there, here = self._numbers(pairs)
+        self._known.index_copy_(0, here, self._sums(device, there))
 
     def enter_sum(self, block: int, total: int) -> None:
         """The block holds data with this checksum, made by `of_host`."""
@@ -41,11 +42,23 @@ class BlockChecksums:
         """The checksum of a block that lies in host memory. Any thread may call this."""
         return int(_sum(data, self._on_host).item())
 
-    def differ(self, blocks: Sequence[int], copies: Sequence[torch.Tensor]) -> list[bool]:
-        """For each of these blocks, whether its copy on the device has another checksum than it entered with."""
-        found = torch.stack([_sum(copy, self._on_device) for copy in copies])
-        known = self._known[torch.tensor(blocks, device=self._known.device)]
-        return (found != known).tolist()
+    def differing(self, pairs: Sequence[tuple[int, int]], device: KvMemory) -> torch.Tensor:
+        """For each of these pairs (block here, block of the device), whether the copy on the device has another
+        checksum than the block entered with: bool, on the device."""
+        here, there = self._numbers(pairs)
+        return self._sums(device, there) != self._known.index_select(0, here)
+
+    def _numbers(self, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """The pairs' first and second blocks, on the device; on a GPU nobody waits for it."""
+        numbers = torch.tensor(pairs, dtype=torch.int64, pin_memory=self._known.is_cuda).t().contiguous()
+        return numbers.to(self._known.device, non_blocking=True)
+
+    def _sums(self, memory: KvMemory, blocks: torch.Tensor) -> torch.Tensor:
+        if self._known.is_cuda:
+            from engine.kernels.block_sums import block_sums  # noqa: PLC0415  # Triton, which a CPU does without
+
+            return block_sums(memory.data, blocks, self._on_device)
+        return torch.stack([_sum(memory.data[block], self._on_device) for block in blocks.tolist()])
 
 
 def _sum(data: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

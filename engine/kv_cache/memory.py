@@ -111,6 +111,7 @@ class KvMemory:
 
     def _locked(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Page-locked host memory: of this size, where torch's own takes the next power of two."""
+        _unlock_abandoned()
         size = math.prod(shape) * dtype.itemsize
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):
@@ -118,7 +119,7 @@ class KvMemory:
         data = torch.frombuffer(pages, dtype=dtype).view(shape)
         driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.check_error(driver.cudaHostRegister(data.data_ptr(), size, 0))
-        weakref.finalize(self, driver.cudaHostUnregister, data.data_ptr()).atexit = False
+        weakref.finalize(self, _abandoned.append, (pages, data.data_ptr())).atexit = False
         return data
 
     def scratch(self, name: str, elements: int, like: torch.Tensor | None = None) -> torch.Tensor:
@@ -217,6 +218,20 @@ class KvMemory:
     def poison(self, block: int) -> None:
         """Fill a free block with NaN, so that tests notice any read of it."""
         self.data[block].fill_(0xFF if self._scaled else torch.nan)  # in e4m3 and in fp32 all ones are a NaN
+
+
+_abandoned: list[tuple[mmap.mmap, int]] = []
+"""Page-locked memory that nobody uses any more, with its address."""
+
+
+def _unlock_abandoned() -> None:
+    """Unlock what is in no use. Not when it is given up, which may be while a graph is captured: the driver refuses it
+    then, and goes on to take the addresses for locked when they are somebody else's."""
+    while _abandoned:
+        pages, address = _abandoned.pop()
+        driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(driver.cudaHostUnregister(address))
+        del pages
 
 
 def host_memories(groups: Sequence[LayerGroup], blocks: Sequence[int], like: torch.Tensor) -> list[KvMemory]:

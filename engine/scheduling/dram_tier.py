@@ -5,8 +5,8 @@ which are in no index. Both share its budget. A preempted request's KV is kept h
 it out and back is cheaper than recomputing it, and if there is room.
 
 Blocks leave the device only where their scope has a retention and no request has said `no-store` (C5): `hold_back`.
-Copies are part of a step: out of the device before its fresh blocks are cleared, back after that. A block that is to
-be copied back, or that another thread reads or fills, is referenced until then.
+Copies begin with a step: out of the device before its fresh blocks are cleared, back after that. A block that is
+copied to or from here, or that another thread reads or fills, is referenced until that is done.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 from engine.scheduling.request import Request
 from engine.scheduling.step_costs import Rates
-from engine.scheduling.step_work import Step
+from engine.scheduling.step_work import Returned, Step
 from prompt_cache.kv.block_pool import OutOfBlocks
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
@@ -49,9 +49,9 @@ class DramTier:
         self._out: list[tuple[Block, Block]] = []
         """Copies out for the next step, in order."""
         self._pins: list[Block] = []
-        """Blocks with one more reference until the next step has been done: its copies come from there or go there."""
-        self._done: list[Block] = []
-        """Those of the last step."""
+        """Blocks with one more reference until the next step's copies are done: they come from there or go there."""
+        self._copying: list[list[Block]] = []
+        """Those of steps whose copies are not done yet."""
         self._expiries: list[tuple[float, bytes]] = []
         """(when, key), a heap: what may stay no longer."""
         self._expires: dict[bytes, float] = {}
@@ -62,22 +62,24 @@ class DramTier:
     # ------------------------------------------------------------ a step
 
     def begin(self, step: Step, now: float) -> None:
-        """The last step is done; copies from now on go into this one, until `end`."""
+        """Copies from now on go into this step, until `end`."""
         self._now = now
-        if self._done:
-            assert self.pool is not None
-            self.pool.free(self._done)
-            self._done = []
         if self._expiries and self._expiries[0][0] <= now:
             self._expire()
-        step.out = self._out
+        step.out, step.pins = self._out, self._pins
 
     def end(self) -> None:
         """The step is made. Copies from now on go into the next one."""
         if self._pins:
-            self._done, self._pins = self._pins, []
-        if self._out:
-            self._out = []
+            self._copying.append(self._pins)
+        self._out, self._pins = [], []
+
+    def copied(self, step: Step) -> None:
+        """The step's copies are done, and so are those of the steps before."""
+        if step.pins:
+            assert self.pool is not None
+            self._copying = [pins for pins in self._copying if pins is not step.pins]
+            self.pool.free(step.pins)
 
     @property
     def next_expiry(self) -> float | None:
@@ -130,12 +132,12 @@ class DramTier:
         return found[0] if found else None
 
     def copy_back(self, request: Request, index: int, source: Block, step: Step) -> None:
-        """Copy a block of this tier into a request's table."""
+        """Copy a block of this tier into the table of a request that restores."""
         assert self.pool is not None
         self.pool.share([source])
         self._pins.append(source)
         step.back.append((source, request.table[index]))
-        step.returns.append((request, index))
+        step.returns.append(Returned(request, index, request.keys[index], request.restore))
 
     def copy_out(self, key: bytes, scope: str) -> Block | None:
         """Copy a published block of the device here, if it is not here; returns it with one more reference.
@@ -268,7 +270,8 @@ class DramTier:
         for index, kept in enumerate(request.swapped):
             if index >= found:
                 step.back.append((kept, table[index]))
-                step.returns.append((request, index))
+                key = request.keys[index] if index < len(request.keys) else b""
+                step.returns.append(Returned(request, index, key, None))
         self._pins += request.swapped
         self._forget_kept(request)
 
@@ -284,11 +287,12 @@ class DramTier:
 
     def check(self, waiting: list[Request], transfers: Iterable[Block]) -> None:
         """Raise AssertionError unless blocks add up (C4): referenced are those kept for `waiting` requests, those that
-        the last step copied back, and those of `transfers` in flight, and no other."""
+        are being copied, and those of `transfers` in flight, and no other."""
         if self.pool is None:
             return
         self.pool.check()
-        held = [block for request in waiting for block in request.swapped] + self._pins + self._done + [*transfers]
+        held = [block for request in waiting for block in request.swapped] + self._pins + [*transfers]
+        held += [block for pins in self._copying for block in pins]
         for group, pool in enumerate(self.pool.pools):
             numbers = [block[group] for block in held if block[group] != ABSENT]
             assert {number: numbers.count(number) for number in numbers} == {

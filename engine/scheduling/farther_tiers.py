@@ -7,7 +7,7 @@ layer groups with windows, nothing is saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from engine.scheduling.disk import Disk
 from engine.scheduling.dram_tier import DramTier
@@ -47,7 +47,7 @@ class FartherTiers:
     # ------------------------------------------------------------ a step
 
     def begin(self, step: Step, now: float) -> None:
-        """A step begins, so the last one is done: what it copied out may be written to disk."""
+        """A step begins."""
         self.now = now
         if self.dram.pool is not None:
             self.dram.begin(step, now)
@@ -72,15 +72,23 @@ class FartherTiers:
     def end(self, step: Step, rates: Rates) -> None:
         """The step has its work: let blocks that are to be saved leave with it."""
         if self.saver is not None and self.saver.wishes:
-            self.saver.advance(rates, alone=not step.work)
+            self.saver.advance(step, rates, alone=not step.work)
         self.dram.end()
+
+    def copied(self, step: Step, bad: Collection[int]) -> Iterable[Request]:
+        """The step's copies are done. Returns the requests that would compute with a damaged block."""
+        spoiled = self.restores.copied(step, bad) if step.returns else ()
+        self.dram.copied(step)
+        if self.saver is not None:
+            self.saver.copied(step)
+        return spoiled
 
     def save_only(self, now: float, rates: Rates) -> Step:
         """A step that only copies out what is to be saved."""
         step = Step()
         self.begin(step, now)
         if self.saver is not None:
-            self.saver.advance(rates, alone=True)
+            self.saver.advance(step, rates, alone=True)
         self.dram.end()
         return step
 

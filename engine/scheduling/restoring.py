@@ -2,8 +2,8 @@
 
 A request with blocks restores when its prompt goes on in host memory or on disk after what was found on the device.
 Blocks come from the tail: from disk into host memory by other threads, from host memory into the request's own blocks
-with a step's copies, which are verified before the step computes anything (C3). Until then nobody sees them; then the
-front, which is computed from the other end, jumps over them (`join`), and they are published.
+with the copies of steps, which are verified when they are done (C3). Until then nobody sees them; then the front, which
+is computed from the other end, jumps over them (`join`), and they are published.
 
 Nothing is waited for unconditionally: a restore that is slow or fails means that computing goes on. Each lane comes
 before the next; within a lane flows take turns at each block.
@@ -26,7 +26,7 @@ from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecomp
 from protocol.requests import LANES
 
 MOST_COPIES = 4096
-"""Blocks copied back in one step."""
+"""Blocks that are being copied back at once."""
 LEAST_PATIENCE_S = 0.05
 """Beyond what is expected, computing is held back so long: a first read may be slow, a chunk that was computed in vain
 is slower."""
@@ -60,7 +60,7 @@ class Restore:
     came: dict[int, bool] = field(default_factory=dict)
     """index -> whether it came from disk: verified, on the device, and not joined yet."""
     copying: dict[int, bool] = field(default_factory=dict)
-    """The same of those that the step under way copies."""
+    """The same of those that are being copied."""
     from_disk: set[int] = field(default_factory=set)
     """Indices that were on disk alone when the restore began."""
     planned: tuple[int, int] = (0, 0)
@@ -100,6 +100,8 @@ class Restorer:
         self.read_tokens = {"dram": 0, "nvme": 0}
         """Prompt tokens read from each tier since the start."""
         self.failed_fetches = 0
+        self._copying = 0
+        """Blocks that are being copied back, also for who does not wait for them any more."""
         self.came: set[bytes] = set()
         """Keys of blocks that came from disk, for whoever keeps account of what is there."""
         self.late = 0
@@ -166,7 +168,10 @@ class Restorer:
     # ------------------------------------------------------------ a step
 
     def advance(self, step: Step, now: float, most: int) -> None:
-        """Take what came, join it, and let more come: at most `most` blocks are copied in this step."""
+        """Take what came, join it, and let more come: at most `most` blocks in this step.
+
+        Twice as many may be on their way, so that copies go on while a step waits for the end of the last ones.
+        """
         self._now = now
         if self.disk is not None:
             self._take_fetched(self.disk.fetched())
@@ -175,14 +180,9 @@ class Restorer:
         for request in list(self.active.values()):
             self.join(request)
         turns = self._turns()
-        most = min(most, MOST_COPIES)
-        while turns and most > 0:
-            still = []
-            for request in turns:
-                if most > 0 and self._bring_one(request, step):
-                    most -= 1
-                    still.append(request)
-            turns = still
+        most = min(self._copying + most, 2 * most, MOST_COPIES)
+        while turns and self._copying < most:
+            turns = [request for request in turns if self._copying < most and self._bring_one(request, step)]
         self._fetch_more()
 
     def copied(self, step: Step, bad: Iterable[int]) -> list[Request]:
@@ -192,16 +192,18 @@ class Restorer:
         """
         damaged = set(bad)
         spoiled: dict[int, Request] = {}
-        for at, (request, index) in enumerate(step.returns):
-            restore = request.restore
-            nvme = None if restore is None else restore.copying.pop(index, None)
+        for at, returned in enumerate(step.returns):
+            restore, nvme = returned.restore, False
+            if restore is not None:
+                self._copying -= 1
+                nvme = restore.copying.pop(returned.index)
             if at in damaged:
-                key = request.keys[index] if index < len(request.keys) else b""
-                self.dram.reject(key)
-                if nvme is None:
-                    spoiled[request.arrival] = request
-            elif restore is not None and nvme is not None:
-                restore.came[index] = nvme
+                self.dram.reject(returned.key)
+                if restore is None:
+                    spoiled[returned.request.arrival] = returned.request
+            elif restore is not None:
+                # Nobody looks at it if the request has left meanwhile: its blocks are somebody else's then.
+                restore.came[returned.index] = nvme
                 restore.progress = True
         return list(spoiled.values())
 
@@ -311,6 +313,7 @@ class Restorer:
             if source is not None:
                 del restore.pending[place]
                 restore.copying[index] = index in restore.from_disk
+                self._copying += 1
                 self.dram.copy_back(request, index, source, step)
                 return True
         return False

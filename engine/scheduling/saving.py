@@ -2,7 +2,7 @@
 
 A block is admitted to disk when it is read for the second time, or when it is retained for at least `LONG_LEASE_S`; at
 a clean stop, also when it is retained at all. It is copied to host memory with a step's copies, if it is not there, and
-written from there by other threads after that step. More wishes than `MOST_WISHES` are dropped: a tier that is slower
+written from there by other threads after those. More wishes than `MOST_WISHES` are dropped: a tier that is slower
 than what comes must not hold anything up.
 """
 
@@ -16,6 +16,7 @@ from engine.scheduling.disk import Disk, Transfer
 from engine.scheduling.dram_tier import DramTier
 from engine.scheduling.request import Request
 from engine.scheduling.step_costs import Rates
+from engine.scheduling.step_work import Step
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
 
@@ -58,8 +59,8 @@ class Saver:
         """Blocks that are retained for a short time: they are saved at a clean stop."""
         self._known: set[bytes] = set()
         """Keys that are on disk, or were refused there."""
-        self._copied: list[Transfer] = []
-        """What the step under way copies out; it is written after that."""
+        self._copying: dict[bytes, Transfer] = {}
+        """What is being copied out, by key; it is written after that."""
         self._saving: dict[bytes, Transfer] = {}
 
     # ------------------------------------------------------------ what is wanted
@@ -106,7 +107,7 @@ class Saver:
         for wanted in (self.wishes, self.leased):
             for key in [key for key, wish in wanted.items() if purged(key, wish.scope)]:
                 del wanted[key]
-        for transfer in self._copied:
+        for transfer in self._copying.values():
             transfer.cancelled |= purged(transfer.key, transfer.access.scope)
         self._known.clear()
 
@@ -115,38 +116,40 @@ class Saver:
     @property
     def pending(self) -> bool:
         """Whether a step would advance something."""
-        return bool(self._copied) or (bool(self.wishes) and self.disk.save_room > 0)
+        return bool(self.wishes) and self.disk.save_room > 0
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left to be saved."""
-        return not (self.wishes or self._copied or self._saving)
+        return not (self.wishes or self._copying or self._saving)
 
     def begin(self) -> None:
-        """The last step is done, and so are its copies: what it copied out is written."""
+        """A step begins: take note of what was written meanwhile."""
         for transfer in self.disk.saved():
             del self._saving[transfer.key]
             self.dram.free(transfer.block)
             if not transfer.ok:
                 self.dropped += 1
             self._remember([transfer.key])
-        if self._copied:
-            for transfer in self._copied:
-                if transfer.cancelled:
-                    self.dram.free(transfer.block)
-                else:
-                    self._saving[transfer.key] = transfer
-                    self.disk.save(transfer)
-            self._copied = []
 
-    def advance(self, rates: Rates, *, alone: bool) -> None:
+    def copied(self, step: Step) -> None:
+        """The step's copies are done: what it copied out is written."""
+        for transfer in step.saves:
+            del self._copying[transfer.key]
+            if transfer.cancelled:
+                self.dram.free(transfer.block)
+            else:
+                self._saving[transfer.key] = transfer
+                self.disk.save(transfer)
+
+    def advance(self, step: Step, rates: Rates, *, alone: bool) -> None:
         """Let the next blocks be copied out in this step. `alone`: it has no other work."""
         most = min(_ALONE if alone else max(1, int(_BESIDE_US / max(rates.copied, 1.0))), self.disk.save_room)
         looked = 0
-        while self.wishes and len(self._copied) < most and looked < 4 * _ALONE:
+        while self.wishes and len(self._copying) < most and looked < 4 * _ALONE:
             looked += 1
             key, wish = self.wishes.popitem(last=False)
-            if key in self._known or key in self._saving:
+            if key in self._known or key in self._saving or key in self._copying:
                 continue
             if self.disk.holds(wish.scope, key):
                 self._remember([key])
@@ -158,11 +161,13 @@ class Saver:
             if block is None:
                 self.dropped += 1
                 continue
-            self._copied.append(Transfer(access, key, block, wish.position, wish.before, wish.lease_until))
+            transfer = Transfer(access, key, block, wish.position, wish.before, wish.lease_until)
+            self._copying[key] = transfer
+            step.saves.append(transfer)
 
     def blocks(self) -> list[Block]:
-        """Blocks of host memory that are being written, or will be after this step."""
-        return [transfer.block for transfer in (*self._copied, *self._saving.values())]
+        """Blocks of host memory that are being written, or will be once they are copied."""
+        return [transfer.block for transfer in (*self._copying.values(), *self._saving.values())]
 
     # ------------------------------------------------------------ inside
 

@@ -207,11 +207,12 @@ class Scheduler:
         return self.tiers.save_only(now, self.costs.rates)
 
     def copied(self, step: Step, bad: Collection[int]) -> None:
-        """The step's copies are done. `bad`: indices of `step.back` whose blocks came back damaged.
+        """The step's copies are done, which may be steps later. `bad`: indices of `step.back` whose blocks came back
+        damaged.
 
         A request that would compute with such a block leaves the step, and recomputes it.
         """
-        for request in self.restores.copied(step, bad) if step.returns else ():
+        for request in self.tiers.copied(step, bad):
             if request.table:
                 step.work = [work for work in step.work if work.request is not request]
                 self._release(request)
@@ -247,7 +248,7 @@ class Scheduler:
         return left
 
     def _copies(self) -> int:
-        """How many restored blocks may be copied in this step."""
+        """How many restored blocks may set out in this step."""
         if not len(self.batch):
             return 1 << 30
         return max(1, int(self._target() * _COPIES_SHARE / max(self.costs.rates.copied, 1.0)))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from engine.scheduling.disk import Transfer
 from engine.scheduling.request import Request
 from prompt_cache.kv.grouped_pool import Block
+
+if TYPE_CHECKING:
+    from engine.scheduling.restoring import Restore
 
 
 @dataclass(slots=True)
@@ -54,21 +58,51 @@ class Decode:
 Work: TypeAlias = Prefill | Decode
 
 
-class Step:
-    """What one step does, in this order: copy blocks `out`, clear `fresh` ones, copy blocks `back`, do the `work`."""
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """For whom a block is copied back: the request, the index in its table, and the block's key, if it has one.
 
-    __slots__ = ("back", "began", "fresh", "out", "returns", "work")
+    `restore` is the restore that brings it. None: the step's own work reads it, as that of a preempted request does.
+    """
+
+    request: Request
+    index: int
+    key: bytes
+    restore: Restore | None
+
+
+class Step:
+    """What one step does, in this order: copy blocks `out`, clear `fresh` ones, copy blocks `back`, do the `work`.
+
+    On a GPU copies go on beside the work, and beside later steps. They are done when `Scheduler.copied` is called.
+    """
+
+    __slots__ = ("back", "began", "fresh", "out", "pins", "returns", "saves", "work")
 
     def __init__(self) -> None:
         self.out: list[tuple[Block, Block]] = []
         """(block on the device, block in host memory)"""
         self.back: list[tuple[Block, Block]] = []
         """(block in host memory, block on the device)"""
-        self.returns: list[tuple[Request, int]] = []
-        """For each pair of `back`: the request, and the index in its table."""
+        self.returns: list[Returned] = []
+        """For each pair of `back`: for whom."""
+        self.pins: list[Block] = []
+        """Blocks of host memory with one more reference until the copies are done."""
+        self.saves: list[Transfer] = []
+        """What is to be written to disk once the copies are done."""
         self.work: Sequence[Work] = ()
         """Work of one token first. The same object as in the last step if the same requests decode and nothing else."""
         self.began: list[Request] = []
         """Requests that were admitted for the first time."""
         self.fresh: list[Block] = []
         """Blocks that were allocated and must be cleared."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether something waits for copies of this step, or of those before."""
+        return bool(self.out or self.back or self.pins or self.saves)
+
+    @property
+    def needs_copies(self) -> bool:
+        """Whether its work reads what it copies back."""
+        return any(returned.restore is None for returned in self.returns)

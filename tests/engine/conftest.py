@@ -241,7 +241,7 @@ def poisoning(runner: ModelRunner) -> Callable[[int, int], None]:
         freed.clear()
         clear(blocks)
 
-    runner.clear = poison_and_clear  # type: ignore[method-assign]
+    runner.clear, runner.clears = poison_and_clear, True  # type: ignore[method-assign]
     return lambda group, block: freed.append((group, block))
 
 

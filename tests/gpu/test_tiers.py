@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.execution.cuda.streamed_copies import StreamedCopies
 from engine.kv_cache.memory import KvLayout, host_memories
 from engine.scheduling.step_work import Step
 from tests.engine.conftest import Bench, Run, generate, make_bench
@@ -97,29 +98,74 @@ def test_blocks_leave_and_come_back_while_others_decode(make: Make, check: Check
     assert bench.engine.scheduler.dram.damaged == 0
 
 
-def test_when_a_step_has_returned_its_copies_are_in_host_memory(make: Make) -> None:
-    """Also those of a step whose tokens had been computed before: from then on others fill and clear those blocks."""
+def test_the_scheduler_hears_of_copies_when_they_are_done(make: Make, check: Check) -> None:
+    """And not before, however many steps that takes: from then on others read, fill and clear those blocks."""
     bench = make(blocks=8, swap=16)
     bench.one(generate("first", prompt(), 1))
+    copies, seen = bench.engine.copies, bench.engine.runner.on_logits
+    assert isinstance(copies, StreamedCopies)
     bench.engine.runner.on_logits = None  # to look at them is to wait for all
-    prepare, copies = bench.engine.executor.prepare, 0
+    begin, copied = copies.begin, bench.engine.scheduler.copied
+    done: dict[Step, torch.cuda.Event] = {}
+    late = 0
 
-    def slow(step: Step) -> list[int]:
-        torch.cuda._sleep(1 << 24)
-        bad = prepare(step)
-        queued.record()
-        return bad
+    def slow(step: Step) -> None:
+        with torch.cuda.stream(copies._out):
+            torch.cuda._sleep(1 << 26)
+        begin(step)
+        if step.copies:
+            done[step] = copies._copying[-1].events[-1]
 
-    bench.engine.executor.prepare = slow  # type: ignore[method-assign]
+    def told(step: Step, bad: Collection[int]) -> None:
+        assert done.pop(step).query()
+        copied(step, bad)
+
+    copies.begin = slow  # type: ignore[method-assign]
+    bench.engine.scheduler.copied = told  # type: ignore[method-assign]
     bench.add(generate("flood", prompt(400, 9), 60, store="hbm"))
     while bench.engine.busy:
-        queued = torch.cuda.Event()
-        entered = bench.engine.scheduler.dram.entered
         bench.step()
-        if bench.engine.scheduler.dram.entered > entered:
-            copies += 1
-            assert queued.query()
-    assert copies
+        late += bool(done)
+    assert late or bench.engine.runner.clears, "who clears blocks waits for their copies"
+    assert not done
+    copies.begin, bench.engine.scheduler.copied = begin, copied  # type: ignore[method-assign]
+    bench.engine.runner.on_logits = seen
+    check(bench.one(generate("warm", prompt(), OUTPUT)), make(blocks=24).one(generate("cold", prompt(), OUTPUT)))
+    assert bench.engine.scheduler.dram.damaged == 0
+
+
+def test_who_leaves_while_blocks_come_back_leaves_nothing_behind(make: Make, check: Check) -> None:
+    """Its blocks are somebody else's at once; what was on its way to them must not arrive later."""
+    cold = make(blocks=24).one(generate("cold", prompt(seed=3), OUTPUT))
+    for steps in range(1, 4):
+        bench = make(blocks=8, swap=16)
+        bench.one(generate("first", prompt(), OUTPUT))
+        flood(bench)
+        bench.add(generate("leaves", prompt(), OUTPUT))
+        torch.cuda._sleep(1 << 26)
+        for _ in range(steps):
+            bench.step()
+        bench.engine.abort("leaves")
+        check(bench.one(generate("next", prompt(seed=3), OUTPUT)), cold)
+        assert bench.engine.scheduler.dram.damaged == 0
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_page_locked_memory_may_be_given_up_at_any_time(captured: bool) -> None:
+    """Also while a graph is captured, when the driver would not unlock it."""
+    layout = KvLayout(torch.float16)
+    layout.place(0, 2, 64)
+    like = torch.zeros((), dtype=torch.float16, device="cuda")
+    for _ in range(20):
+        memories = host_memories(layout.groups(), [300], like)
+        if captured:
+            graph, ones = torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                ones += 1
+                memories.clear()
+            graph.replay()
+        del memories
 
 
 def test_host_memory_is_page_locked_and_no_larger_than_asked() -> None:

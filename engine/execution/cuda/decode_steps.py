@@ -32,7 +32,7 @@ def row_counts(most: int) -> list[int]:
 
 @dataclass
 class Captured:
-    """The step of one count of rows. `rows` int32 [3, at least count]: slots, positions, order."""
+    """The step of one count of rows. `rows` int32 [4, at least count]: slots, positions, order, places of tokens."""
 
     rows: torch.Tensor
     graph: torch.cuda.CUDAGraph | None = None
@@ -72,10 +72,11 @@ class DecodeSteps:
         # What they shared ends with the last of them.
         self._pool = None
 
-    def run(self, slots: Ints, positions: Ints, order: Ints) -> None:
+    def run(self, slots: Ints, positions: Ints, order: Ints, sources: Ints | None = None) -> None:
         """Compute a step: its tokens are in `tokens` and its logits in `logits`, from the first row on.
 
-        `positions` −1 for rows that are not to be computed; `order` has each row once.
+        `positions` −1 for rows that are not to be computed; `order` has each row once. `sources`: where rows find their
+        tokens, and leave those that follow; their slots if None.
         """
         rows, count = len(slots), self.padded(len(slots))
         step = self._captured.get(count) or self._prepare(count)
@@ -83,7 +84,8 @@ class DecodeSteps:
         host = torch.empty(step.rows.shape, dtype=torch.int32, pin_memory=device.type == "cuda")
         given = host.numpy()
         given[0, :rows], given[1, :rows], given[2, :rows] = slots, positions, order
-        given[0, rows:], given[1, rows:] = 0, -1
+        given[3, :rows] = slots if sources is None else sources
+        given[0, rows:], given[1, rows:], given[3, rows:] = 0, -1, 0
         given[2, rows:] = np.arange(rows, given.shape[1])
         step.rows.copy_(host, non_blocking=True)
         if step.graph is None:
@@ -93,8 +95,8 @@ class DecodeSteps:
 
     def _prepare(self, count: int) -> Captured:
         device = self.model.device
-        # Each of the three begins at an aligned address, for which kernels are compiled.
-        whole = torch.zeros(3, count + -count % 4, dtype=torch.int32, device=device)
+        # Each of the four begins at an aligned address, for which kernels are compiled.
+        whole = torch.zeros(4, count + -count % 4, dtype=torch.int32, device=device)
         whole[1] = -1
         whole[2] = torch.arange(whole.shape[1], device=device)
         step, rows = Captured(whole), whole[:, :count]
@@ -114,7 +116,7 @@ class DecodeSteps:
     def _compute(self, rows: torch.Tensor) -> None:
         count = rows.shape[1]
         streamed = self.model.streams(count)
-        slots, positions, order = rows
+        slots, positions, order, sources = rows
         tables = self.slots.block_tables
         batches = [DecodeBatch(positions, slots, order, table) for table in tables]
         for attention, batch, window in zip(self._attentions, batches, self.windows, strict=True):
@@ -123,9 +125,9 @@ class DecodeSteps:
         def attend(layer: FusedLayer, query: torch.Tensor, mixed: torch.Tensor) -> None:
             self._attentions[layer.group](query, layer.kv, batches[layer.group], layer.scores, mixed, ahead=streamed)
 
-        latest = self.slots.latest.index_select(0, slots)
+        latest = self.slots.latest.index_select(0, sources)
         hidden = self.model(Rows(latest, positions, slots, tables), attend, streamed=streamed)
         logits = self.logits[:count]
         head = self.model.head
         head(hidden, out=logits, streamed=streamed and head.streamed_rows >= count)
-        self._likeliest(logits, positions, slots, self.tokens[:count], self.slots.latest)
+        self._likeliest(logits, positions, sources, self.tokens[:count], self.slots.latest)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
+from engine.execution.cuda.slots import Chunk
 from engine.execution.cuda.uploads import Ints, upload
 from engine.kernels import prefill_attention as plain
 from engine.kernels.paged_kv import PagedKv
@@ -17,16 +17,6 @@ from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, p
 from engine.kernels.stored_in_fp8 import widen_blocks
 from engine.kv_cache.memory import KvMemory
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens of one sequence from position `start` on; `table` [layer groups, blocks] are its blocks."""
-
-    tokens: Ints
-    start: int
-    table: Ints
-
 
 try:
     from engine.kernels import prefill_hopper as hopper

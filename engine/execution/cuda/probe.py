@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from engine.execution.cuda.prefill import Chunk
 from engine.execution.cuda.runner import CudaRunner
+from engine.execution.cuda.slots import Chunk
 from engine.execution.cuda.uploads import Ints
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
@@ -54,6 +54,14 @@ class Probe:
         runner.steps.run(slots.rows, positions, slots.rows)
         slots.rows = np.zeros(0, np.int32)
         return runner.steps.logits[:rows]
+
+    def in_graph(self, count: int) -> torch.Tensor:
+        """Logits of the last `count` tokens, computed as a short chunk in a graph."""
+        runner, start = self.runner, self.length - count
+        slots, sources = runner.slots.place([Chunk(self.tokens[start:], start, self._table)])
+        positions = np.arange(start, self.length, dtype=np.int32)
+        runner.steps.run(slots, positions, np.arange(count, dtype=np.int32), sources)
+        return runner.steps.logits[:count]
 
     def time_decode(self, rows: int, rounds: int) -> float:
         """µs of a decode step of so many rows, the least of some."""

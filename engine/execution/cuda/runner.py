@@ -1,31 +1,32 @@
 """Runs steps by the fused kernels on a GPU, one decode step ahead of the host.
 
-A step's decodes are one captured graph, its prompt chunks one more pass. Rows have the same bits in both, in any
-company (E1). While nothing but decoding goes on and all tokens are the likeliest ones, the next step is queued before
-this one's tokens are read: the device goes on while the host hands out what came. What was computed ahead for a request
-that ended, or gave way, is left alone: it was written behind the request's last token, which nobody reads. Where the
-next token has no block yet, it is written to a spare one, and copied when the scheduler has given the block.
+A step's decodes are one captured graph, its prompt chunks one more pass: a graph as well if they are short, as behind a
+cached prefix, since to launch a pass kernel by kernel takes the host longer than the device computes it. Rows have the
+same bits in all of them, in any company (E1). While nothing but decoding goes on and all tokens are the likeliest ones,
+the next step is queued before this one's tokens are read: the device goes on while the host hands out what came. What
+was computed ahead for a request that ended, or gave way, is left alone: it was written behind the request's last token,
+which nobody reads. Where the next token has no block yet, it is written to a spare one, and copied when the scheduler
+has given the block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.execution.cuda.decode_steps import DecodeSteps
+from engine.execution.cuda.flights import Flags, Flight, Positions, Prefilled
 from engine.execution.cuda.model import FusedDecoder
-from engine.execution.cuda.prefill import Chunk, Prefill
-from engine.execution.cuda.slots import Slots
+from engine.execution.cuda.prefill import Prefill
+from engine.execution.cuda.slots import MOST_CHUNKS, Chunk, Slots
 from engine.execution.cuda.uploads import upload
 from engine.execution.model_runner import ModelRunner, NotFinite, WorkOutcome
 from engine.execution.sizes import Sizes
 from engine.kernels.attention_splits import split_bounds
 from engine.kernels.likeliest import NOT_FINITE, Likeliest
+from engine.kernels.to_host import write_to_host
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
@@ -34,54 +35,8 @@ from engine.scheduling.step_work import Decode, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
 
-Positions: TypeAlias = NDArray[np.int64]
-Flags: TypeAlias = NDArray[np.bool_]
-
-
-@dataclass
-class Flight:
-    """A decode step that was queued for `works` at positions `starts`. `tokens` are on the host once `event` has come.
-
-    `row_of` says at which row each of `works` was computed, None for its own; rows behind those of `tokens` are in
-    `more`. `skipped` rows were not computed; `spare` has, by row, the spare block to which its token was written.
-    `shown` are logits of all of `works` that somebody wants to see.
-    """
-
-    works: Sequence[Decode]
-    starts: Positions
-    tokens: torch.Tensor
-    event: torch.cuda.Event | None
-    skipped: Flags | None = None
-    spare: dict[int, int] = field(default_factory=dict)
-    row_of: list[int] | None = None
-    more: Flight | None = None
-    shown: torch.Tensor | None = None
-
-    def wait(self) -> list[int]:
-        """The likeliest tokens of `works`."""
-        if self.event is not None:
-            self.event.synchronize()
-        tokens: list[int] = self.tokens.tolist()
-        if self.more is not None:
-            tokens += self.more.wait()
-        return tokens if self.row_of is None else [tokens[row] for row in self.row_of]
-
-
-@dataclass(frozen=True)
-class Prefilled:
-    """A pass over prompts that was queued: hidden states, and logits of the works `sampling`.
-
-    Once `events` have come, `sums` of hidden states by row and the likeliest `tokens` of the works `sampling` are on
-    the host; no tokens where somebody draws otherwise.
-    """
-
-    works: Sequence[Work]
-    hidden: torch.Tensor
-    sums: torch.Tensor
-    events: Sequence[torch.cuda.Event | None]
-    sampling: list[int]
-    logits: torch.Tensor | None
-    tokens: torch.Tensor | None
+_SHORT = 256
+"""Prompt tokens of a step, at most, that a graph computes."""
 
 
 def spare_blocks(running: int) -> int:
@@ -125,12 +80,16 @@ class CudaRunner(ModelRunner):
         bounds = split_bounds(sizes.context) if bounds is None else bounds
         there = torch.tensor(bounds, dtype=torch.int32, device=device)
         self.fused = FusedDecoder(model, self.memories)
-        self.slots = Slots(sizes.running, -(-sizes.context // BLOCK_TOKENS) + 1, len(memories), device)
+        blocks = -(-sizes.context // BLOCK_TOKENS) + 1
+        self.short = min(_SHORT, sizes.running)
+        self.slots = Slots(sizes.running, blocks, len(memories), device, tokens=self.short)
         self.steps = DecodeSteps(self.fused, list(memories), self.slots, sizes.running, there)
         self.prefill = Prefill(self.fused, memories, bounds, there)
         spare = min(memory.data.shape[0] - count for memory, count in zip(memories, sizes.blocks, strict=True))
         self._spare = list(range(spare))
         self._ahead: Flight | None = None
+
+    clears = False
 
     @property
     def numerics(self) -> str:
@@ -236,15 +195,15 @@ class CudaRunner(ModelRunner):
         self.steps.run(slots, positions.astype(np.int32), order)
         computed = slots if skipped is None else slots[~skipped]
         self.slots.token_at[computed] = (starts if skipped is None else starts[~skipped]) + 1
-        tokens, event = self._to_host(self.steps.tokens[: len(works)])
+        tokens, event = self.to_host(self.steps.tokens[: len(works)])
         return Flight(works, starts, tokens, event, skipped)
 
-    def _to_host(self, there: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """A copy on the host, which is there once the event has come."""
+    def to_host(self, there: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """A copy on the host of 32-bit elements, which is there once the event has come."""
         if self.device.type != "cuda":
             return there.clone(), None
         here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
-        here.copy_(there, non_blocking=True)
+        write_to_host(there, here)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return here, event
@@ -321,10 +280,12 @@ class CudaRunner(ModelRunner):
             Chunk(np.array(work.tokens, np.int32), work.start, np.array(work.request.table, np.int32).T)
             for work in works
         ]
-        hidden = self.prefill(chunks)
         counts = [work.count for work in works]
+        if self._are_short(works):
+            return self._prefill_in_graph(works, chunks)
+        hidden = self.prefill(chunks)
         # What is not finite makes its row's sum so as well.
-        sums, summed = self._to_host(hidden[: sum(counts)].sum(-1, dtype=torch.float32))
+        sums, summed = self.to_host(hidden[: sum(counts)].sum(-1, dtype=torch.float32))
         ends = np.cumsum(counts) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
         logits = tokens = drawn = None
@@ -335,6 +296,29 @@ class CudaRunner(ModelRunner):
             tokens, drawn = self._likeliest(logits)
         return Prefilled(works, hidden, sums, [summed, drawn], sampling, logits, tokens)
 
+    def _are_short(self, works: Sequence[Work]) -> bool:
+        """Whether a graph computes these chunks; it does not show the hidden states that log probabilities need."""
+        if len(works) > MOST_CHUNKS or sum(work.count for work in works) > self.short:
+            return False
+        return all(work.request.sampling.prompt_logprobs is None for work in works)
+
+    def _prefill_in_graph(self, works: Sequence[Work], chunks: Sequence[Chunk]) -> Prefilled:
+        """The same as rows of a decode step."""
+        slots, sources = self.slots.place(chunks)
+        positions = np.concatenate([np.arange(work.start, work.start + work.count) for work in works])
+        rows = len(slots)
+        self.steps.run(slots, positions.astype(np.int32), np.arange(rows, dtype=np.int32), sources)
+        found, event = self.to_host(self.steps.tokens[:rows])
+        ends = np.cumsum([work.count for work in works]) - 1
+        sampling = [at for at, work in enumerate(works) if work.samples]
+        logits = tokens = drawn = None
+        if sampling:
+            # A copy: the next step writes over it.
+            logits = self.steps.logits[ends[sampling].tolist()]
+        if all(_takes_likeliest(works[at].request) for at in sampling):
+            tokens, drawn = self.to_host(self.steps.tokens[ends[sampling].tolist()])
+        return Prefilled(works, None, found, [event, drawn], sampling, logits, tokens)
+
     def _likeliest(self, logits: torch.Tensor | None) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         if logits is None:
             return torch.zeros(0, dtype=torch.int32), None
@@ -342,7 +326,7 @@ class CudaRunner(ModelRunner):
         tokens = torch.empty_like(nothing)
         likeliest = Likeliest(len(logits), self.fused.vocabulary, self.device)
         likeliest(logits, nothing, nothing, tokens, nothing)
-        return self._to_host(tokens)
+        return self.to_host(tokens)
 
     def _finish_prefill(self, done: Prefilled) -> list[WorkOutcome]:
         """Wait for a pass over prompts; what it samples is drawn later."""
@@ -350,11 +334,13 @@ class CudaRunner(ModelRunner):
         for event in done.events:
             if event is not None:
                 event.synchronize()
-        finite = np.isfinite(done.sums.numpy())
+        finite = done.sums.numpy() != NOT_FINITE if done.hidden is None else np.isfinite(done.sums.numpy())
         firsts = np.concatenate([[0], np.cumsum([work.count for work in works])[:-1]])
         sound = np.logical_and.reduceat(finite, firsts).tolist()
         outcomes = [
-            WorkOutcome(scored=self._score(work, done.hidden, first)) if good else WorkOutcome(error=_not_finite())
+            WorkOutcome(scored=() if done.hidden is None else self._score(work, done.hidden, first))
+            if good
+            else WorkOutcome(error=_not_finite())
             for work, first, good in zip(works, firsts.tolist(), sound, strict=True)
         ]
         if done.tokens is not None:

@@ -1,11 +1,13 @@
 """What the device holds of each decoding request, by slot: its block table and its latest token.
 
-A request keeps its slot while it decodes, whatever row it has in a step. A step sends only what has changed.
+A request keeps its slot while it decodes, whatever row it has in a step. A step sends only what has changed. Behind the
+slots there is room for short chunks of prompts, which are there for one step: their tables, and their tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,20 +17,33 @@ from engine.scheduling.step_work import Decode
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 NOWHERE = -1
+MOST_CHUNKS = 8
+"""Short chunks in a step."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of one sequence from position `start` on; `table` [layer groups, blocks] are its blocks."""
+
+    tokens: Ints
+    start: int
+    table: Ints
 
 
 class Slots:
-    """`count` slots of tables with up to `blocks` blocks in each of the layer groups.
+    """`count` slots of tables with up to `blocks` blocks in each of the layer groups, and `tokens` of short chunks.
 
     After `bind`: `works` are the requests of the step, `rows` their slots, and `order` the rows sorted so that those
     which begin with the same blocks are neighbours. `token_at` by slot: the position of the latest token on the device.
     `last_start` by slot: the last position that the request computes before it ends by its length.
     """
 
-    def __init__(self, count: int, blocks: int, groups: int, device: torch.device) -> None:
+    def __init__(self, count: int, blocks: int, groups: int, device: torch.device, *, tokens: int = 0) -> None:
         self.device = device
-        self.block_tables = [torch.zeros(count, blocks, dtype=torch.int32, device=device) for _ in range(groups)]
-        self.latest = torch.zeros(count, dtype=torch.int32, device=device)
+        self.count = count
+        tables = (count + MOST_CHUNKS, blocks)
+        self.block_tables = [torch.zeros(tables, dtype=torch.int32, device=device) for _ in range(groups)]
+        self.latest = torch.zeros(count + tokens, dtype=torch.int32, device=device)
         self.token_at = np.full(count, NOWHERE, np.int64)
         self.last_start = np.zeros(count, np.int64)
         self.held = np.zeros(count, np.int64)
@@ -71,6 +86,20 @@ class Slots:
         """Write the latest tokens of these slots."""
         there = upload([slots, np.array(tokens, np.int32)], self.device)
         self.latest.index_copy_(0, there[0].long(), there[1])
+
+    def place(self, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
+        """Write what short chunks need behind the slots, in the place of the last ones.
+
+        Returns for each of their rows where its table and its token are.
+        """
+        wide = [chunk.table.shape[1] for chunk in chunks]
+        tables = self.count + np.arange(len(chunks), dtype=np.int32)
+        places = [np.arange(blocks, dtype=np.int32) for blocks in wide]
+        self.put(np.repeat(tables, wide), np.concatenate(places), np.concatenate([chunk.table.T for chunk in chunks]))
+        tokens = np.concatenate([chunk.tokens for chunk in chunks])
+        sources = self.count + np.arange(len(tokens), dtype=np.int32)
+        self.tell(sources, tokens.tolist())
+        return np.repeat(tables, [len(chunk.tokens) for chunk in chunks]), sources
 
     def _assign(self, works: Sequence[Decode]) -> None:
         slots, staying = self._slots, set(works)

@@ -43,6 +43,7 @@ def cuda_runner(
 def make_ready(runner: CudaRunner, costs: MeasuredCosts) -> bool:
     """Test that a row's bits do not depend on its batch, and measure steps. Returns whether the test held."""
     with torch.inference_mode():
+        runner.to_host(runner.steps.tokens[:1])  # compiles it
         held = ensure_exact(runner)
         measure(costs, runner)
     return held
@@ -91,6 +92,9 @@ def rows_keep_their_bits(runner: CudaRunner) -> bool:
     last = probe.length
     for cuts in ([0, last // 3], [0, last - 1], [0, 64, last // 2 + 1, last - 2]):
         if not torch.equal(probe.prefill([cut for cut in cuts if cut < last]), whole):
+            return False
+    for count in {1, min(last, runner.short) // 2 + 1, min(last, runner.short)}:
+        if not torch.equal(probe.in_graph(count), runner.fused.head(whole[-count:])):
             return False
     apart = min(_APART, last)
     expected = runner.fused.head(whole[-apart:]).flip(0)

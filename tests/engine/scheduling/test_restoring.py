@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_costs import FixedCosts, Rates
+from engine.scheduling.step_work import Step
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import block_key
 from prompt_cache.kv.grouped_pool import GroupedPool
@@ -79,8 +82,27 @@ class ManualDisk:
         self._saved.append(transfer)
 
 
+@dataclass
+class Copying:
+    """A step's copies, on their way."""
+
+    step: Step
+    bad: list[int] | None = None
+    """Which came back damaged, once they were made."""
+
+    def touches(self, blocks: set[int]) -> bool:
+        """Whether these blocks of the device are among those copied."""
+        out, back = self.step.out, self.step.back
+        return self.bad is None and bool(
+            blocks & {block[0] for block, _ in out} | blocks & {block[0] for _, block in back}
+        )
+
+
 class Tiers(RuleBasedStateMachine):
-    """What is in a block of a tier is modelled by its number alone: `contents` says which key was written there."""
+    """What is in a block of a tier is modelled by its number alone: `device` and `host` say what was written there.
+
+    Copies are made as late as they may: when the scheduler is told, or when a step is about to write to their blocks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,6 +126,9 @@ class Tiers(RuleBasedStateMachine):
         """Block of the device -> the tokens up to its end, whose KV it holds; likewise the host's."""
         self.host: dict[int, tuple[int, ...]] = {}
         self.records: dict[bytes, tuple[int, ...]] = {}
+        self.copying: deque[Copying] = deque()
+        self.lag = 0
+        """Steps whose copies may still be on their way when a step ends."""
 
     # ------------------------------------------------------------ what comes
 
@@ -180,8 +205,9 @@ class Tiers(RuleBasedStateMachine):
             self.disk.keys.add((scope, key))
             self.records[key] = (scope, *tokens * (index + 1))  # type: ignore[assignment]
 
-    @rule(times=st.integers(1, 40), answers=st.booleans())
-    def steps(self, times: int, answers: bool) -> None:
+    @rule(times=st.integers(1, 40), answers=st.booleans(), lag=st.integers(0, 3))
+    def steps(self, times: int, answers: bool, lag: int) -> None:
+        self.lag = lag
         for _ in range(times):
             self.step()
             if answers and self.disk.fetching:
@@ -194,17 +220,14 @@ class Tiers(RuleBasedStateMachine):
     def step(self) -> None:
         self.now += 0.001
         step = self.scheduler.schedule(self.now)
-        for device, host in step.out:
-            self.host[host[0]] = self.device.get(device[0], ())
-        for block in step.fresh:
-            self.device[block[0]] = ()
-        bad = []
-        for index, (host, device) in enumerate(step.back):
-            if self.damage and self.damage.pop() % 2:
-                bad.append(index)
-            self.device[device[0]] = (-2,) if index in bad else self.host[host[0]]
-        if step.returns:
-            self.scheduler.copied(step, bad)
+        for _, host in step.out:
+            self.host[host[0]] = (-3,)
+        if step.copies:
+            self.copying.append(Copying(step))
+        while self.copying and (len(self.copying) > self.lag or not step.work or step.needs_copies):
+            done = self.copying.popleft()
+            self.copy(done)
+            self.scheduler.copied(done.step, done.bad or [])
         for work in step.work:
             self.compute(work.request, work.start, work.count)
         self.scheduler.commit(step.work, [1 if work.samples else None for work in step.work])
@@ -217,6 +240,17 @@ class Tiers(RuleBasedStateMachine):
         self.scheduler.check()
         self.pool.check()
 
+    def copy(self, copying: Copying) -> None:
+        if copying.bad is not None:
+            return
+        copying.bad = []
+        for device, host in copying.step.out:
+            self.host[host[0]] = self.device.get(device[0], ())
+        for index, (host, device) in enumerate(copying.step.back):
+            if self.damage and self.damage.pop() % 2:
+                copying.bad.append(index)
+            self.device[device[0]] = (-2,) if index in copying.bad else self.host[host[0]]
+
     def compute(self, request: Request, start: int, count: int) -> None:
         """All that is read is the KV of the tokens before, in the request's own scope (C1, C2); then write."""
         tokens = tuple(request.tokens[: start + count])
@@ -224,7 +258,11 @@ class Tiers(RuleBasedStateMachine):
         for index in range(start // 64):
             held = self.device[request.table[index][0]]
             assert held == (scope, *tokens[: (index + 1) * 64]), "it reads what is not its own prefix"  # type: ignore[comparison-overlap]
-        for index in range(start // 64, -(-(start + count) // 64)):
+        written = range(start // 64, -(-(start + count) // 64))
+        touched = {request.table[index][0] for index in written}
+        while any(copying.touches(touched) for copying in self.copying):
+            self.copy(next(copying for copying in self.copying if copying.bad is None))
+        for index in written:
             self.device[request.table[index][0]] = (scope, *tokens[: min((index + 1) * 64, start + count)])  # type: ignore[assignment]
 
     def counted(self, request: Request) -> None:
@@ -233,6 +271,7 @@ class Tiers(RuleBasedStateMachine):
         assert counts.prompt <= request.prompt
 
     def teardown(self) -> None:
+        self.lag = 0
         for _ in range(3000):
             if not self.alive and not self.disk.fetching and not self.disk.saving and not self.scheduler.busy:
                 break

@@ -61,6 +61,24 @@ def test_several_splits_in_chunks_and_from_memory(model: Path) -> None:
     assert_same(warm, cold)
 
 
+@pytest.mark.slow
+def test_a_short_chunk_is_computed_as_rows_of_a_decode_step(model: Path) -> None:
+    """Behind what is cached, and behind a longer chunk; two of them at once; and where somebody draws."""
+    wide = fused_bench(model, budget=140)
+    expected = wide.one(generate("cold", PROMPT[:140], 2))
+    assert wide.engine.runner.short < 12
+    bench = fused_bench(model, budget=128, running=16)
+    assert bench.engine.runner.short >= 12
+    assert_same(bench.one(generate("cold", PROMPT[:140], 2)), expected)
+    again = [bench.add(generate(name, PROMPT[:140], 2)) for name in ("one", "another")]
+    drawn = bench.add(generate("drawn", PROMPT[:130], 3, temperature=0.8, seed=5))
+    bench.finish()
+    for run in again:
+        assert_same(run, expected)
+    assert bench.counts("another").read_hbm == 128
+    assert drawn.tokens == fused_bench(model).one(generate("drawn", PROMPT[:130], 3, temperature=0.8, seed=5)).tokens
+
+
 def requests() -> list[Generate]:
     """One that is sampled, one that ends by a token, greedy ones; two begin alike."""
     return [
