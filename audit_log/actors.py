@@ -52,17 +52,28 @@ def anonymous(address: str = "", request_id: str = "") -> Actor:
 
 def person_of(name: str, user: str = "") -> str:
     """Who a user or an operator's key is: the user's public id, else the key's name, which cannot be changed.
-    Neither case nor width tells two names apart, nor any other form that Unicode counts as the same (NFKC)."""
+    Neither case nor width tells two names apart, nor any other form that Unicode counts as the same (NFKC).
+    Letters that only look alike are told apart here, and not by `are_two_people`."""
     return user or f"operator {normalize('NFKC', name).strip().casefold()}"
 
 
 def are_two_people(one: str, other: str) -> bool:
-    """Whether two are known to be different people. A user, and a key that says of no user, may be the same."""
+    """Whether two are known to be different people. A user, and a key that says of no user, may be the same; so may two
+    names that look alike: whoever may make keys would else be two people."""
+    if "" in (one, other):
+        return False
     of_users = [person.startswith(_USER) for person in (one, other)]
-    return "" not in (one, other) and one != other and of_users[0] == of_users[1]
+    if all(of_users):
+        return one != other
+    return not any(of_users) and one.translate(_LOOKS) != other.translate(_LOOKS)
 
 
 _USER = "user_"
+_LOOKS = str.maketrans(
+    "авекмнорстухіїјѕԁһӏԛԝгαβεζηικμνορτυχıl1|0ɑɡ",  # Cyrillic, Greek, others
+    "abekmhopctyxiijsdhiqwrabezhikmvoptyxiiiioag",
+)
+"""Letters of names, in lower case → the Latin letter that they may be read as."""
 OPERATOR = "operator"
 """Through what somebody acts who has a role for the whole platform: tenants do not learn more of them than the name."""
 OPERATOR_MEANS: tuple[Means, ...] = ("command", "system", "operator_key")

@@ -25,6 +25,7 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 """(host, port) -> the addresses of the host. Raises OSError."""
 
 MAX_URL = 2000
+_LAST_PORT = 65_535
 _NUMBERS = re.compile(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+)){0,3}", re.ASCII)
 _NAT64 = IPv6Network("64:ff9b::/96")
 _REFUSED = tuple(
@@ -98,6 +99,8 @@ class AddressPolicy(msgspec.Struct, frozen=True):
             raise UrlRefused("it must begin with https://")
         if not url.host:
             raise UrlRefused("it has no host")
+        if url.port is not None and not 0 < url.port <= _LAST_PORT:
+            raise UrlRefused(f"the port {url.port} is not within 1..{_LAST_PORT}")
         if url.userinfo:
             raise UrlRefused("it must not have a user name or password; the signature says who sends")
         if url.fragment:

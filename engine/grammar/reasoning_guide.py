@@ -102,6 +102,7 @@ class ReasoningGuide:
     def accept_token(self, token: int) -> None:
         """Advance by a token of the output."""
         reasoning, was_forced = self._reasoning, bool(self._forced)
+        self._stopped = self._answer is None and token in self._stops
         if was_forced:
             self._forced.popleft()
         self._recent.append(token)
@@ -109,18 +110,14 @@ class ReasoningGuide:
             self._accept_reasoning(token)
         elif reasoning.begin and tuple(self._recent) == reasoning.begin and not self._closed:
             self._inside = self._reasoned = True
-        elif self._answer is not None:
-            if not was_forced:
-                self._answering = True
-                self._answer.accept_token(token)
-        elif token in self._stops:
-            self._stopped = True
+        elif self._answer is not None and not was_forced:
+            self._answering = True
+            self._answer.accept_token(token)
 
     def _accept_reasoning(self, token: int) -> None:
         reasoning = self._reasoning
         if token != reasoning.end[0]:
             self._used += 1
-            self._stopped = self._answer is None and token in self._stops
             return
         self._inside = False
         if self._spent or self._answer is not None:

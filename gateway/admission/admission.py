@@ -383,10 +383,9 @@ class Admission:
                 code="context_length_exceeded",
             )
         wish = generation.reasoning
-        if wish.path is not None and not model.template.reasons:
-            raise InvalidField(
-                wish.path, f"the model {model.name} does not reason before it answers", code="unsupported_parameter"
-            )
+        if wish.path is not None and not model.keeps_budgets:
+            problem = "has no token that ends its reasoning" if model.template.reasons else "does not reason"
+            raise InvalidField(wish.path, f"the model {model.name} {problem}", code="unsupported_parameter")
         render = partial(
             model.prompt, generation.turns, generation.tools, continued=generation.continued, reasoning=wish
         )

@@ -45,7 +45,7 @@ def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> Gene
             "$.tools", f"schemas of tools that must be called may have {MAX_SCHEMA_BYTES} characters together"
         )
     try:
-        body = call_grammar(model.output_format, callable_tools, choice, model.tokenizer.special_texts)
+        body = call_grammar(model.output_format, callable_tools, choice, model.tokenizer.marker_texts)
         check_grammar("calls", body)
     except NoCallGrammar:
         raise InvalidField(
@@ -72,7 +72,7 @@ def _armed(model: ServedModel, generation: GenerationRequest) -> GenerationReque
     tools = _callable(generation)
     if sum(len(tool.schema) for tool in tools) > MAX_SCHEMA_BYTES:
         return generation
-    body = free_call_grammar(model.output_format, tools, generation.tool_choice, model.tokenizer.special_texts)
+    body = free_call_grammar(model.output_format, tools, generation.tool_choice, model.tokenizer.marker_texts)
     if body is None:
         return generation
     try:

@@ -23,8 +23,8 @@ EFFORT_BUDGETS: Mapping[Effort, int | None] = {
     "max": None,
 }
 """Effort → tokens of reasoning, where the template takes no effort; None: up to the answer's limit."""
-_TAIL = 3
-"""Tokens at the end of a prompt in which a template opens the reasoning: the marker, and white space."""
+_SPACES = 3
+"""Tokens of white space that may follow the marker by which a template opens the reasoning."""
 _EFFORT_VARIABLE = "reasoning_effort"
 _SWITCHES = ("enable_thinking", "thinking")
 TEMPLATE_VARIABLES = frozenset({_EFFORT_VARIABLE, *_SWITCHES})
@@ -52,10 +52,24 @@ def budget_of(wish: ReasoningWish, known: Collection[str]) -> int | None:
     return EFFORT_BUDGETS[wish.effort]
 
 
-def has_begun(markers: ReasoningMarkers, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Whether the prompt ends within the model's reasoning, which its template has opened."""
-    tail = "".join(tokenizer.spelled(token)[0] for token in prompt[-_TAIL:])
-    return tail.rstrip().endswith(markers.begin)
+def has_begun(
+    markers: ReasoningMarkers, tokenizer: Tokenizer, prompt: Sequence[int], *, continued: bool = False
+) -> bool:
+    """Whether the prompt ends within the model's reasoning: its template has opened it, or the beginning of an answer
+    that is `continued`. Where the marker is a token, the same characters in other tokens open none."""
+    marker = tokenizer.literal(markers.begin)
+    if len(marker) > 1 and marker[0] not in tokenizer.special:
+        tail = prompt[-len(markers.begin) - _SPACES :]
+        return "".join(tokenizer.spelled(token)[0] for token in tail).rstrip().endswith(markers.begin)
+    end = tokenizer.ids_of([markers.end])
+    for at in range(len(prompt), len(marker) - 1, -1):
+        if list(prompt[at - len(marker) : at]) == marker:
+            return True
+        token = prompt[at - 1]
+        within = token not in tokenizer.special and token not in end  # of the turn that the model goes on with
+        if not (within if continued else len(prompt) - at < _SPACES and not tokenizer.spelled(token)[0].strip()):
+            return False
+    return False
 
 
 def reasoning_of(
@@ -81,7 +95,7 @@ def reasoning_of(
     return Reasoning(
         end=(*end, *literal(markers.follows)),
         begin=tuple(begin),
-        begun=has_begun(markers, tokenizer, prompt),
+        begun=has_begun(markers, tokenizer, prompt, continued=generation.continued),
         budget=budget,
         opening=tuple(opening),
         answer=tuple(answer),

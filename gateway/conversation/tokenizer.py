@@ -48,6 +48,9 @@ class Tokenizer:
         self.special = frozenset(token["id"] for token in added if token["special"])
         self.special_texts = frozenset(token["content"] for token in added if token["special"])
         self._plain_added = frozenset(token["content"] for token in added if not token["special"])
+        self.marker_texts = self.special_texts | frozenset(filter(_in_angle_brackets, self._plain_added))
+        """The texts of tokens that grammars know by name, and of which they make no text: the special ones, and added
+        ones in angle brackets, such as Qwen's `<tool_call>`."""
         self._added = self.special_texts | self._plain_added
         self.size = self._literal.get_vocab_size(with_added_tokens=True)
         self.opening = self._opening()
@@ -167,3 +170,7 @@ class Tokenizer:
             and fast.encode(sample, self._plain_added) == self._content.encode(sample, add_special_tokens=False).ids
             for sample in samples
         )
+
+
+def _in_angle_brackets(text: str) -> bool:
+    return text.startswith("<") and text.endswith(">")

@@ -60,6 +60,8 @@ class RequestCycle(RequestResponseCycle):
 log = structlog.get_logger("gateway.http")
 
 _DOT_SEGMENTS = frozenset({".", ".."})
+_API = "v1"
+"""Below it clients may write paths as they like: there is nothing that is kept from them by its path."""
 HEAD_BYTES = 64 * 1024
 """The request line and headers together may have so many bytes."""
 HEAD_FIELDS = 128
@@ -278,11 +280,14 @@ class HttpProtocol(HttpToolsProtocol):
         target = self._target()
         self.scope["method"] = self.parser.get_method().decode("ascii")
         self.scope["http_version"] = version
-        path = target.path.decode("ascii")
-        self.scope["path"] = path = urllib.parse.unquote(path) if "%" in path else path
+        raw = target.path.decode("ascii")
+        self.scope["path"] = path = urllib.parse.unquote(raw) if "%" in raw else raw
         if "/." in path and not _DOT_SEGMENTS.isdisjoint(path.split("/")):
             # What is in front may have resolved them, and would then have let through another path than is served.
             self._stop_parsing(400, "The path has a segment '.' or '..'.")
+        if ("//" in path or "%" in raw) and not _begins_as_routed(raw, path):
+            # What is in front may keep others from routes by how these begin, from those of administrators, say.
+            self._stop_parsing(404, "There is no such path. It begins with an empty or percent-encoded segment.")
         self.scope["raw_path"] = target.path
         self.scope["query_string"] = target.query or b""
         self.cycle = cycle = RequestCycle(
@@ -419,3 +424,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _begins_as_routed(raw: str, path: str) -> bool:
+    """Whether the first two segments of a path stand in the request as the router sees them, which skips empty ones."""
+    served = [segment for segment in path.split("/") if segment][:2]
+    return served[:1] in ([], [_API]) or raw.startswith("/" + "/".join(served))

@@ -15,7 +15,7 @@ from msgspec import Struct
 from gateway.conversation.chat_template import ChatTemplate, TemplateError
 from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
 from gateway.conversation.output.events import OutputParser
-from gateway.conversation.output.families import OUTPUT_FORMATS, detect_output_format
+from gateway.conversation.output.families import OUTPUT_FORMATS, ReasoningMarkers, detect_output_format
 from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
 from gateway.conversation.reasoning import has_begun, reasoning_of, template_variables
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
@@ -118,21 +118,42 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         written, plain = OUTPUT_FORMATS[self.output_format], OUTPUT_FORMATS["none"]
         made = written.parser if calls or written.reasoning != plain.reasoning else plain.parser
         parser = made(
-            self.tokenizer.ids_of(made.MARKERS),
+            self.tokenizer.ids_of(made.markers()),
             partial(_schema_of, generation.tools if calls else ()),
-            reasons=has_begun(written.reasoning, self.tokenizer, prompt),
+            reasons=self._reasons(generation, prompt),
         )
         allowed = generation.tool_choice.names
         parser.log.only_calls = calls and generation.tool_choice.mode == "required"
         parser.log.names = frozenset(tool.name for tool in generation.tools) if allowed is None else frozenset(allowed)
         return parser
 
+    def _reasons(self, generation: GenerationRequest, prompt: Sequence[int]) -> bool | None:
+        """Whether an output begins within reasoning; None where none is marked in it: the model knows no markers, or a
+        grammar holds the output from its beginning, since no token ends the reasoning."""
+        grammar = generation.grammar
+        if not self._ends_reasoning and ((grammar is not None and not grammar.free) or not self.template.reasons):
+            return None
+        begun = has_begun(self._markers, self.tokenizer, prompt, continued=generation.continued)
+        return self.template.reasons and begun
+
+    @property
+    def keeps_budgets(self) -> bool:
+        """Whether the model reasons, and the replica can end it: by a marker that is one token."""
+        return self.template.reasons and self._ends_reasoning
+
+    @property
+    def _ends_reasoning(self) -> bool:
+        return bool(self.tokenizer.ids_of([self._markers.end]))
+
+    @property
+    def _markers(self) -> ReasoningMarkers:
+        return OUTPUT_FORMATS[self.output_format].reasoning
+
     def reasoning(self, generation: GenerationRequest, prompt: Sequence[int]) -> Reasoning | None:
         """What the replica is told of the output's reasoning, if anything."""
         if not self.template.reasons and not (generation.grammar is not None and generation.grammar.free):
             return None
-        markers = OUTPUT_FORMATS[self.output_format].reasoning
-        return reasoning_of(generation, self.template.reasoning_variables, markers, self.tokenizer, prompt)
+        return reasoning_of(generation, self.template.reasoning_variables, self._markers, self.tokenizer, prompt)
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """A detokenizer for one output. `after`: the tokens that its text continues, if any."""

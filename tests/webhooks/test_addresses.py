@@ -82,7 +82,8 @@ async def test_odd_spellings_of_loopback() -> None:
     "text",
     ["", "hook.test", "http://hook.test/", "ftp://hook.test/", "file:///etc/passwd", "https://", "https:///x",
      "https://me:secret@hook.test/", "https://hook.test/#there", "https://hook.test/" + "x" * 2000, "https://[::1/",
-     "gopher://hook.test", "javascript:alert(1)"],
+     "gopher://hook.test", "javascript:alert(1)",
+     "https://hook.test:0/", "https://hook.test:65536/", "https://hook.test:-1/"],
 )  # fmt: skip
 def test_urls_that_are_refused(text: str) -> None:
     with pytest.raises(UrlRefused):

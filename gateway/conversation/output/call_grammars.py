@@ -77,18 +77,18 @@ _MARKERS = ("<", "[TOOL")
 
 
 def call_grammar(
-    output_format: str, tools: Sequence[Tool], choice: ToolChoice, special: frozenset[str]
+    output_format: str, tools: Sequence[Tool], choice: ToolChoice, named: frozenset[str]
 ) -> dict[str, object]:
     """The body of a grammar of the kind `calls`, for an answer of one call or more of these tools.
 
-    `special`: the texts of the model's special tokens. Raises NoCallGrammar.
+    `named`: the texts of the tokens that grammars know by name. Raises NoCallGrammar.
     """
     form = _FORMS.get(output_format)
     if form is None:
         raise NoCallGrammar(output_format)
 
     def rule(parts: Sequence[str]) -> str:
-        return " ".join(_marker(part, special) if part.startswith(_MARKERS) else part for part in parts if part)
+        return " ".join(_marker(part, named) if part.startswith(_MARKERS) else part for part in parts if part)
 
     several = choice.parallel and form.separator != ""
     lines = [
@@ -100,16 +100,16 @@ def call_grammar(
 
 
 def free_call_grammar(
-    output_format: str, tools: Sequence[Tool], choice: ToolChoice, special: frozenset[str]
+    output_format: str, tools: Sequence[Tool], choice: ToolChoice, named: frozenset[str]
 ) -> dict[str, object] | None:
     """The body of a grammar for an answer that may be text, and whose calls, if any, fulfil the tools' schemas.
 
     Only where calls begin with a marker that is one token: no text can be taken for it. None elsewhere.
     """
     form, trigger = _FORMS.get(output_format), _TRIGGERS.get(output_format, "")
-    if form is None or trigger not in special or not tools:
+    if form is None or trigger not in named or not tools:
         return None
-    body = call_grammar(output_format, tools, choice, special)
+    body = call_grammar(output_format, tools, choice, named)
     calls, _, rules = str(body["lark"]).removeprefix("start: ").partition("\n")
     lark = f"start: TEXT? calls?\ncalls: {calls}\n{rules}\nTEXT: /(?s:.)+/"
     schemas = [
@@ -159,8 +159,8 @@ def plain_schema(schema: object, depth: int) -> dict[str, object]:
     return plain
 
 
-def _marker(part: str, special: frozenset[str]) -> str:
-    """A marker as a Lark symbol: a special token by its name in angle brackets, anything else as text."""
-    if part not in special:
+def _marker(part: str, named: frozenset[str]) -> str:
+    """A marker as a Lark symbol: a token by its name in angle brackets, anything else as text."""
+    if part not in named:
         return _text(part)
     return part if part.startswith("<") and part.endswith(">") else f"<{part}>"

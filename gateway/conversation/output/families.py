@@ -22,31 +22,16 @@ _FENCE = "` \t\r\n"
 class TaggedCalls(MarkedParser):
     """Hermes, Qwen 2.5 and 3, Qwen3-Coder: each call between `<tool_call>` and `</tool_call>`, as JSON or as XML."""
 
-    MARKERS: ClassVar[Mapping[str, str]] = {
-        "<think>": "think",
-        "</think>": "answer",
-        "<tool_call>": "call",
-        "</tool_call>": "end",
-    }
+    MARKERS: ClassVar[Mapping[str, str]] = {"<tool_call>": "call", "</tool_call>": "end"}
 
-    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool | None = False) -> None:
         super().__init__(tokens, schemas, reasons=reasons)
         self._in_call = False
-        self._after_reasoning = False
 
     def mark(self, name: str) -> None:
-        """Reasoning and calls begin and end."""
-        if name == "think":
-            self.reasons = True
-        elif name == "answer":
-            self._after_reasoning = self.reasons
-            self.reasons = False
-        elif name == "call" and not self.reasons:
-            self.close_payload()
-            self._in_call = True
-        elif name == "end":
-            self.close_payload()
-            self._in_call = False
+        """Calls begin and end."""
+        self.close_payload()
+        self._in_call = name == "call"
 
     def text(self, text: str) -> None:
         """A call's text tells by its first character how it is written."""
@@ -56,9 +41,6 @@ class TaggedCalls(MarkedParser):
                 self.payload = XmlCall(self.log, self.schemas) if inner[0] == "<" else JsonCalls(self.log)
                 self._take_text(inner)
             return
-        if self._after_reasoning:
-            text = text.lstrip(_SPACE)
-            self._after_reasoning = not text
         super().text(text)
 
     def after_payload(self, text: str) -> str:
@@ -73,7 +55,7 @@ class LeadingCalls(MarkedParser):
     MARKERS: ClassVar[Mapping[str, str]] = {"<|python_tag|>": "calls"}
     OPENS = "{"
 
-    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool | None = False) -> None:
         super().__init__(tokens, schemas, reasons=reasons)
         self._decided = False
         self._spaces = ""
@@ -145,11 +127,10 @@ class MistralCalls(MarkedParser):
         "[TOOL_CALLS]": "calls",
         "[CALL_ID]": "id",
         "[ARGS]": "arguments",
-        "[THINK]": "think",
-        "[/THINK]": "answer",
     }
+    REASONING = ("[THINK]", "[/THINK]")
 
-    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool | None = False) -> None:
         super().__init__(tokens, schemas, reasons=reasons)
         self._part = "text"
         self._name = ""
@@ -157,13 +138,7 @@ class MistralCalls(MarkedParser):
 
     def mark(self, name: str) -> None:
         """Each part of a call follows its marker."""
-        if name == "think":
-            self.reasons = True
-        elif name == "answer":
-            self.reasons = False
-        elif self.reasons:
-            return
-        elif name == "calls":
+        if name == "calls":
             self.close_payload()
             self._end_name()
             self._part = "name"
@@ -174,7 +149,7 @@ class MistralCalls(MarkedParser):
 
     def text(self, text: str) -> None:
         """A name until the arguments begin, or an array of whole calls."""
-        if self._part == "text" or self.reasons:
+        if self._part == "text":
             super().text(text)
         elif self._part == "id":
             self._id += text
@@ -223,22 +198,16 @@ class DeepSeekCalls(MarkedParser):
         "<｜tool▁sep｜>": "sep",
         "<｜tool▁call▁end｜>": "end",
         "<｜tool▁calls▁end｜>": "calls end",
-        "<think>": "think",
-        "</think>": "answer",
     }
 
-    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool | None = False) -> None:
         super().__init__(tokens, schemas, reasons=reasons)
         self._part = "text"
         self._held = ""
 
     def mark(self, name: str) -> None:
         """The parts of a call."""
-        if name in ("think", "answer"):
-            self.reasons = name == "think"
-        elif self.reasons:
-            return
-        elif name == "call":
+        if name == "call":
             self.close_payload()
             self._end_name()
             self._part = "kind"
@@ -260,7 +229,7 @@ class DeepSeekCalls(MarkedParser):
 
     def text(self, text: str) -> None:
         """Names up to the line's end or the marker, then the arguments. Between calls fences are nothing."""
-        if self._part == "text" or self.reasons or (self._part == "between" and text.strip(_FENCE)):
+        if self._part == "text" or (self._part == "between" and text.strip(_FENCE)):
             super().text(text)
         elif self._part in ("kind", "name"):
             self._held += text
@@ -307,8 +276,9 @@ class HarmonyChannels(MarkedParser):
         "<|call|>": "call",
         "<|return|>": "return",
     }
+    REASONING = ()
 
-    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool | None = False) -> None:
         super().__init__(tokens, schemas, reasons=reasons)
         self._part = "header"
         self._header = ""
@@ -320,7 +290,10 @@ class HarmonyChannels(MarkedParser):
         return self._part == "content" and self._channel == "analysis"
 
     def mark(self, name: str) -> None:
-        """Headers up to the message, then its content up to the end."""
+        """Headers up to the message, then its content up to the end. An analysis ends by its marker alone, as the
+        replica has it (`ReasoningMarkers.end`)."""
+        if self.reasoning and name != "end":
+            return
         if name == "start":
             self._part, self._header = "header", ""
         elif name == "channel":
@@ -377,11 +350,8 @@ class HarmonyChannels(MarkedParser):
 class PlainText(MarkedParser):
     """Families that write no calls: all is text, and reasoning where they mark it."""
 
-    MARKERS: ClassVar[Mapping[str, str]] = {"<think>": "think", "</think>": "answer"}
-
     def mark(self, name: str) -> None:
-        """Reasoning begins and ends."""
-        self.reasons = name == "think"
+        """There are no markers of calls."""
 
 
 class ReasoningMarkers(Struct, frozen=True):

@@ -10,20 +10,33 @@ from gateway.conversation.output.call_payloads import CallPayload, Schemas
 from gateway.conversation.output.events import EventLog, OutputEvent
 from gateway.conversation.output.markers import Lexeme, Mark, MarkerLexer
 
+_THINK, _ANSWER = "think", "answer"
+_SPACE = " \t\r\n"
+
 
 class MarkedParser(ABC):
-    """A parser over markers. A family says what a marker does in `mark`, and what text is in `text`."""
+    """A parser over markers. A family says what a marker of its calls does in `mark`, and what text is in `text`; both
+    are asked outside of the reasoning alone, in which nothing is a call."""
 
     MARKERS: ClassVar[Mapping[str, str]] = {}
-    """A marker's text → its name."""
+    """The text of a marker of calls → its name."""
+    REASONING: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
+    """The markers before and behind reasoning; none where the family reads them itself."""
 
-    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool = False) -> None:
-        """`tokens`: the ids of special tokens → their texts. `reasons`: the template has opened the reasoning."""
+    def __init__(self, tokens: Mapping[int, str], schemas: Schemas, *, reasons: bool | None = False) -> None:
+        """`tokens`: the ids of the markers that are one token → their texts. `reasons`: whether the template has opened
+        the reasoning; None for a model that marks none, whose answers may quote the markers."""
         self.log = EventLog()
         self.schemas = schemas
-        self.reasons = reasons
+        self.reasons = bool(reasons)
         self.payload: CallPayload | None = None
-        self._lexer = MarkerLexer(self.MARKERS, tokens)
+        self._after_reasoning = False
+        self._lexer = MarkerLexer(self.MARKERS if reasons is None else self.markers(), tokens)
+
+    @classmethod
+    def markers(cls) -> Mapping[str, str]:
+        """The texts of all markers → their names."""
+        return {**cls.MARKERS, **dict(zip(cls.REASONING, (_THINK, _ANSWER), strict=False))}
 
     def marks(self, token: int) -> bool:
         """Whether this token is a marker."""
@@ -56,11 +69,8 @@ class MarkedParser(ABC):
         """A marker stands here."""
 
     def text(self, text: str) -> None:
-        """Text between markers, outside of a payload."""
-        if self.reasons:
-            self.log.reasoning(text)
-        else:
-            self.log.text(text)
+        """Text between markers, outside of reasoning and of a payload."""
+        self.log.text(text)
 
     def end(self) -> None:
         """No token follows."""
@@ -74,12 +84,23 @@ class MarkedParser(ABC):
 
     def _take(self, lexemes: Iterable[Lexeme]) -> None:
         for lexeme in lexemes:
-            if isinstance(lexeme, Mark):
-                self.mark(lexeme.name)
-            else:
+            if not isinstance(lexeme, Mark):
                 self._take_text(lexeme)
+            elif lexeme.name in (_THINK, _ANSWER) and self.payload is None:
+                self._after_reasoning = self.reasons and lexeme.name == _ANSWER
+                self.reasons = lexeme.name == _THINK
+            elif lexeme.name in (_THINK, _ANSWER) or self.reasons:
+                self._take_text(lexeme.text)  # it marks nothing within arguments, or within reasoning
+            else:
+                self.mark(lexeme.name)
 
     def _take_text(self, text: str) -> None:
+        if self.reasons:
+            self.log.reasoning(text)
+            return
+        if self._after_reasoning:
+            text = text.lstrip(_SPACE)
+            self._after_reasoning = not text
         while text:
             if self.payload is None:
                 self.text(text)

@@ -13,9 +13,10 @@ from msgspec import Struct
 
 
 class Mark(Struct, frozen=True):
-    """A marker, by its name in the family."""
+    """A marker, by its name in the family, and its text."""
 
     name: str
+    text: str
 
 
 Lexeme: TypeAlias = Mark | str
@@ -26,9 +27,9 @@ class MarkerLexer:
     that are one token → their text."""
 
     def __init__(self, names: Mapping[str, str], tokens: Mapping[int, str]) -> None:
-        self._by_token = {token: Mark(names[text]) for token, text in tokens.items() if text in names}
+        self._by_token = {token: Mark(names[text], text) for token, text in tokens.items() if text in names}
         written = set(names) - {text for text in tokens.values() if text in names}
-        self._by_text = {text: Mark(names[text]) for text in sorted(written, key=len, reverse=True)}
+        self._by_text = {text: Mark(names[text], text) for text in sorted(written, key=len, reverse=True)}
         self._longest = max(map(len, self._by_text), default=0)
         self._held = ""
 

@@ -106,7 +106,7 @@ def model_info(model: ServedModel, context_tokens: int) -> ModelInfo:
         max_tokens=context_tokens,
         capabilities=Capabilities(
             effort=Effort(thinks.supported, thinks, thinks, thinks, thinks, thinks),
-            thinking=Thinking(thinks.supported, ThinkingTypes(enabled=thinks)),
+            thinking=Thinking(thinks.supported, ThinkingTypes(enabled=Support(model.keeps_budgets))),
         ),
         min_cacheable_tokens=model.min_cacheable_tokens,
     )

@@ -88,7 +88,10 @@ class UserMessage(MarkablePart, frozen=True, tag="user", tag_field="role"):
 
 
 class AssistantMessage(MarkablePart, frozen=True, tag="assistant", tag_field="role"):
+    """An earlier answer. `reasoning_content`, as answers have it, is given to the model as its template wants it."""
+
     content: Content | None = None
+    reasoning_content: str | None = None
     refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     function_call: NoCall | None = None
@@ -172,7 +175,8 @@ def _marked(messages: Sequence[Message], turns: Sequence[Turn], body: bytes) -> 
         at = f"$.messages[{index}]"
         parts = message.content if isinstance(message, MarkablePart) else None
         if isinstance(parts, list):
-            for number, (part, text) in enumerate(zip(parts, turn.texts, strict=True)):
+            said = [text for text in turn.texts if text.kind in ("text", "tool_result")]
+            for number, (part, text) in enumerate(zip(parts, said, strict=True)):
                 if isinstance(part, MarkablePart) and (part.prompt_cache_breakpoint or part.cache_control):
                     marked.append(Marked(text.path, f"{at}.content[{number}]", part))
         if isinstance(message, MarkablePart) and (message.prompt_cache_breakpoint or message.cache_control):
@@ -209,7 +213,10 @@ class _Reader:
                 self._open = {call.id: call for call in calls}
                 if len(self._open) < len(calls):
                     raise InvalidField(f"{path}.tool_calls", "two calls have the same id")
-                return Turn("assistant", (*_assistant(message, path, calls=bool(calls)), *calls))
+                said = _assistant(message, path, calls=bool(calls))
+                thought = message.reasoning_content
+                reasoning = (Text(thought, f"{path}.reasoning_content", "thinking"),) if thought else ()
+                return Turn("assistant", (*reasoning, *said, *calls))
         raise _unsupported(f"{path}.role", "function messages")
 
     def check_answered(self) -> None:

@@ -79,7 +79,7 @@ async def test_a_grant_waits_for_another_person_and_is_made_once(approvals: Appr
         with pytest.raises(OwnChange):
             await approvals.approve(change.id, may)
     assert await balances.grants(tenant.id) == []
-    for same in (" ann ", "ＡＮＮ", "\U0001d41ann"):
+    for same in (" ann ", "ＡＮＮ", "\U0001d41ann", "\u0410nn", "\u0391nn"):  # the last two: Cyrillic, Greek
         with by(same), pytest.raises(OwnChange):
             await approvals.approve(change.id, may)
     with by("bob"):

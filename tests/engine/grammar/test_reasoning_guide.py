@@ -148,6 +148,15 @@ def test_an_end_token_within_the_reasoning_ends_an_output_without_a_grammar(benc
     assert (run.tokens, run.done.reason) == ([9], "stop")
 
 
+@pytest.mark.parametrize("draws", [5, 7])
+def test_a_stop_token_that_ends_the_reasoning_ends_the_output(bench: Bench, draws: int) -> None:
+    """Whether it is drawn or put out at the budget: as without a budget."""
+    reasoning = Reasoning(end=(5, 6), begun=True, budget=3)
+    run = bench.one(generate("x", range(20), 12, logit_bias={draws: 100.0}, stop_tokens=(5,), reasoning=reasoning))
+    assert run.done is not None
+    assert (run.tokens, run.done.reason) == ([5] if draws == 5 else [7, 7, 7, 5], "stop")
+
+
 @pytest.mark.parametrize(
     ("fields", "names"),
     [

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,8 @@ import torch
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.grammar.reasoning_guide import ReasoningGuide
 from gateway.admission.tool_choice import apply_tool_choice
-from gateway.conversation.output.events import whole_output
+from gateway.conversation.output.events import WholeOutput, whole_output
+from gateway.conversation.output.families import OUTPUT_FORMATS
 from gateway.conversation.reasoning import EFFORT_BUDGETS
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.openai import chat_request
@@ -24,7 +26,8 @@ from gateway.generation.transcript import Transcript
 from gateway.generation_request import GenerationRequest
 from gateway.served_models.served_model import ServedModel, load_served_model
 from protocol.requests import Reasoning
-from tests.gateway.conversation.family_models import family_folder
+from tests.gateway.conversation.family_models import family_folder, source_of
+from tests.gateway.tiny_model import TEMPLATE, make_model_folder
 
 THINKS = ["deepseek-r1", "deepseek-v3.1", "gpt-oss", "qwen-3", "qwen-3-thinking"]
 SCHEMA: dict[str, Any] = {
@@ -42,7 +45,13 @@ ASK = "Weather?"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return cache(lambda family: load_served_model(family_folder(tmp_path_factory.mktemp("model") / "tiny", family)))
+    @cache
+    def load(family: str) -> ServedModel:
+        """A family's model; with a `+`, its markers are no special tokens."""
+        folder = tmp_path_factory.mktemp("model") / "tiny"
+        return load_served_model(family_folder(folder, family.rstrip("+"), plain=family.endswith("+")))
+
+    return load
 
 
 def chat(**fields: Any) -> GenerationRequest:
@@ -186,7 +195,7 @@ def test_a_schema_is_fulfilled_by_the_answer_after_the_reasoning(models: Any, fa
             assert inside <= 512 + 2, "with its two markers"
 
 
-@pytest.mark.parametrize("family", ["deepseek-r1", "gpt-oss", "qwen-3", "qwen-3-thinking"])
+@pytest.mark.parametrize("family", ["deepseek-r1", "deepseek-r1+", "gpt-oss", "qwen-3", "qwen-3+", "qwen-3-thinking+"])
 def test_a_required_call_follows_the_reasoning(models: Any, family: str) -> None:
     model = models(family)
     said, _ = answered(
@@ -199,3 +208,112 @@ def test_a_required_call_follows_the_reasoning(models: Any, family: str) -> None
     ((name, arguments),) = said.calls
     assert name == "get_weather"
     jsonschema.validate(json.loads(arguments), SCHEMA)
+
+
+@pytest.mark.parametrize("family", ["qwen-3+", "deepseek-v3+"])
+def test_a_marker_of_calls_that_is_no_special_token_arms_the_grammar(models: Any, family: str) -> None:
+    model, strict = models(family), {"type": "function", "function": {**TOOL, "strict": True}}
+    armed = apply_tool_choice(model, chat(tools=[strict], tool_choice="auto"))
+    assert armed.grammar is not None
+    grammar = _grammars(model).compiled(armed.grammar.text).guide()
+    (trigger,) = model.tokenizer.ids_of([OUTPUT_FORMATS[model.output_format].trigger])
+    mask, chance = torch.zeros(-(-model.tokenizer.size // 32), dtype=torch.int32), random.Random(1)
+    said = model.output_parser(armed, [])
+    assert said is not None
+    tokens, events = [], []
+    for left in range(400, 0, -1):
+        grammar.fill_mask(mask)
+        bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")[: model.tokenizer.size]
+        wanted = trigger if bits[trigger] and not tokens else chance.choice(bits.nonzero()[0].tolist())
+        tokens.append(grammar.choose_token(wanted, left))
+        grammar.accept_token(tokens[-1])
+        if grammar.ended:
+            break
+    text = model.detokenizer()
+    for token in tokens:
+        events += said.feed(token, "" if token in model.stop_tokens else text.feed(token))
+    ((name, arguments), *_) = whole_output([*events, *said.finish()]).calls
+    assert name == "get_weather"
+    jsonschema.validate(json.loads(arguments), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "begun"),
+    [("<think>", True), ("So. <think>", True), ("<think>Let me", True), ("<think>a</think> b", False), ("So", False)],
+)
+def test_an_answer_that_is_gone_on_with_may_stand_within_reasoning(models: Any, prefill: str, begun: bool) -> None:
+    """Where the client's text is the marker. Where the marker is special, a client cannot write it."""
+    turns = [{"role": "user", "content": f"{ASK} <think>"}, {"role": "assistant", "content": prefill}]
+    generation = message(messages=turns, thinking={"type": "enabled", "budget_tokens": 1024})
+    for family, opens in (("qwen-3+", begun), ("qwen-3", False)):
+        model = models(family)
+        prompt = model.prompt(generation.turns, continued=True, reasoning=generation.reasoning).tokens
+        reasoning, parser = model.reasoning(generation, prompt), model.output_parser(generation, prompt)
+        assert reasoning is not None
+        assert parser is not None
+        assert reasoning.begun == parser.reasoning == opens
+
+
+def test_what_a_user_says_of_markers_opens_nothing(models: Any) -> None:
+    model = models("qwen-3+")
+    generation = chat(messages=[{"role": "user", "content": "What is <think>"}], reasoning_effort="low")
+    reasoning = model.reasoning(generation, model.prompt(generation.turns).tokens)
+    assert reasoning is not None
+    assert not reasoning.begun
+
+
+def made_of_text(folder: Any, template: str) -> ServedModel:
+    """A model whose vocabulary has no markers."""
+    return load_served_model(make_model_folder(folder, template=template, context=4096))
+
+
+def test_without_an_end_marker_of_one_token_no_budget_is_promised(tmp_path: Any) -> None:
+    """An answer under a grammar begins at once then, and all of it is the answer."""
+    model = made_of_text(tmp_path / "tiny", source_of("qwen-3-thinking"))
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    held, free = chat(response_format=schema, reasoning_effort="low"), chat(reasoning_effort="low")
+    assert not model.keeps_budgets
+    prompt = model.prompt(free.turns).tokens
+    for generation in (held, free):
+        assert model.reasoning(generation, prompt) is None
+    said = model.output_parser(held, prompt)
+    assert said is not None
+    assert whole_output([*said.feed(1, '{"a": "<think>b'), *said.finish()]) == WholeOutput('{"a": "<think>b', "", ())
+    said = model.output_parser(free, prompt)
+    assert said is not None
+    assert whole_output([*said.feed(1, "hm</think>\n\nYes"), *said.finish()]) == WholeOutput("Yes", "hm", ())
+
+
+def test_reasoning_ends_in_every_format_of_calls(models: Any, tmp_path: Any) -> None:
+    """Also where the template knows no tools, or has calls of another family."""
+    opens = TEMPLATE.replace("'<|assistant|>' -", "'<|assistant|><think>' -")
+    model = made_of_text(tmp_path / "tiny", opens)
+    generation = chat(tools=[{"type": "function", "function": TOOL}])
+    for format_ in ("text", "llama3_json", "pythonic", "phi4_mini", "gemma", "hermes"):
+        served = msgspec.structs.replace(model, output_format=format_)
+        said = served.output_parser(generation, model.prompt(generation.turns).tokens)
+        assert said is not None
+        output = whole_output([*said.feed(1, "a [ { functools[ <tool_call></think>\nYes"), *said.finish()])
+        assert output.text == "Yes"
+        assert output.reasoning == "a [ { functools[ <tool_call>"
+
+
+def test_a_model_that_marks_no_reasoning_may_quote_the_markers(models: Any) -> None:
+    said = models("llama-3.1").output_parser(chat(tools=[{"type": "function", "function": TOOL}]), [])
+    assert whole_output([*said.feed(1, "It is <think>so</think>."), *said.finish()]).text == "It is <think>so</think>."
+
+
+def test_reasoning_of_earlier_answers_is_the_same_prompt_in_three_dialects(models: Any) -> None:
+    ask, more = {"role": "user", "content": ASK}, {"role": "user", "content": "And?"}
+    thought, said = {"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "Sun."}
+    item = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    answer = {"role": "assistant", "content": "Sun.", "reasoning_content": "hm"}
+    generations = (
+        chat(messages=[ask, answer, more]),
+        message(messages=[ask, {"role": "assistant", "content": [thought, said]}, more]),
+        response(input=[ask, item, {"role": "assistant", "content": "Sun."}, more]),
+    )
+    model = models("qwen-3+")
+    prompts = {tuple(model.prompt(generation.turns).tokens) for generation in generations}
+    assert len(prompts) == 1
+    assert "<think>\nhm\n</think>" in text_of(model, list(prompts.pop()))

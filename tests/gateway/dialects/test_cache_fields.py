@@ -92,6 +92,14 @@ def test_which_text_a_marker_ends_at(fields: Any, markers: list[tuple[str, str, 
     assert found == [(f"$.messages[0].{text}", f"$.messages[0].{at}", lease) for text, at, lease in markers]
 
 
+def test_parts_beside_calls_and_reasoning_are_marked_too() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": [part(**BREAKPOINT)], "tool_calls": [call], "reasoning_content": "hm"}
+    result = {"role": "tool", "tool_call_id": "c", "content": [part("b", **BREAKPOINT)]}
+    markers = said(messages=[USER, answer, result]).markers
+    assert [marker.path for marker in markers] == ["$.messages[1].content[0].text", "$.messages[2].content[0].text"]
+
+
 def test_anthropics_markers_add_no_breakpoint_of_ours() -> None:
     assert not said(**content(part(**CONTROL))).automatic
     assert not said(prompt_cache_options={"mode": "explicit"}, **content(part(**BREAKPOINT))).automatic

@@ -24,7 +24,9 @@ TOOLS_TEMPLATE = """\
 {{- '<|begin|>' -}}
 {%- for tool in tools or [] -%}<|system|>{{ tool | tojson }}<|end|>{%- endfor -%}
 {%- for message in messages -%}
-{{- '<|' ~ ('user' if message['role'] == 'tool' else message['role']) ~ '|>' ~ message['content'] -}}
+{{- '<|' ~ ('user' if message['role'] == 'tool' else message['role']) ~ '|>' -}}
+{%- if message['reasoning_content'] -%}{{- '<think>' ~ message['reasoning_content'] ~ '</think>' -}}{%- endif -%}
+{{- message['content'] -}}
 {%- for call in message['tool_calls'] or [] -%}{{ call['function'] | tojson }}{%- endfor -%}
 {{- '<|end|>' -}}
 {%- endfor -%}
@@ -38,7 +40,8 @@ CHAT: dict[str, Any] = {
         {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
         {
             "role": "assistant",
-            "content": None,
+            "content": [{"type": "text", "text": "Let me see."}],
+            "reasoning_content": "hm",
             "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "x"},
@@ -47,6 +50,7 @@ CHAT: dict[str, Any] = {
     "tools": [CHAT_TOOL],
     "tool_choice": "auto",
     "parallel_tool_calls": True,
+    "reasoning_effort": "low",
     "max_tokens": 4,
     "n": 1,
     "temperature": 0.5,

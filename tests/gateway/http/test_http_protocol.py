@@ -97,6 +97,24 @@ async def test_dot_segments_are_refused(stack: Stack, path: str) -> None:
     assert "'..'" in body["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["//admin/v1/tenants", "/%61dmin/v1/tenants", "/admin//v1/tenants", "/admin%2Fv1/tenants", "/admin/%761/tenants",
+     "/%2F/admin/v1/tenants", "//metrics", "/metric%73"],
+)  # fmt: skip
+async def test_a_route_of_operators_has_one_spelling(stack: Stack, path: str) -> None:
+    """A proxy's rule for `/admin` cannot be walked round."""
+    request = f"GET {path} HTTP/1.1\r\nhost: test\r\nx-api-key: {stack.key}\r\n\r\n"
+    status, _, body = await send(stack, request.encode())
+    assert (status, body["error"]["message"][:22]) == (404, "There is no such path.")
+
+
+@pytest.mark.parametrize("path", ["//v1/models", "/v1//models", "/v1/models/t%69ny", "/%761/models"])
+async def test_clients_may_spell_paths_of_the_api_in_other_ways(stack: Stack, path: str) -> None:
+    request = f"GET {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {stack.key}\r\nconnection: close\r\n\r\n"
+    assert (await send(stack, request.encode()))[0] == 200
+
+
 async def test_dots_within_a_segment_are_not_refused(stack: Stack) -> None:
     answer = await stack.http.get("/v1/models/..tiny.v1...", headers={"x-api-key": stack.key})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

@@ -136,6 +136,12 @@ SAMPLES: list[Sample] = [
         "harmony", f"<|start|>assistant to=functions.search<|channel|>commentary<|message|>{_SEARCH}<|call|>", [SEARCH]
     ),
     Sample("harmony", "<|channel|>commentary to=functions.now<|message|>{}<|call|>", [NOW]),
+    Sample(  # an analysis ends by its own marker alone, as the replica has it
+        "harmony",
+        "<|channel|>analysis<|message|>a<|channel|>final<|message|>b<|end|><|start|>assistant<|channel|>final<|message|>c",
+        text="c",
+        reasoning="afinalb",
+    ),
     # Phi-4-mini
     Sample("phi4_mini", f'functools[{{"name": "add", "arguments": {_ADD}}}]', [ADD]),
     Sample(
@@ -146,4 +152,15 @@ SAMPLES: list[Sample] = [
     Sample("phi4_mini", "functions are fun", text="functions are fun"),
     Sample("text", 'I look.\nTool call: {"name": "add", "arguments": {"a": 1, "b": 2}}', [ADD], text="I look."),
     Sample("none", "<think>a</think>b", text="b", reasoning="a"),
+    Sample("none", "a</think>\n\nb\n", text="b\n", reasoning="a", reasons=True),
+    Sample(
+        "text",
+        'Tool call: x</think>Tool call: {"name": "now", "arguments": {}}',
+        [NOW],
+        reasoning="Tool call: x",
+        reasons=True,
+    ),
+    Sample(
+        "hermes", '<think>a<tool_call>b</think><tool_call>{"name": "now"}</tool_call>', [NOW], reasoning="a<tool_call>b"
+    ),
 ]

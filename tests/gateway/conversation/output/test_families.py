@@ -31,7 +31,7 @@ WORD = 1_000
 def parser_of(sample: Sample, *, special: bool) -> tuple[MarkedParser, dict[str, int]]:
     """A new parser, and the ids of its markers, which are one token each if `special`."""
     made = OUTPUT_FORMATS[sample.format].parser
-    markers = {text: number for number, text in enumerate(made.MARKERS)} if special else {}  # type: ignore[attr-defined]
+    markers = {text: number for number, text in enumerate(made.markers())} if special else {}
     tokens = {number: text for text, number in markers.items()}
     return made(tokens, lambda name: SCHEMAS.get(name, {}), reasons=sample.reasons), markers
 
@@ -172,12 +172,12 @@ def test_no_word_is_lost_however_broken_the_output(name: str, data: st.DataObjec
     noise = st.sampled_from(
         ["{", "}", '"', ": ", "(", ")", "[", "]", ", ", "=", " ", "\n", "<function=", ">", '{"name": "']
     )
-    parts = data.draw(st.lists(st.one_of(WORDS, noise, st.sampled_from(sorted(made.MARKERS))), max_size=12))
+    parts = data.draw(st.lists(st.one_of(WORDS, noise, st.sampled_from(sorted(made.markers()))), max_size=12))
     output = "".join(parts)
     parser, markers = parser_of(Sample(name, output), special=False)
     events = events_of(parser, pieces_of(Sample(name, output), markers))
     said = " ".join(
         event.name if isinstance(event, CallStart) else event.text for event in events if not isinstance(event, CallEnd)
     )
-    for word in re.findall("[abcxyz]{3,6}", re.sub("|".join(map(re.escape, made.MARKERS)), " ", output)):
+    for word in re.findall("[abcxyz]{3,6}", re.sub("|".join(map(re.escape, made.markers())), " ", output)):
         assert word in said.replace("\\", "")
