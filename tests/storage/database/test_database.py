@@ -196,34 +196,3 @@ async def test_a_text_that_postgresql_cannot_hold_is_not_found_or_refused_by_nam
         async with database.direct() as connection:
             await connection.fetch("SELECT 1 WHERE $1::text = ''", "a\0b")
     await database.ping()
-
-
-@pytest.mark.parametrize("turns", range(8))
-async def test_who_leaves_a_transaction_early_leaves_nothing_of_it(database: Database, turns: int) -> None:
-    """Whether it has begun by then or not: after `turns` of the event loop."""
-
-    async def write() -> None:
-        async with database.transaction() as session:
-            await session.execute(insert(balance).values(_row()))
-            await asyncio.Event().wait()
-
-    writing = asyncio.create_task(write())
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    writing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await writing
-    row = _row()
-    async with database.transaction() as session:
-        await session.execute(insert(balance).values(row))
-    async with database.reading() as session:
-        assert [r._mapping for r in await session.execute(select(balance))] == [row]
-
-
-async def test_what_is_begun_and_not_used_ends_with_nothing(database: Database) -> None:
-    async with database.transaction():
-        pass
-    async with database.transaction(write=False) as session:
-        await session.execute(insert(balance).values(_row()))
-    async with database.reading() as session:
-        assert not (await session.execute(select(balance))).all()
