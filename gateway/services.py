@@ -76,8 +76,9 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     `keep_alive`: a stream that was silent for so long gets a comment, and status 200 if it had none yet.
     `client_timeout`: a client that reads nothing, or sends nothing of its body, for so long is disconnected.
     `public_prices`: whether the base prices are shown without a key. `hold_slice`: output tokens of each choice whose
-    money is held at a time; 0: all. `allowance_requests`: a tenant with so many requests at once gets money set aside
-    for them; 0: never. `lease_tokens`: how many tokens a project may have in live leases; 0: any number.
+    money is held at a time; 0: all. `allowance_requests`: a tenant with so many requests at once, or four times as
+    many in a second, gets money set aside for them; 0: never. `lease_tokens`: how many tokens a project may have in
+    live leases; 0: any number.
     `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
     `response_retention`: how long responses are kept where their project says nothing else; 0: never.
     `public_metrics`: whether /metrics is served beside the API. `trusted_proxies`: from where

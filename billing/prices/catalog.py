@@ -36,7 +36,7 @@ from billing.tables.prices import (
 from storage.database import clock
 from storage.database.database import Database, DatabaseUnavailable
 
-_CACHE_SECONDS = 2
+_CACHE_NS = 2_000_000_000
 """How long another process's change may be unseen. After half of that the cache is renewed in the background."""
 
 _MOST_CELLS = 250_000
@@ -94,6 +94,19 @@ class PriceCatalog:
         snapshot = await self._fresh()
         own, base = snapshot.books.get(tenant_id, (None, snapshot.base)) if tenant_id else (None, snapshot.base)
         return await self._version(snapshot, model, at, own, base)
+
+    def known(self, model: str, tenant_id: UUID) -> PriceVersion | None:
+        """The version that applies to a tenant now, as `current` has it; None if the database must be asked. Raises
+        PriceMissing."""
+        snapshot = self._recent()
+        if snapshot is None:
+            return None
+        own, base = snapshot.books.get(tenant_id, (None, snapshot.base))
+        number = snapshot.resolved.get(snapshot.key(model, snapshot.now(), own, base))
+        if number is None or number not in self._versions:
+            return None
+        self._versions.move_to_end(number)
+        return self._versions[number]
 
     async def in_book(self, book: PriceBook | None, model: str, at: int | None = None) -> PriceVersion:
         """The version that applies in a book (None: in the base book). Raises PriceMissing, DatabaseUnavailable."""
@@ -166,13 +179,18 @@ class PriceCatalog:
             await asyncio.wait([self._loading])
 
     async def _fresh(self) -> _Snapshot:
-        limit = _CACHE_SECONDS * 1_000_000_000
+        if (recent := self._recent()) is not None:
+            return recent
+        async with self._one:
+            # another task may have loaded it meanwhile
+            return self._recent() or await self._load()
+
+    def _recent(self) -> _Snapshot | None:
+        """The snapshot, unless it is too old; its renewal begins before that."""
         age = self._age()
-        if self._snapshot is None or age >= limit:
-            async with self._one:
-                if self._snapshot is None or self._age() >= limit:  # no other task loaded it meanwhile
-                    return await self._load()
-        elif age >= limit // 2 and self._loading is None:
+        if self._snapshot is None or age >= _CACHE_NS:
+            return None
+        if age >= _CACHE_NS // 2 and self._loading is None:
             self._loading = asyncio.create_task(self._renew())
         return self._snapshot
 

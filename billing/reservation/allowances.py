@@ -7,8 +7,8 @@ balance; what the request did not need is free for the next. Requests carry thei
 no row has them. An allowance whose worker dies ends as the worker's holds do.
 
 Nothing is taken from an allowance after two seconds, or after the month: later requests are subject to the prices,
-budgets and credit lines of their time. A tenant gets one only while many of its requests wait at once, and much is
-available.
+budgets and credit lines of their time. A tenant gets one only while many of its requests wait at once, or come within a
+second, and much is available.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ log = structlog.get_logger(__name__)
 
 BUSY = 8
 """A tenant with so many requests that wait for their holds at once is busy."""
+_STEADY = 4
+"""So is one with so many times as many within a second: each would write to the database, and wait for who writes."""
+_SECOND_NS = 1_000_000_000
 _OPEN_NS = 2_000_000_000
 _IDLE_NS = 1_000_000_000
 _AHEAD_NS = 500_000_000
@@ -106,10 +109,11 @@ class Allowance:
 class _Owner:
     """A busy tenant's allowances, the oldest first, and how fast it takes from them."""
 
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self, now_ns: int, taken: int, since_ns: int) -> None:
         self.allowances: list[Allowance] = []
-        self.taken = 0
-        self.since_ns = now_ns
+        self.taken = taken
+        """What its requests took since `since_ns`."""
+        self.since_ns = since_ns
         self.used_ns = now_ns
         self.not_before_ns = 0
         self.asking: asyncio.Task[None] | None = None
@@ -122,8 +126,8 @@ class Allowances:
         self, holds: HoldService, spool: Spool, gateway: str, *, busy: int = BUSY, clock: Callable[[], int] = _now_ns
     ) -> None:
         """`spool` is the worker's own, so that an allowance is released after the usage that was taken from it is
-        settled. `busy`: how many requests of a tenant must wait for their holds at once before it gets an allowance;
-        0: none ever does. `clock` is in nanoseconds."""
+        settled. `busy`: how many requests of a tenant must wait for their holds at once before it gets an allowance, or
+        how many times four must come within a second; 0: none ever does. `clock` is in nanoseconds."""
         self._holds = holds
         self._spool = spool
         self._gateway = gateway
@@ -133,6 +137,9 @@ class Allowances:
         self._open: dict[UUID, Allowance] = {}
         """Those that are not released yet, by id."""
         self._waiting: dict[UUID, int] = {}
+        self._second: dict[UUID, list[int]] = {}
+        """How many holds each tenant asked the database for in this second, and what they hold together."""
+        self._second_ns = 0
         self._watching: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -147,7 +154,7 @@ class Allowances:
         tenant = request.tenant_id
         waiting = self._waiting[tenant] = self._waiting.get(tenant, 0) + 1
         try:
-            if self._busy and waiting >= self._busy:
+            if self._busy and (self._is_steady(request) or waiting >= self._busy):
                 self._ask(request)
             return await self.reserve_beside(tenant, lambda: self._holds.reserve(request))
         finally:
@@ -201,11 +208,22 @@ class Allowances:
 
     # ------------------------------------------------ setting aside
 
+    def _is_steady(self, request: HoldRequest) -> bool:
+        """Whether with this request so many of its tenant's come within a second that it is busy."""
+        now_ns = self._clock()
+        if now_ns - self._second_ns >= _SECOND_NS:
+            self._second, self._second_ns = {}, now_ns
+        asked = self._second.setdefault(request.tenant_id, [0, 0])
+        asked[0] += 1
+        asked[1] += request.amount_pico
+        return asked[0] >= _STEADY * self._busy
+
     def _ask(self, request: HoldRequest) -> None:
         """Begin to reserve an allowance in the background; at most one at a time for a tenant."""
         owner, now_ns = self._owners.get(request.tenant_id), self._clock()
         if owner is None:
-            owner = self._owners[request.tenant_id] = _Owner(now_ns)
+            _, taken = self._second.get(request.tenant_id, (0, 0))
+            owner = self._owners[request.tenant_id] = _Owner(now_ns, taken, now_ns - _SECOND_NS)
         if owner.asking is not None or now_ns < owner.not_before_ns or self._stopping:
             return
         owner.not_before_ns = now_ns + _AGAIN_NS

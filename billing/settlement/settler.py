@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 _BATCH = 1000
 _LARGE_BATCH, _BEHIND = 2000, 10_000
 """A larger batch costs less for each record, and keeps the event loop from others for longer: it is for catching up."""
-_GATHER = timedelta(milliseconds=100)
+_GATHER = timedelta(milliseconds=250)
 """A batch costs a dozen statements, however small: after one, others gather for so long, unless there are enough."""
 _LOOK_FOR_ORPHANS_S = 5
 _STOP_S = 10

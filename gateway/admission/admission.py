@@ -218,7 +218,9 @@ class Admission:
         cache = await self._plan(payer.tenant_id, model, generation, prompt)
         marks.mark(PLAN)
         try:
-            price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
+            price = self._prices.known(model.name, payer.tenant_id)
+            if price is None:
+                price = await self._for_prices.wait(self._prices.current(model.name, tenant_id=payer.tenant_id))
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:

@@ -139,6 +139,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            # one dictionary instead of Jinja's chain of two, which each rendering copies
+            self._template.globals = dict(self._template.globals)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
                 f"the chat template has a syntax error in line {error.lineno}: {error.message}"

@@ -97,7 +97,7 @@ async def respond(
     finally:
         for part in prepared:
             part.marks.mark(LIMITS)
-    watch = ClientWatch(request.receive, client_gone)
+    watch = ClientWatch(request.scope, request.receive, client_gone)
     try:
         tasks.extend(gateway.requests.start(part, streamed=stream, permit=permit) for part in prepared)
         reader: DeliveryReader = DeliverySequence([task.delivery for task in tasks], prepared[0].generation.choices)

@@ -38,7 +38,7 @@ class ResponseEvents:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
-        watch = ClientWatch(receive, self._leave)
+        watch = ClientWatch(scope, receive, self._leave)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
             await self._send_all(send)

@@ -28,6 +28,7 @@ from uvicorn.server import ServerState
 from gateway.dialects.openai import errors
 from gateway.http.connections import Connections
 from gateway.http.lingering_transport import LingeringTransport
+from gateway.http.sse import DISCONNECTS, Disconnects
 from gateway.request_context import RequestContext
 
 
@@ -35,6 +36,7 @@ class RequestCycle(RequestResponseCycle):
     """One request and its response. Tells the connection when the application reads the body and when it responds."""
 
     protocol: HttpProtocol
+    disconnects: Disconnects
 
     async def receive(self) -> ASGIReceiveEvent:
         """More of the body, or that the client has disconnected."""
@@ -138,6 +140,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().connection_lost(exc)
+        if self.cycle is not None and self.cycle.disconnected:
+            cast(RequestCycle, self.cycle).disconnects.happened()
         self.cycle = cast(Any, None)  # breaks a reference cycle, which would stay until garbage collection
 
     def end_idle(self) -> None:
@@ -304,6 +308,8 @@ class HttpProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         cycle.protocol = self
+        cycle.disconnects = Disconnects()
+        self.scope["extensions"] = {DISCONNECTS: cast(Any, cycle.disconnects)}
         self._in_head = False
         self._begin_body(chunked=bool(self._codings))
         self._stop_head_timer()
@@ -396,6 +402,7 @@ class HttpProtocol(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
+            cast(RequestCycle, cycle).disconnects.happened()
         if not responding:
             name = RequestContext().name
             body = errors.encode(errors.plain(status, message, name))

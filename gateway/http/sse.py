@@ -7,6 +7,7 @@ ends, the request is told that the client has gone.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -27,6 +28,8 @@ HEADERS = (
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 )
+DISCONNECTS = "turnpike.disconnects"
+"""The extension of an ASGI scope with the request's `Disconnects`. Where a server lacks it, a task listens."""
 
 
 class EventWriter(Protocol):
@@ -53,13 +56,44 @@ class EventWriter(Protocol):
         ...
 
 
+class Disconnects:
+    """Whether a request's client has disconnected, and who is told of it. It refers neither to the request nor to the
+    connection: both are freed without a collection of garbage."""
+
+    def __init__(self) -> None:
+        self._gone = False
+        self._told: tuple[Callable[[], None], contextvars.Context] | None = None
+
+    def tell(self, on_gone: Callable[[], None] | None) -> None:
+        """Call this once, in this context, when the client has disconnected; None: nothing any more."""
+        self._told = None if on_gone is None else (on_gone, contextvars.copy_context())
+        if self._gone:
+            self.happened()
+
+    def happened(self) -> None:
+        """The client has disconnected: say so when others had their turn."""
+        self._gone = True
+        if self._told is not None:
+            asyncio.get_running_loop().call_soon(self._say, context=self._told[1])
+
+    def _say(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told[0]()
+
+
 class ClientWatch:
     """Calls `on_gone` once when the client disconnects. Start it after the body was read."""
 
-    def __init__(self, receive: Receive, on_gone: Callable[[], None]) -> None:
+    def __init__(self, scope: Scope, receive: Receive, on_gone: Callable[[], None]) -> None:
         self._receive = receive
         self._on_gone = on_gone
-        self._task: asyncio.Task[None] | None = asyncio.create_task(self._watch())
+        self._task: asyncio.Task[None] | None = None
+        self._disconnects: Disconnects | None = (scope.get("extensions") or {}).get(DISCONNECTS)  # type: ignore[assignment]
+        if self._disconnects is not None:
+            self._disconnects.tell(on_gone)
+        else:
+            self._task = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -68,10 +102,13 @@ class ClientWatch:
 
     def stop(self) -> None:
         """Stop watching. It never waits, so it may be called during cancellation."""
-        # Dropping the task breaks the reference cycle that would keep the request in memory until garbage collection.
+        # Dropping the task, or the callback, breaks the reference cycle that would keep the request in memory until
+        # garbage collection.
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
+        if self._disconnects is not None:
+            self._disconnects.tell(None)
 
 
 class EventStream:

@@ -103,7 +103,7 @@ def _sqlite_engine(url: URL, *, reading: bool) -> AsyncEngine:
         cursor.close()
 
     event.listen(engine.sync_engine, "connect", configure)
-    event.listen(engine.sync_engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    event.listen(engine.sync_engine, "begin", lambda connection: connection.connection.driver_connection.begin(begin))
     return engine
 
 

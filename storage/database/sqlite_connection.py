@@ -1,13 +1,15 @@
 """SQLite's connections, each in a thread of its own: a statement and its first rows take one trip to that thread.
 
 aiosqlite makes a trip for the cursor, one for the statement, one for the rows and one for the end, and each wakes two
-threads. A statement of ours mostly takes less time than that.
+threads. A statement of ours mostly takes less time than that. What begins a transaction goes with its first statement,
+and a transaction that did not begin, or has ended, takes no trip to end it.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -27,6 +29,32 @@ def connect(database: str, **options: Any) -> aiosqlite.Connection:
 
 
 class _Connection(aiosqlite.Connection):
+    _beginning = ""
+    """What begins the transaction, until there is a first statement in it."""
+    _unsure = False
+    """Whether the last statement failed or was not waited for: there may be a transaction now, or soon."""
+
+    def begin(self, statement: str) -> None:
+        """Begin a transaction in this way, when something is done in it."""
+        self._beginning = statement
+
+    async def commit(self) -> None:
+        """Commit what was begun."""
+        if self._is_open():
+            self._unsure = True
+            await super().commit()
+            self._unsure = False
+
+    async def rollback(self) -> None:
+        """Roll back what was begun."""
+        if self._is_open():
+            await super().rollback()
+
+    def _is_open(self) -> bool:
+        is_open = self._unsure or self.in_transaction
+        self._beginning, self._unsure = "", False
+        return is_open
+
     def cursor(self) -> Any:
         """A cursor, which takes no trip."""
         return _Cursor(self)
@@ -35,6 +63,23 @@ class _Connection(aiosqlite.Connection):
         """Do this in the connection's thread."""
         done: Result = await self._execute(work, *arguments)  # type: ignore[no-untyped-call]
         return done
+
+    async def run(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        """Do this in the connection's thread and in the transaction, which it begins if it is the first."""
+        begin, self._beginning = self._beginning, ""
+        self._unsure = True
+        try:
+            await self.trip(self._run, begin, work)
+        except sqlite3.Error:
+            if begin and not self.in_transaction:
+                self._beginning = begin
+            raise
+        self._unsure = False
+
+    def _run(self, begin: str, work: Callable[[sqlite3.Connection], None]) -> None:
+        if begin:
+            self._conn.execute(begin)
+        work(self._conn)
 
 
 class _Cursor:
@@ -56,12 +101,12 @@ class _Cursor:
     async def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
         """Run a statement, and read its first rows."""
         await self.close()
-        await self._connection.trip(self._execute, statement, parameters)
+        await self._connection.run(partial(self._execute, statement, parameters))
 
     async def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
         """Run a statement, which gives no rows, for each of these parameters."""
         await self.close()
-        await self._connection.trip(self._execute_many, statement, parameters)
+        await self._connection.run(partial(self._execute_many, statement, parameters))
 
     async def fetchone(self) -> Any:
         """The next row; None if there is none."""
@@ -96,14 +141,16 @@ class _Cursor:
 
     # ------------------------------------------------ in the connection's thread
 
-    def _execute(self, statement: str, parameters: Sequence[Any]) -> None:
-        self._rest = cursor = self._connection._conn.execute(statement, parameters)
+    def _execute(self, statement: str, parameters: Sequence[Any], connection: sqlite3.Connection) -> None:
+        self._rest = cursor = connection.execute(statement, parameters)
         self.description = cursor.description
         self._rows = self._read(_FIRST_ROWS)
         self.lastrowid = cursor.lastrowid
 
-    def _execute_many(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
-        cursor = self._connection._conn.executemany(statement, parameters)
+    def _execute_many(
+        self, statement: str, parameters: Sequence[Sequence[Any]], connection: sqlite3.Connection
+    ) -> None:
+        cursor = connection.executemany(statement, parameters)
         self.description, self.rowcount, self.lastrowid = None, cursor.rowcount, cursor.lastrowid
 
     def _read(self, most: int | None) -> list[Any]:

@@ -214,8 +214,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allowance_requests: Annotated[
         int,
         _about(
-            "when so many requests of a tenant wait for holds at once, money is set aside for the tenant, from which "
-            "others are admitted without the database; 0: never",
+            "when so many requests of a tenant wait for holds at once, or four times as many come within a second, "
+            "money is set aside for the tenant, from which others are admitted without the database; 0: never",
             SERVE,
             GATEWAY,
             at_least=0,

@@ -204,7 +204,7 @@ async def test_another_process_sees_a_new_price_soon(database: Database, monkeyp
     second = await here.set("m", "USD", PRICES)
     assert await here.current("m") == second
     assert await there.current("m") == first
-    monkeypatch.setattr("billing.prices.catalog._CACHE_SECONDS", 0)
+    monkeypatch.setattr("billing.prices.catalog._CACHE_NS", 0)
     assert await there.current("m") == second
 
 
@@ -268,9 +268,9 @@ async def test_requests_do_not_wait_for_the_database(database: Database, monkeyp
     for _ in range(100):
         assert await book.current("m") == version
     assert reads == 0
-    monkeypatch.setattr("billing.prices.catalog._CACHE_SECONDS", 0)
+    monkeypatch.setattr("billing.prices.catalog._CACHE_NS", 0)
     assert await asyncio.gather(*(book.current("m") for _ in range(10))) == [version] * 10
-    monkeypatch.setattr("billing.prices.catalog._CACHE_SECONDS", 3600)
+    monkeypatch.setattr("billing.prices.catalog._CACHE_NS", 3600 * 10**9)
     before = reads
     book._loaded_at -= 2000 * 10**9
     for _ in range(10):

@@ -44,13 +44,19 @@ class Worker:
 
     def __init__(self, database: Database, spool: Spool, busy: int, awake: Awake) -> None:
         self.ahead_ns = 0
+        self.stands = False
+        """Whether the clock goes on only where it is put forward."""
         self.awake = awake
         self.holds = HoldService(database)
         self.spool = spool
         self.settler = Settler(database, spool)
         self.allowances = Allowances(
-            self.holds, spool, "g1", busy=busy, clock=lambda: int(awake.seconds * SECOND_NS) + self.ahead_ns
+            self.holds, spool, "g1", busy=busy, clock=lambda: self.ahead_ns + (0 if self.stands else self._awake_ns)
         )
+
+    @property
+    def _awake_ns(self) -> int:
+        return int(self.awake.seconds * SECOND_NS)
 
     async def run(self, tenant: Tenant, tokens: int = 5) -> Hold:
         """A request whose usage is this, from its hold to its record."""
@@ -98,6 +104,28 @@ async def balance_of(database: Database, tenant: Tenant) -> Balance:
     found = await Balances(database).get(tenant.id)
     assert found is not None
     return found
+
+
+async def test_a_tenant_whose_requests_come_fast_is_busy_though_they_do_not_wait_for_each_other(
+    database: Database, tmp_path: Path
+) -> None:
+    tenant = await Tenant.rich(database, 10**6 * BOUND)
+    async with worker(database, tmp_path, busy=2) as one:
+        one.stands, one.ahead_ns = True, SECOND_NS
+        for _ in range(20):
+            one.ahead_ns += SECOND_NS // 5
+            assert (await one.run(tenant)).allowance is None
+        assert not len(one.allowances), "five in a second are few"
+        one.ahead_ns += SECOND_NS
+        for _ in range(8):
+            assert (await one.run(tenant)).allowance is None
+        async with asyncio.timeout(30):
+            while not len(one.allowances):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await one.settler.drain(30)
+        assert (await balance_of(database, tenant)).held == 4 * BOUND, "as much as comes in half a second"
+        assert (await one.run(tenant)).allowance is not None
+    assert (await balance_of(database, tenant)).held == 0
 
 
 @pytest.mark.both_databases
