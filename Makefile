@@ -88,7 +88,8 @@ test-rating: install-dev ## Rating against fractions, 10,000 examples of each ru
 # What this processor decides can be decided otherwise: by the libraries' own variables, and by tests/machines.py.
 OTHER_CPUS := ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX512_CORE \
 	ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE
-BITS := tests/engine/layers/test_linear.py tests/engine/startup/test_self_test.py \
+# Others: make test-other-cpu BITS="-m 'not slow' tests/engine"
+BITS ?= tests/engine/layers/test_linear.py tests/engine/startup/test_self_test.py \
 	tests/engine/core/test_request_invariance.py tests/engine/core/test_batch_invariance.py \
 	tests/engine/quantization tests/engine/kv_cache/test_fp8_kv.py tests/engine/core/test_parent_request.py tests/engine/models/test_families.py
 
