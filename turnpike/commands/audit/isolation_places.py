@@ -19,7 +19,6 @@ SETTLE_S = 1.5
 MOST_FILLERS = 1024
 AT_ONCE = {"hbm": 2, "dram": 12}
 """Prompts that the victim sends before the attack on them; the rest of the memory is the attacker's."""
-_SENT_AT_ONCE = 4
 _TWICE = 2
 
 Ask = Callable[[], Awaitable[str]]
@@ -98,7 +97,7 @@ async def _fill(victim: Callable[[], Ask], fillers: int, uses: int) -> None:
 
 
 async def send_all(asks: Sequence[Callable[[], Awaitable[object]]], uses: int) -> None:
-    """Send these prompts, each so often, some at once."""
-    for first in range(0, len(asks), _SENT_AT_ONCE):
+    """Send these prompts one after the other, each so often."""
+    for ask in asks:
         for _ in range(uses):
-            await asyncio.gather(*(ask() for ask in asks[first : first + _SENT_AT_ONCE]))
+            await ask()
