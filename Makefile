@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Without a time limit, and on examples of properties that nobody has seen yet.
 LONG := -o timeout=0 --hypothesis-profile explore
 
-.PHONY: help serve console install install-dev check test test-fast test-long test-browser test-clients test-other-cpu test-rating soak golden format lock docs clean
+.PHONY: help serve console install install-dev check test test-fast test-long test-browser test-clients test-other-cpu test-rating test-faults soak golden format lock docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -79,13 +79,17 @@ test-fast: install-dev ## What to run after each change: something of every room
 	$(BIN)/python -m tests.servers --install
 	$(BIN)/python -m pytest $(TWO) -m "not slow and not e2e and not gpu" --hypothesis-profile fast --cpu-limit 8
 
+test-faults: install-dev ## 10,000 faults of each kind in cache records, and what became of them: five minutes
+	TIER_FAULTS=10000 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/tiers/test_faults.py
+
 test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
 	RATING_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 900 tests/billing/rating/test_terms.py
 
 # What this processor decides can be decided otherwise: by the libraries' own variables, and by tests/machines.py.
 OTHER_CPUS := ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX512_CORE \
 	ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE
-BITS := tests/engine/layers/test_linear.py tests/engine/startup/test_self_test.py \
+# Others: make test-other-cpu BITS="-m 'not slow' tests/engine"
+BITS ?= tests/engine/layers/test_linear.py tests/engine/startup/test_self_test.py \
 	tests/engine/core/test_request_invariance.py tests/engine/core/test_batch_invariance.py \
 	tests/engine/quantization tests/engine/kv_cache/test_fp8_kv.py tests/engine/core/test_parent_request.py tests/engine/models/test_families.py
 
@@ -102,7 +106,7 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest $(LONG) tests/billing/transaction/test_state_machine.py
 	ALTERED_COLUMNS=99 $(BIN)/python -m pytest $(LONG) tests/billing/verification/test_alterations.py
 	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest $(LONG) tests/engine/core/test_batch_invariance.py
-	TIER_FAULTS=10000 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/tiers
+	$(MAKE) test-faults
 	TURNPIKE_LEASE_HISTORIES=500 $(BIN)/python -m pytest $(LONG) tests/gateway/admission/test_cache_leases.py -k every_bill
 	ACCESS_FULL=1 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_access.py
 	RETURNING_PLANS=100 $(BIN)/python -m pytest $(LONG) tests/billing/invoices/test_returning_conserves.py

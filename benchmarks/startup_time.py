@@ -112,12 +112,12 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 class Serve:
-    """`turnpike serve` of one model in a data folder, with what the replica logs."""
+    """`turnpike serve` of one model in a data folder, with what the replica logs. `port`: None for a free one."""
 
-    def __init__(self, model: Path, data: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, model: Path, data: Path, arguments: Sequence[str], port: int | None = None) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+            self.port = port or free.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
         self.model = model.name
         self.log: list[tuple[float, str]] = []

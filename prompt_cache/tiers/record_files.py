@@ -74,8 +74,12 @@ class RecordFiles:
         """Make the folders, in the place of links too, and delete what was never published; returns how many files that
         were."""
         new = self.records / _NEW
-        for folder in (self.records, new, *(self.records / f"{number:02x}" for number in range(256))):
-            _make_folder(folder)
+        _make_folder(self.records)
+        with os.scandir(self.records) as entries:
+            present = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
+        for name in (_NEW, *(f"{number:02x}" for number in range(256))):
+            if name not in present:
+                _make_folder(self.records / name)
         write_durably(self.records / _IDENTITY, description)
         unpublished = list(new.iterdir())
         for path in unpublished:

@@ -59,6 +59,8 @@ class Script(Struct, kw_only=True):
     prefill: float = 0.0
     """Seconds between `Began` and the first token."""
     read_hbm: int = 0
+    read_dram: int = 0
+    read_nvme: int = 0
     die_after: int | None = None
     """Drop the connection after so many tokens; 0: before the first, -1: before `Began`."""
     silent: bool = False
@@ -347,8 +349,11 @@ class FakeReplica:
             say(self._journal(run, "abort"))
             return
         prompt = len(generate.tokens)
-        read = min(script.read_hbm, prompt - 1)
-        run.counts = Counts(prompt=prompt, computed=prompt - read, read_hbm=read)
+        hbm = min(script.read_hbm, prompt - 1)
+        dram = min(script.read_dram, prompt - 1 - hbm)
+        nvme = min(script.read_nvme, prompt - 1 - hbm - dram)
+        read = hbm + dram + nvme
+        run.counts = Counts(prompt=prompt, computed=prompt - read, read_hbm=hbm, read_dram=dram, read_nvme=nvme)
         began = _micros(arrived)
         say(Began(generate.id, generate.attempt, run.counts))
         if script.prefill:

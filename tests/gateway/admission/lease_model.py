@@ -124,7 +124,9 @@ class LeaseModel:
 
     def end(self, paths: list[str]) -> None:
         """These are no more: what goes on from one of them counts its tokens too."""
-        for gone in [self.leases.pop(path) for path in paths if path in self.leases]:
-            for lease in self.leases.values():
+        for path in paths:
+            if (gone := self.leases.pop(path, None)) is None:
+                continue
+            for lease in self.leases.values():  # one that ends next hands on what it was given
                 if lease.base is gone:
                     lease.new, lease.base = lease.new + gone.new, gone.base

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import literal
 
@@ -180,6 +180,14 @@ steps = st.one_of(
 histories = st.lists(steps, min_size=4, max_size=25)
 
 
+TWO_BASES_END_AT_ONCE = [
+    ("ask", Asked("abaa", marks=((1, "5m"), (2, "5m"), (4, "1h"))), 1),
+    ("wait", 301, 0),
+    ("reclaim", 0, 0),
+    ("end", 0, "ok"),
+]
+
+
 class History:
     """One project's random history, beside the model."""
 
@@ -310,6 +318,7 @@ def test_every_bill_is_as_promised(empty_again: Callable[[], str], most: int) ->
 
         @settings(max_examples=examples(HISTORIES), database=None)
         @given(histories)
+        @example(TWO_BASES_END_AT_ONCE)
         def histories_agree(history: list[Any]) -> None:
             runner.run(History(doors, most).run(history))
 

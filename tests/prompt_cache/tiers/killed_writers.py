@@ -13,9 +13,17 @@ import signal
 import sys
 from pathlib import Path
 
+from prompt_cache.tiers.record_store import RecordStore
 from tests.prompt_cache.tiers.stores import IDENTITY, Files, access, key, opened, payload
 
 MINE = access("mine")
+POINTS = {
+    "append": "within a part",
+    "sync": "before fsync",
+    "publish": "before publish",
+    "after": "after publish: read",
+}
+"""Where a writer dies."""
 
 
 class Dying(Files):
@@ -49,33 +57,41 @@ class Dying(Files):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_and_die(folder: Path, number: int, point: str) -> None:
+def write_and_die(store: RecordStore, files: Dying, number: int, point: str) -> None:
     """In a child: write a block until the end."""
-    files = Dying(folder, IDENTITY.name)
-    with opened(folder, scan=False, files=files) as store:
-        files.point = point
-        store.write(MINE, key(number), {number % 2: payload("mine", number, number % 2)}, position=0)
+    files.point = point
+    store.write(MINE, key(number), {number % 2: payload("mine", number, number % 2)}, position=0)
     os._exit(3)  # it should not have lived so long
 
 
 def main(folder: Path, count: int) -> None:
-    """Kill so many writers, one after the other."""
+    """Kill so many writers, one after the other. Each start finds what the writer before left, and is the next one."""
     chance = random.Random("kill")
-    told = dict.fromkeys(("before", "after", "unpublished", "read", "wrong"), 0)
-    for number in range(count):
-        point = chance.choice(("append", "sync", "publish", "after"))
-        child = os.fork()
-        if not child:
-            write_and_die(folder, number, point)
-        _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status), status
-        told["after" if point == "after" else "before"] += 1
-        with opened(folder, scan=False) as store:
-            told["unpublished"] += store.counters.get("unpublished", 0)
-            got = store.read(MINE, key(number), (number % 2,))
-            told["read"] += got is not None
-            told["wrong"] += got is not None and got != {number % 2: payload("mine", number, number % 2)}
+    told = dict.fromkeys((*POINTS, "unpublished", "read", "wrong"), 0)
+    for number in range(count + 1):
+        files = Dying(folder, IDENTITY.name)
+        with opened(folder, scan=False, files=files) as store:
+            if number:
+                look(store, number - 1, told)
+            if number == count:
+                break
+            point = chance.choice(list(POINTS))
+            child = os.fork()
+            if not child:
+                write_and_die(store, files, number, point)
+            _, status = os.waitpid(child, 0)
+            assert os.WIFSIGNALED(status), status
+            assert os.WTERMSIG(status) == signal.SIGKILL, status
+            told[point] += 1
     sys.stdout.write(json.dumps(told))
+
+
+def look(store: RecordStore, number: int, told: dict[str, int]) -> None:
+    """Count what is there of a block whose writer was killed."""
+    told["unpublished"] += store.counters.get("unpublished", 0)
+    got = store.read(MINE, key(number), (number % 2,))
+    told["read"] += got is not None
+    told["wrong"] += got is not None and got != {number % 2: payload("mine", number, number % 2)}
 
 
 if __name__ == "__main__":

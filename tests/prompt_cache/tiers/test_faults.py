@@ -26,6 +26,8 @@ from prompt_cache.tiers.record_format import CHUNK_BYTES, HEADER_BYTES, record_b
 from prompt_cache.tiers.record_store import RecordStore
 from prompt_cache.tiers.store_errors import StoreUnusable
 from prompt_cache.tiers.store_state import state_folder
+from tests.prompt_cache.tiers.fault_counts import count
+from tests.prompt_cache.tiers.killed_writers import POINTS
 from tests.prompt_cache.tiers.stores import (
     GROUPS,
     IDENTITY,
@@ -65,7 +67,7 @@ class Disk:
         """Put a file where a record should be."""
         self.paths[at].write_bytes(content)
 
-    def expect(self, at: tuple[str, int, int], cause: str | None) -> None:
+    def expect(self, at: tuple[str, int, int], cause: str | None, fault: str = "") -> None:
         """Read a record: right where nothing is wrong, else a miss that is counted by its cause, and then gone."""
         scope, number, group = at
         before = self.store.counters.get(f"miss_{cause}", 0)
@@ -77,6 +79,7 @@ class Disk:
         assert self.store.counters.get(f"miss_{cause}", 0) == before + 1, (cause, self.store.counters)
         assert self.paths[at].exists() == (cause == "late")
         self.put(at, self.whole[at])
+        count(fault, cause)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,7 @@ def test_a_flipped_bit(disk: Disk) -> None:
         place = chance.randrange(len(content)) if chance.random() < 0.7 else chance.randrange(HEADER_BYTES)
         content[place] ^= 1 << chance.randrange(8)
         disk.put(at, bytes(content))
-        disk.expect(at, "damaged" if place < HEADER_BYTES else "unsealed")
+        disk.expect(at, "damaged" if place < HEADER_BYTES else "unsealed", "bit flip")
         disk.expect(at, None)
 
 
@@ -114,7 +117,7 @@ def test_truncation(disk: Disk) -> None:
         whole = disk.whole[at]
         length = chance.choice((0, HEADER_BYTES, len(whole) - 1, chance.randrange(len(whole))))
         disk.put(at, whole[:length] if chance.random() < 0.8 else whole + bytes(1 + length))
-        disk.expect(at, "truncated")
+        disk.expect(at, "truncated", "truncation")
 
 
 def test_a_torn_write(disk: Disk) -> None:
@@ -127,7 +130,7 @@ def test_a_torn_write(disk: Disk) -> None:
         lies = bytes(until - start) if chance.random() < 0.5 or not start else older[start:until]
         content[start:until] = lies
         disk.put(at, bytes(content))
-        disk.expect(at, "unsealed" if start else "damaged")
+        disk.expect(at, "unsealed" if start else "damaged", "torn write")
 
 
 def test_a_record_in_anothers_place(disk: Disk) -> None:
@@ -138,7 +141,7 @@ def test_a_record_in_anothers_place(disk: Disk) -> None:
         content = disk.whole[other]
         if chance.random() < 0.5:
             disk.put(at, content)
-            disk.expect(at, "misplaced")
+            disk.expect(at, "misplaced", "file swapped")
         else:
             own = unpack(disk.whole[at][:HEADER_BYTES])
             length = record_bytes(own.payload) - HEADER_BYTES
@@ -149,7 +152,7 @@ def test_a_record_in_anothers_place(disk: Disk) -> None:
             body = content[HEADER_BYTES:]
             body = (body * (length // len(body) + 1))[:length]
             disk.put(at, (forged if chance.random() < 0.5 else own).pack() + body)
-            disk.expect(at, "unsealed")
+            disk.expect(at, "unsealed", "file swapped")
 
 
 def test_a_longer_life_is_not_written_into_a_header(disk: Disk) -> None:
@@ -157,7 +160,7 @@ def test_a_longer_life_is_not_written_into_a_header(disk: Disk) -> None:
         header = unpack(disk.whole[at][:HEADER_BYTES])
         forged = replace(header, expires=header.expires + 10**12, sequence=header.sequence + 10**12)
         disk.put(at, forged.pack() + disk.whole[at][HEADER_BYTES:])
-        disk.expect(at, "unsealed")
+        disk.expect(at, "unsealed", "header with a longer life")
 
 
 def test_a_record_of_another_version(disk: Disk) -> None:
@@ -165,20 +168,20 @@ def test_a_record_of_another_version(disk: Disk) -> None:
         head = bytearray(disk.whole[at][: HEADER_BYTES - 4])
         head[9] ^= 2
         disk.put(at, bytes(head) + zlib.crc32(head).to_bytes(4, "big") + disk.whole[at][HEADER_BYTES:])
-        disk.expect(at, "version")
+        disk.expect(at, "version", "header of another version")
 
 
 def test_a_short_read(disk: Disk) -> None:
     for chance, at in places("short"):
         disk.files.short_after = chance.randrange(len(disk.whole[at]))
-        disk.expect(at, "truncated")
+        disk.expect(at, "truncated", "short read")
         disk.files.short_after = None
 
 
 def test_a_disk_that_cannot_be_read(disk: Disk) -> None:
     for _, at in places("broken"):
         disk.files.broken = True
-        disk.expect(at, "io_error")
+        disk.expect(at, "io_error", "read that fails")
         disk.files.broken = False
 
 
@@ -189,6 +192,7 @@ def test_a_slow_disk(disk: Disk) -> None:
         disk.files.slow_s = 0.0
         disk.expect(at, None)
     assert disk.store.counters["miss_late"] == FAULTS
+    count("slow disk", "late", FAULTS)
 
 
 def test_a_disk_without_room(disk: Disk) -> None:
@@ -202,25 +206,26 @@ def test_a_disk_without_room(disk: Disk) -> None:
         assert disk.store.counters["refused_disk_full"] == before + number
         assert not list(new.iterdir()), "what was written of it lies there still"
         assert disk.store.read(MINE, key(1000), (group,)) is None
+        count("no room (ENOSPC)", "refused")
     assert disk.store.write(MINE, key(1000), payloads("mine", 1000), position=0)
     assert disk.store.read(MINE, key(1000), (0, 1)) == payloads("mine", 1000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forgotten", [False, True], ids=["purged", "forgotten"])
-def test_a_record_that_comes_back_after_a_purge(tmp_path: Path, forgotten: bool) -> None:
+def test_a_record_that_comes_back_after_a_purge(forgotten: bool) -> None:
     """Put back alone, or with the whole folder as it was; found by a read, or by the scan of the next start."""
-    batch = 20
-    with memory_folder() as folder:
+    batch = 20 * max(1, FAULTS // 1000)
+    with memory_folder() as folder, memory_folder() as old:
         for first in range(0, FAULTS, batch):
             with opened(folder) as store:
                 for number in range(first, first + batch):
                     assert store.write(MINE, key(number), {0: payload("mine", number, 0)}, position=0)
-                shutil.copytree(folder, tmp_path / "old", dirs_exist_ok=True)
+                shutil.copytree(folder, old, dirs_exist_ok=True)
                 gone = [key(number) for number in range(first, first + batch)]
                 assert (store.forget("mine") if forgotten else store.purge("mine", gone)) == batch
                 assert not record_paths(folder)
-            shutil.copytree(tmp_path / "old", folder, dirs_exist_ok=True)
+            shutil.copytree(old, folder, dirs_exist_ok=True)
             assert len(record_paths(folder)) == batch
             with opened(folder, scan=False) as store:
                 for number in range(first, first + batch // 2):
@@ -233,7 +238,10 @@ def test_a_record_that_comes_back_after_a_purge(tmp_path: Path, forgotten: bool)
                 assert store.write(MINE, key(first), {0: payload("mine", first, 0)}, position=0)
                 assert store.read(MINE, key(first), (0,)) == {0: payload("mine", first, 0)}, "written after the purge"
                 assert store.purge("mine", [key(first)]) == 1
-            shutil.rmtree(tmp_path / "old")
+            fault = f"restored after a {'scope was forgotten' if forgotten else 'purge'}"
+            count(fault, "found by a read", batch // 2)
+            count(fault, "found by the scan", batch // 2)
+            shutil.rmtree(old)
 
 
 def test_killed_between_write_and_publish() -> None:
@@ -243,9 +251,11 @@ def test_killed_between_write_and_publish() -> None:
         ran = subprocess.run(command, capture_output=True, text=True, check=True)
     told = json.loads(ran.stdout)
     assert told["wrong"] == 0
-    assert told["before"] + told["after"] == FAULTS
-    assert told["unpublished"] == told["before"] > 0, "each is counted at the next start"
+    assert sum(told[point] for point in POINTS) == FAULTS
+    assert told["unpublished"] == FAULTS - told["after"] > 0, "each is counted at the next start"
     assert told["read"] == told["after"] > 0
+    for point in POINTS:
+        count("kill -9 of the writer", POINTS[point], told[point])
 
 
 def test_bytes_from_a_folder_without_its_state_are_unreadable(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
+from turnpike.commands.audit.isolation_places import TIERS
 
 if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
     from turnpike.commands.audit.isolation_audit import Asked
-    from turnpike.commands.audit.isolation_probe import Report
+    from turnpike.commands.audit.isolation_probe import Oracle, Report, Timing
 
 _SAMPLES, _WORDS = 250, 1000
 _TIMEOUT_S = 120.0
@@ -34,7 +35,9 @@ def add_arguments(parser: CommandParser) -> None:
     action.add_argument("--samples", type=int, default=_SAMPLES, metavar="N", help="of each kind; default: %(default)s")
     action.add_argument("--words", type=int, default=_WORDS, metavar="N", help="of a prompt; default: %(default)s")
     action.add_argument("--seed", type=int, metavar="N", help="of the prompts; default: random")
-    text = "measure again after this shell command, such as restart=COMMAND; may be repeated, for each tier"
+    text = "attack prompts that lie in this tier alone, driven there by others; may be repeated; default: as they lie"
+    action.add_argument("--tier", action="append", default=[], choices=TIERS, help=text)
+    text = "measure again after this shell command, such as restart=COMMAND; may be repeated"
     action.add_argument("--after", action="append", default=[], metavar="NAME=COMMAND", help=text)
     action.add_argument(
         "--json", metavar="FILE", help="write the report with all times, now and then before the end too"
@@ -75,10 +78,10 @@ async def audit_isolation(admin: AdminServices, arguments: argparse.Namespace) -
 def _asked(arguments: argparse.Namespace, url: str, steps: list[tuple[str, str]]) -> Asked:
     from turnpike.commands.audit.isolation_audit import Asked
 
-    names = tuple(name for name, _ in steps)
-    if len(set(names)) < len(names):
-        raise CommandError("--after: two steps have one name")
-    return Asked(url, arguments.tenant, arguments.served_model, arguments.samples, arguments.words, names)
+    tiers, names = tuple(arguments.tier), tuple(name for name, _ in steps)
+    if len({*tiers, *names}) < len(tiers) + len(names):
+        raise CommandError("--tier, --after: two steps have one name")
+    return Asked(url, arguments.tenant, arguments.served_model, arguments.samples, arguments.words, tiers, names)
 
 
 @asynccontextmanager
@@ -105,37 +108,60 @@ def _step(text: str) -> tuple[str, str]:
 
 
 def _print(report: Report) -> int:
-    rows = [
-        (
-            timing.name,
-            len(timing.shared),
-            f"{_median_ms(timing.shared):.1f}",
-            f"{_median_ms(timing.new):.1f}",
-            f"{timing.test.p:.2g}",
-            timing.cached,
-            "detected" if timing.detected or timing.test.p < _alpha() else "not detected",
-        )
-        for timing in report.timings
-    ]
-    print_table(("times to first token", "samples", "shared ms", "new ms", "p", "cached", ""), rows)
+    head = ("place", "samples", "other project: p", "shared, new ms", "same project: p", "shared, new ms", "read there",
+            "cached told", "oracles", "")  # fmt: skip
+    places = list(dict.fromkeys(timing.place for timing in report.timings))
+    print_table(head, [_row(report, place) for place in places])
     print()
-    told = [(oracle.name, oracle.answer, "LEAKS" if oracle.leaks else "nothing") for oracle in report.oracles]
-    print_table(("asked", "answer", "told"), told)
+    asked = dict.fromkeys(oracle.name for oracle in report.oracles)
+    answers = {(oracle.name, oracle.place): oracle for oracle in report.oracles}
+    print_table(
+        ("the attacker asks", *(place or "as it lies" for place in places)),
+        [(name, *(_answer(answers.get((name, place))) for place in places)) for name in asked],
+    )
     if report.leaks:
         print("a project can tell what another has sent", file=sys.stderr)
     elif not report.has_power:
         print(
-            "the control was not detected, so this says nothing: take more samples or longer prompts", file=sys.stderr
+            "the control was not detected, or prompts did not lie where they should, so this says nothing: take more "
+            "samples or longer prompts",
+            file=sys.stderr,
         )
     else:
         print("no project can tell what another has sent", file=sys.stderr)
     return 1 if report.leaks or not report.has_power else 0
 
 
-def _alpha() -> float:
-    from turnpike.commands.audit.isolation_probe import ALPHA
+def _row(report: Report, place: str) -> tuple[object, ...]:
+    """The line of a place: both attacks on it, and what the oracles told."""
+    same, other = (
+        next(timing for timing in report.timings if (timing.place, timing.same_project) == (place, whose))
+        for whose in (True, False)
+    )
+    oracles = [oracle for oracle in report.oracles if oracle.place == place]
+    leaking = sum(oracle.leaks for oracle in oracles)
+    alone = [timing for timing in (same, other) if timing.looked]
+    verdict = "LEAKS" if other.detected or leaking else "isolated"
+    return (
+        place or "as it lies",
+        f"{len(other.shared)} + {len(other.new)}",
+        f"{other.test.p:.2g}",
+        _medians(other),
+        f"{same.test.p:.2g}",
+        _medians(same),
+        " / ".join(f"{timing.there} of {timing.looked}" for timing in alone),
+        other.cached,
+        f"{leaking} leak" if leaking else f"{len(oracles)} silent",
+        verdict if report.has_power_at(place) else f"{verdict}, as far as can be told",
+    )
 
-    return ALPHA
+
+def _answer(oracle: Oracle | None) -> str:
+    return "" if oracle is None else f"{oracle.answer}{', LEAKS' if oracle.leaks else ''}"
+
+
+def _medians(timing: Timing) -> str:
+    return ", ".join(f"{_median_ms(seconds):.1f}" for seconds in (timing.shared, timing.new))
 
 
 def _median_ms(seconds: tuple[float, ...]) -> float:

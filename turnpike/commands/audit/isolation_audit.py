@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from turnpike.command_context import print_progress
 from turnpike.command_line import CommandError
+from turnpike.commands.audit.isolation_places import AS_IT_IS, Place, after
 from turnpike.commands.audit.isolation_probe import IsolationProbe, Oracle, Report, Timing
 
 _KEPT_EVERY = 10
@@ -18,13 +18,15 @@ _MOST_BYTES = 64 << 20
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What an audit is of; times of another one cannot be added to it. `steps`: the names of what happens between."""
+    """What an audit is of; times of another one cannot be added to it. `tiers`: to be attacked alone; with none, the
+    prompts as they lie is the first attack. `steps`: the names of what happens between victim and attacker."""
 
     url: str
     tenant: str
     model: str
     samples: int
     words: int
+    tiers: tuple[str, ...]
     steps: tuple[str, ...]
 
 
@@ -56,39 +58,45 @@ class IsolationAudit:
 
     def __init__(self, probe: IsolationProbe, asked: Asked, path: Path | None, kept: Sequence[Timing] = ()) -> None:
         self._probe, self._asked, self._path = probe, asked, path
-        self._timings = {timing.name: timing for timing in kept}
+        self._timings = {(timing.place, timing.same_project): timing for timing in kept}
         self._oracles: tuple[Oracle, ...] = ()
         self._finished = False
 
     async def run(self, steps: Sequence[tuple[str, str]]) -> Report:
-        """Measure what was not yet measured, then ask the oracles. `steps`: names and shell commands.
+        """Measure what was not yet measured, and ask the oracles at each place. `steps`: names and shell commands.
 
         Raises CommandError, and what the probe raises; what was measured until then is kept.
         """
         self._probe.progress = self._measured
         try:
-            for same_project in (True, False):
-                for name, command in [("", ""), *steps]:
-                    await self._time(f", after {name}" if name else "", command, same_project=same_project)
+            for tier in self._asked.tiers:
+                print_progress(f"{tier}: driving prompts there")
+                await self._attack(await self._probe.place(tier))
+            if not self._asked.tiers:
+                await self._attack(AS_IT_IS)
+            for name, command in steps:
+                await self._attack(after(name, command))
             print_progress("")
-            self._oracles = await self._probe.oracles()
             self._finished = True
         finally:
             self._keep()
         return Report(tuple(self._timings.values()), self._oracles)
 
-    async def _time(self, after: str, command: str, *, same_project: bool) -> None:
-        label = f"{'same' if same_project else 'other'} project{after}"
-        begun, samples = self._timings.get(label), self._asked.samples
-        if begun is None or min(len(begun.shared), len(begun.new)) < samples:
-            between = _running(command) if command else None
-            await self._probe.time(label, samples, same_project=same_project, between=between, begun=begun)
-            self._keep()
+    async def _attack(self, place: Place) -> None:
+        samples = self._asked.samples
+        for same_project in (True, False):
+            begun = self._timings.get((place.name, same_project))
+            if begun is None or min(len(begun.shared), len(begun.new)) < samples:
+                timing = await self._probe.time(place, samples, same_project=same_project, begun=begun)
+                self._timings[timing.place, same_project] = timing
+                self._keep()
+        self._oracles += await self._probe.oracles(place)
 
     def _measured(self, timing: Timing) -> None:
-        self._timings[timing.name] = timing
+        self._timings[timing.place, timing.same_project] = timing
         done = len(timing.shared) + len(timing.new)
-        print_progress(f"{timing.name}: {done} of {2 * self._asked.samples}")
+        whose = "same project" if timing.same_project else "other project"
+        print_progress(f"{timing.place} {whose}: {done} of {2 * self._asked.samples}".lstrip())
         if done % _KEPT_EVERY == 0:
             self._keep()
 
@@ -102,12 +110,3 @@ class IsolationAudit:
             new.replace(self._path)
         except OSError as error:
             raise CommandError(f"--json: {self._path} cannot be written: {error}") from error
-
-
-def _running(command: str) -> Callable[[], Awaitable[None]]:
-    async def run() -> None:
-        process = await asyncio.create_subprocess_shell(command)
-        if await process.wait():
-            raise CommandError(f"the command failed with status {process.returncode}: {command[:200]}")
-
-    return run

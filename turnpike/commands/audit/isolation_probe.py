@@ -9,42 +9,64 @@ time to the first token. Source of the procedure: Gu et al., "Auditing Prompt Ca
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import httpx
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from turnpike.command_line import CommandError
+from turnpike.commands.audit.isolation_places import Place, alone_in, send_all
 from turnpike.commands.audit.ks_test import KsTest, smaller
 
 ALPHA = 1e-8
 """A difference is detected if it is less probable than this."""
 SHARED = 0.95
+MOSTLY = 0.5
+"""The part of the victim's prompts that have to be read from where they should lie: some are computed where that seems
+quicker, and the times of the others have to show it all the same."""
 SYLLABLES = ("ba", "do", "fi", "gu", "ke", "lo", "mi", "nu", "pa", "re", "so", "ti", "vu", "wa", "ze", "cho")
 _HIT, _MISS = 200, (404,)
 _CHAT = "/v1/chat/completions"
+_Told: TypeAlias = tuple[str, bool, str]
+"""What was asked, whether the answer tells of the victim, and the answer."""
+
+
+class _Answer(NamedTuple):
+    """Seconds to the first token, cached tokens by the usage, and the tier that they were read from."""
+
+    seconds: float
+    cached: int
+    tier: str
 
 
 class Oracle(Struct, frozen=True):
-    """A question that the attacker asked. `leaks`: the answer tells of the victim."""
+    """A question that the attacker asked while the victim's prompt lay in `place`. `leaks`: the answer tells of it."""
 
     name: str
+    place: str
     leaks: bool
     answer: str
 
 
 class Timing(Struct, frozen=True):
-    """Times to the first token, in seconds: of prompts that the victim had sent, and of new ones. `cached`: the most
-    cached tokens that an answer told of."""
+    """Times to the first token, in seconds: of prompts that the victim had sent, and of new ones.
 
-    name: str
+    `cached`: the most cached tokens that an answer told of. `there`: how many of the `looked` prompts of the victim
+    that were asked for by itself were read from where they should lie.
+    """
+
+    place: str
     same_project: bool
-    shared: tuple[float, ...]
-    new: tuple[float, ...]
-    cached: int
+    shared: tuple[float, ...] = ()
+    new: tuple[float, ...] = ()
+    cached: int = 0
+    looked: int = 0
+    there: int = 0
 
     @property
     def test(self) -> KsTest:
@@ -55,6 +77,11 @@ class Timing(Struct, frozen=True):
     def detected(self) -> bool:
         """Whether the attacker can tell shared prompts from new ones, by time or by usage."""
         return self.test.p < ALPHA or self.cached > 0
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the prompts lay where they should."""
+        return self.there >= MOSTLY * self.looked
 
 
 class Report(Struct, frozen=True):
@@ -70,9 +97,14 @@ class Report(Struct, frozen=True):
 
     @property
     def has_power(self) -> bool:
-        """Whether the same attack inside one project was seen by its times."""
-        controls = [timing for timing in self.timings if timing.same_project]
-        return bool(controls) and all(timing.test.p < ALPHA for timing in controls)
+        """Whether the same attack inside one project was seen by its times, at each place, with the prompts there."""
+        return bool(self.timings) and all(self.has_power_at(timing.place) for timing in self.timings)
+
+    def has_power_at(self, place: str) -> bool:
+        """The same, at one place."""
+        here = [timing for timing in self.timings if timing.place == place]
+        controls = [timing for timing in here if timing.same_project]
+        return bool(controls) and all(timing.test.p < ALPHA for timing in controls) and all(t.in_place for t in here)
 
 
 class IsolationProbe:
@@ -91,53 +123,64 @@ class IsolationProbe:
         self.clock: Callable[[], float] = time.perf_counter
         """In seconds."""
 
-    async def time(
-        self,
-        name: str,
-        samples: int,
-        *,
-        same_project: bool,
-        between: Callable[[], Awaitable[None]] | None = None,
-        begun: Timing | None = None,
-    ) -> Timing:
-        """So many shared prompts and as many new ones, in random order. Without `between` the victim sends each prompt
-        right before the attacker does; else all before, and then `between` happens, such as a restart.
+    async def place(self, tier: str) -> Place:
+        """Find out how a prompt comes to lie in this tier alone. Raises CommandError if it does not."""
+
+        def victim() -> Callable[[], Awaitable[str]]:
+            prompt = self._prompt()
+
+            async def ask() -> str:
+                return (await self._ask(self._victim, prompt)).tier
+
+            return ask
+
+        return await alone_in(tier, victim)
+
+    async def time(self, place: Place, samples: int, *, same_project: bool, begun: Timing | None = None) -> Timing:
+        """So many prompts that the victim had sent, and that lie in that place, and as many new ones, in random order.
 
         `begun`: what an audit that was interrupted has measured of them. New prompts are drawn for the others.
         """
-        key = self._victim if same_project else self._attacker
-        shared, new = ([], []) if begun is None else (list(begun.shared[:samples]), list(begun.new[:samples]))
-        cached = 0 if begun is None else begun.cached
-        order = [True] * (samples - len(shared)) + [False] * (samples - len(new))
-        prompts = [self._prompt() for _ in range(samples - len(shared))]
-        if between is not None:
-            for prompt in prompts:
-                await self._ask(self._victim, prompt)
-            await between()
-        self._dice.shuffle(order)
-        for is_shared in order:
-            if is_shared:
-                prompt = prompts.pop()
-                if between is None:
-                    await self._ask(self._victim, prompt)
-                seconds, read = await self._ask(key, self._beginning_alike(prompt))
-                shared.append(seconds)
-            else:
-                seconds, read = await self._ask(key, self._prompt())
-                new.append(seconds)
-            if not same_project or not is_shared:
-                cached = max(cached, read)
-            self.progress(Timing(name, same_project, tuple(shared), tuple(new), cached))
-        return Timing(name, same_project, tuple(shared), tuple(new), cached)
+        found = begun or Timing(place.name, same_project)
+        while (left := samples - min(len(found.shared), len(found.new))) > 0:
+            size = left if place.batch is None else min(left, place.batch)
+            prompts = [self._prompt() for _ in range(min(size, samples - len(found.shared)))]
+            await send_all([partial(self._ask, self._victim, prompt) for prompt in prompts], place.uses)
+            await place.move()
+            order = [True] * len(prompts) + [False] * min(size, samples - len(found.new))
+            self._dice.shuffle(order)
+            asked = iter(prompts)
+            for is_shared in order:
+                found = await self._sample(place, found, next(asked) if is_shared else None)
+                self.progress(found)
+            if not same_project and place.tier is not None and prompts:
+                found = _looked(found, place, await self._ask(self._victim, prompts[-1]))
+        return found
 
-    async def oracles(self) -> tuple[Oracle, ...]:
-        """Ask whatever the API tells of caches, as the attacker, about a prompt that the victim has marked."""
+    async def _sample(self, place: Place, found: Timing, prompt: str | None) -> Timing:
+        """One more time: of a prompt that the victim had sent, or of a new one."""
+        key = self._victim if found.same_project else self._attacker
+        answer = await self._ask(key, self._prompt() if prompt is None else self._beginning_alike(prompt))
+        if prompt is None:
+            found = structs.replace(found, new=(*found.new, answer.seconds))
+        else:
+            found = structs.replace(found, shared=(*found.shared, answer.seconds))
+            if found.same_project:
+                return _looked(found, place, answer)
+        return structs.replace(found, cached=max(found.cached, answer.cached))
+
+    async def oracles(self, place: Place) -> tuple[Oracle, ...]:
+        """Ask whatever the API tells of caches, as the attacker, about a prompt that the victim has marked, and that
+        lies in that place."""
         prompt, tag = self._prompt(), f"isolation-audit-{self._dice.randrange(10**9)}"
         marked = {"prompt_cache_options": {"mode": "implicit"}, "metadata": {"user": tag}}
         first = await self._post(self._victim, prompt, **marked)
         if first.status_code != _HIT:
             raise _refused(first)
         victims = first.json()["id"]
+        for _ in range(place.uses - 1):
+            await self._post(self._victim, prompt, **marked)
+        await place.move()
         own = await self._get(self._victim, "/v1/caches")
         names = [entry["id"] for entry in own.json().get("data", ())] if own.status_code == _HIT else []
         found = [await self._only_if_cached(prompt), await self._compared(prompt, victims)]
@@ -145,47 +188,47 @@ class IsolationProbe:
         unknown = await self._get(self._attacker, f"/v1/requests/{'0' * 32}/cache")
         foreign = await self._get(self._attacker, f"/v1/requests/{victims}/cache")
         alike = (foreign.status_code, _code(foreign)) == (unknown.status_code, _code(unknown))
-        found.append(Oracle("explanation of another's request", not alike, str(foreign.status_code)))
+        found.append(("explanation of another's request", not alike, str(foreign.status_code)))
         still = await self._get(self._victim, "/v1/caches")
         after = [entry["id"] for entry in still.json().get("data", ())] if still.status_code == _HIT else []
         gone = bool(set(names) - set(after))
-        found.append(Oracle("another's caches after purges", gone, f"{len(names)} before, {len(after)} after"))
-        return tuple(found)
+        found.append(("another's caches after purges", gone, f"{len(names)} before, {len(after)} after"))
+        return tuple(Oracle(name, place.name, leaks, answer) for name, leaks, answer in found)
 
-    async def _only_if_cached(self, prompt: str) -> Oracle:
+    async def _only_if_cached(self, prompt: str) -> _Told:
         answer = await self._post(
             self._attacker,
             prompt,
             headers={"cache-control": "only-if-cached"},
             prompt_cache_options={"mode": "implicit"},
         )
-        return Oracle("only-if-cached", answer.status_code == _HIT, str(answer.status_code))
+        return "only-if-cached", answer.status_code == _HIT, str(answer.status_code)
 
-    async def _compared(self, prompt: str, named: str) -> Oracle:
+    async def _compared(self, prompt: str, named: str) -> _Told:
         options = {"mode": "implicit", "comparison_response_id": named}
         answer = await self._post(self._attacker, prompt, prompt_cache_options=options)
         told = answer.json().get("prompt_cache_diagnostics") or {} if answer.status_code == _HIT else {}
         kind = str(told.get("type", answer.status_code))
-        return Oracle("diagnostics against another's response", kind in ("cache_hit", "cache_miss"), kind)
+        return "diagnostics against another's response", kind in ("cache_hit", "cache_miss"), kind
 
-    async def _lists(self, names: Sequence[str], tag: str) -> list[Oracle]:
+    async def _lists(self, names: Sequence[str], tag: str) -> list[_Told]:
         listed = await self._get(self._attacker, "/v1/caches")
         seen = {entry["id"] for entry in listed.json().get("data", ())} if listed.status_code == _HIT else set()
-        found = [Oracle("list of caches", bool(seen & set(names)), f"{len(seen)} listed")]
+        found: list[_Told] = [("list of caches", bool(seen & set(names)), f"{len(seen)} listed")]
         for name in names[:1]:
             for method in ("GET", "PATCH", "DELETE"):
                 answer = await self._client.request(method, f"/v1/caches/{name}", headers=_key(self._attacker))
                 leaks = answer.status_code not in _MISS
-                found.append(Oracle(f"{method} of another's cache", leaks, str(answer.status_code)))
+                found.append((f"{method} of another's cache", leaks, str(answer.status_code)))
         purged = await self._client.delete("/v1/caches", params={"tag": tag}, headers=_key(self._attacker))
         deleted = purged.json().get("deleted", 0) if purged.status_code == _HIT else 0
-        found.append(Oracle("purge by another's tag", deleted > 0, f"{deleted} purged"))
+        found.append(("purge by another's tag", deleted > 0, f"{deleted} purged"))
         return found
 
     # ------------------------------------------------ requests
 
-    async def _ask(self, key: str, prompt: str) -> tuple[float, int]:
-        """Seconds to the first token, and how many cached tokens the usage tells of."""
+    async def _ask(self, key: str, prompt: str) -> _Answer:
+        """Send a prompt for one token."""
         body = self._body(prompt) | {"stream": True, "stream_options": {"include_usage": True}}
         began, first, cached = self.clock(), 0.0, 0
         async with self._client.stream("POST", _CHAT, json=body, headers=_key(key)) as answer:
@@ -199,7 +242,7 @@ class IsolationProbe:
                 usage = msgspec.json.decode(line[6:]).get("usage")
                 if usage:
                     cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        return first, cached
+        return _Answer(first, cached, _tier(answer.headers.get("cache-status", "")))
 
     async def _post(
         self, key: str, prompt: str, *, headers: dict[str, str] | None = None, **more: Any
@@ -221,6 +264,18 @@ class IsolationProbe:
         words = prompt.split(" ")
         kept = int(len(words) * SHARED)
         return " ".join(words[:kept]) + " " + self._prompt(len(words) - kept or 1)
+
+
+def _tier(cache_status: str) -> str:
+    """The tier from which all that was cached was read, nothing for none or several."""
+    tiers = re.findall(r"(\w+):[1-9]", cache_status.partition("detail=")[2])
+    return str(tiers[0]) if len(tiers) == 1 else ""
+
+
+def _looked(found: Timing, place: Place, answer: _Answer) -> Timing:
+    """The victim has asked for its own prompt."""
+    there = answer.tier == place.tier if place.tier is not None else answer.cached > 0
+    return structs.replace(found, looked=found.looked + 1, there=found.there + there)
 
 
 def _refused(answer: httpx.Response) -> CommandError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,9 @@ from tests.gateway.endpoints.test_message_caching import LEASED
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, running_stack
 from turnpike.command_line import CommandError
+from turnpike.commands.audit import isolation_places
 from turnpike.commands.audit.isolation_audit import Asked, IsolationAudit, KeptReport, interrupted
+from turnpike.commands.audit.isolation_places import AS_IT_IS, TIERS, Place, alone_in
 from turnpike.commands.audit.isolation_probe import IsolationProbe, Report, Timing
 
 __all__ = ["model_folder", "stocked_sqlite_url"]
@@ -27,22 +29,41 @@ COLD_S, NOISE_S = 1.0, 0.5
 
 
 class KvModel:
-    """A replica's KV as far as its time to the first token goes, on a clock of its own; `isolated`: by scope."""
+    """A replica's KV as far as its time to the first token goes, on a clock of its own; `isolated`: by scope.
 
-    def __init__(self, stack: Stack, *, isolated: bool) -> None:
+    Device memory has `hbm` blocks of it, those used last, host memory the `dram` before them, and the disk what was
+    used twice.
+    """
+
+    def __init__(self, stack: Stack, *, isolated: bool, hbm: int = 10**6, dram: int = 0) -> None:
         self.now = 0.0
         self._noise = random.Random(3)
         self._answer = stack.tokens("ok")
         self._isolated = isolated
-        self._seen: dict[str, set[tuple[int, ...]]] = {}
+        self._hbm, self._dram = hbm, dram
+        self._uses: dict[int, int] = {}
+        """By a hash of scope and tokens up to a block's end, those used last at the end."""
 
     def __call__(self, generate: Generate) -> Script:
-        seen = self._seen.setdefault(generate.segments[-1].scope if self._isolated else "", set())
-        blocks = [tuple(generate.tokens[:end]) for end in range(64, len(generate.tokens), 64)]
-        read = 64 * next((index for index, block in enumerate(blocks) if block not in seen), len(blocks))
-        seen.update(blocks)
-        self.now += COLD_S * (1 - read / len(generate.tokens)) + self._noise.uniform(0, NOISE_S)
-        return Script(tokens=self._answer, read_hbm=read)
+        scope = generate.segments[-1].scope if self._isolated else ""
+        blocks = [hash((scope, *generate.tokens[:end])) for end in range(64, len(generate.tokens), 64)]
+        rank = {block: index for index, block in enumerate(reversed(self._uses))}
+        found = {"hbm": 0, "dram": 0, "nvme": 0}
+        for block in blocks:
+            if (tier := self._tier(rank.get(block), self._uses.get(block, 0))) is None:
+                break
+            found[tier] += 64
+        for block in reversed(blocks):  # a prompt's tail goes before its front
+            self._uses[block] = self._uses.pop(block, 0) + 1
+        self.now += COLD_S * (1 - sum(found.values()) / len(generate.tokens)) + self._noise.uniform(0, NOISE_S)
+        return Script(tokens=self._answer, read_hbm=found["hbm"], read_dram=found["dram"], read_nvme=found["nvme"])
+
+    def _tier(self, rank: int | None, uses: int) -> str | None:
+        if rank is None:
+            return None
+        if rank < self._hbm + self._dram:
+            return "hbm" if rank < self._hbm else "dram"
+        return "nvme" if uses > 1 else None
 
 
 @pytest.fixture
@@ -69,8 +90,8 @@ def until(clock: Callable[[], float], ended: Callable[[], bool]) -> Callable[[],
     return ticking
 
 
-async def probe_of(stack: Stack, *, isolated: bool, seed: int = 7) -> IsolationProbe:
-    model = stack.replica.script = KvModel(stack, isolated=isolated)
+async def probe_of(stack: Stack, *, isolated: bool, seed: int = 7, **memory: int) -> IsolationProbe:
+    model = stack.replica.script = KvModel(stack, isolated=isolated, **memory)
     projects = {project.name: project for project in await stack.tenancy.list_projects(stack.tenant.id)}
     other = projects.get("other") or await stack.tenancy.create_project(stack.tenant.id, "other")
     issued = await stack.tenancy.create_key(stack.tenant.id, other.id)
@@ -82,9 +103,9 @@ async def probe_of(stack: Stack, *, isolated: bool, seed: int = 7) -> IsolationP
 @pytest.mark.slow
 async def test_a_gateway_that_isolates_passes(stack: Stack) -> None:
     probe = await probe_of(stack, isolated=True)
-    control = await probe.time("same", SAMPLES, same_project=True)
-    attack = await probe.time("other", SAMPLES, same_project=False)
-    report = Report((control, attack), await probe.oracles())
+    control = await probe.time(AS_IT_IS, SAMPLES, same_project=True)
+    attack = await probe.time(AS_IT_IS, SAMPLES, same_project=False)
+    report = Report((control, attack), await probe.oracles(AS_IT_IS))
     assert report.has_power, control.test
     assert not report.leaks, (attack.test, attack.cached, report.oracles)
     assert len({oracle.name for oracle in report.oracles}) >= 8
@@ -97,17 +118,78 @@ async def test_one_that_does_not_is_seen(stack: Stack) -> None:
         restarts.append(len(stack.replica.runs))
 
     probe = await probe_of(stack, isolated=False)
-    attack = await probe.time("other, after a restart", SAMPLES, same_project=False, between=restart)
+    attack = await probe.time(Place("restart", None, 1, None, restart), SAMPLES, same_project=False)
     assert restarts == [SAMPLES], "every victim had sent its prompt by then"
     assert attack.test.p < 1e-8
     assert attack.cached > 0
     assert Report((attack,), ()).leaks
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica of these tests needs no time to write to its disk."""
+    monkeypatch.setattr(isolation_places, "SETTLE_S", 0.0)
+    monkeypatch.setattr(isolation_places, "AT_ONCE", {"hbm": 2, "dram": 4})
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("isolated", "tiers"), [(True, TIERS[:2]), (False, TIERS[1:2])])
+async def test_each_tier_is_attacked_alone(stack: Stack, isolated: bool, tiers: tuple[str, ...]) -> None:
+    asked = Asked("http://here", "acme", "tiny", SAMPLES, 80, tiers, ())
+    report = await IsolationAudit(await probe_of(stack, isolated=isolated, hbm=40, dram=10**6), asked, None).run(())
+    controls = [timing for timing in report.timings if timing.same_project]
+    attacks = [timing for timing in report.timings if not timing.same_project]
+    assert [timing.place for timing in controls] == [timing.place for timing in attacks] == list(tiers)
+    for timing in controls if not isolated else report.timings:
+        assert timing.there == timing.looked > 0, (timing.place, timing.same_project)
+    assert all(timing.detected for timing in controls)
+    assert [timing.detected for timing in attacks] == [not isolated] * len(tiers)
+    assert report.leaks != isolated
+    assert report.has_power or not isolated, "what leaked was moved by the attacker"
+    assert {oracle.place for oracle in report.oracles} == set(tiers)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("tier", TIERS)
+async def test_others_drive_a_prompt_into_a_tier(tier: str) -> None:
+    """Memory for 5 prompts and for 30 behind it; what was sent twice is on disk."""
+    used: dict[int, int] = {}
+
+    def victim() -> Callable[[], Awaitable[str]]:
+        number = len(used)
+        used[number] = 0
+
+        async def ask() -> str:
+            rank = list(reversed(used)).index(number)
+            uses = used.pop(number)
+            used[number] = uses + 1
+            return "" if not uses else "hbm" if rank < 5 else "dram" if rank < 35 else "nvme" if uses > 1 else ""
+
+        return ask
+
+    place = await alone_in(tier, victim)
+    asks = [victim() for _ in range(place.batch or 3)]
+    for ask in asks:
+        for _ in range(place.uses):
+            await ask()
+    await place.move()
+    assert {await ask() for ask in asks} == {tier}
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_tier_that_no_prompt_comes_to_is_said(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation_places, "MOST_FILLERS", 8)
+    probe = await probe_of(stack, isolated=True)
+    with pytest.raises(CommandError, match="--tier nvme: after 8 other prompts one was read from hbm"):
+        await probe.place("nvme")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("at_once")
 async def test_an_interrupted_audit_goes_on(stack: Stack, tmp_path: Path) -> None:
     """With what it has measured, and with prompts that it has not sent."""
-    asked, path = Asked("http://here", "acme", "tiny", SAMPLES, 80, ("nothing",)), tmp_path / "report.json"
+    asked, path = Asked("http://here", "acme", "tiny", SAMPLES, 80, (), ("nothing",)), tmp_path / "report.json"
     steps = [("nothing", "true")]
     timings: tuple[Timing, ...] = ()
     for seed, stop in enumerate((25, 65)):
@@ -121,9 +203,8 @@ async def test_an_interrupted_audit_goes_on(stack: Stack, tmp_path: Path) -> Non
         ]
         assert sum(len(one.shared) + len(one.new) for one in timings) > sum(len(one.shared) for one in before)
     report = await IsolationAudit(await probe_of(stack, isolated=True, seed=2), asked, path, timings).run(steps)
-    assert [(one.name, len(one.shared), len(one.new)) for one in report.timings] == [
-        (name, SAMPLES, SAMPLES)
-        for name in ("same project", "same project, after nothing", "other project", "other project, after nothing")
+    assert [(one.place, one.same_project, len(one.shared), len(one.new)) for one in report.timings] == [
+        (place, same, SAMPLES, SAMPLES) for place in ("", "nothing") for same in (True, False)
     ]
     assert report.timings[0].shared[: len(timings[0].shared)] == timings[0].shared
     assert report.has_power
@@ -133,7 +214,7 @@ async def test_an_interrupted_audit_goes_on(stack: Stack, tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
-    path, asked = tmp_path / "report.json", Asked("http://here", "acme", "tiny", SAMPLES, 80, ())
+    path, asked = tmp_path / "report.json", Asked("http://here", "acme", "tiny", SAMPLES, 80, (), ())
     with pytest.raises(CommandError, match="no report"):
         interrupted(path, asked)
     path.write_text('{"timings": []}')
@@ -145,6 +226,7 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
         {"samples": 17},
         {"tenant": "other"},
         {"steps": ("restart",)},
+        {"tiers": ("dram",)},
         {"words": 81},
         {"url": "http://there"},
     ):
