@@ -14,6 +14,8 @@ AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 # What fails twice beside other tests gets a process of its own, and fails the run if it fails there too: a test may find what
 # another left, in an order that only one machine takes. Both failures stay in the output.
 ALONE := --last-failed --last-failed-no-failures none
+# What a quick run does without: tests of real processes are not even imported.
+FAST := --hypothesis-profile fast --ignore tests/e2e --ignore tests/clients
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Containers often forbid bytecode. Without any, each worker of pytest rewrites and compiles every test anew: half of what
 # it takes to start; and so does every process that a test starts with our modules.
@@ -22,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Without a time limit, and on examples of properties that nobody has seen yet.
 LONG := -o timeout=0 --hypothesis-profile explore
 
-.PHONY: help serve console install install-dev check test test-fast test-long test-browser test-clients test-other-cpu test-rating test-faults soak golden format lock docs clean
+.PHONY: help serve console install install-dev check test test-fast slow-tests test-long test-browser test-clients test-other-cpu test-rating test-faults soak golden format lock docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -77,7 +79,11 @@ test: install-dev ## All tests, on SQLite and PostgreSQL
 
 test-fast: install-dev ## What to run after each change: something of every room, in 90 seconds
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest $(TWO) -m "not slow and not e2e and not gpu" --hypothesis-profile fast --cpu-limit 8
+	$(BIN)/python -m pytest $(TWO) $(FAST) -m "not slow and not e2e and not gpu" --cpu-limit 8
+
+slow-tests: install-dev ## Measure which tests `make test-fast` leaves out (tests/slow_tests.txt)
+	$(BIN)/python -m tests.servers --install
+	$(BIN)/python -m pytest $(TWO) $(FAST) -m "not slow and not e2e and not gpu" --write-slow-tests 0.15
 
 test-faults: install-dev ## 10,000 faults of each kind in cache records, and what became of them: five minutes
 	TIER_FAULTS=10000 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/tiers/test_faults.py

@@ -28,6 +28,10 @@ if not Path("/dev/nvidiactl").exists():
     # Kernels run in Triton's interpreter then. Read when Triton is imported, which has kernels of its own.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Read when torch is imported, by whichever test comes first. By default threads of torch spin while they wait for each
+# other: with as many workers as cores they spend six times the CPU time of what they compute.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 SHRINKING_S = 20
 """How long hypothesis may look for a smaller example: it would for 300 s, and be cut off by our time limit of as long
 before it has shown any. It says itself that this constant may be changed."""

@@ -1,8 +1,9 @@
 """What of the tests is for `make test-fast`, and a watch that it stays fast.
 
-`slow` marks a test, or a parameter of one, that a change can do without until `make test`. Two more things make a run
-of the rest short: on PostgreSQL it has only the tests that say `both_databases`, the others run on SQLite alone; and
-with hypothesis's profile `fast` properties are tried on a fifth of their examples.
+`slow` marks a test, or a parameter of one, that a change can do without until `make test`. So does `slow_tests.txt`,
+which lists the tests that took long when they were measured; `make slow-tests` writes it. Two more things make a run of
+the rest short: on PostgreSQL it has only the tests that say `both_databases`, the others run on SQLite alone; and with
+hypothesis's profile `fast` properties are tried on a fifth of their examples.
 
 Marks rot, so `--cpu-limit SECONDS` fails a run in which a test without a mark takes longer than that. CPU time of the
 process, not time on the clock, so that a busy machine does not fail it; what a test makes PostgreSQL do is not in it.
@@ -11,7 +12,8 @@ process, not time on the clock, so that a busy machine does not fail it; what a 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +24,10 @@ ALL_CPU_S = 110.0
 """What the tests of a fast run may take together before it names the dearest. On busy cores the same work takes up to
 half as much again, so that this only says and does not fail."""
 _SHOWN = 15
+SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")
+_INVARIANTS = Path(__file__).parents[1] / "docs" / "invariants.md"
+_ALWAYS_S = 1.0
+"""A test that takes no longer is never listed where it holds an invariant, or is the quickest of its file."""
 
 # How long an example takes on the clock is the machine's affair: one that stands still for a second has no bug. What a
 # test may take is for pytest's time limit and for the watch below.
@@ -37,6 +43,30 @@ settings.register_profile("fast", settings.get_profile("default"), max_examples=
 settings.register_profile("explore", settings.get_profile("default"), derandomize=False)
 
 _cpu_s = pytest.StashKey[float]()
+_listed = pytest.StashKey[frozenset[str]]()
+
+
+def measured_slow() -> frozenset[str]:
+    """The tests that took long when they were measured, by their ids without `tests/`."""
+    return frozenset(SLOW_TESTS.read_text().splitlines())
+
+
+def slow_of(took: Mapping[str, float], limit: float) -> list[str]:
+    """Of tests by id, with the CPU time that each took: those to list as slow."""
+    invariants = _INVARIANTS.read_text()
+    quickest: dict[str, str] = {}
+    for name in sorted(took, key=took.__getitem__, reverse=True):
+        quickest[name.split("::")[0]] = name
+    kept = {name for name in took if f"`{name.split('[')[0]}`" in invariants} | set(quickest.values())
+    return sorted(
+        _short_id(name)
+        for name, seconds in took.items()
+        if seconds > limit and (name not in kept or seconds > _ALWAYS_S)
+    )
+
+
+def _short_id(nodeid: str) -> str:
+    return nodeid.removeprefix("tests/")
 
 
 def examples(most: int) -> int:
@@ -56,7 +86,9 @@ def _slow(*values: object) -> object:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark as slow what runs on PostgreSQL as well and does not ask for both."""
+    """Mark as slow what was measured to be, and what runs on PostgreSQL as well and does not ask for both."""
+    if _short_id(item.nodeid) in item.config.stash[_listed]:
+        item.add_marker(pytest.mark.slow)
     call = getattr(item, "callspec", None)
     kinds = [call.params.get(name) for name in ("database_url", "empty_again")] if call else []
     if "postgresql" in kinds and item.get_closest_marker("both_databases") is None:
@@ -65,23 +97,38 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-limit", type=float, help="seconds of CPU time that no test's call may pass")
+    parser.addoption(
+        "--write-slow-tests", type=float, help="list the tests that take more seconds of CPU time than that as slow"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    limit = config.getoption("--cpu-limit")
+    limit, written = config.getoption("--cpu-limit"), config.getoption("--write-slow-tests")
+    config.stash[_listed] = measured_slow() if written is None else frozenset()
+    if written is not None:
+        limit = float("inf")
     if limit is not None:
-        config.pluginmanager.register(_Watch(limit))
+        config.pluginmanager.register(_Watch(limit, written))
 
 
 class _Watch:
-    """Measures each test's call where it runs, and judges where the reports come together."""
+    """Measures each test where it runs, and judges where the reports come together."""
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, written: float | None) -> None:
         self.limit = limit
+        self.written = written
         self.took: dict[str, float] = {}
+        self.with_fixtures: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        return (yield from self._timed(item))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        return (yield from self._timed(item))
+
+    def _timed(self, item: pytest.Item) -> Iterator[None]:
         began = time.process_time()
         try:
             return (yield)
@@ -91,11 +138,13 @@ class _Watch:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report = yield
-        if call.when == "call":
+        if call.when in {"setup", "call"}:
             report.cpu_s = item.stash.get(_cpu_s, 0.0)  # travels from a worker with all that a report has
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when in {"setup", "call"}:
+            self.with_fixtures[report.nodeid] = self.with_fixtures.get(report.nodeid, 0.0) + report.cpu_s
         if report.when == "call":
             self.took[report.nodeid] = report.cpu_s
 
@@ -105,15 +154,17 @@ class _Watch:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._too_slow() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self.written is not None and self.with_fixtures and not hasattr(session.config, "workerinput"):
+            SLOW_TESTS.write_text("".join(f"{name}\n" for name in slow_of(self.with_fixtures, self.written)))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        total, slow = sum(self.took.values()), self._too_slow()
+        total, slow = sum(self.with_fixtures.values()), self._too_slow()
         terminalreporter.write_line(f"the tests took {total:.0f} s of CPU time, of {ALL_CPU_S:.0f} s that they may")
         if slow:
             terminalreporter.section("too slow for a fast run", red=True)
             terminalreporter.write_line(f"over {self.limit:.0f} s of CPU time each: make it faster or mark it slow")
             self._show(terminalreporter, slow)
-        if total > ALL_CPU_S:
+        if total > ALL_CPU_S and self.written is None:
             terminalreporter.section("a fast run is slow by now", yellow=True)
             terminalreporter.write_line("the dearest tests: make some faster or mark them slow")
             self._show(terminalreporter, self.took)

@@ -254,7 +254,12 @@ class RequestHistory:
                 if (one.prepared.request_id, one.prepared.payer.tenant_id) == (request_id, tenant_id)
                 and project_id in (None, one.prepared.payer.project_id)
             ]
-            return (await self._find(own[:1], await self._pending(own[0])))[0] if own else None
+            if own:
+                return (await self._find(own[:1], await self._pending(own[0])))[0]
+            # It may have been written after the database was asked.
+            noted = await self.history.get(tenant_id, project_id, request_id)
+            if noted is None:
+                return None
         assert noted.diagnosis is not None
         return await priced(self._prices, noted.record, noted.diagnosis)
 

@@ -93,8 +93,33 @@ def linked(folder: Path, to: Path, config: dict[str, Any]) -> Path:
     return to
 
 
+_answers: dict[tuple[str, ...], torch.Tensor | None] = {}
+"""What transformers answered, by the weights and by the configuration that it made of `config.json`."""
+
+
 def by_transformers(folder: Path) -> torch.Tensor | None:
-    """The logits after the prompt; None where transformers refuses the folder, or makes up or leaves out weights."""
+    """The logits after the prompt; None where transformers refuses the folder, or makes up or leaves out weights.
+
+    Many files come to one configuration, with which it is asked once.
+    """
+    from transformers import AutoConfig
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            config = AutoConfig.from_pretrained(folder)
+        except Exception:  # whatever it refuses with
+            return None
+    weights = sorted(str(file.resolve()) for file in folder.glob("*.safetensors"))
+    assert weights
+    made = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    key = (type(config).__name__, json.dumps(made, sort_keys=True, default=repr), *weights)
+    if key not in _answers:
+        _answers[key] = _answer_of_transformers(folder)
+    return _answers[key]
+
+
+def _answer_of_transformers(folder: Path) -> torch.Tensor | None:
     from transformers import AutoModelForCausalLM
 
     # Weights that it makes up are not looked at, and without a field that says a size there are a billion of them.

@@ -266,3 +266,21 @@ async def test_the_terminal_shows_it(stack: Stack, capsys: pytest.CaptureFixture
     page = capsys.readouterr().out
     assert "diverged" in page
     assert "share" in page
+
+
+async def test_a_request_that_is_written_while_it_is_looked_for_is_found(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = (await stack.post(asking("What does it do?"))).headers["x-request-id"]
+    await explained(stack, name)
+    store = stack.gateway.history.history
+    read, asked = store.get, 0
+
+    async def too_early_at_first(*of: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return None if asked == 1 else await read(*of)
+
+    monkeypatch.setattr(store, "get", too_early_at_first)
+    assert (await get(stack, f"/v1/requests/{name}/cache")).status_code == 200
+    assert asked == 2
