@@ -46,6 +46,7 @@ from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.promise.scope_keys import ScopeKeys
 from response_store.policies import ResponsePolicies
 from response_store.running import RunningResponses
+from response_store.sealing import ThinkingSeal
 from response_store.store import ResponseStore
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
@@ -127,6 +128,7 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     models: ModelRegistry
     fleet: Fleet
     domains: CacheDomains
+    thinking_seal: ThinkingSeal
     scope_keys: ScopeKeys | None = None
     """The keys that `domains` has: the worker tells replicas which were destroyed."""
     exports: ExportJobs

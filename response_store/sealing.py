@@ -1,9 +1,13 @@
-"""Seals the content of responses under their project's data key, so that destroying the key erases all of them."""
+"""Seals the content of responses under their project's data key, so that destroying the key erases all of them.
+
+What clients keep of an answer is sealed or signed here as well.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 import secrets
 import zlib
 from uuid import UUID
@@ -19,6 +23,7 @@ _NONCE_BYTES = 12
 _PLAIN, _PACKED = b"\0", b"\1"
 _WORTH_PACKING = 512
 _LEVEL = 1
+_SHOWN, _SEALED = b"\1", b"\2"
 _REASONING = b"reasoning"
 _LONGEST_REASONING = 8 * 1024 * 1024
 
@@ -71,3 +76,54 @@ class ReasoningSeal:
             return self._seal.open(raw, _REASONING).decode(errors="replace")
         except (Unreadable, binascii.Error, ValueError):
             return None
+
+
+class ThinkingSeal:
+    """Signs thinking that a client keeps for the next turn, for all projects, so that it comes back as it was.
+
+    A signature is a MAC over project and text; where the client asked not to be shown the text, it is the text, sealed.
+    `master_key`: the secret that all gateways share. Source:
+    https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking.
+    """
+
+    def __init__(self, master_key: bytes) -> None:
+        derived = HKDF(SHA256(), 64, salt=None, info=b"turnpike/thinking/v1").derive(master_key)
+        self._mac_key, self._cipher = derived[:32], AESGCM(derived[32:])
+
+    def sign(self, project: UUID, text: str) -> str:
+        """The signature of a text that the client is shown."""
+        return _as_text(_SHOWN + self._mac(project, text))
+
+    def seal(self, project: UUID, text: str) -> str:
+        """The signature that stands for a text that the client is not shown."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return _as_text(_SEALED + nonce + self._cipher.encrypt(nonce, _bytes(text), project.bytes))
+
+    def read(self, project: UUID, text: str, signature: str) -> str | None:
+        """What a block with this text and signature says. None: another project's or vendor's, or altered.
+
+        A block without a signature says its text, as in the dialects that have no signatures.
+        """
+        if not signature:
+            return text
+        try:
+            raw = base64.b64decode(_bytes(signature), validate=True)
+            if raw[:1] == _SEALED:
+                sealed = raw[1:]
+                opened = self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], project.bytes)
+                return opened.decode(errors="surrogatepass")
+        except (InvalidTag, binascii.Error, ValueError):
+            return None
+        return text if hmac.compare_digest(raw, _SHOWN + self._mac(project, text)) else None
+
+    def _mac(self, project: UUID, text: str) -> bytes:
+        return hmac.digest(self._mac_key, project.bytes + _bytes(text), "sha256")
+
+
+def _bytes(text: str) -> bytes:
+    # JSON may hold half of a surrogate pair.
+    return text.encode(errors="surrogatepass")
+
+
+def _as_text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()

@@ -15,11 +15,12 @@ from gateway.admission.admission import Payer
 from gateway.admission.estimates import estimate
 from gateway.admission.truncation import fitted
 from gateway.dialects.anthropic import messages_request
+from gateway.dialects.anthropic.conversation_turns import ReadThinking
 from gateway.dialects.openai import chat_request
 from gateway.dialects.openai.chat_request import ChatRequest, UserMessage
 from gateway.dialects.usage_reports import expiry_text
 from gateway.endpoints.generation_description import VERSION
-from gateway.endpoints.messages import api_version
+from gateway.endpoints.messages import api_version, thinking_reader
 from gateway.endpoints.rate_limits import count_request
 from gateway.endpoints.request_body import read_call
 from gateway.endpoints.responses_reading import ReadBody, completed, read_body
@@ -97,7 +98,7 @@ async def answer_estimate(gateway: Gateway, request: Request[Any, Any, Any], pay
     context = request_context(request.scope)
     await count_request(gateway, request, payer)
     control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-    read: GenerationRequest | ReadBody = await read_call(gateway, request, payer, _parser(request))
+    read: GenerationRequest | ReadBody = await read_call(gateway, request, payer, _parser(gateway, request, payer))
     truncated = False
     if isinstance(read, tuple):
         asked, call, _ = await completed(gateway, payer, *read)
@@ -128,9 +129,9 @@ async def answer_estimate(gateway: Gateway, request: Request[Any, Any, Any], pay
     )
 
 
-def _parser(request: Request[Any, Any, Any]) -> Any:
+def _parser(gateway: Gateway, request: Request[Any, Any, Any], payer: Payer) -> Any:
     if speaks_anthropic(request.scope):
-        return partial(_of_messages, version=api_version(request))
+        return partial(_of_messages, version=api_version(request), read_thinking=thinking_reader(gateway, payer))
     return _of_openai
 
 
@@ -155,5 +156,5 @@ def _of_openai(body: bytes) -> GenerationRequest | ReadBody:
     return chat_request.parse(body).generation
 
 
-def _of_messages(body: bytes, version: str) -> GenerationRequest:
-    return messages_request.parse(body, version).generation
+def _of_messages(body: bytes, version: str, read_thinking: ReadThinking) -> GenerationRequest:
+    return messages_request.parse(body, version, read_thinking=read_thinking).generation

@@ -9,7 +9,9 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
+from gateway.admission.admission import Payer
 from gateway.dialects.anthropic import messages_request
+from gateway.dialects.anthropic.conversation_turns import ReadThinking
 from gateway.dialects.anthropic.messages_response import MessageIdentity, MessageWriter, TokenCount
 from gateway.endpoints.generation_description import COUNT_TOKENS, MESSAGES
 from gateway.endpoints.generation_response import respond
@@ -35,7 +37,9 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         async with counting_refusals(gateway, request, payer):
             gateway.requests.check()
             control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-            parse = partial(messages_request.parse, version=api_version(request))
+            parse = partial(
+                messages_request.parse, version=api_version(request), read_thinking=thinking_reader(gateway, payer)
+            )
             call = await read_call(gateway, request, payer, parse)
             generation = apply_cache_control(control, call.generation)
             model = gateway.services.models.get(generation.model)
@@ -45,7 +49,10 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             identity = MessageIdentity.of(
                 context.id, model.name, context.name, lane=generation.lane, fills_context=fills_context
             )
-            return await respond(gateway, request, [prepared], MessageWriter(identity), stream=call.stream)
+            seal = gateway.services.thinking_seal
+            sign = partial(seal.sign if call.shows_thinking else seal.seal, payer.project_id)
+            writer = MessageWriter(identity, sign, shows_thinking=call.shows_thinking)
+            return await respond(gateway, request, [prepared], writer, stream=call.stream)
 
     @post(
         "/v1/messages/count_tokens",
@@ -57,7 +64,9 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         request of the rate limits."""
         context, payer = request_context(request.scope), project_payer(request.scope)
         await count_request(gateway, request, payer)
-        parse = partial(messages_request.parse_count, version=api_version(request))
+        parse = partial(
+            messages_request.parse_count, version=api_version(request), read_thinking=thinking_reader(gateway, payer)
+        )
         generation = await read_call(gateway, request, payer, parse)
         model = gateway.services.models.get(generation.model)
         context.model = model.name
@@ -66,6 +75,11 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         return json_response(TokenCount(len(prompt.tokens)))
 
     return [create_message, count_tokens]
+
+
+def thinking_reader(gateway: Gateway, payer: Payer) -> ReadThinking:
+    """Reads the thinking that a project sends back."""
+    return partial(gateway.services.thinking_seal.read, payer.project_id)
 
 
 def api_version(request: Request[Any, Any, Any]) -> str:

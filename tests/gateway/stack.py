@@ -35,6 +35,7 @@ from gateway.services import Gateway, GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.promise.shared_prefixes import SharedPrefixes
+from response_store.sealing import ThinkingSeal
 from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.administration.suspension import Suspensions
@@ -259,6 +260,7 @@ async def running_stack(
         prices=prices,
         spool=stack.spool,
         settler=Settler(stack.database, stack.spool, prices),
+        thinking_seal=ThinkingSeal(b"m" * 32),
         models=stack.models,
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),

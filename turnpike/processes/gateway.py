@@ -24,6 +24,7 @@ from gateway.services import GatewayOptions, GatewayServices
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.promise.shared_prefixes import SharedPrefixes
+from response_store.sealing import ThinkingSeal
 from tenancy.administration.suspension import Suspensions
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
@@ -96,6 +97,7 @@ async def open_gateway_services(
                 retention=settings.cache_retention,
                 shared=SharedPrefixes(admin.database, scope_keys),
             ),
+            thinking_seal=ThinkingSeal(secrets.master_key),
             scope_keys=scope_keys,
             options=GatewayOptions(
                 body_limit=settings.body_limit,

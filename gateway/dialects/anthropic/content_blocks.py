@@ -47,7 +47,7 @@ class ToolUseBlock(Struct, frozen=True, tag="tool_use", tag_field="type"):
 
 
 class ThinkingBlock(Struct, frozen=True, tag="thinking", tag_field="type"):
-    """Reasoning of an earlier answer. The signature is not looked at: no model here signs its reasoning yet."""
+    """Reasoning of an earlier answer. Under a signature that is not ours, or of another text, it is left out."""
 
     thinking: str
     signature: str = ""

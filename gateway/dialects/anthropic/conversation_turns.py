@@ -6,7 +6,7 @@ A call must be answered at the beginning of the user's turn that follows, each b
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -27,6 +27,8 @@ from gateway.dialects.json_paths import json_bytes
 from gateway.errors import InvalidField
 from gateway.generation_request import CacheMarker, Text, ToolCall, Turn
 
+ReadThinking: TypeAlias = Callable[[str, str], str | None]
+"""The text of a block of thinking, by the text and the signature in it; None: leave the block out."""
 Role: TypeAlias = Literal["user", "assistant", "system"]
 _NOT_IN: dict[Role, tuple[type, ...]] = {
     "user": (ToolUseBlock, ThinkingBlock, RedactedThinkingBlock),
@@ -34,6 +36,11 @@ _NOT_IN: dict[Role, tuple[type, ...]] = {
     "system": (ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock),
 }
 """The blocks that a role cannot have."""
+
+
+def unsigned(text: str, signature: str) -> str:
+    """The text, whatever its signature."""
+    return text
 
 
 class Message(Struct, frozen=True):
@@ -69,12 +76,18 @@ def read_system(
     return Turn("system", tuple(reader.texts(_placed(system, "$.system", "$.system"), "system"))), reader.markers
 
 
-def read_messages(messages: Sequence[Message], objects: JsonObjects, *, no_citations: bool = False) -> Conversation:
+def read_messages(
+    messages: Sequence[Message],
+    objects: JsonObjects,
+    *,
+    no_citations: bool = False,
+    read_thinking: ReadThinking = unsigned,
+) -> Conversation:
     """The conversation. `no_citations`: citations on texts that are not the model's are refused, as API version
     2026-10-21 does. Raises InvalidRequest naming the path."""
     if not messages:
         raise InvalidField("$.messages", "at least one message is required")
-    reader = _Reader(objects, no_citations=no_citations)
+    reader = _Reader(objects, no_citations=no_citations, read_thinking=read_thinking)
     groups = list(_merged(messages))
     for role, blocks in groups:
         reader.read(role, blocks)
@@ -124,11 +137,12 @@ def _check_prefill(blocks: Sequence[_Placed]) -> None:
 class _Reader:
     """Makes turns of merged messages. `turns` and `markers` are what was read so far."""
 
-    def __init__(self, objects: JsonObjects, *, no_citations: bool) -> None:
+    def __init__(self, objects: JsonObjects, *, no_citations: bool, read_thinking: ReadThinking = unsigned) -> None:
         self.turns: list[Turn] = []
         self.markers: list[CacheMarker] = []
         self._objects = objects
         self._no_citations = no_citations
+        self._read_thinking = read_thinking
         self._calls: dict[str, ToolCall] = {}
         """The calls of the last assistant's turn that no result has answered yet."""
         self._answered: set[str] = set()
@@ -181,7 +195,9 @@ class _Reader:
                     texts.append(self._call(block, path))
                 case ThinkingBlock():
                     _refuse_marker(block.cache_control, path)
-                    texts.append(Text(block.thinking, f"{path}.thinking", "thinking"))
+                    thinking = self._read_thinking(block.thinking, block.signature)
+                    if thinking is not None:
+                        texts.append(Text(thinking, f"{path}.thinking", "thinking"))
                 case RedactedThinkingBlock():  # nobody here can read it
                     _refuse_marker(block.cache_control, path)
         if any(text.text or text.kind == "tool_use" for text in texts):

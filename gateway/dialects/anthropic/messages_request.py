@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, TextBlock
-from gateway.dialects.anthropic.conversation_turns import Message, read_messages, read_system
+from gateway.dialects.anthropic.conversation_turns import Message, ReadThinking, read_messages, read_system, unsigned
 from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice, ToolParam, read_choice, read_tools
 from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import decode, json_bytes, json_object
@@ -142,11 +142,13 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
 
 
 class MessagesCall(Struct, frozen=True):
-    """A parsed request: what to generate, and how to respond. `diagnostics`: None if the client did not ask for any."""
+    """A parsed request: what to generate, and how to respond. `diagnostics`: None if the client did not ask for any.
+    `shows_thinking`: whether the client wants to see the text of thinking."""
 
     generation: GenerationRequest
     stream: bool
     diagnostics: Diagnostics | None = None
+    shows_thinking: bool = True
 
 
 _REFUSED = ("container", "context_management", "mcp_servers", "output_format")
@@ -156,11 +158,14 @@ _count_decoder = msgspec.json.Decoder(PromptFields)
 _stops_decoder = msgspec.json.Decoder(list[StopSequence] | None)
 
 
-def parse(body: bytes, version: str = _NEWEST) -> MessagesCall:
-    """Parse a body of /v1/messages. Raises InvalidRequest with the JSON path of what is wrong."""
+def parse(body: bytes, version: str = _NEWEST, *, read_thinking: ReadThinking = unsigned) -> MessagesCall:
+    """Parse a body of /v1/messages. Raises InvalidRequest with the JSON path of what is wrong.
+
+    `read_thinking`: reads blocks of thinking that come back.
+    """
     check_large_messages(body)
     request = decode(_decoder, body)
-    prompt = _prompt(request, version)
+    prompt = _prompt(request, version, read_thinking)
     stops = _stop_sequences(request.stop_sequences)
     grammar = _grammar(request.output_config)
     _check_together(request, stops, grammar, continued=prompt["continued"])
@@ -193,19 +198,21 @@ def parse(body: bytes, version: str = _NEWEST) -> MessagesCall:
         ),
         **prompt,
     )
-    return MessagesCall(generation, bool(request.stream), request.diagnostics)
+    thinking = request.thinking
+    omitted = isinstance(thinking, EnabledThinking | AdaptiveThinking) and thinking.display == "omitted"
+    return MessagesCall(generation, bool(request.stream), request.diagnostics, not omitted)
 
 
-def parse_count(body: bytes, version: str = _NEWEST) -> GenerationRequest:
+def parse_count(body: bytes, version: str = _NEWEST, *, read_thinking: ReadThinking = unsigned) -> GenerationRequest:
     """Parse a body of /v1/messages/count_tokens. Raises InvalidRequest with the JSON path of what is wrong."""
     check_large_messages(body)
     request = decode(_count_decoder, body)
-    prompt = _prompt(request, version)
+    prompt = _prompt(request, version, read_thinking)
     del prompt["markers"]
     return GenerationRequest(surface="anthropic", model=request.model, **prompt)
 
 
-def _prompt(request: PromptFields, version: str) -> dict[str, Any]:
+def _prompt(request: PromptFields, version: str, read_thinking: ReadThinking) -> dict[str, Any]:
     """The fields of `GenerationRequest` that decide over the prompt, and the markers in it in Anthropic's order."""
     for name in _REFUSED:
         if json_bytes(getattr(request, name)) not in _NO_EFFECT:
@@ -216,7 +223,7 @@ def _prompt(request: PromptFields, version: str) -> dict[str, Any]:
     choice = read_choice(request.tool_choice, tools)
     no_citations = version == _NEWEST
     system, system_markers = read_system(request.system, no_citations=no_citations)
-    conversation = read_messages(request.messages, objects, no_citations=no_citations)
+    conversation = read_messages(request.messages, objects, no_citations=no_citations, read_thinking=read_thinking)
     return {
         "turns": (*(() if system is None else (system,)), *conversation.turns),
         "turns_path": "$.messages",

@@ -6,7 +6,7 @@ order in which the model wrote them; an answer without any has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal, TypeAlias
 from uuid import UUID
 
@@ -30,7 +30,8 @@ class TextContent(Struct, frozen=True, tag="text", tag_field="type"):
 
 
 class ThinkingContent(Struct, frozen=True, tag="thinking", tag_field="type"):
-    """Reasoning. The signature is empty: no model here signs it, and none is asked for when it is sent back."""
+    """Reasoning. It comes back with its signature, which stands for the text where that is not shown; in the event that
+    opens the block, both are empty."""
 
     thinking: str
     signature: str = ""
@@ -84,13 +85,19 @@ class ThinkingDelta(Struct, frozen=True, tag="thinking_delta", tag_field="type")
     thinking: str
 
 
+class SignatureDelta(Struct, frozen=True, tag="signature_delta", tag_field="type"):
+    """The signature of the thinking that ends with it."""
+
+    signature: str
+
+
 class InputDelta(Struct, frozen=True, tag="input_json_delta", tag_field="type"):
     partial_json: str
 
 
 class BlockDelta(Struct, frozen=True, tag="content_block_delta", tag_field="type"):
     index: int
-    delta: TextDelta | ThinkingDelta | InputDelta
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class BlockStop(Struct, frozen=True, tag="content_block_stop", tag_field="type"):
@@ -173,10 +180,17 @@ def _object(arguments: str) -> Raw:
 
 
 class MessageWriter:
-    """Writes one response, whole or as events."""
+    """Writes one response, whole or as events.
 
-    def __init__(self, identity: MessageIdentity) -> None:
+    `sign`: the signature of the thinking of a block. `shows_thinking`: whether the client sees its text as well.
+    """
+
+    def __init__(self, identity: MessageIdentity, sign: Callable[[str], str], *, shows_thinking: bool = True) -> None:
         self._identity = identity
+        self._sign = sign
+        self._shows_thinking = shows_thinking
+        self._thinking: list[str] = []
+        """The text of the block of thinking that is open."""
         self._opened = False
         self._blocks = 0
         """Blocks that were begun; the last one is open while `_kind` says of what kind it is."""
@@ -207,7 +221,10 @@ class MessageWriter:
                 case output.TextDelta(text):
                     events += self._in_block(TextContent("")) + self._delta(TextDelta(text))
                 case output.ReasoningDelta(text):
-                    events += self._in_block(ThinkingContent("")) + self._delta(ThinkingDelta(text))
+                    events += self._in_block(ThinkingContent(""))
+                    self._thinking.append(text)
+                    if self._shows_thinking:
+                        events += self._delta(ThinkingDelta(text))
                 case output.CallStart(call, name):
                     self._called = True
                     events += self._close() + self._in_block(ToolUseContent(self._call_id(call), name, _NO_INPUT))
@@ -252,12 +269,16 @@ class MessageWriter:
                 case output.ArgumentsDelta(call, text):
                     calls[call].append(text)
         arguments = iter("".join(parts) for parts in calls.values())
-        return tuple(
-            msgspec.structs.replace(block, input=_object(next(arguments)))
-            if isinstance(block, ToolUseContent)
-            else block
-            for block in blocks
-        )
+        return tuple(self._complete(block, arguments) for block in blocks)
+
+    def _complete(self, block: Content, arguments: Iterator[str]) -> Content:
+        """A block of a whole response with what is only known at its end."""
+        match block:
+            case ToolUseContent():
+                return msgspec.structs.replace(block, input=_object(next(arguments)))
+            case ThinkingContent(text):
+                return ThinkingContent(text if self._shows_thinking else "", self._sign(text))
+        return block
 
     def _call_id(self, call: int) -> str:
         return f"toolu_{self._identity.id.removeprefix('msg_')}{call:02x}"
@@ -271,14 +292,18 @@ class MessageWriter:
         self._blocks += 1
         return events + _event(BlockStart(self._blocks - 1, block))
 
-    def _delta(self, delta: TextDelta | ThinkingDelta | InputDelta) -> bytes:
+    def _delta(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta) -> bytes:
         return _event(BlockDelta(self._blocks - 1, delta))
 
     def _close(self) -> bytes:
         if self._kind is None:
             return b""
+        signed = b""
+        if self._kind is ThinkingContent:
+            signed = self._delta(SignatureDelta(self._sign("".join(self._thinking))))
+            self._thinking.clear()
         self._kind = None
-        return _event(BlockStop(self._blocks - 1))
+        return signed + _event(BlockStop(self._blocks - 1))
 
     def _open(self, usage: Usage) -> bytes:
         if self._opened:

@@ -78,14 +78,18 @@ def test_chat_is_what_openais_accumulator_makes_of_its_stream(
         assert final.usage.to_dict() == whole["usage"]
 
 
+def signature(thinking: str) -> str:
+    return f"{len(thinking)} characters"
+
+
 @settings(max_examples=examples(ANSWERS), deadline=None)
 @given(arrived=deltas(), reason=st.sampled_from(REASONS))
 def test_a_message_is_what_anthropics_accumulator_makes_of_its_stream(
     client: Answering, arrived: list[ChoiceDelta], reason: FinishReason
 ) -> None:
     identity, end = MessageIdentity.of(ID, "tiny", "req_1", lane="standard", fills_context=False), ended(reason)
-    whole = json.loads(MessageWriter(identity).whole(merge_deltas([ChoiceDelta(0, ""), *arrived]), end))
-    client.body = stream_of(MessageWriter(identity), arrived, end)
+    whole = json.loads(MessageWriter(identity, signature).whole(merge_deltas([ChoiceDelta(0, ""), *arrived]), end))
+    client.body = stream_of(MessageWriter(identity, signature), arrived, end)
     with client.anthropic.messages.stream(
         model="tiny", max_tokens=9, messages=[{"role": "user", "content": "x"}]
     ) as stream:

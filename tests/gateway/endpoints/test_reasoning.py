@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic import AsyncAnthropic
 
 from protocol.requests import Reasoning
 from tests.gateway.conversation.family_models import family_folder
@@ -36,13 +37,18 @@ def told(stack: Stack) -> Reasoning | None:
     return list(stack.replica.runs.values())[-1].generate.reasoning
 
 
-async def test_the_same_wish_is_the_same_request_in_three_dialects(thinking: Stack) -> None:
-    model = next(iter(thinking.models))
+def think(stack: Stack) -> tuple[list[int], int]:
+    """Let the replica think and then answer. Returns the tokens of the thought, and the marker behind it."""
+    model = next(iter(stack.models))
     ((close, _),) = model.tokenizer.ids_of(["</think>"]).items()
-    thought = model.tokenizer.content(THOUGHT)
-    thinking.replica.script = Script(
-        tokens=[*thought, close, *model.tokenizer.content(SAYS), *model.stop_tokens[:1]], burst=3
-    )
+    thought = list(model.tokenizer.content(THOUGHT))
+    said = [*thought, close, *model.tokenizer.content(SAYS), *model.stop_tokens[:1]]
+    stack.replica.script = Script(tokens=said, burst=3)
+    return thought, close
+
+
+async def test_the_same_wish_is_the_same_request_in_three_dialects(thinking: Stack) -> None:
+    thought, close = think(thinking)
     chat = (await post(thinking, "/v1/chat/completions", {"messages": ASK, "reasoning_effort": "low"})).json()
     by_chat = told(thinking)
     response = (await post(thinking, "/v1/responses", {"input": "Why?", "reasoning": {"effort": "low"}})).json()
@@ -66,6 +72,39 @@ async def test_the_same_wish_is_the_same_request_in_three_dialects(thinking: Sta
     assert message["usage"]["output_tokens_details"]["thinking_tokens"] == counted
     events = await thinking.settled(3)
     assert {int(event.output) for event in events} == {len(thinking.replica.answer_to(None).tokens)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+async def test_thinking_comes_back_under_its_signature_alone(thinking: Stack, display: str) -> None:
+    """Whether its text was shown or not, and streamed as in one piece; with another signature it is left out."""
+    think(thinking)
+    wish = {"type": "adaptive", "display": display}
+    asks: Any = {"messages": ASK, "max_tokens": 2000, "thinking": wish}
+    async with (
+        AsyncAnthropic(api_key=thinking.key, base_url=thinking.base, max_retries=0) as client,
+        client.messages.stream(model="tiny", **asks) as stream,
+    ):
+        kinds = [event.delta.type async for event in stream if event.type == "content_block_delta"]
+        streamed: Any = (await stream.get_final_message()).content[0]
+    block = (await post(thinking, "/v1/messages", asks)).json()["content"][0]
+    shown = THOUGHT if display == "summarized" else ""
+    assert block["thinking"] == streamed.thinking == shown
+    assert kinds.count("signature_delta") == 1
+    assert ("thinking_delta" in kinds) == bool(shown)
+
+    async def prompt(*before: Any) -> list[int]:
+        turns = [*ASK, {"role": "assistant", "content": [*before, {"type": "text", "text": SAYS}]}, *ASK]
+        answer = await post(thinking, "/v1/messages", {"messages": turns, "max_tokens": 2000, "thinking": wish})
+        assert answer.status_code == 200
+        return list(list(thinking.replica.runs.values())[-1].generate.tokens)
+
+    unsigned = await prompt({"type": "thinking", "thinking": THOUGHT})
+    for signed in (block, streamed.to_dict()):
+        assert await prompt(signed) == unsigned
+    without = await prompt()
+    assert await prompt(block | {"signature": "bm90IG91cnM="}) == without
+    if shown:
+        assert await prompt(block | {"thinking": "another text"}) == without
 
 
 async def test_a_grammar_leaves_room_for_the_reasoning_before_it(thinking: Stack) -> None:
