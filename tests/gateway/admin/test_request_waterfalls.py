@@ -125,7 +125,9 @@ async def slow_key(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @contextlib.asynccontextmanager
 async def slow_price(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    _slower(monkeypatch, stack.gateway.services.prices, "current")
+    prices = stack.gateway.services.prices
+    monkeypatch.setattr(prices, "known", lambda model, tenant: None)  # as if its prices were too old
+    _slower(monkeypatch, prices, "current")
     yield
 
 
