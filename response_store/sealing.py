@@ -81,14 +81,13 @@ class ReasoningSeal:
 class ThinkingSeal:
     """Signs thinking that a client keeps for the next turn, for all projects, so that it comes back as it was.
 
-    A signature is a MAC over project and text; where the client asked not to be shown the text, it is the text, sealed.
-    `master_key`: the secret that all gateways share. Source:
+    Clients keep it and we nothing, so no key of ours is destroyed with it. A signature is a MAC; where the client asked
+    not to be shown the text, it is the text, sealed. `master_key`: the secret that all gateways share. Source:
     https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking.
     """
 
     def __init__(self, master_key: bytes) -> None:
-        derived = HKDF(SHA256(), 64, salt=None, info=b"turnpike/thinking/v1").derive(master_key)
-        self._mac_key, self._cipher = derived[:32], AESGCM(derived[32:])
+        self._key = HKDF(SHA256(), KEY_BYTES, salt=None, info=b"turnpike/thinking/v1").derive(master_key)
 
     def sign(self, project: UUID, text: str) -> str:
         """The signature of a text that the client is shown."""
@@ -97,7 +96,7 @@ class ThinkingSeal:
     def seal(self, project: UUID, text: str) -> str:
         """The signature that stands for a text that the client is not shown."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return _as_text(_SEALED + nonce + self._cipher.encrypt(nonce, _bytes(text), project.bytes))
+        return _as_text(_SEALED + nonce + self._cipher(project).encrypt(nonce, _bytes(text), None))
 
     def read(self, project: UUID, text: str, signature: str) -> str | None:
         """What a block with this text and signature says. None: another project's or vendor's, or altered.
@@ -110,14 +109,22 @@ class ThinkingSeal:
             raw = base64.b64decode(_bytes(signature), validate=True)
             if raw[:1] == _SEALED:
                 sealed = raw[1:]
-                opened = self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], project.bytes)
-                return opened.decode(errors="surrogatepass")
+                raw_text = self._cipher(project).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
+                opened = raw_text.decode(errors="surrogatepass")
+                return opened if text in ("", opened) else None
         except (InvalidTag, binascii.Error, ValueError):
             return None
         return text if hmac.compare_digest(raw, _SHOWN + self._mac(project, text)) else None
 
     def _mac(self, project: UUID, text: str) -> bytes:
-        return hmac.digest(self._mac_key, project.bytes + _bytes(text), "sha256")
+        return hmac.digest(self._project_key(project, b"mac"), _bytes(text), "sha256")
+
+    def _cipher(self, project: UUID) -> AESGCM:
+        return AESGCM(self._project_key(project, b"seal"))
+
+    def _project_key(self, project: UUID, use: bytes) -> bytes:
+        # Each project has keys of its own, so that none is used for more messages than AES-GCM allows.
+        return hmac.digest(self._key, use + project.bytes, "sha256")
 
 
 def _bytes(text: str) -> bytes:

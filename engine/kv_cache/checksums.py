@@ -50,7 +50,8 @@ class BlockChecksums:
 
     def _numbers(self, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
         """The pairs' first and second blocks, on the device; on a GPU nobody waits for it."""
-        numbers = torch.tensor(pairs, dtype=torch.int64, pin_memory=self._known.is_cuda).t().contiguous()
+        columns = list(zip(*pairs, strict=True))
+        numbers = torch.tensor(columns, dtype=torch.int64, pin_memory=self._known.is_cuda)
         return numbers.to(self._known.device, non_blocking=True)
 
     def _sums(self, memory: KvMemory, blocks: torch.Tensor) -> torch.Tensor:

@@ -157,7 +157,11 @@ class DramTier:
             if taken is None:
                 self._drop(here)
                 return None
-            self._out.append((self._alone(group, source[0]), self._alone(group, taken)))
+            entered = self._alone(group, taken)
+            self._out.append((self._alone(group, source[0]), entered))
+            # Until the copy is done, also if it is not wanted any more.
+            self.index.share([entered])
+            self._pins.append(entered)
             here.append(taken)
         return tuple(here)
 
@@ -262,6 +266,8 @@ class DramTier:
         except OutOfBlocks:
             return
         request.swapped_tokens = tokens
+        self.pool.share(request.swapped)
+        self._pins += request.swapped
         step.out += zip(blocks, request.swapped, strict=True)
         self.kept += 1
 

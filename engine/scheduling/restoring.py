@@ -264,9 +264,16 @@ class Restorer:
         return [transfer.block for transfer in self.fetches.values()]
 
     def cancel(self, purged: Callable[[bytes, str], bool]) -> None:
-        """What is being read of the blocks of these keys and scopes must not be found."""
+        """What is being read or copied back of the blocks of these keys and scopes must not be found."""
         for transfer in self.fetches.values():
             transfer.cancelled |= purged(transfer.key, transfer.access.scope)
+        for request in list(self.active.values()):
+            restore = request.restore
+            assert restore is not None
+            indices = (*restore.pending, *restore.copying, *restore.came)
+            if any(purged(*request.block_key_and_scope(index)) for index in indices):
+                # Who restores it computes it, as if it had never been kept.
+                self.drop(request)
 
     # ------------------------------------------------------------ inside
 

@@ -44,6 +44,8 @@ TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200
 _LEASES_EVERY_S = 1.0
 _COPIES_SHARE = 0.1
 """The part of that time that copies of restored blocks may take beside decodes."""
+_ALONE_US = 20_000.0
+"""The time that they may take in a step where nothing decodes: until then nobody is heard."""
 
 
 class Scheduler:
@@ -212,6 +214,8 @@ class Scheduler:
 
         A request that would compute with such a block leaves the step, and recomputes it.
         """
+        if step.returns:
+            self.waits = False  # the next step joins what came
         for request in self.tiers.copied(step, bad):
             if request.table:
                 step.work = [work for work in step.work if work.request is not request]
@@ -250,7 +254,7 @@ class Scheduler:
     def _copies(self) -> int:
         """How many restored blocks may set out in this step."""
         if not len(self.batch):
-            return 1 << 30
+            return max(1, int(_ALONE_US / max(self.costs.rates.copied, 1.0)))
         return max(1, int(self._target() * _COPIES_SHARE / max(self.costs.rates.copied, 1.0)))
 
     def _target(self) -> float:
@@ -266,12 +270,14 @@ class Scheduler:
 
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         """Make blocks unfindable in every tier, those that are on their way too."""
+        self.waits = False
         gone = set(keys)
         self.pool.purge(gone)
         self.tiers.purge(scope, gone)
 
     def forget(self, scope: str) -> None:
         """Make all blocks of a scope unfindable in every tier, and zero those in host memory."""
+        self.waits = False
         self.pool.forget(scope)
         self.tiers.forget(scope)
 

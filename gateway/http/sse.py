@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -138,6 +139,7 @@ class EventStream:
         self._on_gone = on_gone
         self._keep_alive = keep_alive
         self._client_timeout = client_timeout
+        self._sent_at = time.monotonic()
         self._headers = [*HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,11 +177,15 @@ class EventStream:
             if events := writer.started(item):
                 await self._send(send, events)
         else:
-            if item.deltas:
-                await self._send(send, writer.events(item.deltas))
+            events = writer.events(item.deltas) if item.deltas else b""
+            if not events and time.monotonic() >= self._sent_at + self._keep_alive:
+                events = writer.keep_alive()  # what came is not shown, and that for long
+            if events:
+                await self._send(send, events)
             self._delivery.confirm(item.tokens)
         return False
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         async with asyncio.timeout(self._client_timeout):
             await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sent_at = time.monotonic()

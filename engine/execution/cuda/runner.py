@@ -311,12 +311,14 @@ class CudaRunner(ModelRunner):
         found, event = self.to_host(self.steps.tokens[:rows])
         ends = np.cumsum([work.count for work in works]) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
+        (last,) = upload([ends[sampling].astype(np.int32)], self.device)
+        likeliest = all(_takes_likeliest(works[at].request) for at in sampling)
         logits = tokens = drawn = None
-        if sampling:
-            # A copy: the next step writes over it.
-            logits = self.steps.logits[ends[sampling].tolist()]
-        if all(_takes_likeliest(works[at].request) for at in sampling):
-            tokens, drawn = self.to_host(self.steps.tokens[ends[sampling].tolist()])
+        # Copies: the next step writes over them.
+        if sampling and (not likeliest or self.on_logits is not None):
+            logits = self.steps.logits.index_select(0, last)
+        if likeliest:
+            tokens, drawn = self.to_host(self.steps.tokens.index_select(0, last))
         return Prefilled(works, None, found, [event, drawn], sampling, logits, tokens)
 
     def _likeliest(self, logits: torch.Tensor | None) -> tuple[torch.Tensor, torch.cuda.Event | None]:

@@ -35,6 +35,8 @@ Pair: TypeAlias = tuple[Block, Block]
 
 _PIECE = 16
 """Blocks that are copied between two events."""
+_TELLING = 4
+"""Of fewer blocks the time is that of launches."""
 
 
 @dataclass
@@ -100,6 +102,8 @@ class StreamedCopies(BlockCopies):
         runner = self.runner
         with torch.inference_mode(), torch.cuda.stream(stream):
             stream.wait_event(given)
+            # Also for who copied the same block before: whoever waits for this copy then need not wait for that one.
+            self._wait_for(stream, self._in_the_way([(here, there) for there, here in pairs]))
             with Stopwatch(runner.device) as watch:
                 for group, numbers in runner.by_group(pairs):
                     runner.checksums[group].enter(numbers, runner.memories[group])
@@ -138,7 +142,7 @@ class StreamedCopies(BlockCopies):
         copying.watches.append((len(pairs), watch))
 
     def _in_the_way(self, pairs: Sequence[Pair]) -> list[torch.cuda.Event]:
-        """What must have come before these blocks of host memory are copied to those places on the device."""
+        """What must have come before these are copied: pairs (block of host memory, block of the device)."""
         events = [self._in_host.get(place) for there, _ in pairs for place in _places(there)]
         events += [self._on_device.get(place) for _, here in pairs for place in _places(here)]
         return [event for event in events if event is not None]
@@ -151,7 +155,8 @@ class StreamedCopies(BlockCopies):
             for event in copying.events:
                 event.synchronize()
             for blocks, watch in copying.watches:
-                self.observe(blocks, watch.microseconds())
+                if blocks >= _TELLING:
+                    self.observe(blocks, watch.microseconds())
             bad = {places[at] for places, told in copying.differ for at in told.nonzero().flatten().tolist()}
             done.append((copying.step, sorted(bad)))
         if done:

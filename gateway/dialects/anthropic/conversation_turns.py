@@ -186,6 +186,7 @@ class _Reader:
     def _assistant(self, blocks: Sequence[_Placed]) -> None:
         self._all_answered()
         texts: list[Text] = []
+        signed_otherwise = False
         for placed in blocks:
             block, path = placed.block, placed.path
             match block:
@@ -196,11 +197,12 @@ class _Reader:
                 case ThinkingBlock():
                     _refuse_marker(block.cache_control, path)
                     thinking = self._read_thinking(block.thinking, block.signature)
-                    if thinking is not None:
-                        texts.append(Text(thinking, f"{path}.thinking", "thinking"))
+                    # Without its text the turn stays, so that turns still alternate.
+                    texts.append(Text(thinking or "", f"{path}.thinking", "thinking"))
+                    signed_otherwise |= thinking is None
                 case RedactedThinkingBlock():  # nobody here can read it
                     _refuse_marker(block.cache_control, path)
-        if any(text.text or text.kind == "tool_use" for text in texts):
+        if signed_otherwise or any(text.text or text.kind == "tool_use" for text in texts):
             self.turns.append(Turn("assistant", tuple(texts)))
 
     def _call(self, block: ToolUseBlock, path: str) -> ToolCall:

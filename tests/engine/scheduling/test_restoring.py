@@ -239,6 +239,11 @@ class Tiers(RuleBasedStateMachine):
                 assert work.request.counts().prompt == work.request.prompt
         self.scheduler.check()
         self.pool.check()
+        for copying in self.copying:
+            hosts = [host for _, host in copying.step.out] + [host for host, _ in copying.step.back]
+            assert all(self.dram.pools[0].references(host[0]) for host in hosts), "freed while it is copied"
+        if any(request.restore is not None and request.restore.came for request in self.scheduler.running):
+            assert self.scheduler.busy, "nobody takes what came"
 
     def copy(self, copying: Copying) -> None:
         if copying.bad is not None:
