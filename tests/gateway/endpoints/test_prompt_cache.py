@@ -291,7 +291,7 @@ async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise(
     await database.close()
     options = GatewayOptions(timeouts=quick_timeouts(), keep_alive=0.05)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
-        stack.say("ok", queued=0.3)
+        stack.say("ok", queued=1.0)
         statuses = []
         for fields in ({"prompt_cache_options": {}}, {"prompt_cache_options": {}}, {}):
             answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True, **fields})
