@@ -36,6 +36,8 @@ HERE = Path(__file__).resolve().parents[1]
 MODEL = HERE / "models" / "stdlib-qa"
 _GATEWAY_CORE, _LOAD_CORE = 0, 1
 _START_S = 60.0
+_WARM_S = 3.0
+"""What warms a gateway up: a round of paced streams that began before it counts takes half of it."""
 _IDLE_S, _IDLE_CPU_S, _IDLE_TRIES = 0.3, 0.02, 20
 _PROMPT_BYTES, _OUTPUT, _CHUNKS = 1024, 16, 64
 _LIMITS = ("--requests", "100000000", "--input-tokens", "1000000000", "--output-tokens", "1000000000",
@@ -263,7 +265,7 @@ def _compare(given: argparse.Namespace) -> dict[str, Any]:
     with _gateways(trees, redis=given.redis, limits=given.limits) as gateways:
         clients = Processes(1, load_when_told)
         for gateway in gateways.values():
-            measure(gateway, clients, given.scenarios, 1.0)
+            measure(gateway, clients, given.scenarios, _WARM_S)
         for number in range(len(kept.pairs), len(kept.pairs) + given.pairs):
             everyone = list(gateways.values())
             order = ("base", "head") if number % 2 == 0 else ("head", "base")
