@@ -58,6 +58,11 @@ class UrlRefused(ValueError):
     """Webhooks may not be sent to this URL or address. The message says why."""
 
 
+def host_of(url: httpx.URL) -> str:
+    """The host in ASCII, as it is looked up, asked for in TLS and sent: a name of other letters is in Punycode."""
+    return url.raw_host.decode("ascii")
+
+
 async def system_resolve(host: str, port: int) -> list[str]:
     """The addresses of a host, from the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -89,15 +94,17 @@ class AddressPolicy(msgspec.Struct, frozen=True):
         """The parsed URL. Its host name is not resolved yet. Raises UrlRefused."""
         if problem := problem_of_text(text, len(text), empty=True):
             raise UrlRefused(problem)
-        try:
-            url = httpx.URL(text)
-        except (httpx.InvalidURL, TypeError) as error:
-            raise UrlRefused(f"it is not a URL: {error}") from error
         if len(text) > MAX_URL:
             raise UrlRefused(f"it has more than {MAX_URL} characters")
+        try:
+            url = httpx.URL(text)
+            host_of(url).encode("idna")  # as the resolver does: it refuses empty labels, and those over 63 characters
+            readable = url.host
+        except (httpx.InvalidURL, TypeError, ValueError) as error:
+            raise UrlRefused(f"it is not a URL: {error}") from error
         if url.scheme != "https" and not (self.allow_http and url.scheme == "http"):
             raise UrlRefused("it must begin with https://")
-        if not url.host:
+        if not readable:
             raise UrlRefused("it has no host")
         if url.port is not None and not 0 < url.port <= _LAST_PORT:
             raise UrlRefused(f"the port {url.port} is not within 1..{_LAST_PORT}")
@@ -105,20 +112,20 @@ class AddressPolicy(msgspec.Struct, frozen=True):
             raise UrlRefused("it must not have a user name or password; the signature says who sends")
         if url.fragment:
             raise UrlRefused("it must not have a fragment")
-        literal = _literal(url.host)
+        literal = _literal(host_of(url))
         if literal is not None:
             self._check(literal)
-        elif "." not in url.host.rstrip(".") and not self.networks:
-            raise UrlRefused(f"{url.host} is not a public host name")
+        elif "." not in host_of(url).rstrip(".") and not self.networks:
+            raise UrlRefused(f"{readable} is not a public host name")
         return url
 
     async def pin(self, url: httpx.URL) -> str:
         """Resolve the host and choose the address to connect to. Raises UrlRefused if any of its addresses is not
         allowed, and OSError."""
         port = url.port or (443 if url.scheme == "https" else 80)
-        found = [ip_address(text.partition("%")[0]) for text in await self.resolve(url.host, port)]
+        found = [ip_address(text.partition("%")[0]) for text in await self.resolve(host_of(url), port)]
         if not found:
-            raise UrlRefused(f"{url.host} has no address")
+            raise UrlRefused(f"{host_of(url)} has no address")
         for address in found:
             self._check(address)
         return str(found[0])

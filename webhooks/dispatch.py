@@ -22,7 +22,7 @@ from storage.database.base import least_id
 from storage.database.database import Database
 from storage.database.outbox import outbox
 from storage.database.sql_arrays import one_of
-from webhooks.endpoints import delivery_row, fail_pending, matches_any
+from webhooks.endpoints import REMOVED, delivery_row, fail_pending, matches_any
 from webhooks.sending import TIMEOUT_S, SendResult, WebhookSender
 from webhooks.signing import SecretCipher
 from webhooks.tables import webhook_attempt, webhook_delivery, webhook_endpoint
@@ -164,18 +164,25 @@ class Dispatcher:
             )
             query = select(webhook_endpoint).where(one_of(self._database, _ENDPOINT.id, endpoints))
             endpoint_of = {endpoint.id: endpoint for endpoint in await session.execute(query)}
-        return [(row, endpoint_of[row.endpoint_id], now) for row in rows]
+            # Made or queued again by a transaction that did not see yet that its endpoint was removed.
+            late = [row.id for row in rows if endpoint_of[row.endpoint_id].state == "removed"]
+            failed = {"state": "failed", "error": REMOVED, "finished_at": now, "leased_until": 0}
+            of_removed = one_of(self._database, _DELIVERY.id, late)
+            await session.execute(update(webhook_delivery).where(of_removed).values(failed))
+        return [(row, endpoint_of[row.endpoint_id], now) for row in rows if row.id not in late]
 
     async def _attempt(self, delivery: Any, endpoint: Any, now: int) -> None:
         try:
             keys = self._keys(endpoint, now)
+            name = event_name(delivery.event_id)
+            result = await self._sender.send(endpoint.url, name, delivery.body.encode(), keys)
         except InvalidTag:
             result = SendResult(
                 None, "the endpoint's secret cannot be decrypted; if the master key was changed, rotate the secret", 0
             )
-        else:
-            name = event_name(delivery.event_id)
-            result = await self._sender.send(endpoint.url, name, delivery.body.encode(), keys)
+        except Exception as error:  # one delivery must not end the others, and has to be given up some day
+            log.exception("a webhook delivery could not be attempted", delivery=str(delivery.id))
+            result = SendResult(None, f"it could not be sent ({type(error).__name__})", 0)
         failures = delivery.attempts + 1
         wait = max(delay_us(failures), result.retry_after * 1_000_000)
         give_up = result.gone or now + wait > delivery.due_since + self._give_up_us

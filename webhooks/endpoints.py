@@ -25,6 +25,8 @@ MAX_ENDPOINTS = 50
 _MOST_PATTERNS = 50
 OVERLAP_S = 24 * 3600
 """How long after a rotation messages carry the old secret's signature beside the new one's, by default."""
+REMOVED = "the endpoint was removed"
+"""The error of deliveries that their endpoint's removal ended."""
 _SECOND = 1_000_000
 _ENDPOINT, _DELIVERY, _ATTEMPT = webhook_endpoint.c, webhook_delivery.c, webhook_attempt.c
 
@@ -158,7 +160,7 @@ class WebhookEndpoints:
             row = await self._row(session, tenant_id, endpoint_id)
             removed = {"state": "removed", "secret": b"", "previous_secret": None, "previous_until": None}
             await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(removed))
-            await fail_pending(self._database, session, tenant_id, endpoint_id, "the endpoint was removed")
+            await fail_pending(self._database, session, tenant_id, endpoint_id, REMOVED)
             before = {"url": row.url, "topics": row.topics.split(","), "description": row.description}
             await _record(session, "removed", tenant_id, endpoint_id, before=before)
 

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from webhooks import signing
-from webhooks.addresses import AddressPolicy, UrlRefused
+from webhooks.addresses import AddressPolicy, UrlRefused, host_of
 
 TIMEOUT_S = 15
 MAX_ANSWER = 64 * 1024
@@ -66,7 +66,8 @@ class WebhookSender:
             error = f"{type(failure).__name__}: {failure}"
         if status is not None and not error and not 200 <= status < 300:
             error = f"answered {status}" + (", and redirects are not followed" if 300 <= status < 400 else "")
-        return SendResult(status, error[:_MAX_ERROR], (time.monotonic_ns() - began) // 1_000_000, retry_after)
+        error = "".join(letter if letter.isprintable() else "\ufffd" for letter in error[:_MAX_ERROR])
+        return SendResult(status, error, (time.monotonic_ns() - began) // 1_000_000, retry_after)
 
     async def _post(self, text: str, event: str, body: bytes, keys: Sequence[bytes]) -> tuple[int, int]:
         url = self._policy.check_url(text)
@@ -87,7 +88,7 @@ class WebhookSender:
                     "user-agent": "Turnpike-Webhooks/1",
                     **signing.headers(event, time.time_ns() // 1_000_000_000, body, keys),
                 },
-                extensions={"sni_hostname": url.host},
+                extensions={"sni_hostname": host_of(url)},
             )
             answer = await client.send(request, stream=True)
             try:

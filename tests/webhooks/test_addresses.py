@@ -56,6 +56,21 @@ def test_a_guise_changes_nothing(number: int) -> None:
         assert is_public(IPv6Address(int(IPv6Address(network)) | number)) == is_public(plain)
 
 
+async def test_a_name_of_other_letters_is_looked_up_as_it_is_sent() -> None:
+    """The resolver's own encoding (IDNA 2003) makes another name of ß than the one in `Host`."""
+    asked = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    async with receiver() as right:
+        sender = WebhookSender(AddressPolicy(allow_http=True, networks=LOCAL, resolve=resolve))
+        assert (await sender.send(f"http://straße.test:{right.port}/", "evt_1", b"{}", KEY)).delivered
+        assert right.received[0].headers["host"] == f"xn--strae-oqa.test:{right.port}"
+    assert asked == ["xn--strae-oqa.test"]
+
+
 async def test_one_private_address_among_public_ones_is_enough() -> None:
     with pytest.raises(UrlRefused):
         await AddressPolicy(resolve=Names(["8.8.8.8", "10.0.0.1"])).pin(httpx.URL("https://hook.test/"))
@@ -83,7 +98,8 @@ async def test_odd_spellings_of_loopback() -> None:
     ["", "hook.test", "http://hook.test/", "ftp://hook.test/", "file:///etc/passwd", "https://", "https:///x",
      "https://me:secret@hook.test/", "https://hook.test/#there", "https://hook.test/" + "x" * 2000, "https://[::1/",
      "gopher://hook.test", "javascript:alert(1)",
-     "https://hook.test:0/", "https://hook.test:65536/", "https://hook.test:-1/"],
+     "https://hook.test:0/", "https://hook.test:65536/", "https://hook.test:-1/",
+     "https://a..hook.test/", "https://.hook.test/", f"https://{'a' * 64}.test/", "https://xn--a.hook.test/"],
 )  # fmt: skip
 def test_urls_that_are_refused(text: str) -> None:
     with pytest.raises(UrlRefused):

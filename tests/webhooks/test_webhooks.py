@@ -28,7 +28,14 @@ from tests.webhooks.receiver import Receiver, receiver, status
 from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy, parse_networks
 from webhooks.dispatch import Dispatcher, delay_us
-from webhooks.endpoints import MAX_ENDPOINTS, InvalidWebhook, WebhookEndpoints, WebhookNotFound, matches_any
+from webhooks.endpoints import (
+    MAX_ENDPOINTS,
+    InvalidWebhook,
+    WebhookEndpoints,
+    WebhookNotFound,
+    delivery_row,
+    matches_any,
+)
 from webhooks.sending import WebhookSender
 from webhooks.signing import SecretCipher, encode_secret, headers, new_secret
 from webhooks.tables import webhook_delivery, webhook_endpoint
@@ -318,6 +325,45 @@ async def test_a_slow_endpoint_does_not_hold_up_the_others(fresh_sqlite_url: str
         await _dispatcher(database, timeout_s=1).run()
         assert (len(slow.received), len(quick.received)) == (4, 1)
     await database.close()
+
+
+async def test_an_attempt_that_cannot_be_made_ends_no_other(database: Database) -> None:
+    async def fails(host: str, port: int) -> list[str]:
+        raise UnicodeError("label empty or too long")
+
+    endpoints, tenant = WebhookEndpoints(database, CIPHER, POLICY, WEBHOOK_TOPICS), new_id()
+    async with receiver() as right:
+        bad, _ = await endpoints.add(tenant, "http://hook.test/", ["invoice.*"])
+        good, _ = await endpoints.add(tenant, _url(right), ["invoice.*"])
+        await _happen(database, tenant, "invoice.paid", count=2)
+        policy = AddressPolicy(allow_http=True, networks=POLICY.networks, resolve=_only_literals(fails))
+        await Dispatcher(database, CIPHER, WebhookSender(policy), give_up_s=0).run()
+        assert {each.state for each in await endpoints.deliveries(tenant, good.id)} == {"delivered"}
+        failed = await endpoints.deliveries(tenant, bad.id)
+        assert {(each.state, each.attempts) for each in failed} == {("failed", 1)}
+        assert all("UnicodeError" in each.error for each in failed)
+
+
+def _only_literals(otherwise: Any) -> Any:
+    async def resolve(host: str, port: int) -> list[str]:
+        return [host] if host == "127.0.0.1" else await otherwise(host, port)
+
+    return resolve
+
+
+async def test_a_message_made_while_its_endpoint_is_removed_fails(database: Database) -> None:
+    """The transaction that makes a message may have read the endpoint before it was removed."""
+    endpoints, tenant = WebhookEndpoints(database, CIPHER, POLICY, WEBHOOK_TOPICS), new_id()
+    async with receiver() as right:
+        endpoint, _ = await endpoints.add(tenant, _url(right), ["*"])
+        await endpoints.remove(tenant, endpoint.id)
+        row = delivery_row(endpoint.id, tenant, new_id(), "webhook.test", "{}", at=0, now=await database.now())
+        async with database.transaction() as session:
+            await session.execute(insert(webhook_delivery).values(row))
+        await _dispatcher(database).run()
+        (delivery,) = await endpoints.deliveries(tenant)
+        assert (delivery.state, delivery.error, delivery.attempts) == ("failed", "the endpoint was removed", 0)
+        assert right.connections == 0
 
 
 async def test_what_is_refused(database: Database) -> None:
