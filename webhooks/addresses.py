@@ -11,6 +11,8 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
@@ -28,6 +30,9 @@ MAX_URL = 2000
 _LAST_PORT = 65_535
 _NUMBERS = re.compile(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+)){0,3}", re.ASCII)
 _NAT64 = IPv6Network("64:ff9b::/96")
+_RESOLVERS = ThreadPoolExecutor(64, "webhook-resolver")
+"""Threads of their own: a name server that does not answer holds one for longer than an attempt may last, and the
+event loop's few threads have other work."""
 _REFUSED = tuple(
     ip_network(text)
     for text in (
@@ -65,7 +70,8 @@ def host_of(url: httpx.URL) -> str:
 
 async def system_resolve(host: str, port: int) -> list[str]:
     """The addresses of a host, from the system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, ask)
     return list(dict.fromkeys(str(address[4][0]) for address in found))
 
 

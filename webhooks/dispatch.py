@@ -27,9 +27,13 @@ from webhooks.sending import TIMEOUT_S, SendResult, WebhookSender
 from webhooks.signing import SecretCipher
 from webhooks.tables import webhook_attempt, webhook_delivery, webhook_endpoint
 
-BATCH = 20
-PER_ENDPOINT = 4
-"""Concurrent deliveries of one worker to one endpoint, so that a slow endpoint does not occupy the worker."""
+CONCURRENT = 20
+"""Concurrent deliveries of one worker."""
+PER_ENDPOINT, PER_TENANT = 4, 8
+"""Concurrent deliveries to one endpoint, and to all of a tenant, of all workers together: so slow endpoints do not
+occupy the workers."""
+_LOOK_S, _LOOKS = 0.25, 40
+"""How long attempts are waited for before free places are given to what is due, and how often in one run."""
 GIVE_UP_S = 3 * 86_400
 _FIRST_US, _FACTOR, _LONGEST_US = 5_000_000, 4, 43_200_000_000
 _LEASE_US = 4 * TIMEOUT_S * 1_000_000
@@ -78,15 +82,35 @@ class Dispatcher:
         self._sender = sender
         self._give_up_us = give_up_s * 1_000_000
         self._payloads = payloads
+        self._attempts: set[asyncio.Task[None]] = set()
 
     async def run(self) -> bool:
-        """Make deliveries of new messages and attempt those due, one batch of each. True if more may be waiting."""
-        fanned_out = await self._fan_out()
-        leased = await self._lease_due()
-        async with asyncio.TaskGroup() as attempts:
-            for delivery, endpoint, now in leased:
-                attempts.create_task(self._attempt(delivery, endpoint, now))
-        return fanned_out == _FAN_OUT_BATCH or bool(leased)
+        """Make deliveries of new messages and attempt those due, until none is. True if more may be waiting.
+
+        Attempts that take long do not hold up others: what is due takes the places that are free. After many looks
+        it returns True while such attempts go on, which the next run takes over. No attempt outlives an error.
+        """
+        worked = False
+        try:
+            for _ in range(_LOOKS):
+                fanned_out = await self._fan_out()
+                leased = await self._lease_due(CONCURRENT - len(self._attempts))
+                worked |= bool(leased)
+                for delivery, endpoint, now in leased:
+                    self._attempts.add(asyncio.create_task(self._attempt(delivery, endpoint, now)))
+                if self._attempts:
+                    ended, self._attempts = await asyncio.wait(self._attempts, timeout=_LOOK_S)
+                    if failures := [failure for attempt in ended if (failure := attempt.exception())]:
+                        raise failures[0]
+                elif fanned_out < _FAN_OUT_BATCH:
+                    return worked
+        except BaseException:
+            rest, self._attempts = self._attempts, set()
+            for attempt in rest:
+                attempt.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+            raise
+        return True
 
     async def remove_old(self, keep_s: int) -> int:
         """Delete a batch of deliveries, with their attempts, and of sent messages that ended over `keep_s` ago.
@@ -141,16 +165,28 @@ class Dispatcher:
             await session.execute(update(outbox).where(one_of(self._database, _OUTBOX.id, ids)).values(sent_at=now))
         return len(events)
 
-    async def _lease_due(self) -> list[tuple[Any, Any, int]]:
-        """Lease the deliveries that are due: each with its endpoint, and the present instant."""
+    async def _lease_due(self, places: int) -> list[tuple[Any, Any, int]]:
+        """Lease at most so many of the deliveries that are due: each with its endpoint, and the present instant."""
+        if not places:
+            return []
         async with self._database.transaction() as session:  # all tenants: the worker serves each
             now = (await session.execute(select(self._database.clock))).scalar_one()
-            due = (_DELIVERY.state == "pending") & (_DELIVERY.next_at <= now) & (_DELIVERY.leased_until < now)
-            place = func.row_number().over(
-                partition_by=_DELIVERY.endpoint_id, order_by=(_DELIVERY.next_at, _DELIVERY.id)
+            waits = _DELIVERY.leased_until < now
+            due = (_DELIVERY.state == "pending") & (_DELIVERY.next_at <= now) & waits
+            # What is leased takes the first places of its endpoint and its tenant.
+            order = (waits, _DELIVERY.next_at, _DELIVERY.id)
+            of_endpoint = func.row_number().over(partition_by=_DELIVERY.endpoint_id, order_by=order)
+            current = (_DELIVERY.state == "pending") & (_DELIVERY.next_at <= now)
+            rows_of_endpoint = select(
+                _DELIVERY.id, _DELIVERY.tenant_id, _DELIVERY.next_at, waits.label("waits"), of_endpoint.label("place")
             )
-            ranked = select(_DELIVERY.id, _DELIVERY.next_at, place.label("place")).where(due).subquery()
-            first = select(ranked.c.id).where(ranked.c.place <= PER_ENDPOINT).order_by(ranked.c.next_at).limit(BATCH)
+            by_endpoint = rows_of_endpoint.where(current).subquery().c
+            order = (by_endpoint.waits, by_endpoint.next_at, by_endpoint.id)
+            of_tenant = func.row_number().over(partition_by=by_endpoint.tenant_id, order_by=order)
+            rows_of_tenant = select(by_endpoint.id, by_endpoint.next_at, by_endpoint.waits, of_tenant.label("place"))
+            by_tenant = rows_of_tenant.where(by_endpoint.place <= PER_ENDPOINT).subquery().c
+            allowed = by_tenant.waits & (by_tenant.place <= PER_TENANT)
+            first = select(by_tenant.id).where(allowed).order_by(by_tenant.place, by_tenant.next_at).limit(places)
             # The condition is repeated under the lock, because another worker may have leased the row since.
             query = select(webhook_delivery).where(_DELIVERY.id.in_(first), due).order_by(_DELIVERY.id)
             rows = (await session.execute(self._database.locked(query, skip=True))).all()

@@ -22,7 +22,10 @@ from webhooks.tables import webhook_attempt, webhook_delivery, webhook_endpoint
 EndpointState = Literal["enabled", "disabled"]
 
 MAX_ENDPOINTS = 50
+MOST_TESTS = 10
+"""Tests of one endpoint that wait at once."""
 _MOST_PATTERNS = 50
+_TEST = "webhook.test"
 OVERLAP_S = 24 * 3600
 """How long after a rotation messages carry the old secret's signature beside the new one's, by default."""
 REMOVED = "the endpoint was removed"
@@ -201,11 +204,18 @@ class WebhookEndpoints:
         return encode_secret(secret)
 
     async def send_test(self, tenant_id: UUID, endpoint_id: UUID) -> UUID:
-        """Queue a `webhook.test` message for this endpoint only. Returns the delivery's id. Raises WebhookNotFound."""
+        """Queue a `webhook.test` message for this endpoint only. Returns the delivery's id. Raises WebhookNotFound;
+        InvalidWebhook while MOST_TESTS wait."""
         async with self._database.transaction() as session:
-            await self._row(session, tenant_id, endpoint_id)
+            await self._row(session, tenant_id, endpoint_id, lock=True)
+            own = (_DELIVERY.tenant_id == tenant_id) & (_DELIVERY.endpoint_id == endpoint_id)
+            waiting = own & (_DELIVERY.state == "pending") & (_DELIVERY.topic == _TEST)
+            if (await session.scalar(select(func.count()).select_from(webhook_delivery).where(waiting)) or 0) >= (
+                MOST_TESTS
+            ):
+                raise InvalidWebhook("endpoint", f"{MOST_TESTS} tests of it wait to be delivered, the most allowed")
             now = (await session.execute(select(self._database.clock))).scalar_one()
-            row = delivery_row(endpoint_id, tenant_id, new_id(), "webhook.test", "{}", at=now, now=now)
+            row = delivery_row(endpoint_id, tenant_id, new_id(), _TEST, "{}", at=now, now=now)
             await session.execute(insert(webhook_delivery).values(row))
             return UUID(str(row["id"]))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
@@ -91,6 +94,18 @@ async def test_odd_spellings_of_loopback() -> None:
         AddressPolicy(networks=LOCAL).check_url(f"https://{host}/hook")
     for host in ("hook.test", "134744072", "1.1.1.1.hook.test"):
         AddressPolicy().check_url(f"https://{host}/")
+
+
+async def test_names_are_resolved_beside_the_loops_own_threads() -> None:
+    busy = threading.Event()
+    threads = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    held = asyncio.get_running_loop().run_in_executor(None, busy.wait)
+    try:
+        assert await asyncio.wait_for(system_resolve("127.0.0.1", 443), 60) == ["127.0.0.1"]
+    finally:
+        busy.set()
+        await held
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,15 @@ from storage.database.base import Count, new_id
 from storage.database.database import Database
 from storage.database.outbox import outbox
 from tests.billing.money import Tenant
-from tests.webhooks.receiver import Receiver, receiver, status
+from tests.waiting import until
+from tests.webhooks.receiver import Received, Receiver, receiver, status
 from turnpike.admin_services import WEBHOOK_TOPICS
+from webhooks import dispatch
 from webhooks.addresses import AddressPolicy, parse_networks
 from webhooks.dispatch import Dispatcher, delay_us
 from webhooks.endpoints import (
     MAX_ENDPOINTS,
+    MOST_TESTS,
     InvalidWebhook,
     WebhookEndpoints,
     WebhookNotFound,
@@ -313,18 +316,79 @@ async def test_what_a_dead_worker_took_is_told_by_another(database: Database) ->
         assert (delivery.state, delivery.attempts) == ("delivered", 1)
 
 
-async def test_a_slow_endpoint_does_not_hold_up_the_others(fresh_sqlite_url: str) -> None:
-    database = await Database.open(fresh_sqlite_url)
-    endpoints, tenant = WebhookEndpoints(database, CIPHER, POLICY, WEBHOOK_TOPICS), new_id()
+async def test_slow_endpoints_hold_up_no_other(database: Database) -> None:
+    endpoints, tenant, other = WebhookEndpoints(database, CIPHER, POLICY, WEBHOOK_TOPICS), new_id(), new_id()
     async with receiver() as slow, receiver() as quick:
         slow.answer = lambda _: None
-        await endpoints.add(tenant, _url(slow), ["*"])
-        await _happen(database, tenant, "invoice.paid", count=30)
+        for number in range(3):
+            await endpoints.add(tenant, _url(slow, f"/{number}"), ["invoice.*"])
         await endpoints.add(tenant, _url(quick), ["budget.*"])
-        await _happen(database, tenant, "budget.threshold")
-        await _dispatcher(database, timeout_s=1).run()
-        assert (len(slow.received), len(quick.received)) == (4, 1)
-    await database.close()
+        await endpoints.add(other, _url(quick), ["*"])
+        await _happen(database, tenant, "invoice.paid", count=10)
+        await _happen(database, other, "invoice.paid", count=6)
+        running = asyncio.create_task(_work(_dispatcher(database, timeout_s=3600)))
+        try:
+            await until(lambda: len(quick.received) == 6)
+            await _happen(database, other, "invoice.paid", count=6)
+            await until(lambda: len(quick.received) == 12)
+            await until(lambda: len(slow.received) == 8)
+            assert all(list(map(_path, slow.received)).count(f"/{number}") <= 4 for number in range(3))
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        # Another worker gives no more places to who has all of them.
+        assert not await _dispatcher(database).run()
+        assert slow.connections == 8
+
+
+async def _work(dispatcher: Dispatcher) -> None:
+    while True:
+        if not await dispatcher.run():
+            await asyncio.sleep(0.005)
+
+
+def _path(message: Received) -> str:
+    return message.path
+
+
+async def test_a_run_ends_and_the_next_goes_on_with_its_attempts(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_LOOKS", 1)
+    monkeypatch.setattr(dispatch, "_LOOK_S", 0.01)
+    endpoints, tenant, dispatcher = (
+        WebhookEndpoints(database, CIPHER, POLICY, WEBHOOK_TOPICS),
+        new_id(),
+        _dispatcher(database, timeout_s=3600),
+    )
+    async with receiver() as right:
+        right.answer = lambda _: None
+        await endpoints.add(tenant, _url(right), ["*"])
+        await _happen(database, tenant, "invoice.paid")
+        while not right.received:
+            assert await dispatcher.run()
+        for handler in right.handlers:  # the connection ends without an answer
+            handler.cancel()
+        while await dispatcher.run():
+            pass
+        (delivery,) = await endpoints.deliveries(tenant)
+        assert (delivery.attempts, right.connections) == (1, 1)
+
+
+async def test_so_many_tests_of_an_endpoint_wait_at_once(database: Database) -> None:
+    endpoints, tenant = WebhookEndpoints(database, CIPHER, POLICY, WEBHOOK_TOPICS), new_id()
+    async with receiver() as right:
+        endpoint, _ = await endpoints.add(tenant, _url(right), ["invoice.*"])
+        second, _ = await endpoints.add(tenant, _url(right), ["invoice.*"])
+        for _ in range(MOST_TESTS):
+            await endpoints.send_test(tenant, endpoint.id)
+        with pytest.raises(InvalidWebhook, match="10 tests"):
+            await endpoints.send_test(tenant, endpoint.id)
+        await endpoints.send_test(tenant, second.id)
+        while await _dispatcher(database).run():
+            pass
+        assert len(right.received) == MOST_TESTS + 1
+        await endpoints.send_test(tenant, endpoint.id)
 
 
 async def test_an_attempt_that_cannot_be_made_ends_no_other(database: Database) -> None:
