@@ -25,10 +25,7 @@ from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.administration.operators import deciding_operators
-
-_TWO = 2
-"""How many operators approvals take."""
+from tenancy.administration.operators import two_decide
 
 
 class NewValue(Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,9 +85,6 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def shown(name: str) -> SettingObject:
         return SettingObject(name=name, value=await wait(platform.value(name)), values=list(VALUES.get(name, ())))
 
-    async def deciding() -> int:
-        return len(deciding_operators(await wait(tenancy.list_operator_keys())))
-
     @get("/admin/v1/platform/settings", opt=demands("platform.read") | describes(SettingList))
     async def list_settings(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The settings of the platform."""
@@ -139,9 +133,11 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             if await wait(platform.value(APPROVALS)) == "on":
                 change, summary = SettingArguments(name, body.value), f"{name}: {body.value}"
                 await wait(propose(database, "platform_setting.set", change, summary, reason=body.reason))
-            if name == APPROVALS and body.value == "on" and await deciding() < _TWO:
+            turns_on = name == APPROVALS and body.value == "on"
+            if turns_on and not two_decide(await wait(tenancy.list_operator_keys())):
                 raise Conflict(
-                    "Approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`.",
+                    "Approvals take two operators, each with an owner's key: "
+                    "`turnpike keys create --operator --name WHO`; the keys of both name a user, or neither's.",
                     code="second_operator_required",
                 )
             principal = principal_of(request)

@@ -109,3 +109,13 @@ async def test_of_three_operators_two_remain_though_all_are_revoked_at_once(tena
     )
     assert sum(isinstance(one, TooFewOperators) for one in ended) == 2
     assert sum(key.revoked_at is None for key in await tenancy.list_operator_keys()) == 2
+
+
+async def test_owners_keys_are_not_revoked_for_keys_that_cannot_turn_approvals_off(tenancy: Tenancy) -> None:
+    ann, bob = [await tenancy.create_operator_key(name) for name in ("ann", "bob")]
+    for name in ("cat", "dan"):
+        await tenancy.create_operator_key(name, role="finance")
+    await tenancy.create_operator_key("bob ")  # another key of the same person
+    with pytest.raises(TooFewOperators):
+        await tenancy.revoke(ann.public_id, guard=partial(check_two_remain, public_id=ann.public_id))
+    await tenancy.revoke(bob.public_id, guard=partial(check_two_remain, public_id=bob.public_id))

@@ -47,16 +47,17 @@ def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
     from billing.approvals.kinds import SettingArguments
     from billing.pending_changes import propose
     from billing.platform_settings import APPROVALS, check_platform_setting
-    from tenancy.administration.operators import deciding_operators
+    from tenancy.administration.operators import two_decide
     from turnpike.admin_services import system_user
 
     check_platform_setting(arguments.name, arguments.value)
 
     async def work(admin: AdminServices) -> None:
         turns_on = arguments.name == APPROVALS and arguments.value == "on"
-        if turns_on and len(deciding_operators(await admin.tenancy.list_operator_keys())) < 2:
+        if turns_on and not two_decide(await admin.tenancy.list_operator_keys()):
             raise CommandError(
-                "approvals take two operators, each with a key: `turnpike keys create --operator --name WHO`"
+                "approvals take two operators, each with an owner's key: `turnpike keys create --operator --name WHO`; "
+                "the keys of both name a user (--user), or neither's"
             )
         if await approvals_are_on(admin) and not arguments.second_operator_key_file:
             await own_operator(admin, "platform.write")

@@ -127,6 +127,17 @@ async def test_price_books_are_the_platforms(stack: Stack, desks: Desks) -> None
     await desks.own().get("/prices/books", 403)
 
 
+async def test_approvals_are_not_turned_on_where_nobody_could_turn_them_off(stack: Stack) -> None:
+    ann, at = Desk(stack, await stack.tenancy.create_operator_key("ann")), "/platform/settings/approvals"
+    await stack.tenancy.create_operator_key("fin", role="finance")  # decides, and may not change settings
+    assert (await ann.put(at, {"value": "on"}, 409))["error"]["code"] == "second_operator_required"
+    user = await stack.users.accounts.create("bob@example.com", "Bob", 0)
+    await stack.tenancy.create_operator_key("bob", user_id=user.id)  # who may be ann, whose key names no user
+    assert (await ann.put(at, {"value": "on"}, 409))["error"]["code"] == "second_operator_required"
+    await stack.tenancy.create_operator_key("cat")
+    await ann.put(at, {"value": "on"})
+
+
 async def test_approvals_take_two_operators(stack: Stack, desks: Desks) -> None:
     ann = Desk(stack, await stack.tenancy.create_operator_key("ann"))
     setting = {"object": "platform.setting", "name": "approvals", "value": "off", "values": ["off", "on"]}
