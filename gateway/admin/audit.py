@@ -34,6 +34,9 @@ _PREFIX = "audit_"
 _LINES = 200
 """Entries of one piece of a CSV file."""
 _FORMATS = ("json", "csv")
+_SUSPENSIONS = frozenset({"tenant.suspended", "tenant.resumed", "project.suspended", "project.resumed"})
+_NOT_AGREED = frozenset({"change.proposed", "change.withdrawn", "price_sheet.drafted", "price_sheet.withdrawn"})
+"""Actions by which nothing applies to a tenant: what the platform's people considered is not for it to read."""
 
 
 class AuditActor(Struct, frozen=True):
@@ -209,12 +212,28 @@ def scopes_of(principal: Principal) -> list[Scope]:
 
 
 def for_tenant(entry: Entry) -> Entry:
-    """As a tenant's people see an entry: of who runs the platform they learn the name alone."""
+    """As a tenant's people see an entry: of who runs the platform they learn the name alone; of a suspension not why;
+    and of a change that was not approved, that there was one."""
+    if entry.action in _SUSPENSIONS:
+        before, after = (_without_reason(state) for state in (entry.before, entry.after))
+        entry = msgspec.structs.replace(entry, reason="", before=before, after=after)
+    elif entry.action in _NOT_AGREED:
+        entry = msgspec.structs.replace(entry, reason="", before=None, after=None)
+    elif entry.action == "change.approved":
+        entry = msgspec.structs.replace(entry, reason="", before=None)
     actor = entry.actor
     if actor.means not in OPERATOR_MEANS and actor.through != OPERATOR:
         return entry
     name = THIS_MACHINE if actor.means == "command" else actor.name  # a command's is USER@HOST
     return msgspec.structs.replace(entry, actor=Actor(actor.means, "", name, request_id=actor.request_id))
+
+
+def _without_reason(state: str | None) -> str | None:
+    if state is None:
+        return None
+    fields = msgspec.json.decode(state, type=dict[str, msgspec.Raw])
+    fields.pop("reason", None)
+    return msgspec.json.encode(fields).decode()
 
 
 def _accepted(request: Request[Any, Any, Any]) -> str:

@@ -14,8 +14,15 @@ from audit_log.actors import Actor, acting_as
 from audit_log.reading import Scope
 from audit_log.record import record_change
 from audit_log.tables import PLATFORM, audit_entry
+from billing.accounts.balances import Balances
+from billing.approvals.approvals import Approvals
+from billing.pending_changes import ChangePending
+from billing.platform_settings import APPROVALS, PlatformSettings
+from billing.prices import PriceCatalog
 from gateway.admin.audit import scopes_of
+from storage.bus import LocalBus
 from storage.database.base import new_id
+from tenancy.administration.suspension import Suspensions
 from tenancy.rights.principals import Membership, Principal
 from tests.gateway.stack import Stack
 
@@ -97,6 +104,39 @@ async def test_tenants_learn_of_operators_the_name_alone(stack: Stack) -> None:
         assert len(await ann.actions(f"?action=seen.*&actor={hidden}")) == 1
     assert await owner.actions("?action=seen.*&actor=operator") == ["seen.1"]
     assert await owner.actions("?action=seen.*&actor=Ann") == ["seen.2", "seen.0"]
+
+
+async def test_tenants_do_not_read_what_operators_keep_to_themselves(stack: Stack) -> None:
+    ann, owner = await _operator(stack), _Reader(stack, stack.admin_key)
+    suspensions = Suspensions(stack.database, LocalBus())
+    with acting_as(Actor("operator_key", "tpk_1", "Ann")):
+        for project in (None, stack.project.id):
+            await suspensions.suspend(stack.tenant.id, project, reason="SECRET fraud")
+            await suspensions.resume(stack.tenant.id, project, reason="SECRET cleared")
+        await PlatformSettings(stack.database).set(APPROVALS, "on", by="Ann and Bob", via="test")
+        pending = []
+        for reason in ("SECRET risk", "SECRET more"):
+            with pytest.raises(ChangePending) as change:
+                await Balances(stack.database).grant(
+                    stack.tenant.id, 987_000_000_000, "USD", kind="promo", reason=reason
+                )
+            pending.append(change.value.change.id)
+        approvals = Approvals(stack.database, PriceCatalog(stack.database))
+        await approvals.withdraw(pending[0], lambda _: True, "SECRET no")
+    kinds = "tenant.suspended tenant.resumed project.suspended project.resumed change.proposed change.withdrawn"
+    assert set(kinds.split()) <= set(await owner.actions("?limit=100"))
+    for form in ("json", "csv"):
+        answer = await stack.http.get(f"{AUDIT}?limit=100&format={form}", headers=owner.headers)
+        for hidden in ("SECRET", "987000000000", "0.987"):
+            assert hidden not in answer.text
+    (suspended,) = (await owner.get("?action=tenant.suspended"))["data"]
+    assert suspended["after"]["running"] == "finish"
+    with acting_as(Actor("operator_key", "tpk_2", "Bob")):
+        await approvals.approve(pending[1], lambda _: True, "SECRET yes")
+    (approved,) = (await owner.get("?action=change.approved"))["data"]
+    assert (approved["reason"], approved["before"], approved["after"]["state"]) == ("", None, "approved")
+    assert (await ann.get("?action=tenant.suspended"))["data"][0]["reason"] == "SECRET fraud"
+    assert "SECRET no" in {entry["reason"] for entry in (await ann.get("?action=change.*"))["data"]}
 
 
 async def test_filters_and_pages(stack: Stack) -> None:
