@@ -26,6 +26,8 @@ class Author(msgspec.Struct, frozen=True):
 
     name: str
     sheets: PriceSheets
+    operator: Principal | None = None
+    """Who that is, if a key proves it."""
 
 
 def add_author(parser: CommandParser) -> None:
@@ -67,10 +69,11 @@ async def find_author(
 
     key_file = admin.settings.operator_key_file
     if key_file:
-        name = (await _operator(admin, Path(key_file), permission)).name
-        if arguments.by not in (None, name):
-            raise CommandError(f"--by: the key in {key_file} is {name}'s; leave --by out")
-        return Author(name, PriceSheets(admin.database, via=via_of_sheets(current_actor())))
+        operator = await _operator(admin, Path(key_file), permission)
+        if arguments.by not in (None, operator.name):
+            raise CommandError(f"--by: the key in {key_file} is {operator.name}'s; leave --by out")
+        sheets = PriceSheets(admin.database, via=via_of_sheets(current_actor()))
+        return Author(operator.name, sheets, operator)
     if await approvals_are_on(admin):
         raise CommandError(
             f"changing prices takes two operators (`turnpike platform show`): present your key, {FLAG} FILE"

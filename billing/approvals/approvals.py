@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 from uuid import UUID
 
-from audit_log.actors import current_actor
+from audit_log.actors import Actor, current_actor
 from billing.approvals.kinds import KINDS, Makers, Needed, check, make
 from billing.pending_changes import (
     PREFIX,
@@ -91,22 +91,34 @@ class Approvals:
 
     async def withdraw(self, reference: str, may: May, reason: str = "") -> PendingChange:
         """End a change without making it: one's own, or with the permission that approving it needs. Raises
-        UnknownChange, NotPending, NotAllowedToDecide, ApprovalRefused, InvalidText."""
+        UnknownChange, NotPending, NotADraft, NotAllowedToDecide, ApprovalRefused, InvalidText."""
+        if reference.startswith(SHEET_PREFIX):
+            await self.get(reference)  # an unknown one is an unknown change
+            return _of_sheet(await self.withdraw_sheet(_sheet_number(reference), may, reason))
         actor = current_actor()
         check_proven(actor)
-        change = await self.get(reference)
-        if change.author_person != actor.person:
-            _check_may(may, permission_to_decide(change.kind), change)
-        if reference.startswith(SHEET_PREFIX):
-            sheets = PriceSheets(self._database, via=via_of_sheets(actor))
-            return _of_sheet(await sheets.withdraw(_sheet_number(reference), actor.name, reason))
+        _check_own_or_may(await self.get(reference), may, actor)
         async with self._database.transaction() as session:
             return await decide(self._database, session, _identity(reference), "withdrawn", reason=reason)
+
+    async def withdraw_sheet(self, number: int, may: May, reason: str = "", *, dry_run: bool = False) -> PriceSheet:
+        """Withdraw a draft of prices, or prices that have not begun, by the same rule as `withdraw`. Raises
+        UnknownSheet, NotADraft, NotAllowedToDecide, ApprovalRefused, InvalidText."""
+        actor = current_actor()
+        check_proven(actor)
+        sheets = PriceSheets(self._database, via=via_of_sheets(actor))
+        _check_own_or_may(_of_sheet(await sheets.get(number)), may, actor)
+        return await sheets.withdraw(number, actor.name, reason, dry_run=dry_run)
 
 
 def permission_to_decide(kind: str) -> Needed:
     """The permission, at the platform, that approving or withdrawing a change of this kind needs."""
     return "prices.approve" if kind == SHEET_KIND else KINDS[kind].permission  # type: ignore[index]
+
+
+def _check_own_or_may(change: PendingChange, may: May, actor: Actor) -> None:
+    if change.author_person != actor.person:
+        _check_may(may, permission_to_decide(change.kind), change)
 
 
 def _check_may(may: May, permission: Needed, change: PendingChange) -> None:

@@ -17,8 +17,10 @@ from litestar.params import FromPath
 from msgspec import Meta
 
 from audit_log.actors import current_actor
+from billing.approvals.approvals import Approvals
 from billing.calendar import InvalidInstant, format_instant, parse_instant
 from billing.money import InvalidMoney, InvalidPrice
+from billing.pending_changes import ApprovalRefused
 from billing.prices import PriceMissing
 from billing.prices.approval import PriceSheets, via_of_sheets
 from billing.prices.errors import (
@@ -81,7 +83,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     """The routes, for one worker."""
     prices, database = gateway.services.prices, gateway.services.database
     client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
-    sheets, books = PriceSheets(database), PriceBooks(database)
+    sheets, books, approvals = PriceSheets(database), PriceBooks(database), Approvals(database, prices)
 
     def sheets_now() -> PriceSheets:
         """What writes sheets, and records how it is known who does."""
@@ -222,11 +224,11 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         opt=demands("prices.propose") | describes(SheetWithDifference, **_DECIDED),
     )
     async def withdraw_price_sheet(request: Request[Any, Any, Any], number: FromPath[int]) -> Response[bytes]:
-        """Withdraw a draft, or a sheet that has not taken effect."""
+        """Withdraw a draft, or a sheet that has not taken effect. Who did not write it needs `prices.approve`."""
         operator = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
-            await wait(sheets_now().withdraw(number, operator.name, body.reason))
+            await wait(approvals.withdraw_sheet(number, operator.may, body.reason))
             return json_response(await wait(current_sheet(number)))
 
     return [
@@ -247,6 +249,8 @@ def _price_errors(*, in_proposal: bool = False) -> Iterator[None]:
     except SamePerson as error:
         text = "You wrote this price sheet; another operator must activate it."
         raise NotAllowed(text, code="four_eyes_required") from error
+    except ApprovalRefused as error:
+        raise NotAllowed(f"{error}.") from error
     except NotADraft as error:
         raise Conflict(f"{error}.", code="wrong_state") from error
     except UnknownSheet as error:

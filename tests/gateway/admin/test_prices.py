@@ -78,6 +78,23 @@ async def test_one_operator_proposes_and_another_activates(stack: Stack) -> None
 
 
 @pytest.mark.slow
+async def test_who_cannot_approve_prices_withdraws_their_own_alone(stack: Stack) -> None:
+    ann, bob = [Desk(stack, await stack.tenancy.create_operator_key(name)) for name in ("Ann", "bob")]
+    eve, fay = [Desk(stack, await stack.tenancy.create_operator_key(name, role="admin")) for name in ("eve", "fay")]
+    later = {"model": "tiny", "prices": GRID, "effective_at": "2999-01-01T00:00:00Z"}
+    agreed = await ann.post(SHEETS, later, 201)
+    await bob.post(f"{SHEETS}/{agreed['id']}/activate")
+    draft = await eve.post(SHEETS, {"model": "tiny", "prices": GRID}, 201)
+    for sheet in (agreed, draft):
+        for path in (f"{SHEETS}/{sheet['id']}", f"/admin/v1/approvals/price_sheet_{sheet['id']}"):
+            refused = await fay.post(f"{path}/withdraw", None, 403)
+            assert "prices.approve" in refused["error"]["message"]
+    assert (await ann.get(f"{SHEETS}/{agreed['id']}"))["state"] == "scheduled"
+    assert (await eve.post(f"{SHEETS}/{draft['id']}/withdraw"))["state"] == "withdrawn"
+    assert (await bob.post(f"{SHEETS}/{agreed['id']}/withdraw"))["state"] == "withdrawn"
+    await bob.post(f"{SHEETS}/999/withdraw", None, 404)
+
+
 async def test_drafts_can_be_withdrawn_and_a_tenants_book_overrides(stack: Stack) -> None:
     ann = Desk(stack, await stack.tenancy.create_operator_key("ann"))
     bob = Desk(stack, await stack.tenancy.create_operator_key("bob"))

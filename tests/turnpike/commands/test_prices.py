@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,14 @@ def test_approvals_are_the_platforms_and_take_two_keys(run: Run, tmp_path: Path)
     assert run(f"{other_prices} {ann} {second}")[0] == 0
     assert run(f"platform set approvals off {ann} {second}")[0] == 0
     assert run(f"prices set qwen {PLAIN} --by carl")[0] == 0
+
+    vic = _operator(run, tmp_path, "vic", "--role admin")  # proposes, and may not approve
+    found = re.search(r"price sheet (\d+), draft", run(f"{draft} {ann} --force urgent")[1])
+    assert found is not None
+    status, out = run(f"prices withdraw {found[1]} {vic}")
+    assert (status, "allows prices.approve" in out) == (2, True)
+    assert "would be withdrawn; nothing written" in run(f"prices withdraw {found[1]} {ann} --dry-run")[1]
+    assert "withdrawn" in run(f"prices withdraw {found[1]} {bob}")[1]
 
     (tmp_path / "bob").write_text("tp_live_guess")
     status, out = run(f"prices withdraw 2 {bob}")

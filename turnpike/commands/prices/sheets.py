@@ -47,10 +47,17 @@ async def approve_sheet(admin: AdminServices, arguments: argparse.Namespace) -> 
 async def withdraw_sheet(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike prices withdraw`."""
     author = await find_author(admin, arguments)
-    _print_decided(
-        await author.sheets.withdraw(arguments.sheet, author.name, arguments.reason, dry_run=arguments.dry_run),
-        arguments,
-    )
+    if author.operator is None:  # nobody's approval is needed, and nothing proves who this is
+        decided = await author.sheets.withdraw(
+            arguments.sheet, author.name, arguments.reason, dry_run=arguments.dry_run
+        )
+    else:
+        from billing.approvals.approvals import Approvals
+
+        decided = await Approvals(admin.database, admin.prices).withdraw_sheet(
+            arguments.sheet, author.operator.may, arguments.reason, dry_run=arguments.dry_run
+        )
+    _print_decided(decided, arguments)
 
 
 def _print_decided(sheet: PriceSheet, arguments: argparse.Namespace) -> None:
