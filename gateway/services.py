@@ -21,7 +21,7 @@ from gateway.admission.cache_leases import LeaseCompanion
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.admission.request_timeouts import RequestTimeouts
-from gateway.errors import SuspendedError
+from gateway.errors import NotAuthenticated, SuspendedError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.forgotten_scopes import ForgottenScopes
 from gateway.generation.dependencies import GenerationDependencies
@@ -52,7 +52,7 @@ from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.disk_space import DiskWatch
 from tenancy.administration.suspension import Suspension, Suspensions
-from tenancy.authenticator import Authenticator
+from tenancy.authenticator import AuthenticationFailed, Authenticator
 from tenancy.rate_limits import RateLimits
 from tenancy.repositories import Tenancy
 from tenancy.rights.key_limits import Network
@@ -245,6 +245,7 @@ class Gateway:
                 self.waterfalls,
             ),
             self._check_payer,
+            self._check_key,
         )
         store = None if services.scope_keys is None else ResponseStore(services.database, services.scope_keys)
         self.response_keeper = ResponseKeeper(
@@ -338,6 +339,13 @@ class Gateway:
         """Raise SuspendedError for whoever was suspended since the request was authenticated."""
         if (what := self.services.suspensions.find(payer.tenant_id, payer.project_id)) is not None:
             raise SuspendedError(what)
+
+    async def _check_key(self, payer: Payer) -> None:
+        """Raise NotAuthenticated if the key was revoked, or has expired, since the request was kept."""
+        try:
+            await self.services.authenticator.check_valid(payer.key)
+        except AuthenticationFailed as error:
+            raise NotAuthenticated("The key of this request was revoked, or has expired.") from error
 
     def _end_suspended(self, suspension: Suspension) -> None:
         self.requests.end_all_of(suspension.tenant_id, suspension.project_id)

@@ -137,13 +137,19 @@ class Authenticator:
         now, principal = clock.instant(), record.principal
         if not matches and record.previous_principal is not None and self._is_previous(record, key, mac):
             matches, principal = now < record.previous_until, record.previous_principal
-        expired = record.expires_at is not None and record.expires_at <= now
-        if not matches or record.revoked or expired or principal is None:
+        if not matches or record.revoked or _has_ended(record, now) or principal is None:
             raise AuthenticationFailed
         if record.networks is not None and address is not None and not is_inside(address, record.networks):
             raise AddressNotAllowed
         self._record_use(principal, record, now)
         return principal
+
+    async def check_valid(self, public_id: str) -> None:
+        """Raise AuthenticationFailed if the key was revoked or has expired, for what it asked for before and begins
+        now. Raises DatabaseUnavailable if the key is not cached."""
+        record = await self._cached(public_id)
+        if record.principal is None or record.revoked or _has_ended(record, clock.instant()):
+            raise AuthenticationFailed
 
     def _is_previous(self, record: _CachedKey, key: Presented, mac: bytes) -> bool:
         """Whether it is the secret from before the key's rotation, under the pepper of then."""
@@ -256,3 +262,7 @@ class Authenticator:
                 await keys.record_use(principal.id, from_instant(now), old_secret=principal.old_secret)
         except DatabaseUnavailable:
             log.info("the time of a key's last use was not recorded: the database is unavailable")
+
+
+def _has_ended(record: _CachedKey, now: int) -> bool:
+    return record.expires_at is not None and record.expires_at <= now

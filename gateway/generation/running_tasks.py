@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 import structlog
@@ -21,10 +21,17 @@ _AFTER_INTERRUPT_S = 10.0
 
 class RunningTasks:
     """The tasks of all requests that run. While `draining`, no request is started. `check_payer` raises the error for
-    who may start nothing now."""
+    who may start nothing now; `check_key` does for a key that has ended since it asked, and raises DatabaseUnavailable.
+    """
 
-    def __init__(self, deps: GenerationDependencies, check_payer: Callable[[Payer], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        deps: GenerationDependencies,
+        check_payer: Callable[[Payer], None],
+        check_key: Callable[[Payer], Awaitable[None]],
+    ) -> None:
         self.draining = False
+        self.check_key = check_key
         self._check_payer = check_payer
         self._deps = deps
         self._running: dict[GenerationTask, asyncio.Task[None]] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 from litestar.datastructures import Headers
@@ -28,6 +30,7 @@ from tenancy.rights.principals import Principal, PrincipalKind
 from tenancy.users.session_authenticator import SessionAuthenticator
 from waterfall.marks import AUTH
 
+_SLOW_BODY_S = 0.1
 _NAMES: dict[PrincipalKind, str] = {
     "project_key": "the key of a project",
     "admin_key": "an admin key of the tenant",
@@ -77,19 +80,27 @@ class Authentication(ASGIMiddleware):
                 await next_app(scope, receive, send)
             return
         kinds = policy.kinds_for(scope["path"])
-        if (
+        by_session = (
             "session" in kinds
             and scope["path"].startswith(ADMIN_PATH)
             and not has_key(headers)
             and (has_session_cookie(scope) or kinds == {"session"})
-        ):
-            principal = await self._signed_in(scope, policy)
-        else:
-            principal = await self._principal(headers, kinds, context.address)
-        context.principal = principal
-        check_not_suspended(self._suspensions, principal.tenant_id, principal.project_id)
-        _check(principal, policy, scope["path"])
+        )
+
+        async def authenticate() -> Principal:
+            if by_session:
+                principal = await self._signed_in(scope, policy)
+            else:
+                principal = await self._principal(headers, kinds, context.address)
+            context.principal = principal
+            check_not_suspended(self._suspensions, principal.tenant_id, principal.project_id)
+            _check(principal, policy, scope["path"])
+            return principal
+
+        principal = await authenticate()
         context.marks.mark(AUTH)
+        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+            receive = _with_slow_bodies_checked(receive, authenticate)
         with acting_as(
             Actor(
                 _MEANS[principal.kind],
@@ -131,6 +142,22 @@ class Authentication(ASGIMiddleware):
             raise Unavailable(
                 "API keys cannot be checked while the database is unavailable; try again shortly."
             ) from error
+
+
+def _with_slow_bodies_checked(receive: Receive, authenticate: Callable[[], Awaitable[object]]) -> Receive:
+    """Authenticate once more when a body has come slowly: its key may have been revoked since, or its session ended."""
+    began, whole = time.monotonic(), False
+
+    async def checked() -> Any:
+        nonlocal whole
+        message = await receive()
+        if not whole and message["type"] == "http.request" and not message["more_body"]:
+            whole = True
+            if time.monotonic() - began > _SLOW_BODY_S:
+                await authenticate()
+        return message
+
+    return checked
 
 
 def _check(principal: Principal, policy: Policy, path: str) -> None:

@@ -320,6 +320,7 @@ class BackgroundResponses:
         prepared = await prepare()
         permit = await wait_for_limits(self._limiter, prepared, end)
         try:
+            await self._requests.check_key(payer)
             if time.monotonic() - began > BEAT_S:  # it waited, and prices may have changed
                 prepared = await prepare()
             response = begun(

@@ -255,6 +255,21 @@ async def test_what_was_answered_with_an_error_is_not_run_later(stack: Stack, mo
     assert len(stack.replica.runs) == begun
 
 
+async def test_a_revoked_key_has_nothing_run_anew(stack: Stack) -> None:
+    stack.say(SAID, queued=600.0)
+    other = await stack.tenancy.create_key(stack.tenant.id, stack.project.id)
+    async with stack.openai() as client, stack.openai(other.key) as colleague:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        await runs(stack, 1)
+        orphan = await die(stack, queued.id)
+        (key,) = [one for one in await stack.tenancy.list_keys(stack.tenant.id) if one.public_id in stack.key]
+        await stack.tenancy.revoke(key.public_id)
+        await adopt(stack, orphan)
+        ended = await until_ended(colleague, queued.id)
+        assert (ended.status, "revoked" in ended.error.message) == ("failed", True)
+    await runs(stack, 1)
+
+
 async def test_what_kills_its_workers_is_not_run_for_ever(stack: Stack) -> None:
     stack.say(SAID, queued=600.0)
     async with stack.openai() as client:
