@@ -51,7 +51,7 @@ class AddressNotAllowed(Exception):
 
 
 class _CachedKey(msgspec.Struct, frozen=True):
-    """What is cached for a public id. An unknown id has a MAC that no secret matches.
+    """What is cached for a public id. An unknown id, and a key that stands in, have a MAC that no secret matches.
 
     `previous_mac` is that of the secret from before a rotation, which `previous_principal` presents until
     `previous_until`. Instants are microseconds since the Unix epoch.
@@ -214,9 +214,9 @@ class Authenticator:
             expires_at=grant.expires_at,
             user=key.user,
         )
-        previous = key.previous_mac is not None and key.previous_until is not None
+        previous = key.previous_mac is not None and key.previous_until is not None and not key.stands_in
         return _CachedKey(
-            mac=key.mac,
+            mac=bytes(32) if key.stands_in else key.mac,  # nobody presents it, though it was given a secret once
             pepper_version=key.pepper_version,
             principal=principal,
             revoked=key.revoked_at is not None,

@@ -357,6 +357,10 @@ class Tenancy:
             raise InvalidKeyChange(f"the old secret may live until {longest.isoformat()} at most")
         issued, secret = generate_key(public_id)
         async with self._changing(public_id, tenant_id) as (session, key):
+            if key.stands_in:
+                raise InvalidKeyChange(
+                    f"the key {public_id} stands for somebody who asks without a key: it has no secret"
+                )
             before = description(key)
             key.rotated_at = now
             key.previous_mac, key.previous_pepper_version = key.mac, key.pepper_version

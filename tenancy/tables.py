@@ -41,6 +41,10 @@ class Project(Base):
     suspended_running: Mapped[str | None] = mapped_column(Text)
 
 
+_OF_A_NAME = 5
+"""The version of ids that are made of a name (RFC 9562); all others are of version 7."""
+
+
 class ApiKey(Base):
     """A key: its public id and the MAC of its secret. A tenant's admin key has no project. An operator's key has no
     tenant either, and its name is the operator's; `user_id` says which user that is, if it is one.
@@ -80,6 +84,12 @@ class ApiKey(Base):
     previous_until: Mapped[datetime | None] = mapped_column(Instant)
     previous_used_at: Mapped[datetime | None] = mapped_column(Instant)
     user_id: Mapped[UUID | None] = mapped_column(Id)
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether it stands for a person who asks without a key: then its id is made of whom it stands for, and no
+        secret is its own."""
+        return self.id.version == _OF_A_NAME
 
     @property
     def user(self) -> str:

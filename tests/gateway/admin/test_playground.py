@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from billing.prices import in_every_lane
 from billing.prices.approval import PriceSheets
@@ -122,6 +122,28 @@ async def test_a_key_that_has_expired_is_made_anew_and_a_revoked_one_is_not(stac
         refused = await ask(ann, stack)
         assert (refused.status_code, len(await stack.events())) == (403, 4)
         assert keys[last].public_id in refused.json()["error"]["message"]
+
+
+async def test_nobody_gets_a_secret_of_the_key_that_stands_for_a_colleague(stack: Stack, desks: Desks) -> None:
+    async with browser_of(stack) as ann:
+        await signed_in(stack, ann)
+        assert (await ask(ann, stack)).status_code == 200
+    (event,) = await stack.settled(1)
+    keys = {key.id: key for key in await stack.tenancy.list_keys(stack.tenant.id)}
+    key = keys[as_id(event.key_id)].public_id
+    for role in ("developer", "owner"):
+        refused = await desks.own(role).post(f"/tenants/{stack.tenant.name}/keys/{key}/rotate", {}, 409)
+        assert refused["error"]["code"] == "wrong_state"
+
+    # One whose secret somebody got before that was refused is no key either.
+    own = await stack.tenancy.create_key(stack.tenant.id, stack.project.id)
+    presented = own.key.replace(own.public_id, key)
+    async with stack.database.transaction() as session:
+        mac = select(ApiKey.mac).where(ApiKey.public_id == own.public_id).scalar_subquery()
+        await session.execute(update(ApiKey).where(ApiKey.public_id == key).values(mac=mac))
+    for secret, status in ((own.key, 200), (presented, 401)):
+        answer = await stack.http.get("/v1/models", headers={"authorization": f"Bearer {secret}"})
+        assert answer.status_code == status, answer.text
 
 
 async def expire(stack: Stack, key: UUID) -> None:
