@@ -222,7 +222,11 @@ function run.alive(operation)
   redis.call('ZADD', prefix, now_ms + lease, operation[2])
   redis.call('ZREMRANGEBYSCORE', prefix, '-inf', now_ms)
   redis.call('PEXPIRE', prefix, 2 * lease)
-  return redis.call('ZCARD', prefix)
+  local names, before = redis.call('ZRANGE', prefix, 0, -1), 0
+  for _, name in ipairs(names) do
+    if name < operation[2] then before = before + 1 end
+  end
+  return {#names, before}
 end
 
 local answers = {}

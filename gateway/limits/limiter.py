@@ -232,7 +232,7 @@ class Limiter:
             for permit in placed:
                 self._outage.run(permit.renewal)
         try:
-            self._outage.workers = max(1, await shared.workers(self._name))
+            self._outage.workers, self._outage.rank = await shared.workers(self._name)
         except ScriptUnavailable:
             return
         except Exception:

@@ -28,6 +28,11 @@ class Bounds(Struct, frozen=True, array_like=True):
     output_tokens: int = UNLIMITED
     concurrent: int = UNLIMITED
 
+    @property
+    def limits(self) -> tuple[int, int, int, int]:
+        """The limits, by meter."""
+        return self.requests, self.input_tokens, self.output_tokens, self.concurrent
+
     def per_minute(self, meter: int) -> int:
         """The limit of one of the first three meters."""
         return (self.requests, self.input_tokens, self.output_tokens)[meter]

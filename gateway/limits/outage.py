@@ -1,7 +1,9 @@
 """Rate limits while Redis is away: each worker keeps its share of every limit, times 1.2, in buckets of its own.
 
 The buckets begin at what Redis last said was left, so that all workers together allow at most a fifth more than Redis
-would have. When Redis is back, it is charged with what was used meanwhile and would not have been refilled by then.
+would have. Of a limit smaller than the number of workers, as many of them as it says have one, the first by name, and
+the others nothing. When Redis is back, it is charged with what was used meanwhile and would not have been refilled by
+then.
 """
 
 from __future__ import annotations
@@ -54,10 +56,11 @@ class _Used:
 
 
 class Outage:
-    """The limits of one worker while Redis is away. `workers`: how many lived when Redis was last asked."""
+    """The limits of one worker while Redis is away. `workers`: how many lived when Redis was last asked; `rank`: how
+    many of them come before this one."""
 
     def __init__(self, lease_us: int, keep_us: int, clock: Callable[[], int] = monotonic_us) -> None:
-        self.workers = 1
+        self.workers, self.rank = 1, 0
         self.active = False
         self._clock = clock
         self._buckets = MemoryBuckets(lease_us, keep_us, clock)
@@ -91,7 +94,11 @@ class Outage:
         """Take everything from the worker's share, or nothing."""
         for bounds in operation.scopes:
             self._seed(bounds)
-        verdict = self._buckets.reserve(replace(operation, scopes=self._shares(operation.scopes)))
+        shares = self._shares(operation.scopes)
+        for scope, share in enumerate(shares):
+            if (meter := _without_any(share)) is not None:
+                return Verdict(False, _MINUTE_US, scope, meter, self._buckets.levels(shares))
+        verdict = self._buckets.reserve(replace(operation, scopes=shares))
         if verdict.allowed:
             taken = (MICRO, operation.input_tokens * MICRO, operation.output_tokens * MICRO)
             for bounds in operation.scopes:
@@ -130,11 +137,12 @@ class Outage:
             return
         elapsed = min(self._clock() - seen[0], _MINUTE_US)
         levels = (seen[1].requests, seen[1].input_tokens, seen[1].output_tokens)
+        share = self._share(bounds)
         refilled = (
-            _refilled(level, elapsed, max(0, bounds.per_minute(meter))) * _EXTRA[0] // (_EXTRA[1] * self.workers)
-            for meter, level in enumerate(levels)
+            0 if limit == UNLIMITED else _refilled(level, elapsed, limit) * share.per_minute(meter) // limit
+            for meter, (level, limit) in enumerate(zip(levels, bounds.limits[:3], strict=True))
         )
-        self._buckets.seed(self._share(bounds), tuple(refilled))  # type: ignore[arg-type]
+        self._buckets.seed(share, tuple(refilled))  # type: ignore[arg-type]
 
     def _shares(self, scopes: Scopes) -> Scopes:
         return tuple(map(self._share, scopes))
@@ -142,11 +150,17 @@ class Outage:
     def _share(self, bounds: Bounds) -> Bounds:
         return Bounds(
             bounds.subject,
-            *(
-                limit if limit == UNLIMITED else max(1, limit * _EXTRA[0] // (_EXTRA[1] * self.workers))
-                for limit in (bounds.requests, bounds.input_tokens, bounds.output_tokens, bounds.concurrent)
-            ),
+            *(limit if limit == UNLIMITED else self._share_of(limit) for limit in bounds.limits),
         )
+
+    def _share_of(self, limit: int) -> int:
+        of_all = limit * _EXTRA[0] // _EXTRA[1]
+        return of_all // self.workers if of_all >= self.workers else int(self.rank < limit)
+
+
+def _without_any(share: Bounds) -> int | None:
+    """The meter of which a share has nothing."""
+    return next((meter for meter, limit in enumerate(share.limits) if limit == 0), None)
 
 
 def _has_room(bounds: Bounds, left: Levels) -> bool:

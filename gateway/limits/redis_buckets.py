@@ -13,7 +13,7 @@ from storage.redis_script import TIMEOUT_S, RedisScript
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Verdict | bool])
-_counts = msgspec.msgpack.Decoder(list[int])
+_counts = msgspec.msgpack.Decoder(list[tuple[int, int]])
 _WORKERS = "turnpike:limits:{workers}"
 
 
@@ -48,8 +48,9 @@ class RedisBuckets:
                 answers[index] = answer if isinstance(answer, Verdict) else None
         return answers
 
-    async def workers(self, name: str) -> int:
-        """Say that this gateway worker lives; how many do. Raises ScriptUnavailable."""
+    async def workers(self, name: str) -> tuple[int, int]:
+        """Say that this gateway worker lives; how many do, and how many of them are before it by name. Raises
+        ScriptUnavailable."""
         operation = _encoder.encode([("alive", name)])
         return _counts.decode((await self._script.run([(_WORKERS, (operation, *self._times))]))[0])[0]
 

@@ -131,6 +131,26 @@ async def test_an_outage_is_short_of_neither_requests_nor_limits(tenant: Tenant)
             await one.close()
 
 
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [({"concurrent_requests": 1}, 1), ({"requests_per_minute": 3}, 3), ({"concurrent_requests": 9}, 10)],
+)
+async def test_limits_below_the_number_of_workers_are_kept_in_an_outage(
+    tenant: Tenant, limits: dict[str, int], most: int
+) -> None:
+    """A fifth more at most, also where no worker's share is a whole one."""
+    await tenant.limit(**limits)
+    with redis_server() as server:
+        limiters = [tenant.limiter(server.url, f"w{number}") for number in range(4)]
+        for limiter in (*limiters, *limiters):
+            await limiter.renew()  # in the end each has heard of all
+        server.stop()
+        admitted = [len(await tenant.admitted(limiter, 5)) for limiter in limiters]
+        assert most * 0.8 <= sum(admitted) <= most, admitted
+        for limiter in limiters:
+            await limiter.close()
+
+
 async def back(tenant: Tenant, limiter: Limiter) -> bool:
     await tenant.ask(limiter)
     return not limiter.degraded
