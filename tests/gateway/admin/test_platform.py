@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from audit_log.actors import Actor, acting_as
+from billing.calendar import period_of
 from billing.invoices.parties.store import Parties
+from billing.prices import PriceCatalog
 from billing.rating.contract_store import Contracts
+from billing.rating.terms import parse_terms
 from tests.gateway.admin.desk import Desk, Desks
 from tests.gateway.stack import Stack
 
@@ -174,3 +178,15 @@ async def test_the_fleet_says_what_replicas_do(stack: Stack, desks: Desks) -> No
     assert down["state"] == "down"
     assert down["problem"]
     await desks.own().get("/fleet", 403)
+
+
+async def test_tenants_do_not_read_on_which_machine_their_terms_were_set(stack: Stack, desks: Desks) -> None:
+    contracts = Contracts(stack.database, PriceCatalog(stack.database))
+    terms, period = parse_terms({"discounts": [{"basis_points": 500}]}), period_of(await stack.database.now())
+    at = f"/tenants/{stack.tenant.name}/terms"
+    for author, shown in (("root@gw-1", "operator"), ("Ann", "Ann")):
+        with acting_as(Actor("command", "root@gw-1", author)):
+            await contracts.put(stack.tenant.id, terms, period, author, "contract 7")
+        for desk, name in ((desks.own(), shown), (desks.operator(), author)):
+            assert (await desk.get(f"{at}?period={period}"))["author"] == name
+            assert (await desk.get(f"{at}/history"))["data"][0]["author"] == name
