@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import structlog
 from msgspec import Struct
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -16,7 +17,9 @@ from tenancy.users.accounts import RECOVERY_CODE, TOTP, credential, locked_user
 from tenancy.users.errors import SignInRefused, WrongState
 from tenancy.users.identifiers import user_public_id
 from tenancy.users.tables import Credential
-from tenancy.users.tokens import UserSecrets
+from tenancy.users.tokens import SecretUnreadable, UserSecrets
+
+log = structlog.get_logger(__name__)
 
 _SECOND_US = 1_000_000
 WRONG_CODE = "The code is wrong, was used before, or is too old."
@@ -33,7 +36,7 @@ class NewAuthenticator(Struct, frozen=True):
 
 
 class SecondFactors:
-    """Adds, checks and removes second factors. Every method may raise DatabaseUnavailable, SecretUnreadable.
+    """Adds, checks and removes second factors. Every method may raise DatabaseUnavailable.
 
     `now`: microseconds since the Unix epoch.
     """
@@ -137,7 +140,12 @@ class SecondFactors:
         return RECOVERY_CODE if getattr(done, "rowcount", 0) else None
 
     def _matching_step(self, row: Credential, code: str, now: int) -> int | None:
-        return totp.matching_step(self._secrets.unseal(row.secret, row.id), code, now // _SECOND_US, row.counter)
+        try:
+            key = self._secrets.unseal(row.secret, row.id)
+        except SecretUnreadable:  # no code of it is right any more: the user sets it up anew
+            log.warning("a second factor cannot be read under this master key", user=user_public_id(row.user_id))
+            return None
+        return totp.matching_step(key, code, now // _SECOND_US, row.counter)
 
     async def _replace_recovery_codes(self, session: AsyncSession, user_id: UUID, now: int) -> list[str]:
         # no entry: its callers record it

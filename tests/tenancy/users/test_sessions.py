@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,10 +11,11 @@ from sqlalchemy import text
 
 from storage.bus import LocalBus, RedisBus
 from storage.database.database import Database
-from tenancy.users.errors import LinkRefused
+from tenancy.users import totp
+from tenancy.users.errors import LinkRefused, SignInRefused
+from tenancy.users.second_factors import NewAuthenticator
 from tenancy.users.service import Users
 from tenancy.users.sessions import ABSOLUTE_US, IDLE_US, MOST_SESSIONS, NewSession
-from tenancy.users.tokens import SecretUnreadable
 from tests.awake import Awake
 from tests.gateway.browser import CLIENT, PASSWORD, make_user
 from tests.servers import RedisServer
@@ -145,8 +147,6 @@ async def test_no_secret_of_a_user_is_in_the_database(users: Users, database: Da
     token = await enter(users)
     link = await users.links.create(user.id, "password_reset", users.clock())
     made = await users.second_factors.begin(user.id, users.clock())
-    import base64
-
     secrets = [token, link.token, PASSWORD, made.secret]
     raw = [*(each.encode() for each in secrets), base64.b32decode(made.secret)]
     for table in ("credential", "user_session", "one_time_token", "user_account"):
@@ -154,10 +154,29 @@ async def test_no_secret_of_a_user_is_in_the_database(users: Users, database: Da
             for row in (await session.execute(text(f"SELECT * FROM {table}"))).all():
                 kept = b"|".join(v if isinstance(v, bytes) else str(v).encode() for v in row)
                 assert not any(each in kept for each in raw), table
+
+
+async def test_after_another_master_key_a_second_factor_is_set_up_anew(
+    users: Users, database: Database, bus: LocalBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    user, now = await make_user(users, "ann@x.com", "owner"), users.clock()
+    begun = await users.second_factors.begin(user.id, now)
     other = Users(database, b"x" * 32, bus)
-    with pytest.raises(SecretUnreadable):
-        await other.second_factors.confirm(user.id, "123456", users.clock())
+    with pytest.raises(SignInRefused):
+        await other.second_factors.confirm(user.id, _code(begun, now), now)
+    assert "cannot be read under this master key" in caplog.text
+    codes = await users.second_factors.confirm(user.id, _code(begun, now), now)
+    async with database.transaction() as session:
+        for code in (_code(begun, now, 1), codes[0]):
+            assert await other.second_factors.use(session, user.id, code, now) is None
+    await other.second_factors.remove(user.id)  # as `turnpike users reset EMAIL --second-factor` does
+    again = await other.second_factors.begin(user.id, now)
+    assert await other.second_factors.confirm(user.id, _code(again, now), now)
     await other.close()
+
+
+def _code(made: NewAuthenticator, now: int, later: int = 0) -> str:
+    return totp.code_at(base64.b32decode(made.secret), now // 1_000_000 // totp.STEP_S + later)
 
 
 @pytest.mark.both_databases
