@@ -174,15 +174,17 @@ class Dispatcher:
             waits = _DELIVERY.leased_until < now
             due = (_DELIVERY.state == "pending") & (_DELIVERY.next_at <= now) & waits
             # What is leased takes the first places of its endpoint and its tenant.
-            order = (waits, _DELIVERY.next_at, _DELIVERY.id)
-            of_endpoint = func.row_number().over(partition_by=_DELIVERY.endpoint_id, order_by=order)
+            of_endpoint = func.row_number().over(
+                partition_by=_DELIVERY.endpoint_id, order_by=(waits, _DELIVERY.next_at, _DELIVERY.id)
+            )
             current = (_DELIVERY.state == "pending") & (_DELIVERY.next_at <= now)
             rows_of_endpoint = select(
                 _DELIVERY.id, _DELIVERY.tenant_id, _DELIVERY.next_at, waits.label("waits"), of_endpoint.label("place")
             )
             by_endpoint = rows_of_endpoint.where(current).subquery().c
-            order = (by_endpoint.waits, by_endpoint.next_at, by_endpoint.id)
-            of_tenant = func.row_number().over(partition_by=by_endpoint.tenant_id, order_by=order)
+            of_tenant = func.row_number().over(
+                partition_by=by_endpoint.tenant_id, order_by=(by_endpoint.waits, by_endpoint.next_at, by_endpoint.id)
+            )
             rows_of_tenant = select(by_endpoint.id, by_endpoint.next_at, by_endpoint.waits, of_tenant.label("place"))
             by_tenant = rows_of_tenant.where(by_endpoint.place <= PER_ENDPOINT).subquery().c
             allowed = by_tenant.waits & (by_tenant.place <= PER_TENANT)
@@ -202,9 +204,10 @@ class Dispatcher:
             endpoint_of = {endpoint.id: endpoint for endpoint in await session.execute(query)}
             # Made or queued again by a transaction that did not see yet that its endpoint was removed.
             late = [row.id for row in rows if endpoint_of[row.endpoint_id].state == "removed"]
-            failed = {"state": "failed", "error": REMOVED, "finished_at": now, "leased_until": 0}
-            of_removed = one_of(self._database, _DELIVERY.id, late)
-            await session.execute(update(webhook_delivery).where(of_removed).values(failed))
+            if late:
+                failed = {"state": "failed", "error": REMOVED, "finished_at": now, "leased_until": 0}
+                of_removed = one_of(self._database, _DELIVERY.id, late)
+                await session.execute(update(webhook_delivery).where(of_removed).values(failed))
         return [(row, endpoint_of[row.endpoint_id], now) for row in rows if row.id not in late]
 
     async def _attempt(self, delivery: Any, endpoint: Any, now: int) -> None:
