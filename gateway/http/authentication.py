@@ -151,7 +151,7 @@ def _with_slow_bodies_checked(receive: Receive, authenticate: Callable[[], Await
     async def checked() -> Any:
         nonlocal whole
         message = await receive()
-        if not whole and message["type"] == "http.request" and not message["more_body"]:
+        if not whole and message["type"] == "http.request" and not message.get("more_body", False):
             whole = True
             if time.monotonic() - began > _SLOW_BODY_S:
                 await authenticate()
