@@ -44,9 +44,9 @@ class DeliverySequence:
             self._ends.append(item)
         return merge_finished(self._ends)
 
-    def confirm(self, tokens: int) -> None:
-        """Confirm that the chunks of the delivery read last were sent, up to `tokens` of its output tokens."""
-        self._deliveries[min(len(self._ends), len(self._deliveries) - 1)].confirm(tokens)
+    def confirm(self, tokens: int, told: int | None = None) -> None:
+        """As `Delivery.confirm`, for the delivery read last."""
+        self._deliveries[min(len(self._ends), len(self._deliveries) - 1)].confirm(tokens, told)
 
 
 def merge_finished(ends: Sequence[Finished]) -> Finished:
@@ -147,22 +147,26 @@ class DeliveryReader(Protocol):
         """All that is ready, or the end. None: nothing came within `timeout` seconds."""
         ...
 
-    def confirm(self, tokens: int) -> None:
-        """Confirm that the chunks up to `tokens` output tokens were sent."""
+    def confirm(self, tokens: int, told: int | None = None) -> None:
+        """Confirm that the reader is through with the chunks up to `tokens` output tokens. The client was told of those
+        up to `told`, or of all of them."""
         ...
 
 
 class Delivery:
     """The output of one request on its way to its reader. `streamed`: it is given out as it comes, else at the end.
 
-    `on_delivered` is called with the output tokens confirmed so far, `on_left` with the reason why the reader left.
+    `on_confirmed` is called with the output tokens confirmed so far, `on_left` with the reason why the reader left.
+    Two numbers tell of the reader: `confirmed` tokens have left this process, so that more may come; `delivered` of them
+    reached the client, so that they are billed. Some readers hold back what they have confirmed.
     """
 
-    def __init__(self, *, streamed: bool, on_delivered: Callable[[int], None], on_left: Callable[[str], None]) -> None:
+    def __init__(self, *, streamed: bool, on_confirmed: Callable[[int], None], on_left: Callable[[str], None]) -> None:
         self.streamed = streamed
+        self.confirmed = 0
         self.delivered = 0
         self.left = False
-        self._on_delivered = on_delivered
+        self._on_confirmed = on_confirmed
         self._on_left = on_left
         self._deltas: list[ChoiceDelta] = []
         self._tokens = 0
@@ -171,7 +175,7 @@ class Delivery:
         self._started: Started | None = None
         self._told_start = False
         self._ready = asyncio.Event()
-        self._confirmed = asyncio.Event()
+        self._heard = asyncio.Event()
 
     # ------------------------------------------------ the task's side
 
@@ -214,15 +218,15 @@ class Delivery:
 
         An unstreamed answer is sent only after its end, so that it is not waited for.
         """
-        while self.streamed and not self.left and self.delivered < self._tokens:
-            self._confirmed.clear()
-            await self._confirmed.wait()
+        while self.streamed and not self.left and self.confirmed < self._tokens:
+            self._heard.clear()
+            await self._heard.wait()
         return not self.left
 
     def detach(self) -> None:
         """Tell the task nothing more: it has ended. A reference to it would make a cycle, which keeps the request in
         memory until the garbage collector runs."""
-        self._on_delivered = self._on_left = _ignore
+        self._on_confirmed = self._on_left = _ignore
 
     # ------------------------------------------------ the reader's side
 
@@ -247,19 +251,22 @@ class Delivery:
             except TimeoutError:
                 return None
 
-    def confirm(self, tokens: int) -> None:
-        """Confirm that the chunks up to `tokens` output tokens were sent."""
-        if tokens > self.delivered and not self.left:
-            self.delivered = tokens
-            self._on_delivered(tokens)
-        self._confirmed.set()
+    def confirm(self, tokens: int, told: int | None = None) -> None:
+        """Confirm that the reader is through with the chunks up to `tokens` output tokens. The client was told of those
+        up to `told`, or of all of them."""
+        if not self.left:
+            self.delivered = max(self.delivered, tokens if told is None else told)
+            if tokens > self.confirmed:
+                self.confirmed = tokens
+                self._on_confirmed(tokens)
+        self._heard.set()
 
     def leave(self, why: str) -> None:
         """Note that the client is gone, or does not read. Nothing happens after a good end."""
         if not self.left and not isinstance(self._end, Finished):
             self.left = True
             self._ready.set()
-            self._confirmed.set()
+            self._heard.set()
             self._on_left(why)
 
     def _close(self, end: Finished | Failed) -> None:
