@@ -255,6 +255,28 @@ async def test_what_was_answered_with_an_error_is_not_run_later(stack: Stack, mo
     assert len(stack.replica.runs) == begun
 
 
+@pytest.mark.parametrize("place, name", [("_store", "save"), ("_running", "write")])
+async def test_what_was_answered_with_an_error_is_not_billed(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, place: str, name: str
+) -> None:
+    """Its money was held, and the model read its prompt."""
+    stack.say(SAID, prefill=600.0)
+
+    async def away(*_: object) -> None:
+        await stack.until(lambda: any(run.counts.prompt for run in stack.replica.runs.values()))
+        raise DatabaseUnavailable("away")
+
+    monkeypatch.setattr(getattr(stack.gateway.background_responses, place), name, away)
+    answer = await stack.http.post(
+        "/v1/responses",
+        headers={"authorization": f"Bearer {stack.key}"},
+        json={"model": "tiny", "input": "Say it.", "background": True},
+    )
+    assert answer.status_code == 503
+    (event,) = await stack.settled(1)
+    assert (event.status, event.cost_pico) == ("failed", 0)
+
+
 async def bills_one_answer(stack: Stack) -> None:
     """Of two runs of one response the second is billed, and the first is our failure."""
     first, second = await stack.settled(2)
