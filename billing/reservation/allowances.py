@@ -47,6 +47,9 @@ _FEW = 4
 _WORTH = 8
 _AGAIN_NS = 1_000_000_000
 """After a tenant was given none, the next is asked for after so long."""
+_SETTLE_S = 1
+"""How long a request that money is short for waits for what is settled."""
+_MOST_ENDED = 10_000
 _TICK = timedelta(milliseconds=250)
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -123,16 +126,27 @@ class Allowances:
     """Holds for the requests of one gateway worker: out of allowances where there are any, else of `HoldService`."""
 
     def __init__(
-        self, holds: HoldService, spool: Spool, gateway: str, *, busy: int = BUSY, clock: Callable[[], int] = _now_ns
+        self,
+        holds: HoldService,
+        spool: Spool,
+        gateway: str,
+        *,
+        busy: int = BUSY,
+        settle: Callable[[int, int], Awaitable[bool]] | None = None,
+        clock: Callable[[], int] = _now_ns,
     ) -> None:
         """`spool` is the worker's own, so that an allowance is released after the usage that was taken from it is
         settled. `busy`: how many requests of a tenant must wait for their holds at once before it gets an allowance, or
-        how many times four must come within a second; 0: none ever does. `clock` is in nanoseconds."""
+        how many times four must come within a second; 0: none ever does. `settle`: `Settler.settle_first` of this
+        worker. `clock` is in nanoseconds."""
         self._holds = holds
         self._spool = spool
         self._gateway = gateway
         self._busy = busy
+        self._settle = settle
         self._clock = clock
+        self._ended: dict[UUID, int] = {}
+        """How many records the spool had when the last request of each tenant was recorded."""
         self._owners: dict[UUID, _Owner] = {}
         self._open: dict[UUID, Allowance] = {}
         """Those that are not released yet, by id."""
@@ -163,17 +177,25 @@ class Allowances:
                 del self._waiting[tenant]
 
     async def reserve_beside(self, tenant: UUID, reserve: Callable[[], Awaitable[Hold]]) -> Hold:
-        """Reserve in another way; again, if money is short and some of it lay in the tenant's allowances."""
+        """Reserve in another way; again, if money is short and some of it was on its way back: it lay in the tenant's
+        allowances, or in holds of requests that have ended and are not settled."""
+        unsettled = self._unsettled(tenant)
         try:
             return await reserve()
         except InsufficientFunds:
-            if not await self._give_back(tenant):
+            given_back = await self._give_back(tenant)
+            settled = await self._settle_ended(tenant, unsettled)
+            if not (given_back or settled):
                 raise
             return await reserve()
 
     def ended(self, hold: Hold, cost: int = 0) -> None:
         """Note that the request has ended: usage of this cost is in the spool, or nothing was done for it."""
-        if hold.allowance is not None and (allowance := self._open.get(hold.allowance)) is not None:
+        if hold.allowance is None:
+            if len(self._ended) >= _MOST_ENDED:
+                self._ended = {tenant: count for tenant, count in self._ended.items() if self._unsettled(tenant)}
+            self._ended[hold.tenant_id] = self._spool.count
+        elif (allowance := self._open.get(hold.allowance)) is not None:
             allowance.end(hold.request_id, cost)
 
     async def close(self) -> None:
@@ -288,6 +310,16 @@ class Allowances:
         allowances = list(owner.allowances)
         self._close(owner, allowances)
         return any([await self._free(allowance) for allowance in allowances])
+
+    def _unsettled(self, tenant: UUID) -> bool:
+        """Whether a request of the tenant has ended and holds its money still, until it is settled."""
+        return self._ended.get(tenant, 0) > self._spool.dealt_with
+
+    async def _settle_ended(self, tenant: UUID, before: bool) -> bool:
+        """Settle the tenant's requests that have ended; whether there were any, now or `before`."""
+        if self._settle is None or not self._unsettled(tenant):
+            return before
+        return await self._settle(self._ended[tenant], _SETTLE_S)
 
     async def _tidy(self) -> None:
         """Return what is free in closed allowances, and release those that no request uses any more."""

@@ -89,8 +89,8 @@ class ReplicaStream:
 
         `window`: how many tokens may be on their way to the client. `read` tokens have left the gateway's queue for it.
         `held` wait for the tokens that follow (a stop string may have begun), not for the client: they do not count
-        against the window, or the stream would wait for itself. Several choices share the window: each may go beyond the furthest one by what is left of it. `step`:
-        the replica is told each so many tokens.
+        against the window, or the stream would wait for itself. Several choices share the window: each may go beyond
+        the furthest one by what is left of it. `step`: the replica is told each so many tokens.
         """
         unread = self.received - held - read
         self._wish = max(self._received.values(), default=0) + window - unread

@@ -157,7 +157,7 @@ class Delivery:
     """The output of one request on its way to its reader. `streamed`: it is given out as it comes, else at the end.
 
     `on_confirmed` is called with the output tokens confirmed so far, `on_left` with the reason why the reader left.
-    Two numbers tell of the reader: `confirmed` tokens have left this process, so that more may come; `delivered` of them
+    Two numbers tell of the reader: it is through with `confirmed` tokens, so that more may come; `delivered` of them
     reached the client, so that they are billed. Some readers hold back what they have confirmed.
     """
 

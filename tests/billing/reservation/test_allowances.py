@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,12 @@ class Worker:
         self.spool = spool
         self.settler = Settler(database, spool)
         self.allowances = Allowances(
-            self.holds, spool, "g1", busy=busy, clock=lambda: self.ahead_ns + (0 if self.stands else self._awake_ns)
+            self.holds,
+            spool,
+            "g1",
+            busy=busy,
+            settle=self.settler.settle_first,
+            clock=lambda: self.ahead_ns + (0 if self.stands else self._awake_ns),
         )
 
     @property
@@ -172,6 +178,22 @@ async def test_exactly_what_is_affordable_is_admitted(database: Database, tmp_pa
     assert any(hold.allowance for hold in admitted)
     found = await balance_of(database, tenant)
     assert (found.available, found.overdraft) == (0, 0)
+    assert await audit_money(database) == []
+
+
+async def test_money_of_requests_that_have_ended_is_not_missed_by_the_next(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long their records wait for others to be settled with."""
+    monkeypatch.setattr("billing.settlement.settler._GATHER", timedelta(hours=1))
+    monkeypatch.setattr("billing.reservation.allowances._SETTLE_S", 30)
+    tenant = await Tenant.rich(database, BOUND + 20 * TOKEN)
+    async with worker(database, tmp_path) as one:
+        for _ in range(5):
+            await one.run(tenant)
+        with pytest.raises(InsufficientFunds) as refused:
+            await one.run(tenant)
+        assert refused.value.affordable_pico == 5 * TOKEN
     assert await audit_money(database) == []
 
 

@@ -255,7 +255,7 @@ async def test_what_was_answered_with_an_error_is_not_run_later(stack: Stack, mo
     assert len(stack.replica.runs) == begun
 
 
-@pytest.mark.parametrize("place, name", [("_store", "save"), ("_running", "write")])
+@pytest.mark.parametrize(("place", "name"), [("_store", "save"), ("_running", "write")])
 async def test_what_was_answered_with_an_error_is_not_billed(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, place: str, name: str
 ) -> None:
