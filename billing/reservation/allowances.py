@@ -150,6 +150,10 @@ class Allowances:
         self._owners: dict[UUID, _Owner] = {}
         self._open: dict[UUID, Allowance] = {}
         """Those that are not released yet, by id."""
+        self._returning: dict[UUID, asyncio.Task[None]] = {}
+        """What is being returned of each tenant's whose money is short."""
+        self._returned: dict[UUID, int] = {}
+        """How many allowances were returned so far of each of these tenants."""
         self._waiting: dict[UUID, int] = {}
         self._second: dict[UUID, list[int]] = {}
         """How many holds each tenant asked the database for in this second, and what they hold together."""
@@ -179,11 +183,11 @@ class Allowances:
     async def reserve_beside(self, tenant: UUID, reserve: Callable[[], Awaitable[Hold]]) -> Hold:
         """Reserve in another way; again, if money is short and some of it was on its way back: it lay in the tenant's
         allowances, or in holds of requests that have ended and are not settled."""
-        unsettled = self._unsettled(tenant)
+        unsettled, returned = self._unsettled(tenant), self._returned.get(tenant, 0)
         try:
             return await reserve()
         except InsufficientFunds:
-            given_back = await self._give_back(tenant)
+            given_back = await self._give_back(tenant, returned)
             settled = await self._settle_ended(tenant, unsettled)
             if not (given_back or settled):
                 raise
@@ -202,7 +206,7 @@ class Allowances:
         """Release the allowances that no request uses any more; the others end as holds do."""
         self._stopping = True
         asking = [owner.asking for owner in self._owners.values() if owner.asking is not None]
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*asking, *self._returning.values(), return_exceptions=True)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -301,15 +305,30 @@ class Allowances:
             allowance.closed = True
             owner.allowances.remove(allowance)
 
-    async def _give_back(self, tenant: UUID) -> bool:
-        """Return what is free in a tenant's allowances, since its money is short; whether there was anything."""
-        owner = self._owners.get(tenant)
-        if owner is None or not owner.allowances:
-            return False
-        owner.not_before_ns = self._clock() + _AGAIN_NS
-        allowances = list(owner.allowances)
-        self._close(owner, allowances)
-        return any([await self._free(allowance) for allowance in allowances])
+    async def _give_back(self, tenant: UUID, before: int) -> bool:
+        """Return what is free in a tenant's allowances, since its money is short; whether there was anything, now or
+        since `before` of them had been returned. All requests that were refused meanwhile wait for the same return."""
+        returning = self._returning.get(tenant)
+        if returning is None and self._returned.get(tenant, 0) == before:
+            owner = self._owners.get(tenant)
+            if owner is not None and owner.allowances:
+                owner.not_before_ns = self._clock() + _AGAIN_NS
+                self._close(owner, list(owner.allowances))
+            allowances = [one for one in self._open.values() if one.tenant_id == tenant and one.free]
+            if not allowances:
+                return False
+            returning = self._returning[tenant] = asyncio.create_task(self._return(tenant, allowances))
+        if returning is not None:
+            await asyncio.shield(returning)
+        return self._returned.get(tenant, 0) != before
+
+    async def _return(self, tenant: UUID, allowances: Sequence[Allowance]) -> None:
+        try:
+            for allowance in allowances:
+                if await self._free(allowance):
+                    self._returned[tenant] = self._returned.get(tenant, 0) + 1
+        finally:
+            del self._returning[tenant]
 
     def _unsettled(self, tenant: UUID) -> bool:
         """Whether a request of the tenant has ended and holds its money still, until it is settled."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,44 @@ async def test_money_of_requests_that_have_ended_is_not_missed_by_the_next(
         with pytest.raises(InsufficientFunds) as refused:
             await one.run(tenant)
         assert refused.value.affordable_pico == 5 * TOKEN
+    assert await audit_money(database) == []
+
+
+async def _with_all_money_set_aside(database: Database, one: Worker) -> tuple[Tenant, int]:
+    """A tenant without any money but that of its allowance, which is so much."""
+    tenant = await Tenant.rich(database, 10**6 * BOUND)
+    one.stands, one.ahead_ns = True, SECOND_NS
+    await one.busy(tenant)
+    assert await one.settler.drain(30)
+    found = await balance_of(database, tenant)
+    await Balances(database).refund(tenant.id, found.available, "USD")
+    return tenant, found.held
+
+
+async def test_all_requests_that_are_refused_at_once_get_what_was_set_aside(database: Database, tmp_path: Path) -> None:
+    async with worker(database, tmp_path) as one:
+        tenant, pico = await _with_all_money_set_aside(database, one)
+        reserve = [partial(one.holds.reserve, tenant.request(pico // 3)) for _ in range(3)]
+        holds = await asyncio.gather(*(one.allowances.reserve_beside(tenant.id, each) for each in reserve))
+        assert [hold.allowance for hold in holds] == [None] * 3
+        for hold in holds:
+            await one.record(tenant, hold, 1)
+    assert await audit_money(database) == []
+
+
+async def test_an_allowance_in_which_a_request_still_runs_gives_back_the_last_of_it(
+    database: Database, tmp_path: Path
+) -> None:
+    async with worker(database, tmp_path) as one:
+        tenant, pico = await _with_all_money_set_aside(database, one)
+        long = await one.allowances.reserve(tenant.request(pico - TOKEN))
+        assert long.allowance is not None
+        one.ahead_ns += 10 * SECOND_NS
+        await asyncio.sleep(0.6)  # it is closed now; what is left of it is not worth a transaction
+        hold = await one.allowances.reserve(tenant.request(TOKEN))
+        assert hold.allowance is None
+        await one.record(tenant, hold, 1)
+        await one.record(tenant, long, 1)
     assert await audit_money(database) == []
 
 
