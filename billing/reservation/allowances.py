@@ -14,7 +14,6 @@ second, and much is available.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -51,6 +50,8 @@ _SETTLE_S = 1
 """How long a request that money is short for waits for what is settled."""
 _MOST_ENDED = 10_000
 _TICK = timedelta(milliseconds=250)
+_SURE_AFTER = 4
+"""Once the database has answered for so many ticks, what it did late is done."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -154,6 +155,8 @@ class Allowances:
         """What is being returned of each tenant's whose money is short."""
         self._returned: dict[UUID, int] = {}
         """How many allowances were returned so far of each of these tenants."""
+        self._unsure: list[UUID] = []
+        """Those of which nobody knows whether they were set aside."""
         self._waiting: dict[UUID, int] = {}
         self._second: dict[UUID, list[int]] = {}
         """How many holds each tenant asked the database for in this second, and what they hold together."""
@@ -266,9 +269,8 @@ class Allowances:
         try:
             currency = await self._holds.currency(request.price_version)
             held = await self._holds.reserve_allowance(asked, currency, least)
-        except DatabaseUnavailable:
-            with contextlib.suppress(SpoolUnavailable):  # then it ends with its time
-                await self._spool.append(Release(asked.request_id, "nobody knows whether it was set aside"))
+        except DatabaseUnavailable:  # it may be set aside all the same, and that as late as the database answers
+            self._unsure.append(asked.request_id)
             return
         except Exception:
             log.exception("no money could be set aside", tenant=str(request.tenant_id))
@@ -287,9 +289,11 @@ class Allowances:
 
     async def _watch(self) -> None:
         """As long as there are allowances, close those that are old or idle, and return what nobody needs."""
-        while self._open or self._owners:
+        answered = 0
+        while self._open or self._owners or self._unsure:
             await asyncio.sleep(_TICK.total_seconds())
             now_ns = self._clock()
+            answered = answered + 1 if self._unsure and await self._database_answers() else 0
             for tenant, owner in list(self._owners.items()):
                 idle = now_ns - owner.used_ns > _IDLE_NS
                 self._close(owner, [allowance for allowance in owner.allowances if idle or allowance.is_over(now_ns)])
@@ -297,6 +301,8 @@ class Allowances:
                     del self._owners[tenant]
             try:
                 await self._tidy()
+                if answered >= _SURE_AFTER:
+                    await self._release_unsure()
             except Exception:
                 log.exception("allowances could not be given back, trying again")
 
@@ -351,6 +357,23 @@ class Allowances:
                 del self._open[allowance.id]
             elif allowance.free >= allowance.worth:
                 await self._free(allowance)
+
+    async def _database_answers(self) -> bool:
+        try:
+            await self._holds.ping()
+        except DatabaseUnavailable:
+            return False
+        return True
+
+    async def _release_unsure(self) -> None:
+        """Release what may have been set aside while the database did not answer. Nothing else would: these are holds
+        of an epoch that lives."""
+        while self._unsure:
+            try:
+                await self._spool.append(Release(self._unsure[0], "nobody knows whether it was set aside"))
+            except SpoolUnavailable:
+                return  # again with the next tick
+            del self._unsure[0]
 
     async def _free(self, allowance: Allowance) -> bool:
         pico, allowance.free = allowance.free, 0

@@ -29,7 +29,7 @@ from billing.spool.spool import Spool
 from billing.usage import Release, Usage
 from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
-from storage.database.database import Database
+from storage.database.database import Database, DatabaseUnavailable
 from tests.awake import Awake
 from tests.billing.money import Tenant
 from tests.fast import only_fast
@@ -233,6 +233,41 @@ async def test_an_allowance_in_which_a_request_still_runs_gives_back_the_last_of
         assert hold.allowance is None
         await one.record(tenant, hold, 1)
         await one.record(tenant, long, 1)
+    assert await audit_money(database) == []
+
+
+async def test_an_allowance_that_a_silent_database_makes_late_is_released(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made when whatever was recorded meanwhile is settled."""
+    tenant = await Tenant.rich(database, 10**6 * BOUND)
+    async with worker(database, tmp_path) as one:
+        one.stands, one.ahead_ns = True, SECOND_NS
+        silent, reserve, ping = asyncio.Event(), one.holds.reserve_allowance, one.holds.ping
+        late: list[HoldRequest] = []
+
+        async def unanswered(*_: object) -> None:
+            silent.set()
+            raise DatabaseUnavailable("silent")
+
+        async def unheard(request: HoldRequest, currency: str, least_pico: int) -> None:
+            late.append(request)
+            await unanswered()
+
+        monkeypatch.setattr(one.holds, "ping", unanswered)
+        monkeypatch.setattr(one.holds, "reserve_allowance", unheard)
+        for hold in await one.crowd(tenant):
+            await one.record(tenant, hold, 0)
+        await silent.wait()
+        assert await one.settler.drain(30)
+        (asked,) = late
+        made = await reserve(asked, "USD", BOUND)
+        assert made is not None
+        assert (await balance_of(database, tenant)).held == made.amount_pico
+        monkeypatch.setattr(one.holds, "ping", ping)
+        async with asyncio.timeout(30):
+            while (await balance_of(database, tenant)).held:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
     assert await audit_money(database) == []
 
 
