@@ -12,9 +12,8 @@ from uuid import UUID
 import structlog
 
 from billing.prices import PriceCatalog
-from billing.settlement.settlement import Settled, refuse, settle
+from billing.settlement.settlement import Settled, refuse_record, settle
 from billing.spool.spool import Spool, SpoolBatch
-from billing.transaction.opening import money_transaction
 from billing.usage import SpoolRecord, UsageEvent
 from storage.backoff import Backoff, pause
 from storage.database.database import Database, DatabaseUnavailable
@@ -173,8 +172,7 @@ class Settler:
             except Exception as error:
                 log.exception("a record cannot be settled and is kept aside")
                 try:
-                    async with money_transaction(self._database) as money:
-                        await refuse(money, [(record, f"{type(error).__name__}: {error}")])
+                    await refuse_record(self._database, record, f"{type(error).__name__}: {error}")
                 except DatabaseUnavailable as away:
                     await self._wait(away)
                     return False
