@@ -39,7 +39,7 @@ class DeliverySequence:
                 first = len(self._ends) * self._choices
                 deltas = tuple(msgspec.structs.replace(delta, choice=first + delta.choice) for delta in item.deltas)
                 return DeliveryChunk(deltas, item.tokens)
-            if item is None or isinstance(item, Started | Failed | ReaderGone):
+            if item is None or isinstance(item, Started | StartedOver | Failed | ReaderGone):
                 return item
             self._ends.append(item)
         return merge_finished(self._ends)
@@ -110,6 +110,10 @@ class Started(Struct, frozen=True):
     counts: Counts
 
 
+class StartedOver(Struct, frozen=True):
+    """What came until now counts no more: the client was told nothing of it, and another attempt begins."""
+
+
 class Finished(Struct, frozen=True):
     """A good end, which is durable by now; `reasons` has one for each choice, `stop_strings` that which ended it."""
 
@@ -137,7 +141,7 @@ class ReaderGone(Struct, frozen=True):
     """The reader has left; nothing more is given out."""
 
 
-Item: TypeAlias = Started | DeliveryChunk | Finished | Failed | ReaderGone
+Item: TypeAlias = Started | StartedOver | DeliveryChunk | Finished | Failed | ReaderGone
 
 
 class DeliveryReader(Protocol):
@@ -174,6 +178,8 @@ class Delivery:
         self._end: Finished | Failed | None = None
         self._started: Started | None = None
         self._told_start = False
+        self._over = False
+        """Whether the reader has yet to hear that what it took counts no more."""
         self._ready = asyncio.Event()
         self._heard = asyncio.Event()
 
@@ -195,14 +201,16 @@ class Delivery:
 
     @property
     def handed_out(self) -> bool:
-        """Whether the reader has taken anything."""
-        return self._taken > 0 or self.delivered > 0
+        """Whether the client was told anything, or may be now, of what the reader is not through with."""
+        return self.delivered > 0 or self._taken > self.confirmed
 
     def start_over(self) -> bool:
-        """Forget what was pushed, for a new attempt; False if the reader took some of it, left, or was told an end."""
+        """Forget what was pushed, for a new attempt; False if some of it was handed out, or the reader left, or was
+        told an end."""
         if self.handed_out or self.left or self._end is not None:
             return False
-        self._deltas, self._tokens = [], 0
+        self._over = self._over or self._taken > 0
+        self._deltas, self._tokens, self._taken, self.confirmed = [], 0, 0, 0
         return True
 
     def finish(self, finished: Finished) -> None:
@@ -238,6 +246,9 @@ class Delivery:
             if self._started is not None and not self._told_start:
                 self._told_start = True
                 return self._started
+            if self._over:
+                self._over = False
+                return StartedOver()
             ready = self.streamed or self._end is not None
             if ready and (self._deltas or self._tokens > self._taken):
                 deltas, self._deltas, self._taken = merge_deltas(self._deltas), [], self._tokens

@@ -16,7 +16,7 @@ from gateway.dialects.openai.common_response import encoder
 from gateway.dialects.openai.responses import events as told
 from gateway.dialects.openai.responses.writer import ResponsesWriter
 from gateway.errors import Interrupted
-from gateway.generation.delivery import DeliveryChunk, Failed, Finished, Started
+from gateway.generation.delivery import DeliveryChunk, Failed, Finished, Started, StartedOver
 from gateway.generation.generation_task import GenerationTask
 from gateway.generation.running_tasks import RunningTasks
 from response_store.running import Progress, Standing
@@ -82,6 +82,8 @@ class BackgroundRun:
                     pass
                 case Started():
                     self._tell(self._writer.open())
+                case StartedOver():
+                    self._taken = 0
                 case DeliveryChunk():
                     self._tell(self._writer.open())
                     said = self._writer.more(item.deltas)
@@ -116,9 +118,11 @@ class BackgroundRun:
 
     async def _flush(self, *, ended: bool) -> bool:
         """Write what waits; False if the response is not this worker's any more. What is written is delivered."""
+        delivery = self._task.delivery
+        taken = self._taken > delivery.confirmed
         standing = await self._write(self._progress(ended=ended))
-        if standing.mine:
-            self._task.delivery.confirm(self._taken, self._said)
+        if standing.mine and taken:  # else it may have started over meanwhile
+            delivery.confirm(self._taken, self._said)
         elif standing.gone:
             self._requests.client_left(self._task, "deleted")
         self._next += len(self._waiting)
