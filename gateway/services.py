@@ -188,7 +188,13 @@ class Gateway:
             limits_degraded=lambda: services.limiter.degraded,
             waterfalls_dropped=lambda: self.waterfalls.dropped,
         )
-        self.allowances = Allowances(services.holds, services.spool, epoch, busy=services.options.allowance_requests)
+        self.allowances = Allowances(
+            services.holds,
+            services.spool,
+            epoch,
+            busy=services.options.allowance_requests,
+            settle=services.settler.settle_first,
+        )
         self.leases = LeaseStore(services.database, services.options.lease_tokens)
         self.lease_outcomes = LeaseOutcomes(self.leases)
         self.leased_holds = AccompaniedHolds(services.holds, LeaseCompanion(self.leases))

@@ -48,10 +48,12 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 
 class Standing(Struct, frozen=True):
-    """How a response stands with its worker: whether it is still its own, and whether somebody asked for its end."""
+    """How a response stands with its worker: whether it is still its own, and whether somebody asked for its end. One
+    that is not its own was deleted (`gone`), or was given to another worker."""
 
     mine: bool
-    cancelling: bool
+    cancelling: bool = False
+    gone: bool = False
 
 
 class Orphan(Struct, frozen=True):
@@ -153,7 +155,11 @@ class RunningResponses:
             for progress, seal in items:
                 if progress.id in standing and (values := _values(progress, seal)):
                     await session.execute(update(stored_response).where(_OF.id == progress.id).values(values))
-        return [standing.get(progress.id, Standing(False, False)) for progress, _ in items]
+            if others := [progress.id for progress, _ in items if progress.id not in standing]:
+                # all tenants: these responses were this worker's
+                there = select(_OF.id).where(one_of(self._database, _OF.id, others))
+                standing |= dict.fromkeys((await session.execute(there)).scalars(), Standing(mine=False))
+        return [standing.get(progress.id, Standing(mine=False, gone=True)) for progress, _ in items]
 
 
 def _values(progress: Progress, seal: ContentSeal) -> dict[str, Any]:

@@ -14,7 +14,6 @@ second, and much is available.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -47,7 +46,12 @@ _FEW = 4
 _WORTH = 8
 _AGAIN_NS = 1_000_000_000
 """After a tenant was given none, the next is asked for after so long."""
+_SETTLE_S = 1
+"""How long a request that money is short for waits for what is settled."""
+_MOST_ENDED = 10_000
 _TICK = timedelta(milliseconds=250)
+_SURE_AFTER = 4
+"""Once the database has answered for so many ticks, what it did late is done."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -123,19 +127,36 @@ class Allowances:
     """Holds for the requests of one gateway worker: out of allowances where there are any, else of `HoldService`."""
 
     def __init__(
-        self, holds: HoldService, spool: Spool, gateway: str, *, busy: int = BUSY, clock: Callable[[], int] = _now_ns
+        self,
+        holds: HoldService,
+        spool: Spool,
+        gateway: str,
+        *,
+        busy: int = BUSY,
+        settle: Callable[[int, int], Awaitable[bool]] | None = None,
+        clock: Callable[[], int] = _now_ns,
     ) -> None:
         """`spool` is the worker's own, so that an allowance is released after the usage that was taken from it is
         settled. `busy`: how many requests of a tenant must wait for their holds at once before it gets an allowance, or
-        how many times four must come within a second; 0: none ever does. `clock` is in nanoseconds."""
+        how many times four must come within a second; 0: none ever does. `settle`: `Settler.settle_first` of this
+        worker. `clock` is in nanoseconds."""
         self._holds = holds
         self._spool = spool
         self._gateway = gateway
         self._busy = busy
+        self._settle = settle
         self._clock = clock
+        self._ended: dict[UUID, int] = {}
+        """How many records the spool had when the last request of each tenant was recorded."""
         self._owners: dict[UUID, _Owner] = {}
         self._open: dict[UUID, Allowance] = {}
         """Those that are not released yet, by id."""
+        self._returning: dict[UUID, asyncio.Task[None]] = {}
+        """What is being returned of each tenant's whose money is short."""
+        self._returned: dict[UUID, int] = {}
+        """How many allowances were returned so far of each of these tenants."""
+        self._unsure: list[UUID] = []
+        """Those of which nobody knows whether they were set aside."""
         self._waiting: dict[UUID, int] = {}
         self._second: dict[UUID, list[int]] = {}
         """How many holds each tenant asked the database for in this second, and what they hold together."""
@@ -163,24 +184,32 @@ class Allowances:
                 del self._waiting[tenant]
 
     async def reserve_beside(self, tenant: UUID, reserve: Callable[[], Awaitable[Hold]]) -> Hold:
-        """Reserve in another way; again, if money is short and some of it lay in the tenant's allowances."""
+        """Reserve in another way; again, if money is short and some of it was on its way back: it lay in the tenant's
+        allowances, or in holds of requests that have ended and are not settled."""
+        unsettled, returned = self._unsettled(tenant), self._returned.get(tenant, 0)
         try:
             return await reserve()
         except InsufficientFunds:
-            if not await self._give_back(tenant):
+            given_back = await self._give_back(tenant, returned)
+            settled = await self._settle_ended(tenant, unsettled)
+            if not (given_back or settled):
                 raise
             return await reserve()
 
     def ended(self, hold: Hold, cost: int = 0) -> None:
         """Note that the request has ended: usage of this cost is in the spool, or nothing was done for it."""
-        if hold.allowance is not None and (allowance := self._open.get(hold.allowance)) is not None:
+        if hold.allowance is None:
+            if len(self._ended) >= _MOST_ENDED:
+                self._ended = {tenant: count for tenant, count in self._ended.items() if self._unsettled(tenant)}
+            self._ended[hold.tenant_id] = self._spool.count
+        elif (allowance := self._open.get(hold.allowance)) is not None:
             allowance.end(hold.request_id, cost)
 
     async def close(self) -> None:
         """Release the allowances that no request uses any more; the others end as holds do."""
         self._stopping = True
         asking = [owner.asking for owner in self._owners.values() if owner.asking is not None]
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*asking, *self._returning.values(), return_exceptions=True)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -240,9 +269,8 @@ class Allowances:
         try:
             currency = await self._holds.currency(request.price_version)
             held = await self._holds.reserve_allowance(asked, currency, least)
-        except DatabaseUnavailable:
-            with contextlib.suppress(SpoolUnavailable):  # then it ends with its time
-                await self._spool.append(Release(asked.request_id, "nobody knows whether it was set aside"))
+        except DatabaseUnavailable:  # it may be set aside all the same, and that as late as the database answers
+            self._unsure.append(asked.request_id)
             return
         except Exception:
             log.exception("no money could be set aside", tenant=str(request.tenant_id))
@@ -261,9 +289,11 @@ class Allowances:
 
     async def _watch(self) -> None:
         """As long as there are allowances, close those that are old or idle, and return what nobody needs."""
-        while self._open or self._owners:
+        answered = 0
+        while self._open or self._owners or self._unsure:
             await asyncio.sleep(_TICK.total_seconds())
             now_ns = self._clock()
+            answered = answered + 1 if self._unsure and await self._database_answers() else 0
             for tenant, owner in list(self._owners.items()):
                 idle = now_ns - owner.used_ns > _IDLE_NS
                 self._close(owner, [allowance for allowance in owner.allowances if idle or allowance.is_over(now_ns)])
@@ -271,6 +301,8 @@ class Allowances:
                     del self._owners[tenant]
             try:
                 await self._tidy()
+                if answered >= _SURE_AFTER:
+                    await self._release_unsure()
             except Exception:
                 log.exception("allowances could not be given back, trying again")
 
@@ -279,15 +311,40 @@ class Allowances:
             allowance.closed = True
             owner.allowances.remove(allowance)
 
-    async def _give_back(self, tenant: UUID) -> bool:
-        """Return what is free in a tenant's allowances, since its money is short; whether there was anything."""
-        owner = self._owners.get(tenant)
-        if owner is None or not owner.allowances:
-            return False
-        owner.not_before_ns = self._clock() + _AGAIN_NS
-        allowances = list(owner.allowances)
-        self._close(owner, allowances)
-        return any([await self._free(allowance) for allowance in allowances])
+    async def _give_back(self, tenant: UUID, before: int) -> bool:
+        """Return what is free in a tenant's allowances, since its money is short; whether there was anything, now or
+        since `before` of them had been returned. All requests that were refused meanwhile wait for the same return."""
+        returning = self._returning.get(tenant)
+        if returning is None and self._returned.get(tenant, 0) == before:
+            owner = self._owners.get(tenant)
+            if owner is not None and owner.allowances:
+                owner.not_before_ns = self._clock() + _AGAIN_NS
+                self._close(owner, list(owner.allowances))
+            allowances = [one for one in self._open.values() if one.tenant_id == tenant and one.free]
+            if not allowances:
+                return False
+            returning = self._returning[tenant] = asyncio.create_task(self._return(tenant, allowances))
+        if returning is not None:
+            await asyncio.shield(returning)
+        return self._returned.get(tenant, 0) != before
+
+    async def _return(self, tenant: UUID, allowances: Sequence[Allowance]) -> None:
+        try:
+            for allowance in allowances:
+                if await self._free(allowance):
+                    self._returned[tenant] = self._returned.get(tenant, 0) + 1
+        finally:
+            del self._returning[tenant]
+
+    def _unsettled(self, tenant: UUID) -> bool:
+        """Whether a request of the tenant has ended and holds its money still, until it is settled."""
+        return self._ended.get(tenant, 0) > self._spool.dealt_with
+
+    async def _settle_ended(self, tenant: UUID, before: bool) -> bool:
+        """Settle the tenant's requests that have ended; whether there were any, now or `before`."""
+        if self._settle is None or not self._unsettled(tenant):
+            return before
+        return await self._settle(self._ended[tenant], _SETTLE_S)
 
     async def _tidy(self) -> None:
         """Return what is free in closed allowances, and release those that no request uses any more."""
@@ -300,6 +357,23 @@ class Allowances:
                 del self._open[allowance.id]
             elif allowance.free >= allowance.worth:
                 await self._free(allowance)
+
+    async def _database_answers(self) -> bool:
+        try:
+            await self._holds.ping()
+        except DatabaseUnavailable:
+            return False
+        return True
+
+    async def _release_unsure(self) -> None:
+        """Release what may have been set aside while the database did not answer. Nothing else would: these are holds
+        of an epoch that lives."""
+        while self._unsure:
+            try:
+                await self._spool.append(Release(self._unsure[0], "nobody knows whether it was set aside"))
+            except SpoolUnavailable:
+                return  # again with the next tick
+            del self._unsure[0]
 
     async def _free(self, allowance: Allowance) -> bool:
         pico, allowance.free = allowance.free, 0

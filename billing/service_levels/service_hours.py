@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 import structlog
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, tuple_
 
 from billing.events.rollups import HOUR
 from billing.service_levels.histograms import bucket_of
@@ -138,11 +138,13 @@ async def served(
 
 
 async def forget_old(database: Database) -> int:
-    """Delete a batch of hours that are older than they are kept; how many rows. Raises DatabaseUnavailable."""
+    """Delete a batch of rows that are older than they are kept, the oldest first; how many. Raises
+    DatabaseUnavailable."""
     before = await database.now() - KEEP_DAYS * 24 * HOUR
     of = service_hour.c
+    keys = [of[name] for name in _KEYS]
     async with database.transaction() as session:
         # all tenants: time passes for everyone
-        last = await session.scalar(select(of.hour).where(of.hour < before).order_by(of.hour).offset(_DELETED).limit(1))
-        gone = await session.execute(delete(service_hour).where(of.hour < (before if last is None else last)))
+        old = select(*keys).where(of.hour < before).order_by(of.hour).limit(_DELETED)
+        gone = await session.execute(delete(service_hour).where(tuple_(*keys).in_(old)))
     return int(getattr(gone, "rowcount", 0))

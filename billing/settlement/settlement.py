@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 import msgspec
+import structlog
 from sqlalchemy import select
 
 from billing.events import partitions
@@ -36,7 +37,9 @@ from billing.transaction.money_transaction import (
 from billing.transaction.opening import money_transaction
 from billing.usage import Release, SpoolRecord, UsageEvent
 from storage.database.base import new_id
-from storage.database.database import Database
+from storage.database.database import Database, DatabaseUnavailable
+
+log = structlog.get_logger(__name__)
 
 OVERDRAWN = "balance.overdrawn"
 """The outbox topic of a tenant whose balance does not cover its usage and holds any more."""
@@ -152,7 +155,8 @@ async def _settle(
     """Settle new events. Raises EventsAlreadyWritten if one exists."""
     currencies = await money.currencies([UUID(int=tenant) for tenant in {tenant for tenant, *_ in columns.owners}])
     causes = find_invalid_events(columns, versions, currencies)
-    refused = [(columns.events[place], cause) for place, cause in causes.items()]
+    refused = [_refusal(columns.events[place], cause) for place, cause in causes.items()]
+    of_refused = _holds_of([columns.events[place] for place in causes])
     if causes:
         columns = EventColumns(event for place, event in enumerate(columns.events) if place not in causes)
     columns = await book_late(money, columns)
@@ -160,7 +164,6 @@ async def _settle(
     rolled, chained = await money.write_events(rows, lambda: (roll_up(columns), chain_batches(rows)))
     used = {event.id: event.hold_batch for event in columns.events if event.allowance is None}
     settled = await money.holds.end(used, "settled")
-    of_refused = {event.id: event.hold_batch for event, _ in refused if event.corrects is None} if refused else {}
     unused = {request: batch for request, batch in {**of_refused, **releases}.items() if request not in used}
     allowances = _AllowanceUse(columns.events if len(used) < len(columns) else ())
     spent = await money.holds.spend(allowances.costs) if allowances.costs else []
@@ -170,7 +173,7 @@ async def _settle(
     unheld = len(used) > sum(group.requests for group in settled)
     ended = [*settled, *spent, *released]
     await _post(money, rolled, ended, columns.events, currencies, from_allowances=allowances.requests, unheld=unheld)
-    await refuse(money, refused)
+    await money.refuse(refused)
     return Settled(written=len(columns), released=sum(group.requests for group in released), refused=len(refused))
 
 
@@ -194,19 +197,41 @@ class _AllowanceUse:
                 self.requests[event.tenant_id] += 1
 
 
-async def refuse(money: MoneyTransaction, records: Iterable[tuple[SpoolRecord, str]]) -> None:
-    """Keep records that cannot be settled, whole, with the cause of each."""
-    await money.refuse(
-        [
-            RefusedSettlement(
-                new_id(),
-                record.id if isinstance(record, UsageEvent) else record.request_id,
-                cause,
-                msgspec.msgpack.encode(record),
-            )
-            for record, cause in records
-        ]
-    )
+async def refuse_record(database: Database, record: SpoolRecord, cause: str) -> None:
+    """Keep a record that cannot be settled, whole and once, and release its hold: nothing else would end it. Raises
+    DatabaseUnavailable."""
+    refusal = _refusal(record, cause)
+    try:
+        await _refuse(database, refusal, _holds_of([record]))
+    except DatabaseUnavailable:
+        raise
+    except Exception:
+        log.exception("the hold of a refused record cannot be released", request_id=str(refusal.request_id))
+        await _refuse(database, refusal, {})
+
+
+def _refusal(record: SpoolRecord, cause: str) -> RefusedSettlement:
+    """The refusal, with the same id for each repetition of the record."""
+    if isinstance(record, UsageEvent):
+        kind, request, attempt = "event", record.id, record.attempt
+    else:
+        kind, request, attempt = "release", record.request_id, 0
+    return RefusedSettlement(_id_of(f"{kind}/{request}/{attempt}"), request, cause, msgspec.msgpack.encode(record))
+
+
+def _holds_of(refused: Sequence[SpoolRecord]) -> dict[UUID, UUID | None]:
+    """The holds that these records would have ended: request → batch, if known."""
+    holds: dict[UUID, UUID | None] = {}
+    for record in refused:
+        if isinstance(record, Release):
+            holds[record.request_id] = record.hold_batch
+        elif record.corrects is None and record.allowance is None:
+            holds[record.id] = record.hold_batch
+    return holds
+
+
+def _id_of(name: str) -> UUID:
+    return UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=5)
 
 
 class JournalEntry(msgspec.Struct, frozen=True, tag="journal_entry"):
@@ -229,8 +254,7 @@ class JournalEntry(msgspec.Struct, frozen=True, tag="journal_entry"):
     @property
     def id(self) -> UUID:
         """The id of the refused record: the same for each repetition of the entry."""
-        digest = hashlib.sha256(f"{self.replica}/{self.sequence}/{self.request}".encode()).digest()
-        return UUID(bytes=digest[:16], version=5)
+        return _id_of(f"{self.replica}/{self.sequence}/{self.request}")
 
 
 async def refuse_entry(
@@ -239,10 +263,15 @@ async def refuse_entry(
     """Keep a journal's entry from which nothing can be billed, whole and once, and release these holds (request →
     batch, if known): the journal may forget the entry after that. Raises DatabaseUnavailable."""
     cause = f"{entry.replica}'s journal, entry {entry.sequence} of request {entry.request[:64]!r}: {cause}"
+    refusal = RefusedSettlement(entry.id, entry.request_id, cause, msgspec.msgpack.encode(entry))
+    await _refuse(database, refusal, holds)
+
+
+async def _refuse(database: Database, refusal: RefusedSettlement, holds: Mapping[UUID, UUID | None]) -> None:
     async with money_transaction(database) as money:
         released = await money.holds.end(holds, "released")
         await _post(money, [], released, [], {}, from_allowances={}, unheld=False)
-        await money.refuse([RefusedSettlement(entry.id, entry.request_id, cause, msgspec.msgpack.encode(entry))])
+        await money.refuse([refusal])
 
 
 async def _post(

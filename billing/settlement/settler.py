@@ -12,9 +12,8 @@ from uuid import UUID
 import structlog
 
 from billing.prices import PriceCatalog
-from billing.settlement.settlement import Settled, refuse, settle
+from billing.settlement.settlement import Settled, refuse_record, settle
 from billing.spool.spool import Spool, SpoolBatch
-from billing.transaction.opening import money_transaction
 from billing.usage import SpoolRecord, UsageEvent
 from storage.backoff import Backoff, pause
 from storage.database.database import Database, DatabaseUnavailable
@@ -46,8 +45,10 @@ class Settler:
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
+        self._hurrying = 0
         self._backoff = Backoff()
-        self._progress = asyncio.Condition()
+        self._progress = asyncio.Event()
+        """Set and replaced by another when a batch is settled, and when there is nothing to settle."""
         self._drained_ns = time.monotonic_ns()
 
     @property
@@ -67,12 +68,26 @@ class Settler:
 
     async def drain(self, timeout_s: int) -> bool:
         """Wait until everything that is durable is settled; False if that took too long."""
+        return await self._hurry(lambda: self._spool.drained, timeout_s)
+
+    async def settle_first(self, count: int, timeout_s: int) -> bool:
+        """Wait until the first so many records that we spooled are settled, and let them gather no others; False if
+        that took too long."""
+        return await self._hurry(lambda: self._spool.dealt_with >= count, timeout_s)
+
+    async def _hurry(self, done: Callable[[], bool], timeout_s: int) -> bool:
+        self._hurrying += 1
         self._hurried.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), self._progress:
-                await self._progress.wait_for(lambda: self._spool.drained)
-        self._hurried.clear()
-        return self._spool.drained
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while not done():
+                        await self._progress.wait()
+        finally:
+            self._hurrying -= 1
+            if not self._hurrying and not self._stopping.is_set():
+                self._hurried.clear()
+        return done()
 
     async def stop(self) -> None:
         """Stop after the batch under way; the rest stays in the spool. The database and the spool stay open."""
@@ -104,8 +119,7 @@ class Settler:
                 await self._backoff.wait(self._stopping)
                 continue
             self._drained_ns = time.monotonic_ns()
-            async with self._progress:
-                self._progress.notify_all()
+            self._progressed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_FOR_ORPHANS_S):
                     await self._spool.appended.wait()
@@ -134,7 +148,12 @@ class Settler:
         self._backoff.reset()
         self.total += done
         self._spool.done(batch)
+        self._progressed()
         self.on_settled([one.id if isinstance(one, UsageEvent) else one.request_id for one in batch.records])
+
+    def _progressed(self) -> None:
+        self._progress.set()
+        self._progress = asyncio.Event()
 
     async def _wait(self, error: DatabaseUnavailable) -> None:
         if not self.failing:
@@ -153,8 +172,7 @@ class Settler:
             except Exception as error:
                 log.exception("a record cannot be settled and is kept aside")
                 try:
-                    async with money_transaction(self._database) as money:
-                        await refuse(money, [(record, f"{type(error).__name__}: {error}")])
+                    await refuse_record(self._database, record, f"{type(error).__name__}: {error}")
                 except DatabaseUnavailable as away:
                     await self._wait(away)
                     return False

@@ -78,6 +78,8 @@ class Spool:
         self.owner = owner
         self.corrupt = 0
         """Damaged stretches found so far, in our files and in adopted ones."""
+        self.count = 0
+        """Records that we appended, ever."""
         self.waiting = 0
         """Records that we appended and that are not dealt with yet; adopted files are counted in `bytes_waiting`."""
         self.appended = asyncio.Event()
@@ -144,6 +146,11 @@ class Spool:
         if batch.torn:
             log.warning("cut an unfinished record off the spool", file=segment.path.name, bytes=batch.torn)
         self._discard_drained()
+
+    @property
+    def dealt_with(self) -> int:
+        """How many records that we appended are dealt with: the first ones."""
+        return self.count - self.waiting
 
     @property
     def bytes_waiting(self) -> int:
@@ -233,6 +240,7 @@ class Spool:
         if segment.durable >= self._rotate_bytes:
             segment.closed = True
         self.synced_ns = time.monotonic_ns() - began
+        self.count += len(items)
         self.waiting += len(items)
         self.appended.set()
         return [None] * len(items)

@@ -306,7 +306,9 @@ class Admission:
     async def top_up(self, prepared: PreparedRequest, hold: Hold, output: int) -> Hold:
         """Raise the hold of a running request until it covers `output` tokens of each choice. Raises as
         `HoldService.top_up`, and DatabaseUnavailable if the database is silent; it may still do it later."""
-        return await self._for_holds.wait(self._holds.top_up(hold, cost_bound(prepared, output)))
+        amount = cost_bound(prepared, output)
+        top_up = self._allowances.reserve_beside(hold.tenant_id, lambda: self._holds.top_up(hold, amount))
+        return await self._for_holds.wait(top_up)
 
     def _keys(self, payer: Payer, model: ServedModel, generation: GenerationRequest, prompt: Prompt) -> PromptKeys:
         segments, scopes = self._domains.segments(payer.tenant_id, payer.project_id, len(prompt.tokens))
@@ -344,7 +346,10 @@ class Admission:
         try:
             if needs_leases(prepared.plan):
                 return await self._hold_with_leases(prepared, request)
-            return prepared, await (self._allowances if carried else self._holds).reserve(request)
+            if carried:
+                return prepared, await self._allowances.reserve(request)
+            reserve = partial(self._holds.reserve, request)
+            return prepared, await self._allowances.reserve_beside(payer.tenant_id, reserve)
         except (CurrencyMismatch, InvalidMoney) as error:
             raise Unaffordable(f"This request cannot be paid: {error}.") from error
 

@@ -35,6 +35,10 @@ class LeasePayer(Struct, frozen=True):
     lane: str
 
 
+class DecisionTold(Exception):
+    """The decision of a request cannot be made again: its client was told of it."""
+
+
 class LeaseRequest:
     """What one request wishes of leases. `decision` is there once its hold is taken."""
 
@@ -43,6 +47,8 @@ class LeaseRequest:
     ) -> None:
         self.wish = wish
         self.decision: LeaseDecision | None = None
+        self.told = False
+        """Whether the decision was told to the client, so that no other one may take its place."""
         self._terms = terms
         self._price = price
         self._lane = lane
@@ -166,6 +172,8 @@ class LeaseDecisions:
     def decide_again(self, hold: Hold, wish: LeaseRequest) -> Hold | Exception:
         """The hold with the terms that it gets now."""
         assert wish.decision is not None
+        if wish.told:
+            return DecisionTold()
         self._pending = self._decider.decide_again(wish.wish, wish.decision, hold.admitted_at)
         return wish.changed_again(hold, self._pending)
 

@@ -57,18 +57,18 @@ class LeaseConfirmations:
         assert prepared.lease_request is not None
         try:
             async with asyncio.timeout(self._patience):
-                stands = await self._batcher.submit(Confirmation(prepared.leases, reach))
-            if stands:
-                return prepared, hold
-            hold = await self._holds.decide_again(hold, prepared.lease_request)
+                if await self._batcher.submit(Confirmation(prepared.leases, reach)):
+                    return prepared, hold
+                changed = await self._holds.decide_again(hold, prepared.lease_request)
         except (TimeoutError, DatabaseUnavailable, HoldEnded, BatcherClosed) as error:
             cause = f"{type(error).__name__}: {error}"
             log.warning("what leases promise is not confirmed", request_id=str(prepared.request_id), cause=cause)
+            prepared.lease_request.told = True  # a decision that comes now must not change the hold that recovery bills
             return prepared, hold
         decision = prepared.lease_request.decision
         assert decision is not None
         shared = prepared.leases.collapsed and decision.hit is not None
-        return replace(prepared, terms=unpack(hold.terms), leases=replace(decision, collapsed=shared)), hold
+        return replace(prepared, terms=unpack(changed.terms), leases=replace(decision, collapsed=shared)), changed
 
     async def close(self) -> None:
         """Finish what is being confirmed."""

@@ -84,15 +84,15 @@ class ReplicaStream:
         self.suspect = suspect
         self._heard.put_nowait(LinkLost())
 
-    def credit(self, delivered: int, *, held: int, window: int, step: int) -> None:
+    def credit(self, delivered: int, *, read: int, held: int, window: int, step: int) -> None:
         """Note that `delivered` tokens reached the client, and tell the replica when that is enough news.
 
-        `window`: how many tokens may be on their way to the client. `held` of them wait for the tokens that follow (a
-        stop string may have begun), not for the client: they do not count against the window, or the stream would wait
-        for itself. Several choices share the window: each may go beyond the furthest one by what is left of it. `step`:
-        the replica is told each so many tokens.
+        `window`: how many tokens may be on their way to the client. `read` tokens have left the gateway's queue for it.
+        `held` wait for the tokens that follow (a stop string may have begun), not for the client: they do not count
+        against the window, or the stream would wait for itself. Several choices share the window: each may go beyond
+        the furthest one by what is left of it. `step`: the replica is told each so many tokens.
         """
-        unread = self.received - held - delivered
+        unread = self.received - held - read
         self._wish = max(self._received.values(), default=0) + window - unread
         wish = self._wish if self._paid is None else min(self._wish, self._paid)
         limit = max(self._limit, wish)

@@ -39,14 +39,14 @@ class DeliverySequence:
                 first = len(self._ends) * self._choices
                 deltas = tuple(msgspec.structs.replace(delta, choice=first + delta.choice) for delta in item.deltas)
                 return DeliveryChunk(deltas, item.tokens)
-            if item is None or isinstance(item, Started | Failed | ReaderGone):
+            if item is None or isinstance(item, Started | StartedOver | Failed | ReaderGone):
                 return item
             self._ends.append(item)
         return merge_finished(self._ends)
 
-    def confirm(self, tokens: int) -> None:
-        """Confirm that the chunks of the delivery read last were sent, up to `tokens` of its output tokens."""
-        self._deliveries[min(len(self._ends), len(self._deliveries) - 1)].confirm(tokens)
+    def confirm(self, tokens: int, told: int | None = None) -> None:
+        """As `Delivery.confirm`, for the delivery read last."""
+        self._deliveries[min(len(self._ends), len(self._deliveries) - 1)].confirm(tokens, told)
 
 
 def merge_finished(ends: Sequence[Finished]) -> Finished:
@@ -110,6 +110,10 @@ class Started(Struct, frozen=True):
     counts: Counts
 
 
+class StartedOver(Struct, frozen=True):
+    """What came until now counts no more: the client was told nothing of it, and another attempt begins."""
+
+
 class Finished(Struct, frozen=True):
     """A good end, which is durable by now; `reasons` has one for each choice, `stop_strings` that which ended it."""
 
@@ -137,7 +141,7 @@ class ReaderGone(Struct, frozen=True):
     """The reader has left; nothing more is given out."""
 
 
-Item: TypeAlias = Started | DeliveryChunk | Finished | Failed | ReaderGone
+Item: TypeAlias = Started | StartedOver | DeliveryChunk | Finished | Failed | ReaderGone
 
 
 class DeliveryReader(Protocol):
@@ -147,22 +151,26 @@ class DeliveryReader(Protocol):
         """All that is ready, or the end. None: nothing came within `timeout` seconds."""
         ...
 
-    def confirm(self, tokens: int) -> None:
-        """Confirm that the chunks up to `tokens` output tokens were sent."""
+    def confirm(self, tokens: int, told: int | None = None) -> None:
+        """Confirm that the reader is through with the chunks up to `tokens` output tokens. The client was told of those
+        up to `told`, or of all of them."""
         ...
 
 
 class Delivery:
     """The output of one request on its way to its reader. `streamed`: it is given out as it comes, else at the end.
 
-    `on_delivered` is called with the output tokens confirmed so far, `on_left` with the reason why the reader left.
+    `on_confirmed` is called with the output tokens confirmed so far, `on_left` with the reason why the reader left.
+    Two numbers tell of the reader: it is through with `confirmed` tokens, so that more may come; `delivered` of them
+    reached the client, so that they are billed. Some readers hold back what they have confirmed.
     """
 
-    def __init__(self, *, streamed: bool, on_delivered: Callable[[int], None], on_left: Callable[[str], None]) -> None:
+    def __init__(self, *, streamed: bool, on_confirmed: Callable[[int], None], on_left: Callable[[str], None]) -> None:
         self.streamed = streamed
+        self.confirmed = 0
         self.delivered = 0
         self.left = False
-        self._on_delivered = on_delivered
+        self._on_confirmed = on_confirmed
         self._on_left = on_left
         self._deltas: list[ChoiceDelta] = []
         self._tokens = 0
@@ -170,8 +178,10 @@ class Delivery:
         self._end: Finished | Failed | None = None
         self._started: Started | None = None
         self._told_start = False
+        self._over = False
+        """Whether the reader has yet to hear that what it took counts no more."""
         self._ready = asyncio.Event()
-        self._confirmed = asyncio.Event()
+        self._heard = asyncio.Event()
 
     # ------------------------------------------------ the task's side
 
@@ -191,14 +201,16 @@ class Delivery:
 
     @property
     def handed_out(self) -> bool:
-        """Whether the reader has taken anything."""
-        return self._taken > 0 or self.delivered > 0
+        """Whether the client was told anything, or may be now, of what the reader is not through with."""
+        return self.delivered > 0 or self._taken > self.confirmed
 
     def start_over(self) -> bool:
-        """Forget what was pushed, for a new attempt; False if the reader took some of it, left, or was told an end."""
+        """Forget what was pushed, for a new attempt; False if some of it was handed out, or the reader left, or was
+        told an end."""
         if self.handed_out or self.left or self._end is not None:
             return False
-        self._deltas, self._tokens = [], 0
+        self._over = self._over or self._taken > 0
+        self._deltas, self._tokens, self._taken, self.confirmed = [], 0, 0, 0
         return True
 
     def finish(self, finished: Finished) -> None:
@@ -214,15 +226,15 @@ class Delivery:
 
         An unstreamed answer is sent only after its end, so that it is not waited for.
         """
-        while self.streamed and not self.left and self.delivered < self._tokens:
-            self._confirmed.clear()
-            await self._confirmed.wait()
+        while self.streamed and not self.left and self.confirmed < self._tokens:
+            self._heard.clear()
+            await self._heard.wait()
         return not self.left
 
     def detach(self) -> None:
         """Tell the task nothing more: it has ended. A reference to it would make a cycle, which keeps the request in
         memory until the garbage collector runs."""
-        self._on_delivered = self._on_left = _ignore
+        self._on_confirmed = self._on_left = _ignore
 
     # ------------------------------------------------ the reader's side
 
@@ -234,6 +246,9 @@ class Delivery:
             if self._started is not None and not self._told_start:
                 self._told_start = True
                 return self._started
+            if self._over:
+                self._over = False
+                return StartedOver()
             ready = self.streamed or self._end is not None
             if ready and (self._deltas or self._tokens > self._taken):
                 deltas, self._deltas, self._taken = merge_deltas(self._deltas), [], self._tokens
@@ -247,19 +262,22 @@ class Delivery:
             except TimeoutError:
                 return None
 
-    def confirm(self, tokens: int) -> None:
-        """Confirm that the chunks up to `tokens` output tokens were sent."""
-        if tokens > self.delivered and not self.left:
-            self.delivered = tokens
-            self._on_delivered(tokens)
-        self._confirmed.set()
+    def confirm(self, tokens: int, told: int | None = None) -> None:
+        """Confirm that the reader is through with the chunks up to `tokens` output tokens. The client was told of those
+        up to `told`, or of all of them."""
+        if not self.left:
+            self.delivered = max(self.delivered, tokens if told is None else told)
+            if tokens > self.confirmed:
+                self.confirmed = tokens
+                self._on_confirmed(tokens)
+        self._heard.set()
 
     def leave(self, why: str) -> None:
         """Note that the client is gone, or does not read. Nothing happens after a good end."""
         if not self.left and not isinstance(self._end, Finished):
             self.left = True
             self._ready.set()
-            self._confirmed.set()
+            self._heard.set()
             self._on_left(why)
 
     def _close(self, end: Finished | Failed) -> None:

@@ -71,7 +71,7 @@ class GenerationTask:
         self.marks = prepared.marks
         self.marks.taken = True
         self.state = RequestState()
-        self.delivery = Delivery(streamed=streamed, on_delivered=self._delivered, on_left=self._client_left)
+        self.delivery = Delivery(streamed=streamed, on_confirmed=self._confirmed, on_left=self._client_left)
         self.admitted = asyncio.Event()
         """Set when its money is held and its limits let it through, or when it ends without that."""
         self._deps = deps
@@ -140,6 +140,11 @@ class GenerationTask:
         """End the request for a reason of ours; what was delivered is billed."""
         self._stop("interrupted", "shutdown", failed(failure))
         self.admitted.set()
+
+    def abandon(self, failure: GatewayError) -> None:
+        """End the request because we cannot hand its answer on; what was delivered is billed."""
+        self._stop("reader_failed", "abandoned", failed(failure))
+        self.delivery.leave("abandoned")
 
     # ------------------------------------------------ from hold to record
 
@@ -390,7 +395,7 @@ class GenerationTask:
         if self._choices.end_of(message.choice) == "stop":
             self._end_choice(message.choice)
         elif self.delivery.streamed and self._choices.shown < self._choices.tokens:
-            self._delivered(self.delivery.delivered)
+            self._confirmed(self.delivery.confirmed)
         self._end_unpaid()
 
     def _end_choice(self, choice: int) -> None:
@@ -494,11 +499,12 @@ class GenerationTask:
 
     # ------------------------------------------------ credit, money and time
 
-    def _delivered(self, tokens: int) -> None:
+    def _confirmed(self, tokens: int) -> None:
         if self._stream is not None:
-            options = self._deps.fleet.options
+            options, delivered = self._deps.fleet.options, self.delivery.delivered
             held = self._choices.tokens - self._choices.shown
-            self._stream.credit(tokens, held=held, window=options.credit_window, step=options.credit_step)
+            window, step = options.credit_window, options.credit_step
+            self._stream.credit(delivered, read=tokens, held=held, window=window, step=step)
 
     def _paid(self) -> None:
         """More is paid for, or nothing more is going to be."""

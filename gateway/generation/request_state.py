@@ -4,8 +4,9 @@
                         │  ▲  │                 ▲   ▲
              will_retry │  │  │ stop_string     │   │
                         ▼  │  │ client_left     │   │
-               retrying ───┘  │ interrupted     │   │
-               │  (sent)      │ timed_out       │   │
+               retrying ───┘  │ reader_failed   │   │
+               │  (sent)      │ interrupted     │   │
+               │              │ timed_out       │   │
     no_replica │              ▼ money_ended     │   │
                │          stopping ──answered───┘   │
                │              │ replica_lost        │
@@ -19,8 +20,9 @@ A request gets an outcome with the first event that carries one. A later event m
 (`OVERRIDES`), until it is recorded. Only a request without an outcome is sent to a replica.
 
 Another way to end is another event or row here, not a flag. Cancelling by API is an event like `client_left`. A
-background run, and a reader that may come back, do not report `client_left`. Continuing on another replica after text
-was delivered is `will_retry` with `Generate.emitted`. How one of several choices ended, `Choices` knows.
+background run, and a reader that may come back, do not report `client_left`. A background run that cannot go on reports
+`reader_failed`: that is our fault. Continuing on another replica after text was delivered is `will_retry` with
+`Generate.emitted`. How one of several choices ended, `Choices` knows.
 """
 
 from __future__ import annotations
@@ -37,18 +39,20 @@ from gateway.errors import GatewayError
 Phase = Literal["reserving", "running", "stopping", "retrying", "lost", "delivering", "recording", "ended"]
 Event = Literal[
     "sent", "stop_string", "money_ended", "client_left", "interrupted", "timed_out", "will_retry", "replica_lost",
-    "no_replica", "hold_unknown", "answered", "input_refused", "delivered", "recorded", "failed",
+    "no_replica", "hold_unknown", "answered", "input_refused", "delivered", "recorded", "failed", "reader_failed",
 ]  # fmt: skip
 
 _ACTIVE: Mapping[Phase, Phase] = {"running": "stopping", "stopping": "stopping"}
 _ANSWERED: Mapping[Phase, Phase] = dict.fromkeys(("running", "stopping", "retrying", "lost"), "delivering")
 _BEFORE_END: tuple[Phase, ...] = ("reserving", "running", "stopping", "retrying", "lost", "delivering", "recording")
+_UNREAD: Mapping[Phase, Phase] = {phase: _ACTIVE.get(phase, phase) for phase in _BEFORE_END if phase != "recording"}
 
 TRANSITIONS: Mapping[Event, Mapping[Phase, Phase]] = {
     "sent": {"reserving": "running", "retrying": "running"},
     "stop_string": {"running": "stopping"},
     "money_ended": {"running": "stopping"},
-    "client_left": {phase: _ACTIVE.get(phase, phase) for phase in _BEFORE_END if phase != "recording"},
+    "client_left": _UNREAD,
+    "reader_failed": _UNREAD,
     "interrupted": {**_ACTIVE, "reserving": "reserving", "retrying": "retrying"},
     "timed_out": {**_ACTIVE, "lost": "lost"},
     "will_retry": {"running": "retrying"},
@@ -65,6 +69,7 @@ TRANSITIONS: Mapping[Event, Mapping[Phase, Phase]] = {
 
 OVERRIDES: Mapping[Event, tuple[Status, ...]] = {
     "client_left": ("ok",),
+    "reader_failed": ("ok",),
     "interrupted": ("ok", "cancelled"),
     "timed_out": ("ok",),
     "no_replica": ("cancelled",),
@@ -73,7 +78,7 @@ OVERRIDES: Mapping[Event, tuple[Status, ...]] = {
 }
 """The earlier outcomes that an event's outcome takes the place of. Any event's outcome is taken where there is none."""
 
-_AT_ANY_TIME: tuple[Event, ...] = ("client_left", "interrupted")
+_AT_ANY_TIME: tuple[Event, ...] = ("client_left", "reader_failed", "interrupted")
 """Come from outside: ignored in a phase that the table does not name."""
 
 

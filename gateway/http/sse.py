@@ -22,6 +22,7 @@ from gateway.generation.delivery import (
     Item,
     ReaderGone,
     Started,
+    StartedOver,
 )
 
 HEADERS = (
@@ -34,7 +35,9 @@ DISCONNECTS = "turnpike.disconnects"
 
 
 class EventWriter(Protocol):
-    """A dialect's events, as bytes."""
+    """A dialect's events, as bytes. `withholds`: whether the client is told of what came last, if at all, later."""
+
+    withholds: bool
 
     def started(self, start: Started) -> bytes:
         """The events of a request that was scheduled and has no text yet; may be empty."""
@@ -46,6 +49,10 @@ class EventWriter(Protocol):
 
     def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """The events for more text of some choices; before the first, what opens the stream."""
+        ...
+
+    def start_over(self) -> None:
+        """Forget what is withheld."""
         ...
 
     def finished(self, end: Finished) -> bytes:
@@ -173,6 +180,8 @@ class EventStream:
             return True
         if item is None:
             await self._send(send, writer.keep_alive())
+        elif isinstance(item, StartedOver):
+            writer.start_over()
         elif isinstance(item, Started):
             if events := writer.started(item):
                 await self._send(send, events)
@@ -182,7 +191,7 @@ class EventStream:
                 events = writer.keep_alive()  # what came is not shown, and that for long
             if events:
                 await self._send(send, events)
-            self._delivery.confirm(item.tokens)
+            self._delivery.confirm(item.tokens, 0 if writer.withholds else item.tokens)
         return False
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:

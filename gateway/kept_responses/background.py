@@ -147,8 +147,11 @@ class BackgroundResponses:
             self._keeper.count(new.project_id, new.request, new.response)
             await self._store.save(new)
             await self._running.write(Progress(id=new.id, tenant_id=new.tenant_id, first=0, events=events), seal)
-        except BaseException:
+        except asyncio.CancelledError:
             self._requests.client_left(task, "not kept")
+            raise
+        except Exception:
+            task.abandon(Interrupted("The gateway could not keep the response."))
             raise
         write = partial(self._write, seal=seal)
         run = BackgroundRun(new.id, task, writer, requests=self._requests, write=write, first=len(events))

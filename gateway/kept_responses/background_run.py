@@ -15,7 +15,8 @@ import structlog
 from gateway.dialects.openai.common_response import encoder
 from gateway.dialects.openai.responses import events as told
 from gateway.dialects.openai.responses.writer import ResponsesWriter
-from gateway.generation.delivery import DeliveryChunk, Failed, Finished, Started
+from gateway.errors import Interrupted
+from gateway.generation.delivery import DeliveryChunk, Failed, Finished, Started, StartedOver
 from gateway.generation.generation_task import GenerationTask
 from gateway.generation.running_tasks import RunningTasks
 from response_store.running import Progress, Standing
@@ -54,8 +55,11 @@ class BackgroundRun:
         self._waiting: list[bytes] = []
         self._flushed = time.monotonic()
         self._told_status = ""
-        self._said = False
-        """Whether there is any output: without it, the response can be run anew."""
+        self._taken = 0
+        """Output tokens of which the events are written, or wait."""
+        self._said = 0
+        """Of these, those up to the last event of output. Without any the response can be run anew, so that nothing of
+        it is billed before one is written."""
 
     async def run(self) -> None:
         """Run it to its end. Raises nothing but CancelledError."""
@@ -66,33 +70,41 @@ class BackgroundRun:
         except Exception:
             log.exception("a response in the background failed", response=str(self._id))
         finally:
-            self._requests.client_left(self._task, "background")
+            self._task.abandon(Interrupted("The gateway could not keep the response."))
 
     async def _follow(self) -> None:
         delivery = self._task.delivery
         while True:
-            item = await delivery.next(FLUSH_S if self._waiting else BEAT_S)
+            item = await delivery.next(self._pause_s)
             ended = False
             match item:
                 case None:
                     pass
                 case Started():
                     self._tell(self._writer.open())
+                case StartedOver():
+                    self._taken = 0
                 case DeliveryChunk():
-                    self._said = self._said or bool(item.deltas)
-                    self._tell(self._writer.more(item.deltas))
-                    delivery.confirm(item.tokens)
+                    self._tell(self._writer.open())
+                    said = self._writer.more(item.deltas)
+                    self._tell(said)
+                    self._taken, self._said = item.tokens, item.tokens if said else self._said
                 case Failed() if self._requests.draining and not self._said:
                     await self._write(self._progress(released=True))
                     return
                 case _:
                     ended = True
                     self._end(item)
-            due = time.monotonic() - self._flushed >= (FLUSH_S if self._waiting else BEAT_S)
+            due = time.monotonic() - self._flushed >= self._pause_s
             if ended or due or len(self._waiting) >= _MOST_WAITING:
                 mine = await self._flush(ended=ended)
                 if ended or not mine:
                     return
+
+    @property
+    def _pause_s(self) -> float:
+        """How long after the last write the next is due."""
+        return FLUSH_S if self._waiting or self._taken > self._task.delivery.confirmed else BEAT_S
 
     def _end(self, item: object) -> None:
         """The last events. A response whose reader has gone was cancelled."""
@@ -105,8 +117,14 @@ class BackgroundRun:
         self._waiting += map(told.named_event, events)
 
     async def _flush(self, *, ended: bool) -> bool:
-        """Write what waits; False if the response is not this worker's any more."""
+        """Write what waits; False if the response is not this worker's any more. What is written is delivered."""
+        delivery = self._task.delivery
+        taken = self._taken > delivery.confirmed
         standing = await self._write(self._progress(ended=ended))
+        if standing.mine and taken:  # else it may have started over meanwhile
+            delivery.confirm(self._taken, self._said)
+        elif standing.gone:
+            self._requests.client_left(self._task, "deleted")
         self._next += len(self._waiting)
         self._waiting, self._flushed, self._told_status = [], time.monotonic(), self._writer.response.status
         if standing.cancelling and not ended:

@@ -73,7 +73,8 @@ class UsageRecorder:
         self._leases.ended(hold, event.usage.prompt)
 
     async def once_release(self, request_id: UUID, reason: str) -> None:
-        """Try once to record the release of a hold that may not exist; if it does, it expires at the latest."""
+        """Try once to record the release of a hold that may not exist. If it does and this fails, it ends when this
+        worker's epoch is over."""
         await self.once(Release(request_id, reason))
 
     async def release(self, hold: Hold, reason: str) -> None:

@@ -196,6 +196,7 @@ class MessageWriter:
         """Blocks that were begun; the last one is open while `_kind` says of what kind it is."""
         self._kind: type[Struct] | None = None
         self._called = False
+        self.withholds = False
 
     def whole(self, deltas: Sequence[ChoiceDelta], end: Finished) -> bytes:
         """The whole response."""
@@ -230,7 +231,12 @@ class MessageWriter:
                     events += self._close() + self._in_block(ToolUseContent(self._call_id(call), name, _NO_INPUT))
                 case output.ArgumentsDelta(_, text):
                     events += self._delta(InputDelta(text))
+        self.withholds = self._kind is ThinkingContent and not self._shows_thinking
         return events
+
+    def start_over(self) -> None:
+        """Forget the thinking of which nothing was shown yet."""
+        self._thinking.clear()
 
     def finished(self, end: Finished) -> bytes:
         """The block's end, why the answer ended, the usage, and `message_stop`."""

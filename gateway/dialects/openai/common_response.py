@@ -77,6 +77,8 @@ def event(body: object, name: str = "") -> bytes:
 class CompletionWriter:
     """Base of both endpoints' `ResponseWriter`."""
 
+    withholds = False
+
     def __init__(self, identity: ResponseIdentity, tokenizer: Tokenizer, *, include_usage: bool) -> None:
         self._identity = identity
         self._tokenizer = tokenizer
@@ -89,6 +91,9 @@ class CompletionWriter:
     def keep_alive(self) -> bytes:
         """A comment, which clients skip."""
         return KEEP_ALIVE
+
+    def start_over(self) -> None:
+        """Nothing: nothing is withheld."""
 
     def failed(self, end: Failed) -> bytes:
         """The error event, which the official client raises as an exception. No `DONE` follows it."""

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ from billing.spool.spool import Spool
 from billing.usage import Release, Usage
 from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
-from storage.database.database import Database
+from storage.database.database import Database, DatabaseUnavailable
 from tests.awake import Awake
 from tests.billing.money import Tenant
 from tests.fast import only_fast
@@ -51,7 +53,12 @@ class Worker:
         self.spool = spool
         self.settler = Settler(database, spool)
         self.allowances = Allowances(
-            self.holds, spool, "g1", busy=busy, clock=lambda: self.ahead_ns + (0 if self.stands else self._awake_ns)
+            self.holds,
+            spool,
+            "g1",
+            busy=busy,
+            settle=self.settler.settle_first,
+            clock=lambda: self.ahead_ns + (0 if self.stands else self._awake_ns),
         )
 
     @property
@@ -172,6 +179,95 @@ async def test_exactly_what_is_affordable_is_admitted(database: Database, tmp_pa
     assert any(hold.allowance for hold in admitted)
     found = await balance_of(database, tenant)
     assert (found.available, found.overdraft) == (0, 0)
+    assert await audit_money(database) == []
+
+
+async def test_money_of_requests_that_have_ended_is_not_missed_by_the_next(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long their records wait for others to be settled with."""
+    monkeypatch.setattr("billing.settlement.settler._GATHER", timedelta(hours=1))
+    monkeypatch.setattr("billing.reservation.allowances._SETTLE_S", 30)
+    tenant = await Tenant.rich(database, BOUND + 20 * TOKEN)
+    async with worker(database, tmp_path) as one:
+        for _ in range(5):
+            await one.run(tenant)
+        with pytest.raises(InsufficientFunds) as refused:
+            await one.run(tenant)
+        assert refused.value.affordable_pico == 5 * TOKEN
+    assert await audit_money(database) == []
+
+
+async def _with_all_money_set_aside(database: Database, one: Worker) -> tuple[Tenant, int]:
+    """A tenant without any money but that of its allowance, which is so much."""
+    tenant = await Tenant.rich(database, 10**6 * BOUND)
+    one.stands, one.ahead_ns = True, SECOND_NS
+    await one.busy(tenant)
+    assert await one.settler.drain(30)
+    found = await balance_of(database, tenant)
+    await Balances(database).refund(tenant.id, found.available, "USD")
+    return tenant, found.held
+
+
+async def test_all_requests_that_are_refused_at_once_get_what_was_set_aside(database: Database, tmp_path: Path) -> None:
+    async with worker(database, tmp_path) as one:
+        tenant, pico = await _with_all_money_set_aside(database, one)
+        reserve = [partial(one.holds.reserve, tenant.request(pico // 3)) for _ in range(3)]
+        holds = await asyncio.gather(*(one.allowances.reserve_beside(tenant.id, each) for each in reserve))
+        assert [hold.allowance for hold in holds] == [None] * 3
+        for hold in holds:
+            await one.record(tenant, hold, 1)
+    assert await audit_money(database) == []
+
+
+async def test_an_allowance_in_which_a_request_still_runs_gives_back_the_last_of_it(
+    database: Database, tmp_path: Path
+) -> None:
+    async with worker(database, tmp_path) as one:
+        tenant, pico = await _with_all_money_set_aside(database, one)
+        long = await one.allowances.reserve(tenant.request(pico - TOKEN))
+        assert long.allowance is not None
+        one.ahead_ns += 10 * SECOND_NS
+        await asyncio.sleep(0.6)  # it is closed now; what is left of it is not worth a transaction
+        hold = await one.allowances.reserve(tenant.request(TOKEN))
+        assert hold.allowance is None
+        await one.record(tenant, hold, 1)
+        await one.record(tenant, long, 1)
+    assert await audit_money(database) == []
+
+
+async def test_an_allowance_that_a_silent_database_makes_late_is_released(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made when whatever was recorded meanwhile is settled."""
+    tenant = await Tenant.rich(database, 10**6 * BOUND)
+    async with worker(database, tmp_path) as one:
+        one.stands, one.ahead_ns = True, SECOND_NS
+        silent, reserve, ping = asyncio.Event(), one.holds.reserve_allowance, one.holds.ping
+        late: list[HoldRequest] = []
+
+        async def unanswered(*_: object) -> None:
+            silent.set()
+            raise DatabaseUnavailable("silent")
+
+        async def unheard(request: HoldRequest, currency: str, least_pico: int) -> None:
+            late.append(request)
+            await unanswered()
+
+        monkeypatch.setattr(one.holds, "ping", unanswered)
+        monkeypatch.setattr(one.holds, "reserve_allowance", unheard)
+        for hold in await one.crowd(tenant):
+            await one.record(tenant, hold, 0)
+        await silent.wait()
+        assert await one.settler.drain(30)
+        (asked,) = late
+        made = await reserve(asked, "USD", BOUND)
+        assert made is not None
+        assert (await balance_of(database, tenant)).held == made.amount_pico
+        monkeypatch.setattr(one.holds, "ping", ping)
+        async with asyncio.timeout(30):
+            while (await balance_of(database, tenant)).held:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
     assert await audit_money(database) == []
 
 

@@ -87,3 +87,17 @@ async def test_old_hours_are_forgotten(database: Database) -> None:
     (left,) = await served(database, [tenant], start_at=0, end_at=now + HOUR)
     assert left.requests == 1
     assert await forget_old(database) == 0
+
+
+async def test_an_hour_of_more_rows_than_a_batch_is_forgotten_too(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_hours, "_DELETED", 3)
+    worker, tenant, now = ServiceHours(database), new_id(), await database.now()
+    old = now - (service_hours.KEEP_DAYS + 1) * 24 * HOUR
+    for at in (*[old] * 7, old + HOUR, now):
+        worker.count((tenant, new_id(), "tiny", "standard", at), "ok", 5)
+    await worker.stop()
+    assert [await forget_old(database) for _ in range(4)] == [3, 3, 2, 0]
+    (left,) = await served(database, [tenant], start_at=0, end_at=now + HOUR)
+    assert left.requests == 1

@@ -17,7 +17,7 @@ from billing.reservation.hold_service import HoldService
 from billing.settlement import settler as settler_module
 from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
-from billing.tables.money import usage_event
+from billing.tables.money import refused_settlement, usage_event
 from billing.usage import Release
 from billing.verification.audit import audit_money
 from storage.database import migrate
@@ -79,6 +79,34 @@ async def test_a_record_that_breaks_its_batch_is_set_aside(
         "a record was refused",
         "a tenant's holds did not each end once",  # the events came without any
     ]
+
+
+async def test_a_record_that_is_set_aside_ends_its_hold_and_is_kept_once(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when its file is adopted after its owner died, and settled again from its beginning."""
+    tenant = await Tenant.rich(database, 10**12)
+    spool = Spool(tmp_path / "spool", "g1")
+    settler = Settler(database, spool)
+    used, free = [await HoldService(database).reserve(tenant.request(10**8)) for _ in range(2)]
+    for _ in range(2):
+        await spool.append(tenant.event(used))
+        await spool.append(Release(free.request_id, "rejected", free.batch))
+
+    async def broken(*_: object) -> object:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(settler_module, "settle", broken)
+    await settler.start()
+    assert await settler.drain(30)
+    await settler.stop()
+    await spool.close()
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.held, balance.debit) == (0, 0)
+    async with database.reading() as session:
+        kept = (await session.execute(select(refused_settlement.c.request_id))).scalars().all()
+    assert sorted(kept) == sorted([used.request_id, free.request_id])
 
 
 async def test_orphans_of_a_neighbour_are_settled(

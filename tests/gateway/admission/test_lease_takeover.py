@@ -256,6 +256,34 @@ async def test_a_reader_pays_for_the_writer_that_failed(gateways: Gateways, how:
     assert (kept.writer, kept.billed, kept.reads) == (first.hold.request_id, True, 1)
 
 
+async def test_a_first_token_does_not_wait_for_a_database_that_is_silent_half_way(
+    gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was decided at admission is told, and stays in the hold, whatever the database does later."""
+    writer, reader = [await gateways.begin(COLD, door) for door in (0, 1)]
+    await gateways.finish(writer, "failed")
+    holds, answers, door = gateways.holds[1], asyncio.Event(), gateways.doors[1]
+    decide_again = holds.decide_again
+
+    async def silent(*asked: Any) -> Any:
+        await answers.wait()
+        return await decide_again(*asked)
+
+    monkeypatch.setattr(holds, "decide_again", silent)
+    gateways.confirmations[1] = LeaseConfirmations(gateways.stores[1], door, patience=0.5)
+    try:
+        async with asyncio.timeout(30):
+            await gateways.promise(reader)
+    finally:
+        answers.set()
+    assert gateways.bill(reader.hold) == READ
+    await door.close()  # it has decided what it was asked to
+    found = await gateways.holds[0].get(reader.hold.request_id)
+    assert found is not None
+    assert found.terms == reader.hold.terms
+    await gateways.finish(reader, "killed")
+
+
 async def test_who_has_the_first_token_writes(gateways: Gateways) -> None:
     """The other one, which was to write, reads."""
     writer, reader = [await gateways.begin(COLD, door) for door in (0, 1)]

@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 from gateway.errors import Unavailable
 from gateway.kept_responses.waiting import wait_until_it_begins
 from response_store import store
-from response_store.running import Orphan
+from response_store.running import Orphan, Progress, Standing
 from response_store.tables import stored_response
 from storage.database.database import DatabaseUnavailable
 from tests.gateway.endpoints.test_rate_limits import set_limits
@@ -268,6 +268,93 @@ async def test_a_revoked_key_has_nothing_run_anew(stack: Stack) -> None:
         ended = await until_ended(colleague, queued.id)
         assert (ended.status, "revoked" in ended.error.message) == ("failed", True)
     await runs(stack, 1)
+
+
+@pytest.mark.parametrize(("place", "name"), [("_store", "save"), ("_running", "write")])
+async def test_what_was_answered_with_an_error_is_not_billed(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, place: str, name: str
+) -> None:
+    """Its money was held, and the model read its prompt."""
+    stack.say(SAID, prefill=600.0)
+
+    async def away(*_: object) -> None:
+        await stack.until(lambda: any(run.counts.prompt for run in stack.replica.runs.values()))
+        raise DatabaseUnavailable("away")
+
+    monkeypatch.setattr(getattr(stack.gateway.background_responses, place), name, away)
+    answer = await stack.http.post(
+        "/v1/responses",
+        headers={"authorization": f"Bearer {stack.key}"},
+        json={"model": "tiny", "input": "Say it.", "background": True},
+    )
+    assert answer.status_code == 503
+    (event,) = await stack.settled(1)
+    assert (event.status, event.cost_pico) == ("failed", 0)
+
+
+async def bills_one_answer(stack: Stack) -> None:
+    """Of two runs of one response the second is billed, and the first is our failure."""
+    first, second = await stack.settled(2)
+    assert (first.status, first.cost_pico, first.output) == ("failed", 0, 0)
+    assert (second.status, second.cost_pico > 0, second.output > 0) == ("ok", True, True)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05], ids=["generated", "generating"])
+async def test_what_no_client_can_read_is_not_billed(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
+    """The database goes away for good before any output is written; then the response is run anew."""
+    monkeypatch.setattr("gateway.kept_responses.background._PATIENCE_S", 0.0)
+    background = stack.gateway.background_responses
+    assert background is not None
+    write = background._running.write
+
+    async def away(progress: Progress, seal: Any) -> Standing:
+        if progress.first:
+            raise DatabaseUnavailable("away")
+        return await write(progress, seal)
+
+    stack.say(SAID, pause=pause)
+    async with stack.openai() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(background._running, "write", away)
+            queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+            await stack.until(lambda: not background._tasks and not stack.gateway.requests._running)
+        (run,) = stack.replica.runs.values()
+        assert not any(credit.delivered for credit in run.credits), "a worker that dies now is our failure, too"
+        stack.say(SAID)
+        await adopt(stack, Orphan(UUID(queued.id.removeprefix("resp_")), stack.tenant.id, stack.project.id))
+        final = await until_ended(client, queued.id)
+        assert (final.status, final.output_text) == ("completed", SAID)
+    await bills_one_answer(stack)
+
+
+async def test_a_worker_that_awakes_after_its_response_was_taken_over_bills_nothing(
+    stack: Stack, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep, awake = asyncio.Event(), asyncio.Event()
+    background = stack.gateway.background_responses
+    assert background is not None
+    write = background._running.write
+
+    async def slow(progress: Progress, seal: Any) -> Standing:
+        if progress.first:
+            asleep.set()
+            await awake.wait()
+        return await write(progress, seal)
+
+    monkeypatch.setattr(background._running, "write", slow)
+    stack.say(SAID)
+    async with second_worker(stack, tmp_path / "b", model_folder) as other, stack.openai() as here:
+        other.say(SAID)
+        queued = await here.responses.create(model="tiny", input="Say it.", background=True)
+        await asleep.wait()
+        await adopt(other, Orphan(UUID(queued.id.removeprefix("resp_")), stack.tenant.id, stack.project.id))
+        async with other.openai(stack.key) as there:
+            final = await until_ended(there, queued.id)
+            assert (final.status, final.output_text) == ("completed", SAID)
+        awake.set()
+        await bills_one_answer(stack)
 
 
 async def test_what_kills_its_workers_is_not_run_for_ever(stack: Stack) -> None:

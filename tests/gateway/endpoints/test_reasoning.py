@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 
+from gateway.fleet.replica_link import FleetOptions
+from gateway.services import GatewayOptions
 from protocol.requests import Reasoning
 from tests.gateway.conversation.family_models import family_folder
 from tests.gateway.fake_replica import Script
-from tests.gateway.stack import Stack, running_stack
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 ASK: Any = [{"role": "user", "content": "Why?"}]
 THOUGHT, SAYS = "Let me see.", "So it is."
@@ -105,6 +108,45 @@ async def test_thinking_comes_back_under_its_signature_alone(thinking: Stack, di
     assert await prompt(block | {"signature": "bm90IG91cnM="}) == without
     if shown:
         assert await prompt(block | {"thinking": "another text"}) == without
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["another replica", "none"])
+async def test_thinking_that_nobody_saw_is_neither_delivered_nor_kept(
+    stocked_sqlite_url: str, tmp_path: Path, beside: bool
+) -> None:
+    """A replica that is lost while it thinks in secret: the request is tried again, or costs nothing."""
+    folder, fleet = family_folder(tmp_path / "model", "qwen-3-thinking"), FleetOptions(credit_window=4, beat_timeout=60)
+    options = GatewayOptions(timeouts=quick_timeouts(request=60.0, retry=30.0 if beside else 0.0), drain_timeout=2.0)
+    async with running_stack(
+        stocked_sqlite_url, tmp_path, folder, context=4096, fleet_options=fleet, options=options
+    ) as stack:
+        think(stack)
+        whole = stack.replica.script
+        lost = list(next(iter(stack.models)).tokenizer.content("Another thought."))
+        stack.replica.script = Script(tokens=lost, burst=3, pause=600.0)
+        body = {"messages": ASK, "max_tokens": 2000, "thinking": {"type": "adaptive", "display": "omitted"}}
+        asked = asyncio.create_task(post(stack, "/v1/messages", body | {"stream": True}))
+        await stack.until(lambda: any(run.credits for run in stack.replica.runs.values()))
+        (run,) = stack.replica.runs.values()
+        assert [credit.delivered for credit in run.credits] == [0]
+        await stack.replica.stop()
+        stack.replica.script = whole
+        if beside:
+            await stack.replica.restart()
+        text = (await asked).text
+        if not beside:
+            await stack.replica.restart()
+        *_, event = await stack.settled(2 if beside else 1)
+        assert (event.status, event.cost_pico > 0) == (("ok", True) if beside else ("failed", False))
+        assert ("event: message_stop" in text, "event: error" in text) == (beside, not beside)
+        if beside:
+            signed = text.partition('"signature_delta","signature":"')[2].partition('"')[0]
+            streamed = {"type": "thinking", "thinking": "", "signature": signed}
+            for block in (streamed, {"type": "thinking", "thinking": THOUGHT}):
+                turns = [*ASK, {"role": "assistant", "content": [block, {"type": "text", "text": SAYS}]}, *ASK]
+                assert (await post(stack, "/v1/messages", body | {"messages": turns})).status_code == 200
+            *_, by_signature, by_text = [run.generate.tokens for run in stack.replica.runs.values()]
+            assert by_signature == by_text, "what was thought the second time is signed, and it alone"
 
 
 async def test_a_grammar_leaves_room_for_the_reasoning_before_it(thinking: Stack) -> None:

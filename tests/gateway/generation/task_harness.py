@@ -15,7 +15,7 @@ from billing.usage import UsageEvent
 from gateway.admission.admission import Payer, PreparedRequest, database_unavailable
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.conversation.prompt import Prompt
-from gateway.errors import Unaffordable, Unavailable
+from gateway.errors import Interrupted, Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
 from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone, Started
@@ -288,6 +288,10 @@ class TaskHarness:
 
     def _on_leave(self, _: str) -> bool:
         self.task.delivery.leave("client")
+        return True
+
+    def _on_abandon(self, _: str) -> bool:
+        self.task.abandon(Interrupted("Nobody can read it."))
         return True
 
     def _on_stop(self, _: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,26 @@ async def _leave(stack: Stack, output: int) -> int:
     await stack.balances.refund(stack.tenant.id, balance.available - goal, "USD")
     stack.forget()
     return prompt
+
+
+@pytest.mark.parametrize("slice_", [0, 50], ids=["whole", "sliced"])
+async def test_who_asks_one_request_after_the_other_has_all_of_the_money(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, slice_: int
+) -> None:
+    """What a request held comes back when it is settled, and that waits for others to be settled with."""
+    monkeypatch.setattr("billing.settlement.settler._GATHER", timedelta(hours=1))
+    monkeypatch.setattr("billing.reservation.allowances._SETTLE_S", 30)
+    options = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=2.0, hold_slice=slice_)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        answer = stack.tokens(" yes" * 12)
+        stack.replica.script = Script(tokens=answer)
+        body = {"model": "tiny", "max_tokens": len(answer) + 60, "messages": [{"role": "user", "content": "hi"}]}
+        balance = await stack.balances.get(stack.tenant.id)
+        assert balance is not None
+        await stack.balances.refund(stack.tenant.id, balance.available - (3 * len(answer) + 70) * OUTPUT, "USD")
+        for _ in range(3):
+            answered = await stack.post(body)
+            assert '"finish_reason":"stop"' in answered.text, answered.text
 
 
 @pytest.mark.slow

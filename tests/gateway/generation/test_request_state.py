@@ -31,6 +31,7 @@ CARRIED: dict[Event, tuple[Status, ...]] = {
     "stop_string": ("ok",),
     "money_ended": ("ok",),
     "client_left": ("cancelled",),
+    "reader_failed": ("failed",),
     "interrupted": ("failed",),
     "timed_out": ("failed",),
     "replica_lost": ("failed",),
@@ -59,7 +60,7 @@ class AnyEvents(RuleBasedStateMachine):
         try:
             changed = self.state.move(event, outcome)
         except InvalidTransition:
-            assert event not in ("client_left", "interrupted"), "these may come at any time"
+            assert event not in ("client_left", "reader_failed", "interrupted"), "these may come at any time"
             assert (self.state.phase, self.state.outcome) == (phase, earlier), "nothing happened"
             return
         assert changed == (self.state.phase != phase)
@@ -224,6 +225,19 @@ ENDS: dict[str, tuple[list[str], Ended, Ended]] = {
         UNAVAILABLE,
     ),
     "left, then stopped": ([*BEGUN, TEXT, "leave", "stop", "done abort"], _used("failed", "abort", 0, 0), GONE),
+    "reader failed": ([*BEGUN, TEXT, "abandon", "done abort"], _used("failed", "abort", 0, 0), GONE),
+    "reader failed after some text": (
+        [*BEGUN, TEXT, "read", "abandon", "done abort"],
+        _used("failed", "abort", P, 3),
+        GONE,
+    ),
+    "reader failed before the hold": (["abandon", "hold ok"], ("release", "ended before it began"), GONE),
+    "reader failed when all was said": ([*BEGUN, TEXT, "done stop", "abandon"], _used("failed", "", 0, 0), GONE),
+    "left, then reader failed": (
+        [*BEGUN, TEXT, "leave", "abandon", "done abort"],
+        _used("cancelled", "abort", P, 0),
+        GONE,
+    ),
     "stopped before the hold": (
         ["stop", "hold ok"],
         ("release", "ended before it began"),

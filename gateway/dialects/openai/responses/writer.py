@@ -36,6 +36,8 @@ class ResponsesWriter:
     response that were told by another writer.
     """
 
+    withholds = False
+
     def __init__(
         self,
         response: Response,
@@ -78,6 +80,9 @@ class ResponsesWriter:
     def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """The events for more of the output."""
         return _encoded(self.more(deltas))
+
+    def start_over(self) -> None:
+        """Nothing: nothing is withheld."""
 
     def finished(self, end: Finished) -> bytes:
         """The ends of what is open, and the whole response."""
