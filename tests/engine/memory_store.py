@@ -20,6 +20,9 @@ class MemoryStore:
         self.reads = 0
         self.closed = False
         self.damaged: set[bytes] = set()
+        self.full = False
+        """Whether writes are refused."""
+        self.writes = 0
 
     def holds(self, scope: str, key: bytes, groups: Sequence[int]) -> bool:
         return (scope, key) in self.records
@@ -53,6 +56,9 @@ class MemoryStore:
         before: tuple[str, bytes] | None,
         lease_until: float,
     ) -> bool:
+        self.writes += 1
+        if self.full:
+            return False
         self.before[access.scope, key] = before
         self.records[access.scope, key] = {group: bytes(payload) for group, payload in payloads.items()}
         return True

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.core.metrics import engine_metrics, memory_load
+from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from protocol.replicas import TierLimit, TierLoad
@@ -125,6 +126,29 @@ def test_a_long_lease_goes_to_disk_at_once(tiny_model: Path, store: MemoryStore)
     assert len(store.records) == 130 // 64
     first, second = store.records
     assert store.before == {first: None, second: first}, "eviction on disk takes the end of a prompt first"
+
+
+def test_what_the_disk_lost_is_saved_again(tiny_model: Path, store: MemoryStore):
+    """Its records were evicted, or expired: that they were there once says nothing."""
+    bench = make_bench(tiny_model, swap=16, store=store)
+    save(bench, store)
+    store.records.clear()
+    bench.now += ON_DISK_S
+    bench.one(generate("later", prompt(), 1))
+    until(lambda: len(store.records) == BLOCKS, bench)
+
+
+def test_what_a_full_disk_refused_is_saved_when_it_has_room(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, swap=16, store=store)
+    store.full = True
+    for id in ("first", "second", "third"):
+        bench.one(generate(id, prompt(), 1))
+        until(lambda: bench.engine.scheduler.saver.idle, bench)
+    assert store.writes == BLOCKS, "it is not asked again at once"
+    store.full = False
+    bench.now += REFUSED_S
+    bench.one(generate("later", prompt(), 1))
+    until(lambda: len(store.records) == BLOCKS, bench)
 
 
 @pytest.mark.parametrize("missing", only_fast(0, 2, of=range(BLOCKS)))
