@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
@@ -153,6 +154,22 @@ class Engine:
         self._requests[parent.first.id] = parent
         self._timeouts.watch(parent.first)
         self.scheduler.add(parent.first)
+
+    def look_up(self, generate: Generate, scopes: Mapping[str, Scope], looked: Callable[[], None]) -> bool:
+        """Let the disk tier look for the prompt's blocks before the request is added, as long as it does not know all
+        that it holds: no step looks at the disk. Any thread may call this; `looked` is called in another one.
+
+        Returns False where that is not needed: then `looked` is not called.
+        """
+        if self.disk is None or not generate.read:
+            return False
+        return self.disk.look(partial(self._blocks, generate, scopes), looked)
+
+    def _blocks(self, generate: Generate, scopes: Mapping[str, Scope]) -> list[tuple[str, bytes]]:
+        try:
+            return self.input_processor.blocks(generate, scopes)
+        except (Rejected, OverflowError, TypeError):  # it is refused when it is added
+            return []
 
     def _running(self, id: str, attempt: int) -> ParentRequest | None:
         """The request with this id, if it is in this attempt; 0 stands for any."""

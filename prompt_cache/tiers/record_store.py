@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -78,7 +79,7 @@ class RecordStore:
 
     def open(self) -> None:
         """Make and lock the folder, and read the tombstones. Takes milliseconds, however many records there are: they
-        are findable at once, by a look at the disk until `scan` is through. Raises StoreLocked, StoreUnusable."""
+        are found by `look` and `read` until `scan` is through. Raises StoreLocked, StoreUnusable."""
         self._folder_lock = FolderLock(self.folder)
         try:
             self._state = StoreState(self._state_folder)
@@ -93,7 +94,7 @@ class RecordStore:
         )
         self._contents.count("unpublished", unpublished)
         self._contents.count("damaged_tombstones", int(self._tombstones.damaged))
-        self._scan = FolderScan(self._files)
+        self._scan = FolderScan(self._files, partial(self._failed, "a folder of cache records cannot be listed"))
         self._open = True
 
     def close(self) -> None:
@@ -140,16 +141,23 @@ class RecordStore:
     # ------------------------------------------------------------ reading
 
     def holds(self, scope: str, key: bytes, groups: Iterable[int]) -> bool:
-        """Whether the records of this block in all these groups seem to be there. Memory only once the scan is through,
-        a look at the disk for each block before that. Only `read` says whether they are good."""
-        for group in groups:
-            name = self._state.name(scope, key, group)
-            if self._scan is None or self._contents.knows(name):
-                if not self._contents.live(name):
-                    return False
-            elif not (self._open and self._files.exists(name)):
-                return False
-        return True
+        """Whether the records of this block in all these groups seem to be there, as far as they were seen by the scan
+        or by `look`. Only `read` says whether they are good."""
+        return all(self._contents.live(self._state.name(scope, key, group)) for group in groups)
+
+    def look(self, blocks: Iterable[tuple[str, bytes]], groups: Sequence[int]) -> None:
+        """See these blocks (scope, key) of a prompt before the scan gets to them, up to the first that is not there
+        (disk)."""
+        for scope, key in blocks:
+            for group in groups:
+                name = self._name(scope, key, group)
+                if self._contents.knows(name):
+                    continue
+                if self.scanned or not self._open:
+                    return
+                self._see(name)
+                if not self._contents.knows(name):
+                    return
 
     def read(
         self,

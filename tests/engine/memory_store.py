@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prompt_cache.tiers.identity import ScopeAccess
 
@@ -23,9 +23,18 @@ class MemoryStore:
         self.full = False
         """Whether writes are refused."""
         self.writes = 0
+        self.scanned = True
+        """Else `holds` knows only what was looked for: `seen`."""
+        self.seen: set[tuple[str, bytes]] = set()
+        self.look_gate = threading.Event()
+        self.look_gate.set()
 
     def holds(self, scope: str, key: bytes, groups: Sequence[int]) -> bool:
-        return (scope, key) in self.records
+        return (scope, key) in self.records and (self.scanned or (scope, key) in self.seen)
+
+    def look(self, blocks: Iterable[tuple[str, bytes]], groups: Sequence[int]) -> None:
+        self.look_gate.wait()
+        self.seen.update(blocks)
 
     def read(
         self,
