@@ -82,6 +82,9 @@ class Store(Protocol):
     def forget(self, scope: str, /) -> int:
         """Delete all of a scope."""
 
+    def shorten(self, scope: str, retention: float, /) -> int:
+        """Delete what of a scope was written to stay longer than so many seconds from now."""
+
     def give_back(self, size: int, /) -> int:
         """Delete records of about so many bytes."""
 
@@ -206,6 +209,10 @@ class DiskTier:
 
     def forget(self, scope: str) -> None:
         self._writes.put(lambda: void(self.store.forget(scope)))
+
+    def shorten(self, scope: str, retention: float) -> None:
+        """Let what of a scope is on disk stay no longer than `retention` seconds from now."""
+        self._writes.put(lambda: void(self.store.shorten(scope, retention)))
 
     def give_back(self, size: int) -> None:
         """Others need room on the disk: delete about so many bytes, and take no more for a while. Any thread."""

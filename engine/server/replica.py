@@ -157,6 +157,7 @@ class Replica:
                 self._done_outbox.acknowledge(message)
             case Scope():
                 link.introduce(message)
+                do(lambda: engine.introduce(message))
             case Forget():
                 link.forget(message.scope)
                 do(lambda: engine.forget(message.scope))

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,9 @@ from storage.disk_space import is_disk_full
 logger = structlog.get_logger("prompt_cache.tiers")
 
 _RECLAIMED_FILES, _FORGOTTEN_RECORDS = 200, 500
+_MOST_SHORTENED = 10_000
+_CLOCK_STEP_S = 1.0
+"""A clock that was set back by so much shortens nothing."""
 _GIVEN_UP = 16
 """Records of one's own that go when the disk turns out to be full."""
 
@@ -73,6 +77,8 @@ class RecordStore:
         self._write_share = write_share
         self._sealer = Sealer()
         self._scan: FolderScan | None = None
+        self._shortened: dict[str, float] = {}
+        """scope -> when what the scan still finds of it has to expire"""
         self._open = False
 
     # ------------------------------------------------------------ life
@@ -119,6 +125,7 @@ class RecordStore:
                 self._see(name)
         if scan.done:
             self._scan = None
+            self._shortened.clear()
         return scan.done
 
     def maintain(self) -> None:
@@ -300,6 +307,21 @@ class RecordStore:
             deleted += self._discard(self._contents.names_of(scope, _FORGOTTEN_RECORDS), "purged")
         return deleted
 
+    def shorten(self, scope: str, retention: float) -> int:
+        """Delete what of a scope lives longer than `retention` seconds from now (disk): it was written when more was
+        allowed. Holds for what the scan has yet to see too. Returns how many records were deleted."""
+        if not self._open:
+            return 0
+        until = self._clock() + retention + _CLOCK_STEP_S
+        if not self.scanned:
+            self._shortened[scope] = until
+            if len(self._shortened) > _MOST_SHORTENED:
+                del self._shortened[next(iter(self._shortened))]
+        deleted = 0
+        while names := self._contents.lasting(scope, until, _FORGOTTEN_RECORDS):
+            deleted += self._discard(names, "shortened")
+        return deleted
+
     def _bury(self, scope: str, keys: Sequence[bytes] | None) -> None:
         until = self._now() + int(LONGEST_RETENTION_S * US)
         try:
@@ -358,7 +380,7 @@ class RecordStore:
     @property
     def counters(self) -> Mapping[str, int]:
         """What happened since `open`, by name: `reads`, `read_bytes`, `writes`, `written_bytes`, `evictions`,
-        `expired`, `purged`, `reclaimed`, `miss_CAUSE`, `swept_CAUSE` and `refused_CAUSE`."""
+        `expired`, `purged`, `shortened`, `reclaimed`, `miss_CAUSE`, `swept_CAUSE` and `refused_CAUSE`."""
         return self._contents.counters
 
     # ------------------------------------------------------------ inside
@@ -372,7 +394,10 @@ class RecordStore:
                 self._contents.count(f"swept_{bad.cause}")
                 self._discard([name])
         else:
-            self._remember(name, header, None)
+            if header.expires / US > self._shortened.get(header.scope, inf):
+                self._discard([name], "shortened")
+            else:
+                self._remember(name, header, None)
 
     def _remember(self, name: bytes, header: Header, access: ScopeAccess | None) -> bool:
         groups = len(self.identity.groups)

@@ -122,6 +122,11 @@ class StoreContents:
         with self._lock:
             return self._index.names_of(scope, most)
 
+    def lasting(self, scope: str, until: float, most: int) -> list[bytes]:
+        """The names of up to `most` records of a scope that expire after `until`."""
+        with self._lock:
+            return self._index.lasting(scope, until, most)
+
     def expired(self) -> list[bytes]:
         """The names of expired records among the next 20,000 rows."""
         now = self._clock()

@@ -20,6 +20,7 @@ class MemoryStore:
         self.reads = 0
         self.closed = False
         self.damaged: set[bytes] = set()
+        self.shortened: dict[str, float] = {}
         self.full = False
         """Whether writes are refused."""
         self.writes = 0
@@ -77,6 +78,10 @@ class MemoryStore:
 
     def forget(self, scope: str) -> int:
         return self.purge(scope, [key for of, key in self.records if of == scope])
+
+    def shorten(self, scope: str, retention: float) -> int:
+        self.shortened[scope] = retention
+        return 0
 
     def give_back(self, size: int) -> int:
         return 0

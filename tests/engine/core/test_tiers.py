@@ -232,6 +232,52 @@ def test_without_retention_nothing_leaves_the_device(tiny_model: Path, store: Me
     assert _dram(bench).cached == 0
 
 
+@pytest.mark.parametrize(
+    ("retention", "data_key", "kept"),
+    [(0.0, b"k" * 32, False), (60.0, b"k" * 32, False), (3600.0, b"k" * 32, True), (0.0, b"", True)],
+    ids=["none", "shorter", "as before", "unknown"],
+)
+def test_a_shorter_retention_reaches_what_is_stored(
+    tiny_model: Path, store: MemoryStore, retention: float, data_key: bytes, kept: bool
+):
+    """At once, without a request (C5). A gateway that cannot read the project's key knows nothing of its retention."""
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16, store=store)
+    save(bench, store)
+    flood(bench)
+    assert _dram(bench).cached > 0
+    bench.engine.introduce(msgspec.structs.replace(SCOPES["project"], retention=retention, data_key=data_key))
+    assert (_dram(bench).cached > 0) == kept
+    bench.engine.introduce(msgspec.structs.replace(SCOPES["project"], data_key=b"k" * 32))
+    assert (_dram(bench).cached > 0) == kept
+    bench.engine.close(LONG_S)
+    assert bool(store.records) == kept
+
+
+def test_what_an_earlier_start_wrote_is_shortened(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, swap=16, store=store)
+    bench.engine.introduce(msgspec.structs.replace(SCOPES["other"], data_key=b""))
+    bench.engine.introduce(msgspec.structs.replace(SCOPES["project"], retention=7.0))
+    bench.engine.close(LONG_S)
+    assert store.shortened == {"project": 7.0}
+
+
+def test_a_block_that_comes_again_stays_as_long_as_is_allowed_now(tiny_model: Path):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16)
+    bench.one(generate("cold", prompt(), 1))
+    flood(bench)
+    scopes = {name: msgspec.structs.replace(scope, retention=10.0) for name, scope in SCOPES.items()}
+    bench.runs["again"] = Run()
+    bench.engine.add(generate("again", prompt(), 1), scopes)
+    bench.finish()
+    bench.runs["flood"] = Run()
+    bench.engine.add(generate("flood", prompt(500, 100), 1, store="hbm"), scopes)
+    bench.finish()
+    assert _dram(bench).cached == BLOCKS
+    bench.now += 10.0
+    bench.step()
+    assert _dram(bench).cached == 0
+
+
 @pytest.mark.parametrize("how", ["forget", "purge"])
 def test_what_is_forgotten_is_gone_from_every_tier(tiny_model: Path, store: MemoryStore, how: str):
     bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16, store=store)

@@ -262,6 +262,25 @@ def test_a_scope_without_retention_is_never_written(folder: Path) -> None:
         assert get(store, 1), "a gateway that does not know the retention deletes nothing"
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["scanned", "to be scanned"])
+def test_what_was_written_to_stay_longer_is_deleted(folder: Path, seen: bool) -> None:
+    """Of the scope whose retention is shorter now, and of no other; not what was written for so long only."""
+    clock = Clock()
+    short = access("mine", 100.0)
+    with opened(folder, clock=clock) as store:
+        assert put(store, 1)
+        assert put(store, 2, OTHER)
+        assert store.write(short, key(3), {0: payload("mine", 3, 0)}, position=0)
+    with opened(folder, clock=clock, scan=seen) as store:
+        assert store.shorten("mine", 100.0) == seen
+        while not store.scan():
+            pass
+        assert store.counters["shortened"] == 1
+        assert len(record_paths(folder)) == store.records == 2
+        assert store.shorten("mine", 0.0) == 1
+        assert get(store, 2, OTHER)
+
+
 def test_a_clock_set_back_revives_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(folder) as store:
         assert put(store, 1)
