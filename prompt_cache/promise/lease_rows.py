@@ -61,7 +61,8 @@ def row_of(one: Lease) -> dict[str, Any]:
 
 def ended_row(one: Lease, at: int, cause: EndCause) -> dict[str, Any]:
     """The values of the row that says what became of it."""
-    return {**{name: getattr(one, name) for name in _KEPT}, "ended_at": at, "cause": cause}
+    payer = one.writer if cause in ("expired", "purged") and not one.paid else None
+    return {**{name: getattr(one, name) for name in _KEPT}, "ended_at": at, "cause": cause, "payer": payer}
 
 
 class LeaseRows:

@@ -184,7 +184,8 @@ class LeaseStore:
 
     async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
         """Let the leases that these requests wrote be paid as far as their billed `prompts` reach, in tokens; end those
-        beyond, which nobody pays for. Returns how many of theirs ended. Raises DatabaseUnavailable."""
+        beyond, which nobody pays for. Likewise those that ended meanwhile: nobody pays means that they failed. Returns
+        how many of theirs ended. Raises DatabaseUnavailable."""
         # all tenants: requests end whoever asked
         async with self._database.transaction() as session:
             query = select(*COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.paid == 0)
@@ -200,7 +201,22 @@ class LeaseStore:
                 await self._rows.end(session, failed, "failed", now)
             for one in failed:
                 self._live_tokens.pop(one.project_id, None)
+            await self._settle_ended(session, prompts)
             return len(failed)
+
+    async def _settle_ended(self, session: AsyncSession, prompts: Mapping[UUID, int]) -> None:
+        # all tenants: requests end whoever asked
+        of = ended_lease.c
+        query = select(of.id, of.tokens, of.payer).where(one_of(self._database, of.payer, prompts)).order_by(of.id)
+        ended = (await session.execute(self._database.locked(query))).all()
+        unpaid = [row.id for row in ended if row.tokens > prompts[row.payer]]
+        if unpaid:
+            await session.execute(
+                update(ended_lease).where(one_of(self._database, of.id, unpaid)).values(cause="failed")
+            )
+        if ended:
+            settled = one_of(self._database, of.id, [row.id for row in ended])
+            await session.execute(update(ended_lease).where(settled).values(payer=None))
 
     async def name_blocks(self, blocks: Sequence[LeaseBlocks]) -> set[UUID]:
         """Note under which keys replicas have blocks of leases; of those that are gone nothing. Returns which were
@@ -218,11 +234,19 @@ class LeaseStore:
             return set(await session.scalars(select(ended_lease.c.id).where(gone, ended_lease.c.cause == "purged")))
 
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
-        """Requests, at most so many, of which leases of before this instant do not know whether they pay for them."""
+        """Requests of which leases of before this instant do not know whether they pay for them: at most so many that
+        have such leases, and as many with such that ended, the longest uncertain first."""
         # all tenants: requests end whoever asked
-        query = select(lease.c.writer).where(lease.c.paid == 0, lease.c.created_at < before).distinct().limit(most)
+        live, ended = lease.c, ended_lease.c
+        queries = [
+            select(live.writer).where(live.paid == 0, live.created_at < before).group_by(live.writer),
+            select(ended.payer).where(ended.payer.is_not(None), ended.created_at < before).group_by(ended.payer),
+        ]
+        writers: dict[UUID, None] = {}
         async with self._database.reading() as session:
-            return list(await session.scalars(query))
+            for query, of in zip(queries, (live, ended), strict=True):
+                writers |= dict.fromkeys(await session.scalars(query.order_by(func.min(of.created_at)).limit(most)))
+        return list(writers)
 
     async def reclaim(self, most: int = 1000, now: int | None = None) -> int:
         """Move expired leases, at most so many, to those that ended; return how many. `now`: the database's clock if
