@@ -120,7 +120,11 @@ class LeaseRows:
             await self.bill(session, {row["lease"] for row in grown})
 
     async def bill(self, session: AsyncSession, paid: Collection[UUID]) -> None:
-        """Let those of these leases be billed that are paid for, as all before them are, and then those beyond them."""
+        """Let those of these leases be billed that are paid for, as all before them are, and then those beyond them.
+
+        What others have locked is skipped: to wait for it while having locks out of order could be for ever. It is left
+        to a later round of the worker (`LeaseStore.bill_rest`), and can be read meanwhile.
+        """
         # all tenants: requests end whoever asked
         before = lease.alias("before")
         certain = before.c.id.is_(None) | (before.c.billed == 1)
@@ -129,7 +133,7 @@ class LeaseRows:
             ready = query.where(
                 one_of(self._database, lease.c.id, paid), lease.c.paid == 1, lease.c.billed == 0, certain
             )
-            billed = set(await session.scalars(ready))
+            billed = set(await session.scalars(self._database.locked(ready, of=lease, skip=True)))
             if not billed:
                 return
             await session.execute(update(lease).where(one_of(self._database, lease.c.id, billed)).values(billed=1))

@@ -23,13 +23,15 @@ from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseDecis
 from prompt_cache.promise.lease_rows import COLUMNS, EndCause, LeaseRows, ended_row, lease_of, row_of
 from prompt_cache.tables import ended_lease, lease, lease_blocks, lease_tag
 from storage.database.base import id_of
-from storage.database.database import Database
+from storage.database.database import Database, retried_after_conflict
 from storage.database.public_ids import public_id
 from storage.database.sql_arrays import one_of
 
 _COUNTED_AGAIN_S = 1.0
 """How long a project's number of tokens in live leases is remembered: others' writes are seen after that."""
 _MOST_REMEMBERED = 10_000
+_UNBILLED = 1000
+"""Leases that are looked at together for whether they can be billed now."""
 
 
 class LeaseFate(msgspec.Struct, frozen=True):
@@ -112,6 +114,7 @@ class LeaseStore:
 
     # ------------------------------------------------ at the first token
 
+    @retried_after_conflict
     async def confirm_all(self, asked: Sequence[Confirmation]) -> list[bool | Exception]:
         """Let what was decided for these requests hold for good, where it stands; False for each that is to be decided
         again. Raises DatabaseUnavailable."""
@@ -182,6 +185,7 @@ class LeaseStore:
 
     # ------------------------------------------------ after the requests
 
+    @retried_after_conflict
     async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
         """Let the leases that these requests wrote be paid as far as their billed `prompts` reach, in tokens; end those
         beyond, which nobody pays for. Likewise those that ended meanwhile: nobody pays means that they failed. Returns
@@ -247,6 +251,14 @@ class LeaseStore:
             for query, of in zip(queries, (live, ended), strict=True):
                 writers |= dict.fromkeys(await session.scalars(query.order_by(func.min(of.created_at)).limit(most)))
         return list(writers)
+
+    async def bill_rest(self) -> None:
+        """Let those be billed that were locked when that was due, or whose beginning was paid for at the same time as
+        they were. Raises DatabaseUnavailable."""
+        # all tenants: requests end whoever asked
+        async with self._database.transaction() as session:
+            unbilled = select(lease.c.id).where(lease.c.paid == 1, lease.c.billed == 0).limit(_UNBILLED)
+            await self._rows.bill(session, set(await session.scalars(unbilled)))
 
     async def reclaim(self, most: int = 1000, now: int | None = None) -> int:
         """Move expired leases, at most so many, to those that ended; return how many. `now`: the database's clock if
