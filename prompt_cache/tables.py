@@ -125,11 +125,13 @@ lease_blocks = Table(
     "lease_blocks",
     Base.metadata,
     Column("lease_id", Id, ForeignKey("lease.id", ondelete="CASCADE"), primary_key=True),
-    Column("scope", Text, nullable=False),
+    Column("scope", Text, primary_key=True),
+    Column("digest", Text, primary_key=True),
     Column("keys", LargeBinary, nullable=False),
     **STRICT,
 )
-"""Under which scope and keys (32 bytes each) replicas have the blocks of a lease that the lease before it has not."""
+"""Under which scope and keys (32 bytes each) replicas of this model digest have the blocks of a lease that the lease
+before it has not. A project's scope has another name after its data key was destroyed."""
 
 lease_storage_hour = Table(
     "lease_storage_hour",
