@@ -3,7 +3,7 @@ labels, the hours of storage); the history of requests, with the sums of what mi
 
 from __future__ import annotations
 
-from sqlalchemy import Column, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import Column, ForeignKey, Index, Integer, LargeBinary, Table, Text
 
 from storage.database.base import STRICT, Base, Count, Id
 
@@ -102,13 +102,14 @@ ended_lease = Table(
     Column("payer", Id, nullable=True),
     Index(None, "project_id", "prefix_key"),
     Index(None, "ended_at"),
-    Index(None, "payer", postgresql_where=text("payer IS NOT NULL"), sqlite_where=text("payer IS NOT NULL")),
     **STRICT,
 )
 """What was promised until `ended_at`, or not at all (cause `limit` or `failed`): for a day, to say why a prefix
 missed, and which writes nobody read. `reads` and `new_tokens` are the lease's, null of those that ended before they
 were kept. `payer` is the writer as long as it is not certain whether it pays: a lease may end while its request
 runs."""
+_UNCERTAIN = ended_lease.c.payer.is_not(None)
+Index(None, ended_lease.c.payer, postgresql_where=_UNCERTAIN, sqlite_where=_UNCERTAIN)
 
 lease_tag = Table(
     "lease_tag",

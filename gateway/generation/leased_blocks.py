@@ -22,8 +22,8 @@ from gateway.admission.fair_threads import FairThreads
 from gateway.recovery.background_tasks import BackgroundTasks
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, KEY_BYTES, chain, model_root
 from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.lease_blocks import LeaseBlockKeys, LeaseBlocks
 from prompt_cache.promise.lease_decisions import Lease
-from prompt_cache.promise.lease_store import LeaseBlocks, LeaseStore
 
 log = structlog.get_logger("gateway.generation.leased_blocks")
 
@@ -35,7 +35,7 @@ class LeasedBlocks:
 
     def __init__(
         self,
-        store: LeaseStore,
+        store: LeaseBlockKeys,
         domains: CacheDomains,
         threads: FairThreads,
         purge: Callable[[str, str, tuple[bytes, ...]], None],
@@ -109,7 +109,7 @@ class LeasedBlocks:
                 )
                 for id_, first, end in spans
             ]
-            purged = await self._store.name_blocks(blocks)
+            purged = await self._store.note(blocks)
             for owned in blocks:
                 if owned.lease_id in purged and owned.keys:
                     self._purge(

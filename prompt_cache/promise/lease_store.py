@@ -14,14 +14,15 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Select, delete, func, insert, literal, select, update
+from sqlalchemy import Select, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from prompt_cache.promise.confirmations import Confirmation, confirm_in_order
+from prompt_cache.promise.lease_blocks import LeaseBlockKeys, LeaseBlocks
 from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseDecision, LeaseWish
 from prompt_cache.promise.lease_rows import COLUMNS, EndCause, LeaseRows, ended_row, lease_of, row_of
-from prompt_cache.tables import ended_lease, lease, lease_blocks, lease_tag
+from prompt_cache.tables import ended_lease, lease, lease_tag
 from storage.database.base import id_of
 from storage.database.database import Database, retried_after_conflict
 from storage.database.public_ids import public_id
@@ -30,9 +31,6 @@ from storage.database.sql_arrays import one_of
 _COUNTED_AGAIN_S = 1.0
 """How long a project's number of tokens in live leases is remembered: others' writes are seen after that."""
 _MOST_REMEMBERED = 10_000
-_MOST_SPANS = 1000
-_UNBILLED = 1000
-"""Leases that are looked at together for whether they can be billed now."""
 
 
 class LeaseFate(msgspec.Struct, frozen=True):
@@ -42,25 +40,6 @@ class LeaseFate(msgspec.Struct, frozen=True):
     at: int
     tokens: int
     lease_class: str
-
-
-class LeaseBlocks(msgspec.Struct, frozen=True):
-    """Blocks that replicas of a model digest have of a lease: their scope there, and the keys, `KEY_BYTES` each."""
-
-    lease_id: UUID
-    scope: str
-    digest: str
-    keys: bytes
-
-
-class LeaseSpan(msgspec.Struct, frozen=True):
-    """A lease has the tokens `start`..`end` of a prompt, the lease before it those before. `noted`: whether its blocks
-    are noted under the scope and the model digest that were asked for."""
-
-    lease_id: UUID
-    start: int
-    end: int
-    noted: bool
 
 
 class PurgedLeases(msgspec.Struct, frozen=True):
@@ -79,6 +58,7 @@ class LeaseStore:
         self._most_tokens = most_tokens
         self._counted_again_s = counted_again_s
         self._rows = LeaseRows(database)
+        self.blocks = LeaseBlockKeys(database)
         self._live_tokens: dict[UUID, tuple[float, int]] = {}
 
     # ------------------------------------------------ with the holds
@@ -234,38 +214,6 @@ class LeaseStore:
             settled = one_of(self._database, of.id, [row.id for row in ended])
             await session.execute(update(ended_lease).where(settled).values(payer=None))
 
-    @retried_after_conflict
-    async def name_blocks(self, blocks: Sequence[LeaseBlocks]) -> set[UUID]:
-        """Note under which keys replicas have blocks of leases; of those that are gone nothing. Returns which were
-        purged already. Raises DatabaseUnavailable."""
-        # all tenants: a lease is one tenant's
-        async with self._database.transaction() as session:
-            wanted = one_of(self._database, lease.c.id, [one.lease_id for one in blocks])
-            query = select(lease.c.id).where(wanted).order_by(lease.c.project_id, lease.c.prefix_key)
-            there = set(await session.scalars(self._database.locked(query)))
-            rows = [msgspec.structs.asdict(one) for one in blocks if one.keys and one.lease_id in there]
-            if rows:
-                await session.execute(self._database.insert(lease_blocks).on_conflict_do_nothing(), rows)
-            gone = one_of(
-                self._database, ended_lease.c.id, [one.lease_id for one in blocks if one.lease_id not in there]
-            )
-            return set(await session.scalars(select(ended_lease.c.id).where(gone, ended_lease.c.cause == "purged")))
-
-    async def spans(self, identity: UUID, scope: str, digest: str) -> list[LeaseSpan]:
-        """This lease, and those before it in its chain as far as they are there, at most `_MOST_SPANS`. None if it is
-        gone. Raises DatabaseUnavailable."""
-        # all tenants: a lease is one tenant's
-        columns = (lease.c.id, lease.c.tokens, lease.c.new_tokens, lease.c.base)
-        first = select(*columns, literal(1).label("depth")).where(lease.c.id == identity).cte(recursive=True)
-        before = select(*columns, first.c.depth + 1).where(lease.c.id == first.c.base, first.c.depth < _MOST_SPANS)
-        chain = first.union_all(before)
-        noted = lease_blocks.alias()
-        here = (noted.c.lease_id == chain.c.id) & (noted.c.scope == scope) & (noted.c.digest == digest)
-        query = select(chain.c.id, chain.c.tokens, chain.c.new_tokens, noted.c.lease_id.is_not(None))
-        async with self._database.reading() as session:
-            rows = await session.execute(query.join_from(chain, noted, here, isouter=True))
-            return [LeaseSpan(id_, tokens - new, tokens, bool(known)) for id_, tokens, new, known in rows]
-
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
         """Requests of which leases of before this instant do not know whether they pay for them: at most so many that
         have such leases, and as many with such that ended, the longest uncertain first."""
@@ -286,8 +234,7 @@ class LeaseStore:
         they were. Raises DatabaseUnavailable."""
         # all tenants: requests end whoever asked
         async with self._database.transaction() as session:
-            unbilled = select(lease.c.id).where(lease.c.paid == 1, lease.c.billed == 0).limit(_UNBILLED)
-            await self._rows.bill(session, set(await session.scalars(unbilled)))
+            await self._rows.bill(session)
 
     async def reclaim(self, most: int = 1000, now: int | None = None) -> int:
         """Move expired leases, at most so many, to those that ended; return how many. `now`: the database's clock if
@@ -383,11 +330,7 @@ class LeaseStore:
             gone = [lease_of(row) for row in await session.execute(self._database.locked(query))]
             blocks: list[LeaseBlocks] = []
             if gone:
-                of = lease_blocks.c
-                found = select(of.lease_id, of.scope, of.digest, of["keys"]).where(
-                    one_of(self._database, of.lease_id, [one.id for one in gone])
-                )
-                blocks = [LeaseBlocks(*row) for row in await session.execute(found)]
+                blocks = await self.blocks.of(session, [one.id for one in gone])
                 now = (await session.execute(select(self._database.clock))).scalar_one()
                 await self._rows.end(session, gone, "purged", now)
                 said = {"caches": [public_id("cache", one.id) for one in gone], **({} if tag is None else {"tag": tag})}

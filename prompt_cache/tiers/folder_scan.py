@@ -6,9 +6,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 from prompt_cache.tiers.record_files import FOLDERS, RecordFiles, files_below
+
+_MOST_BOUNDS = 10_000
 
 
 class FolderScan:
@@ -20,6 +23,8 @@ class FolderScan:
     def __init__(self, files: RecordFiles, failed: Callable[[OSError], None]) -> None:
         self._files = self._names(files, failed)
         self._lock = threading.Lock()
+        self._bounds: dict[str, float] = {}
+        """scope -> when what is still found of it has to expire"""
         self.done = False
 
     def names(self, most: int) -> list[bytes | Path]:
@@ -28,6 +33,16 @@ class FolderScan:
             found = list(islice(self._files, most))
             self.done = self.done or len(found) < most
             return found
+
+    def shorten(self, scope: str, until: float) -> None:
+        """What is still found of this scope has to expire by then, in seconds since the Unix epoch."""
+        self._bounds[scope] = until
+        if len(self._bounds) > _MOST_BOUNDS:
+            del self._bounds[next(iter(self._bounds))]
+
+    def outlives(self, scope: str, expires: float) -> bool:
+        """Whether a record of this scope lives longer than it may."""
+        return expires > self._bounds.get(scope, inf)
 
     @staticmethod
     def _names(files: RecordFiles, failed: Callable[[OSError], None]) -> Iterator[bytes | Path]:

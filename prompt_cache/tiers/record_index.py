@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from itertools import islice
 
 from prompt_cache.placement.eviction_order import NO_PARENT
 from prompt_cache.placement.hit_density import HitDensity
@@ -225,16 +224,11 @@ class RecordIndex:
 
     # ------------------------------------------------------------ groups of records
 
-    def names_of(self, scope: str, most: int) -> list[bytes]:
-        """The names of up to `most` records of a scope."""
-        known = self._scopes.get(scope)
-        return [] if known is None else [name for row in known.rows[:most] if (name := self._names[row]) is not None]
-
-    def lasting(self, scope: str, until: float, most: int) -> list[bytes]:
-        """The names of up to `most` records of a scope that expire after `until`."""
+    def lasting(self, scope: str, until: float) -> list[bytes]:
+        """The names of a scope's records that expire after `until`."""
         known = self._scopes.get(scope)
         rows = () if known is None else (row for row in known.rows if self._expires[row] > until)
-        return [name for row in islice(rows, most) if (name := self._names[row]) is not None]
+        return [name for row in rows if (name := self._names[row]) is not None]
 
     def expired(self, now: float, first: int, most: int) -> tuple[list[bytes], int]:
         """The names of expired records among `most` rows from row `first` on, and the row where to go on."""

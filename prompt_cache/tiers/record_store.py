@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import inf
 from pathlib import Path
 
 import msgspec
@@ -35,9 +34,7 @@ from storage.disk_space import is_disk_full
 logger = structlog.get_logger("prompt_cache.tiers")
 
 _RECLAIMED_FILES, _FORGOTTEN_RECORDS = 200, 500
-_MOST_SHORTENED = 10_000
-_CLOCK_STEP_S = 1.0
-"""A clock that was set back by so much shortens nothing."""
+_CLOCK_STEP_S = 1.0  # a clock that was set back by so much shortens nothing
 _GIVEN_UP = 16
 """Records of one's own that go when the disk turns out to be full."""
 
@@ -77,8 +74,6 @@ class RecordStore:
         self._write_share = write_share
         self._sealer = Sealer()
         self._scan: FolderScan | None = None
-        self._shortened: dict[str, float] = {}
-        """scope -> when what the scan still finds of it has to expire"""
         self._open = False
 
     # ------------------------------------------------------------ life
@@ -125,7 +120,6 @@ class RecordStore:
                 self._see(name)
         if scan.done:
             self._scan = None
-            self._shortened.clear()
         return scan.done
 
     def maintain(self) -> None:
@@ -153,18 +147,12 @@ class RecordStore:
         return all(self._contents.live(self._state.name(scope, key, group)) for group in groups)
 
     def look(self, blocks: Iterable[tuple[str, bytes]], groups: Sequence[int]) -> None:
-        """See these blocks (scope, key) of a prompt before the scan gets to them, up to the first that is not there
-        (disk)."""
-        for scope, key in blocks:
-            for group in groups:
-                name = self._name(scope, key, group)
-                if self._contents.knows(name):
-                    continue
-                if self.scanned or not self._open:
-                    return
+        """See these blocks (scope, key) of a prompt before the scan does, up to the first that is not there (disk)."""
+        for name in (self._state.name(scope, key, group) for scope, key in blocks for group in groups):
+            if not self._contents.knows(name) and self._open and not self.scanned:
                 self._see(name)
-                if not self._contents.knows(name):
-                    return
+            if not self._contents.knows(name):
+                return
 
     def read(
         self,
@@ -182,7 +170,7 @@ class RecordStore:
         that fails a check is deleted and counted by cause. Raises nothing for what is on disk.
         """
         payloads: dict[int, Bytes] = {}
-        names = {group: self._name(access.scope, key, group) for group in groups}
+        names = {group: self._state.name(access.scope, key, group) for group in groups}
         for group, name in names.items():
             size = self.identity.groups[group].block_bytes
             payload: Bytes = bytearray(size) if into is None else into[group]
@@ -243,8 +231,8 @@ class RecordStore:
         for group, view in views.items():
             if len(view) != self.identity.groups[group].block_bytes:
                 raise ValueError(f"payloads[{group}]: {len(view)} bytes, the group's blocks have another number")
-        names = {group: self._name(access.scope, key, group) for group in views}
-        parent = b"" if before is None else self._name(*before, len(self.identity.groups) - 1)
+        names = {group: self._state.name(access.scope, key, group) for group in views}
+        parent = b"" if before is None else self._state.name(*before, len(self.identity.groups) - 1)
         for group, view in views.items():
             if not self._write(access, key, group, view, (tokens, position, lease_until, parent)):
                 return False
@@ -253,7 +241,7 @@ class RecordStore:
 
     def _write(self, access: ScopeAccess, key: bytes, group: int, payload: memoryview, place: Place) -> bool:
         """Write one record; whether it is there now."""
-        name = self._name(access.scope, key, group)
+        name = self._state.name(access.scope, key, group)
         refusal, victims = self._contents.reserve(name, access, disk_bytes(record_bytes(len(payload))))
         self._discard(victims, "evictions")
         if refusal is not None:
@@ -302,25 +290,21 @@ class RecordStore:
             return 0
         self._bury(scope, None)
         self._sealer.forget(scope)
-        deleted = 0
-        for _ in range(len(self._contents) // _FORGOTTEN_RECORDS + 1):
-            deleted += self._discard(self._contents.names_of(scope, _FORGOTTEN_RECORDS), "purged")
-        return deleted
+        return self._discard_all(self._contents.lasting(scope, 0.0), "purged")
 
     def shorten(self, scope: str, retention: float) -> int:
-        """Delete what of a scope lives longer than `retention` seconds from now (disk): it was written when more was
-        allowed. Holds for what the scan has yet to see too. Returns how many records were deleted."""
+        """Delete what of a scope lives longer than `retention` seconds from now (disk), also when the scan finds it: it
+        was written when more was allowed. Returns how many records were deleted."""
         if not self._open:
             return 0
         until = self._clock() + retention + _CLOCK_STEP_S
-        if not self.scanned:
-            self._shortened[scope] = until
-            if len(self._shortened) > _MOST_SHORTENED:
-                del self._shortened[next(iter(self._shortened))]
-        deleted = 0
-        while names := self._contents.lasting(scope, until, _FORGOTTEN_RECORDS):
-            deleted += self._discard(names, "shortened")
-        return deleted
+        if self._scan is not None:
+            self._scan.shorten(scope, until)
+        return self._discard_all(self._contents.lasting(scope, until), "shortened")
+
+    def _discard_all(self, names: Sequence[bytes], counter: str) -> int:
+        parts = range(0, len(names), _FORGOTTEN_RECORDS)  # others get their turn between them
+        return sum(self._discard(names[at : at + _FORGOTTEN_RECORDS], counter) for at in parts)
 
     def _bury(self, scope: str, keys: Sequence[bytes] | None) -> None:
         until = self._now() + int(LONGEST_RETENTION_S * US)
@@ -388,32 +372,25 @@ class RecordStore:
     def _see(self, name: bytes) -> None:
         """Look at the header of a record that an earlier start left."""
         try:
-            header = self._reader.look(name, lambda header: self._name(header.scope, header.key, header.group))
+            header = self._reader.look(name, lambda header: self._state.name(header.scope, header.key, header.group))
         except BadRecord as bad:
             if bad.cause != "absent":  # deleted meanwhile
                 self._contents.count(f"swept_{bad.cause}")
                 self._discard([name])
+            return
+        if (scan := self._scan) is not None and scan.outlives(header.scope, header.expires / US):
+            self._discard([name], "shortened")
         else:
-            if header.expires / US > self._shortened.get(header.scope, inf):
-                self._discard([name], "shortened")
-            else:
-                self._remember(name, header, None)
+            self._remember(name, header, None)
 
     def _remember(self, name: bytes, header: Header, access: ScopeAccess | None) -> bool:
-        groups = len(self.identity.groups)
-
-        def valid() -> bool:
-            return not self._tombstones.covers(header.scope, header.key, header.sequence)
-
-        place = header.position // BLOCK_TOKENS * groups + header.group
-        return self._contents.remember(name, header, place, access, valid)
+        place = header.position // BLOCK_TOKENS * len(self.identity.groups) + header.group
+        purged = partial(self._tombstones.covers, header.scope, header.key, header.sequence)
+        return self._contents.remember(name, header, place, access, purged)
 
     def _names(self, scope: str, keys: Iterable[bytes]) -> Iterator[bytes]:
         groups = range(len(self.identity.groups))
-        return (self._name(scope, key, group) for key in keys for group in groups)
-
-    def _name(self, scope: str, key: bytes, group: int) -> bytes:
-        return self._state.name(scope, key, group)
+        return (self._state.name(scope, key, group) for key in keys for group in groups)
 
     def _failed(self, event: str, error: OSError) -> None:
         self._contents.count("io_errors")

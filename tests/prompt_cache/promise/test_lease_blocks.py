@@ -6,8 +6,9 @@ from uuid import UUID
 
 import pytest
 
+from prompt_cache.promise.lease_blocks import LeaseBlocks, LeaseSpan
 from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseWish, Mark
-from prompt_cache.promise.lease_store import LeaseBlocks, LeaseSpan, LeaseStore
+from prompt_cache.promise.lease_store import LeaseStore
 from storage.database.base import new_id
 from storage.database.database import Database
 
@@ -41,14 +42,14 @@ async def test_the_leases_of_a_prompt_whose_blocks_are_not_noted(database: Datab
     noted = [LeaseBlocks(a, "s", "d", b"1" * 32), LeaseBlocks(a, "s", "other", b"2" * 32)]
     noted += [LeaseBlocks(ab, "new", "d", b"3" * 32)]
     for _ in range(2):
-        assert await store.name_blocks(noted) == set()
-    spans = sorted(await store.spans(abc, "s", "d"), key=lambda span: span.start)
+        assert await store.blocks.note(noted) == set()
+    spans = sorted(await store.blocks.spans(abc, "s", "d"), key=lambda span: span.start)
     assert spans == [LeaseSpan(a, 0, 100, True), LeaseSpan(ab, 100, 200, False), LeaseSpan(abc, 200, 300, False)]
-    assert {span.noted for span in await store.spans(abc, "s", "third")} == {False}
+    assert {span.noted for span in await store.blocks.spans(abc, "s", "third")} == {False}
 
     gone = await store.purge(PROJECT, identity=a)
     assert sorted(gone.blocks, key=lambda one: one.digest) == noted[:2]
-    assert await store.spans(a, "s", "d") == []
-    spans = sorted(await store.spans(abc, "s", "d"), key=lambda span: span.start)
+    assert await store.blocks.spans(a, "s", "d") == []
+    spans = sorted(await store.blocks.spans(abc, "s", "d"), key=lambda span: span.start)
     assert spans == [LeaseSpan(ab, 0, 200, False), LeaseSpan(abc, 200, 300, False)], "it promises them now"
-    assert await store.name_blocks([LeaseBlocks(a, "s", "d", b"1" * 32)]) == {a}, "to be purged at once"
+    assert await store.blocks.note([LeaseBlocks(a, "s", "d", b"1" * 32)]) == {a}, "to be purged at once"
