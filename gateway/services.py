@@ -226,7 +226,7 @@ class Gateway:
             patience=services.options.timeouts.replay,
         )
         self.writes = SharedWrites()
-        self.leased_blocks = LeasedBlocks(self.leases, services.domains, self.threads, services.fleet.purge)
+        self.leased_blocks = LeasedBlocks(self.leases.blocks, services.domains, self.threads, services.fleet.purge)
         self.history = RequestHistory(services.database, services.domains, services.prices)
         self.service_hours = ServiceHours(services.database)
         kept_s = services.options.waterfall_days * _DAY_S

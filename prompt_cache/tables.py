@@ -99,13 +99,17 @@ ended_lease = Table(
     Column("blocks", LargeBinary, nullable=False),
     Column("reads", Count, nullable=True),
     Column("new_tokens", Count, nullable=True),
+    Column("payer", Id, nullable=True),
     Index(None, "project_id", "prefix_key"),
     Index(None, "ended_at"),
     **STRICT,
 )
 """What was promised until `ended_at`, or not at all (cause `limit` or `failed`): for a day, to say why a prefix
 missed, and which writes nobody read. `reads` and `new_tokens` are the lease's, null of those that ended before they
-were kept."""
+were kept. `payer` is the writer as long as it is not certain whether it pays: a lease may end while its request
+runs."""
+_UNCERTAIN = ended_lease.c.payer.is_not(None)
+Index(None, ended_lease.c.payer, postgresql_where=_UNCERTAIN, sqlite_where=_UNCERTAIN)
 
 lease_tag = Table(
     "lease_tag",
@@ -122,11 +126,13 @@ lease_blocks = Table(
     "lease_blocks",
     Base.metadata,
     Column("lease_id", Id, ForeignKey("lease.id", ondelete="CASCADE"), primary_key=True),
-    Column("scope", Text, nullable=False),
+    Column("scope", Text, primary_key=True),
+    Column("digest", Text, primary_key=True),
     Column("keys", LargeBinary, nullable=False),
     **STRICT,
 )
-"""Under which scope and keys (32 bytes each) replicas have the blocks of a lease that the lease before it has not."""
+"""Under which scope and keys (32 bytes each) replicas of this model digest have the blocks of a lease that the lease
+before it has not. A project's scope has another name after its data key was destroyed."""
 
 lease_storage_hour = Table(
     "lease_storage_hour",

@@ -24,7 +24,7 @@ from billing.transaction.budget_charges import BudgetCharges, charge_budgets
 from billing.transaction.money_transaction import MoneyTransaction
 from billing.transaction.opening import money_transaction, money_transaction_in
 from storage.database.batcher import MicroBatcher
-from storage.database.database import Database
+from storage.database.database import Database, retried_after_conflict
 from storage.database.sql_arrays import one_of
 
 _MAX_BATCH = 500
@@ -186,6 +186,7 @@ class HoldService:
         self._careful = (self._careful - owners.keys()) | decisions.short | _with_conditions(owners)
         return _in_batches(answers, batches)
 
+    @retried_after_conflict
     async def take_with(
         self, asked: Sequence[tuple[HoldRequest, Wish]], companion: HoldCompanion[Wish]
     ) -> list[Hold | Exception]:
@@ -214,6 +215,7 @@ class HoldService:
                 await beside.save()
         return _in_batches(answers, batches)
 
+    @retried_after_conflict
     async def decide_again(
         self, asked: Sequence[tuple[Hold, Wish]], companion: HoldCompanion[Wish]
     ) -> list[Hold | Exception]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
@@ -114,7 +115,9 @@ class Engine:
         )
         self._clock = clock
         self._introduced: dict[str, Scope] = {}
-        """The scopes of requests that came, by name."""
+        """The scopes that gateways told of, by name."""
+        self._retentions: dict[str, float] = {}
+        """Their retentions in seconds, as gateways that know their keys said last."""
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = TimeoutWatch(self._requests, limits.patience)
         self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine)
@@ -138,7 +141,8 @@ class Engine:
             if generate.id in self._requests:
                 raise Rejected(f"id: {generate.id!r} is already running")
             parent = self.input_processor.accept(generate, scopes, grammar)
-            self._introduce(generate, scopes)
+            for segment in generate.segments:
+                self.introduce(scopes[segment.scope])
             self._check_quarantine(parent.first)
             self._check_queue_limits(parent.first)
         except Rejected as error:
@@ -153,6 +157,22 @@ class Engine:
         self._requests[parent.first.id] = parent
         self._timeouts.watch(parent.first)
         self.scheduler.add(parent.first)
+
+    def look_up(self, generate: Generate, scopes: Mapping[str, Scope], looked: Callable[[], None]) -> bool:
+        """Let the disk tier look for the prompt's blocks before the request is added, as long as it does not know all
+        that it holds: no step looks at the disk. Any thread may call this; `looked` is called in another one.
+
+        Returns False where that is not needed: then `looked` is not called.
+        """
+        if self.disk is None or not generate.read:
+            return False
+        return self.disk.look(partial(self._blocks, generate, scopes), looked)
+
+    def _blocks(self, generate: Generate, scopes: Mapping[str, Scope]) -> list[tuple[str, bytes]]:
+        try:
+            return self.input_processor.blocks(generate, scopes)
+        except (Rejected, OverflowError, TypeError):  # it is refused when it is added
+            return []
 
     def _running(self, id: str, attempt: int) -> ParentRequest | None:
         """The request with this id, if it is in this attempt; 0 stands for any."""
@@ -203,19 +223,36 @@ class Engine:
         flow has one share over all replicas."""
         self.fairness.record_remote_service(replica, epoch, service)
 
-    def _introduce(self, generate: Generate, scopes: Mapping[str, Scope]) -> None:
-        """Tell the tiers whose blocks are to come, and how much of each tier is theirs."""
-        for segment in generate.segments:
-            scope, owner = scopes[segment.scope], owner_of(segment.scope)
-            if scope is self._introduced.get(owner):
-                continue
-            if len(self._introduced) >= MOST_SCOPES:
-                self._introduced.clear()
-            before = self._introduced.get(owner)
-            self._introduced[owner] = scope
-            self.scheduler.dram.introduce(replace(ScopeAccess.of(scope), scope=owner))
-            if scope.limits or (before is not None and before.limits):
-                self._share(owner, scope)
+    def introduce(self, scope: Scope) -> None:
+        """Tell the tiers whose blocks are to come, for how long they may be kept and how much of each tier is theirs.
+
+        What was kept under a longer retention goes at once from the tiers beyond the device (C5). A gateway that cannot
+        read a project's key does not know its retention either: it says 0, and nothing is deleted for that.
+        """
+        owner = owner_of(scope.scope)
+        before = self._introduced.get(owner)
+        if scope is before:
+            return
+        if len(self._introduced) >= MOST_SCOPES:
+            self._introduced.clear()
+        self._introduced[owner] = scope
+        if scope.data_key:
+            self._shorten(owner, scope.retention)
+        self.scheduler.dram.introduce(replace(ScopeAccess.of(scope), scope=owner))
+        if scope.limits or (before is not None and before.limits):
+            self._share(owner, scope)
+
+    def _shorten(self, owner: str, retention: float) -> None:
+        """Delete what may stay no longer than `retention` seconds, and was written to stay longer."""
+        before = self._retentions.pop(owner, None)
+        if before is None:
+            if self.disk is not None:  # what an earlier start wrote
+                self.disk.shorten(owner, retention)
+            if len(self._retentions) >= MOST_SCOPES:
+                del self._retentions[next(iter(self._retentions))]
+        elif retention < before:
+            self.scheduler.forget(owner, device=False)
+        self._retentions[owner] = retention
 
     def _share(self, owner: str, scope: Scope) -> None:
         """Set what a scope may hold in the memories: bytes that are its own, and bytes at most."""
@@ -227,6 +264,7 @@ class Engine:
     def forget(self, scope: str) -> None:
         """Make the blocks of a scope unfindable in every tier, zero those in host memory, and drop its key (C5)."""
         self._introduced.pop(scope, None)
+        self._retentions.pop(scope, None)
         self.scheduler.forget(scope)
 
     def purge(self, keys: tuple[bytes, ...], scope: str = "") -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -17,7 +19,7 @@ from engine.sampling.request_state import SamplingState
 from engine.sampling.validation import InvalidSampling, check_sampling
 from engine.scheduling.request import Request
 from engine.scheduling.token_sequence import TokenSequence
-from prompt_cache.kv.block_keys import block_key
+from prompt_cache.kv.block_keys import BLOCK_TOKENS, block_key, chain
 from protocol.replicas import Scope, owner_of
 from protocol.requests import MOST_CHOICES, MOST_MARKER_TOKENS, Generate, Reasoning, Refusal
 
@@ -105,6 +107,16 @@ class InputProcessor:
             guide = _guide(generate, None if grammar is None else grammar.guide())
             member.row = SamplingState(member.sampling, generate.tokens, generate.emitted, guide, generate.flow)
         return ParentRequest(members, private=private, claim=generate.claim)
+
+    def blocks(self, generate: Generate, scopes: Mapping[str, Scope]) -> list[tuple[str, bytes]]:
+        """Scope and key of each block that the prompt may read. Any thread. Raises what a wrong request raises."""
+        segments = self._segments(generate, scopes)
+        tokens = array("I", generate.tokens + generate.emitted)
+        blocks = (len(tokens) - 1) // BLOCK_TOKENS
+        keys = chain(self._root, [(until, root) for until, root, _ in segments], tokens[: blocks * BLOCK_TOKENS])
+        ends = [until for until, _, _ in segments]
+        at = (min(bisect_left(ends, (index + 1) * BLOCK_TOKENS), len(ends) - 1) for index in range(blocks))
+        return [(segments[index][2], key) for index, key in zip(at, keys, strict=True)]
 
     def _grammar(self, text: str, compiled: Grammar | Rejected | None) -> Grammar:
         if isinstance(compiled, Rejected):

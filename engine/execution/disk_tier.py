@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -35,6 +35,8 @@ SAVES = 16
 STUCK_S = 2.0
 """A read that takes longer says that the disk does not answer."""
 READ_DEADLINE_S = 5.0
+MOST_LOOKS = 64
+"""Prompts that wait to be looked for."""
 _IDLE_S = 0.2
 _SCAN_PAUSE_S = 0.002
 _MAINTAIN_S = 1.0
@@ -44,7 +46,10 @@ class Store(Protocol):
     """Of `prompt_cache.tiers.record_store.RecordStore`, what the tier needs."""
 
     def holds(self, scope: str, key: bytes, groups: Sequence[int], /) -> bool:
-        """Whether the block seems to be there."""
+        """Whether the block seems to be there, as far as was looked."""
+
+    def look(self, blocks: Iterable[tuple[str, bytes]], groups: Sequence[int], /) -> None:
+        """Look whether these blocks (scope, key) of a prompt are there."""
 
     def read(
         self,
@@ -77,6 +82,9 @@ class Store(Protocol):
     def forget(self, scope: str, /) -> int:
         """Delete all of a scope."""
 
+    def shorten(self, scope: str, retention: float, /) -> int:
+        """Delete what of a scope was written to stay longer than so many seconds from now."""
+
     def give_back(self, size: int, /) -> int:
         """Delete records of about so many bytes."""
 
@@ -88,6 +96,10 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give the folder back."""
+
+    @property
+    def scanned(self) -> bool:
+        """Whether all files were looked at."""
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -115,13 +127,15 @@ class DiskTier:
         self._block_bytes = max(1, sum(memory.group.block_bytes for memory in memories))
         self._most_blocks = most_bytes // self._block_bytes
         self._most_fetches = max(READERS, FETCH_BYTES // self._block_bytes)
-        self._reads: queue.SimpleQueue[tuple[Transfer, float] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._fetched: deque[tuple[Transfer, list[int]]] = deque()
         self._saved: deque[Transfer] = deque()
         self._fetching = 0
         self._saving = 0
-        self._reading_since: dict[Transfer, float] = {}
+        self._looks: set[Callable[[], None]] = set()
+        """What is called when something was looked for, of those that wait for it."""
+        self._reading_since: dict[object, float] = {}
         """What the readers are at, and since when on the monotonic clock."""
         self._stopping = threading.Event()
         self._threads = [
@@ -153,7 +167,19 @@ class DiskTier:
 
     def fetch(self, transfer: Transfer) -> None:
         self._fetching += 1
-        self._reads.put((transfer, time.monotonic()))
+        self._reads.put(partial(self._read, transfer, time.monotonic()))
+
+    def look(self, blocks: Callable[[], Iterable[tuple[str, bytes]]], looked: Callable[[], None]) -> bool:
+        """Until the store's folder was looked through: look for the blocks (scope, key) of a prompt, which `holds`
+        then knows, and call `looked`. Both are called in a reader's thread. Any thread may call this.
+
+        Returns False where nothing is to be looked for, or the disk does not answer: then `looked` is not called.
+        """
+        if self.store.scanned or self._stuck or len(self._looks) >= MOST_LOOKS:
+            return False
+        self._looks.add(looked)
+        self._reads.put(partial(self._look, blocks, looked))
+        return True
 
     def save(self, transfer: Transfer) -> None:
         self._saving += 1
@@ -184,6 +210,10 @@ class DiskTier:
     def forget(self, scope: str) -> None:
         self._writes.put(lambda: void(self.store.forget(scope)))
 
+    def shorten(self, scope: str, retention: float) -> None:
+        """Let what of a scope is on disk stay no longer than `retention` seconds from now."""
+        self._writes.put(lambda: void(self.store.shorten(scope, retention)))
+
     def give_back(self, size: int) -> None:
         """Others need room on the disk: delete about so many bytes, and take no more for a while. Any thread."""
         self._writes.put(lambda: void(self.store.give_back(size)))
@@ -208,32 +238,40 @@ class DiskTier:
     # ------------------------------------------------------------ threads
 
     def _read_all(self) -> None:
-        while (asked := self._reads.get()) is not None:
-            transfer, asked_at = asked
+        while (task := self._reads.get()) is not None:
             if self._stopping.is_set():
                 return
-            began = time.monotonic()
-            self._reading_since[transfer] = began
-            sums: list[int] = []
+            self._reading_since[task] = time.monotonic()
             try:
-                into = {group: self._bytes(group, transfer) for group in self._groups}
-                found = self.store.read(
-                    transfer.access, transfer.key, self._groups, into=into, deadline=began + READ_DEADLINE_S
-                )
-                if found is not None:
-                    with torch.inference_mode():
-                        sums = [
-                            self._checksums[group].of_host(self._memories[group].data[transfer.block[group]])
-                            for group in self._groups
-                        ]
-                    transfer.ok = True
+                task()
             except Exception:
-                logger.exception("a block could not be read from disk")
+                logger.exception("the disk tier could not read")
             finally:
-                del self._reading_since[transfer]
-                transfer.took_s = time.monotonic() - asked_at
+                del self._reading_since[task]
+
+    def _read(self, transfer: Transfer, asked_at: float) -> None:
+        sums: list[int] = []
+        try:
+            into = {group: self._bytes(group, transfer) for group in self._groups}
+            deadline = time.monotonic() + READ_DEADLINE_S
+            if self.store.read(transfer.access, transfer.key, self._groups, into=into, deadline=deadline) is not None:
+                with torch.inference_mode():
+                    sums = [
+                        self._checksums[group].of_host(self._memories[group].data[transfer.block[group]])
+                        for group in self._groups
+                    ]
+                transfer.ok = True
+        finally:
+            transfer.took_s = time.monotonic() - asked_at
             self._fetched.append((transfer, sums))
             self.wake()
+
+    def _look(self, blocks: Callable[[], Iterable[tuple[str, bytes]]], looked: Callable[[], None]) -> None:
+        try:
+            self.store.look(blocks(), self._groups)
+        finally:
+            self._looks.discard(looked)
+            looked()
 
     def _write(self, transfer: Transfer) -> None:
         try:

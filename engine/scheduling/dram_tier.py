@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from math import inf
 
 from engine.scheduling.request import Request
 from engine.scheduling.step_costs import Rates
@@ -88,14 +89,12 @@ class DramTier:
 
     # ------------------------------------------------------------ who may leave the device
 
-    def introduce(self, access: ScopeAccess) -> bool:
-        """Requests of this scope come. Returns whether it is new, or has changed."""
-        known = self.scopes.get(access.scope)
+    def introduce(self, access: ScopeAccess) -> None:
+        """Requests of this scope come: this is from now on how long and how much of it may be kept."""
         self.scopes[access.scope] = access
         self.scopes.move_to_end(access.scope)
         if len(self.scopes) > MOST_SCOPES:
             self.scopes.popitem(last=False)
-        return known != access
 
     def publishing(self, request: Request, key: bytes) -> None:
         """A request is about to publish a block on the device."""
@@ -239,18 +238,22 @@ class DramTier:
 
     def _keep_until(self, key: bytes, scope: str) -> None:
         access = self.scopes.get(scope)
-        if access is not None and key not in self._expires:
+        if access is None:
+            return
+        until = self._now + access.retention
+        if until < self._expires.get(key, inf):
             if len(self._expiries) >= _EXPIRIES_A_BLOCK * len(self.device.pools) * self.device.pools[0].total + 1000:
                 self._expires = {known: when for known, when in self._expires.items() if self.holds(known)}
                 self._expiries = sorted((when, known) for known, when in self._expires.items())
-            self._expires[key] = until = self._now + access.retention
+            self._expires[key] = until
             heappush(self._expiries, (until, key))
 
     def _expire(self) -> None:
         while self._expiries and self._expiries[0][0] <= self._now:
-            _, key = heappop(self._expiries)
-            del self._expires[key]
-            self.purge([key])
+            when, key = heappop(self._expiries)
+            if self._expires.get(key) == when:
+                del self._expires[key]
+                self.purge([key])
 
     # ------------------------------------------------------------ preempted requests
 

@@ -52,7 +52,7 @@ class FartherTiers:
         if self.dram.pool is not None:
             self.dram.begin(step, now)
         if self.saver is not None:
-            self.saver.begin()
+            self.saver.begin(now)
 
     @property
     def coming(self) -> bool:

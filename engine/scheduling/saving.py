@@ -23,6 +23,8 @@ from prompt_cache.kv.grouped_pool import Block
 LONG_LEASE_S = 30 * 60.0
 MOST_WISHES = 16_384
 MOST_KNOWN = 1_000_000
+ON_DISK_S, REFUSED_S = 60.0, 5.0
+"""For so long at most a block is not looked up again that was on disk, or that the disk refused."""
 _BESIDE_US = 2_000.0
 """µs that a step with other work may spend on copies for saving."""
 _ALONE = 32
@@ -46,6 +48,34 @@ class Wish:
         return cls(request.block_key_and_scope(index)[1], index * BLOCK_TOKENS, before, lease_until)
 
 
+class RecentKeys:
+    """Keys that came within the last `seconds` at most: all are forgotten at once, so often."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._keys: set[bytes] = set()
+        self._until = 0.0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        """These came now."""
+        if len(self._keys) >= MOST_KNOWN:
+            self._keys.clear()
+        self._keys.update(keys)
+
+    def age(self, now: float) -> None:
+        """It is `now`, in seconds since the Unix epoch. A clock that was set back forgets too early."""
+        if not now < self._until <= now + self._seconds:
+            self.clear()
+            self._until = now + self._seconds
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._keys.clear()
+
+
 class Saver:
     """Keeps account of what is to be saved, and lets `disk` save it."""
 
@@ -57,8 +87,11 @@ class Saver:
         self.wishes: OrderedDict[bytes, Wish] = OrderedDict()
         self.leased: OrderedDict[bytes, Wish] = OrderedDict()
         """Blocks that are retained for a short time: they are saved at a clean stop."""
-        self._known: set[bytes] = set()
-        """Keys that are on disk, or were refused there."""
+        self._on_disk = RecentKeys(ON_DISK_S)
+        """What was on disk lately: it spares wishes that `disk.holds` would end, and says nothing for longer. A record
+        that was evicted, expired or damaged meanwhile is to be written again."""
+        self._refused = RecentKeys(REFUSED_S)
+        """What the disk refused lately: it may have room again soon."""
         self._copying: dict[bytes, Transfer] = {}
         """What is being copied out, by key; it is written after that."""
         self._saving: dict[bytes, Transfer] = {}
@@ -69,9 +102,8 @@ class Saver:
         """A request reads the first `blocks` whole blocks of its tokens, which somebody has computed before."""
         if request.store != "all":
             return
-        known, wishes = self._known, self.wishes
         for index, key in enumerate(request.keys[:blocks]):
-            if key not in known and key not in wishes:
+            if key not in self.wishes and not self._is_vain(key):
                 self._wish(key, Wish.of(request, index))
 
     def published(self, request: Request, first: int, until: int, now: float) -> None:
@@ -83,7 +115,7 @@ class Saver:
                 key, _ = request.block_key_and_scope(index)
                 wish = Wish.of(request, index, end)
                 if end - now >= LONG_LEASE_S:
-                    if key not in self._known:
+                    if not self._is_vain(key):
                         self._wish(key, wish)
                 elif key not in self.leased or self.leased[key].lease_until < end:
                     self.leased[key] = wish
@@ -92,13 +124,13 @@ class Saver:
 
     def on_disk(self, keys: set[bytes]) -> None:
         """These blocks were read from disk; the set is emptied."""
-        self._remember(keys)
+        self._on_disk.add(keys)
         keys.clear()
 
     def stop(self, now: float) -> None:
         """A clean stop: what is retained now is wanted."""
         for key, wish in self.leased.items():
-            if wish.lease_until > now and key not in self._known:
+            if wish.lease_until > now:
                 self._wish(key, wish)
         self.leased.clear()
 
@@ -109,7 +141,7 @@ class Saver:
                 del wanted[key]
         for transfer in self._copying.values():
             transfer.cancelled |= purged(transfer.key, transfer.access.scope)
-        self._known.clear()
+        self._on_disk.clear()
 
     # ------------------------------------------------------------ a step
 
@@ -123,14 +155,16 @@ class Saver:
         """Whether nothing is left to be saved."""
         return not (self.wishes or self._copying or self._saving)
 
-    def begin(self) -> None:
+    def begin(self, now: float) -> None:
         """A step begins: take note of what was written meanwhile."""
+        self._on_disk.age(now)
+        self._refused.age(now)
         for transfer in self.disk.saved():
             del self._saving[transfer.key]
             self.dram.free(transfer.block)
             if not transfer.ok:
                 self.dropped += 1
-            self._remember([transfer.key])
+            (self._on_disk if transfer.ok else self._refused).add([transfer.key])
 
     def copied(self, step: Step) -> None:
         """The step's copies are done: what it copied out is written."""
@@ -149,10 +183,10 @@ class Saver:
         while self.wishes and len(self._copying) < most and looked < 4 * _ALONE:
             looked += 1
             key, wish = self.wishes.popitem(last=False)
-            if key in self._known or key in self._saving or key in self._copying:
+            if key in self._saving or key in self._copying or self._is_vain(key):
                 continue
             if self.disk.holds(wish.scope, key):
-                self._remember([key])
+                self._on_disk.add([key])
                 continue
             access = self.dram.scopes.get(wish.scope)
             if access is None or not self.dram.may_leave(key, wish.scope):
@@ -177,7 +211,6 @@ class Saver:
             return
         self.wishes[key] = wish
 
-    def _remember(self, keys: Iterable[bytes]) -> None:
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known.update(keys)
+    def _is_vain(self, key: bytes) -> bool:
+        """Whether a wish for this block would come to nothing: it is on disk, or was refused just now."""
+        return key in self._on_disk or key in self._refused

@@ -275,10 +275,12 @@ class Scheduler:
         self.pool.purge(gone)
         self.tiers.purge(scope, gone)
 
-    def forget(self, scope: str) -> None:
-        """Make all blocks of a scope unfindable in every tier, and zero those in host memory."""
+    def forget(self, scope: str, *, device: bool = True) -> None:
+        """Make all blocks of a scope unfindable in every tier, and zero those in host memory. `device`: those of the
+        device too."""
         self.waits = False
-        self.pool.forget(scope)
+        if device:
+            self.pool.forget(scope)
         self.tiers.forget(scope)
 
     # ------------------------------------------------------------ admission

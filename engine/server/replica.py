@@ -24,7 +24,7 @@ from engine.server.gateway_link import GatewayLink
 from engine.server.grammar_queue import GrammarQueue
 from engine.server.journal import Journal
 from engine.server.listener import listen, listening_address, remove_socket
-from engine.server.pending_grammars import PendingGrammars
+from engine.server.pending_requests import PendingRequests
 from engine.server.running_requests import RunningRequests
 from engine.server.watchdog import Watchdog
 from engine.startup.assembly import AssembledEngine, assemble
@@ -93,7 +93,7 @@ class Replica:
         self._draining = self._stopping = False
         self._trials = TrialClient(assembled.grammars.compiler)
         self._grammar_queue = GrammarQueue(assembled.grammars, self._trials, RefusedGrammars(options.data / "grammars"))
-        self._pending_grammars = PendingGrammars(self.loop, self._grammar_queue)
+        self._pending = PendingRequests(self.loop, self._grammar_queue)
         self._fencing: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ connections
@@ -150,13 +150,14 @@ class Replica:
             case Generate():
                 self._generate(link, message)
             case Credit():
-                self._pending_grammars.do(message.id, message.attempt, lambda: self._credit(message))
+                self._pending.do(message.id, message.attempt, lambda: self._credit(message))
             case Abort():
                 self._abort(link, message)
             case Ack():
                 self._done_outbox.acknowledge(message)
             case Scope():
                 link.introduce(message)
+                do(lambda: engine.introduce(message))
             case Forget():
                 link.forget(message.scope)
                 do(lambda: engine.forget(message.scope))
@@ -191,12 +192,7 @@ class Replica:
         for attempt in earlier:  # its gateway lost the link, which this side may not have noticed yet
             self._stop_request(message.id, attempt)
         self._running.add(message.id, message.attempt, link)
-        scopes = link.scopes(message)
-        if message.grammar is None:
-            arrived = time.monotonic()
-            self.loop.do(lambda: self.loop.engine.add(message, scopes, arrived=arrived))
-        else:
-            self._pending_grammars.add(message, scopes, message.grammar)
+        self._pending.add(message, link.scopes(message))
 
     def _drain(self, link: GatewayLink, drain: bool) -> None:
         """Refuse requests from now on, or take them again. All gateways hear of it at once."""
@@ -233,7 +229,7 @@ class Replica:
     def _abort(self, link: GatewayLink, message: Abort) -> None:
         id, attempt = message.id, message.attempt
         if message.choice is not None:
-            self._pending_grammars.do(id, attempt, lambda: self._abort_in_engine(id, attempt, message.choice))
+            self._pending.do(id, attempt, lambda: self._abort_in_engine(id, attempt, message.choice))
             return
         running = {number: owner for number, owner in self._running.attempts(id).items() if attempt in (0, number)}
         for number, owner in running.items():
@@ -246,7 +242,7 @@ class Replica:
 
     def _stop_request(self, id: str, attempt: int) -> None:
         """Stop an attempt; 0 stands for any."""
-        pending = self._pending_grammars.cancel(id, attempt)
+        pending = self._pending.cancel(id, attempt)
         if pending is None:
             self.loop.do(lambda: self._abort_in_engine(id, attempt))
         else:

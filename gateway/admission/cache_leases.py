@@ -163,6 +163,7 @@ class LeaseDecisions:
         self._session = session
         self._decider = decider
         self._pending: LeaseDecision | None = None
+        self._taken: list[tuple[LeaseRequest, LeaseDecision]] = []
 
     def decide(self, request: HoldRequest, wish: LeaseRequest) -> HoldRequest | Exception:
         """The request with the terms that it gets now."""
@@ -181,8 +182,10 @@ class LeaseDecisions:
         """Let the last decision hold."""
         assert self._pending is not None
         self._decider.take(wish.wish, self._pending)
-        wish.decision = self._pending
+        self._taken.append((wish, self._pending))
 
     async def save(self) -> None:
         """Write the leases."""
         await self._store.save(self._session, self._decider)
+        for wish, decision in self._taken:  # now: a transaction that is tried again decides from what was before
+            wish.decision = decision

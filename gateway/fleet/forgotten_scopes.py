@@ -1,7 +1,9 @@
-"""Tells replicas which scopes to forget: those whose data keys were destroyed, by whichever process.
+"""Tells replicas which scopes to forget, and which to keep otherwise than before: whichever process changed that.
 
 Each gateway asks the database every few seconds which keys have changed. A replica is told of each destroyed key of the
-last days once a connection, since it may have been away; what it wrote under a newer key has another scope's name.
+last days once a connection, since it may have been away; what it wrote under a newer key has another scope's name. It
+is told likewise of each project that may keep its KV for another time or in other limits now, since a project that
+sends nothing more has KV there too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import structlog
 from gateway.fleet.replica_link import ReplicaLink
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ChangedKey, ScopeKeys, ScopeKeyUnreadable
+from protocol.replicas import Scope
 from storage.database.database import DatabaseUnavailable
 
 log = structlog.get_logger("gateway.fleet")
@@ -39,7 +42,9 @@ class ForgottenScopes:
         """What the last look told, some of which the next will tell again."""
         self._forgotten: dict[str, None] = {}
         """Names of scopes, in the order in which they were destroyed."""
-        self._told: WeakKeyDictionary[ReplicaLink, tuple[object, set[str]]] = WeakKeyDictionary()
+        self._limited: dict[str, Scope] = {}
+        """Scopes whose retention or limits changed, by name, as they are now."""
+        self._told: WeakKeyDictionary[ReplicaLink, tuple[object, set[str | Scope]]] = WeakKeyDictionary()
         """link -> the greeting of its connection, and what it was told since."""
 
     async def run(self) -> None:
@@ -64,15 +69,23 @@ class ForgottenScopes:
         for one in changed:
             if one in self._seen:
                 continue
+            name = self._domains.name(one.tenant_id, one.project_id, one.generation)
             if one.destroyed:
-                self._forgotten.setdefault(self._domains.name(one.tenant_id, one.project_id, one.generation))
+                self._forgotten.setdefault(name)
+                self._limited.pop(name, None)
             try:
                 await self._keys.refresh(one)
+                if one.limited:
+                    await self._keys.load(one.tenant_id, one.project_id)
+                    scope = self._domains.project(one.tenant_id, one.project_id)
+                    if scope.scope == name:  # else it was destroyed since: that is told next
+                        self._limited[name] = scope
             except ScopeKeyUnreadable as error:
                 log.error("a project's KV stays on the device", cause=str(error))
         self._seen = set(changed)
-        while len(self._forgotten) > _MOST:
-            del self._forgotten[next(iter(self._forgotten))]
+        for known in (self._forgotten, self._limited):
+            while len(known) > _MOST:
+                del known[next(iter(known))]
 
     def tell(self) -> None:
         """Tell each replica that is connected what it was not told yet."""
@@ -86,3 +99,6 @@ class ForgottenScopes:
             for name in [name for name in self._forgotten if name not in told]:
                 link.forget(name)
                 told.add(name)
+            for scope in [scope for scope in self._limited.values() if scope not in told]:
+                link.introduce(scope)
+                told.add(scope)

@@ -75,8 +75,7 @@ class UsageRecording:
         if sequence:
             self._deps.fleet.acknowledge(stream, sequence)
         self._deps.metrics.finished(prepared.model.name, ended.outcome.status, event.usage)
-        if event.usage.write:
-            self._deps.blocks.note(prepared, stream.model_digest)
+        self._deps.blocks.note(prepared, stream.model_digest, wrote=bool(event.usage.write))
         return event
 
     async def remember(self, ended: EndedRequest, event: UsageEvent) -> Explanation | None:

@@ -20,6 +20,7 @@ EndCause: TypeAlias = Literal["expired", "purged", "failed", "limit"]
 since the project had as many tokens in leases as it may have."""
 
 COLUMNS = [lease.c[name] for name in Lease.__struct_fields__]
+_MOST_BILLED = 10_000
 _BOOLEANS = ("billed", "told", "paid")
 _CHANGING = (
     "new_tokens", "lease_class", "created_at", "written_at", "expires_at", "read_at", "reads", "writer", "blocks",
@@ -61,7 +62,8 @@ def row_of(one: Lease) -> dict[str, Any]:
 
 def ended_row(one: Lease, at: int, cause: EndCause) -> dict[str, Any]:
     """The values of the row that says what became of it."""
-    return {**{name: getattr(one, name) for name in _KEPT}, "ended_at": at, "cause": cause}
+    payer = one.writer if cause in ("expired", "purged") and not one.paid else None
+    return {**{name: getattr(one, name) for name in _KEPT}, "ended_at": at, "cause": cause, "payer": payer}
 
 
 class LeaseRows:
@@ -118,17 +120,21 @@ class LeaseRows:
             await session.execute(_GROWTH, grown)
             await self.bill(session, {row["lease"] for row in grown})
 
-    async def bill(self, session: AsyncSession, paid: Collection[UUID]) -> None:
-        """Let those of these leases be billed that are paid for, as all before them are, and then those beyond them."""
+    async def bill(self, session: AsyncSession, paid: Collection[UUID] | None = None) -> None:
+        """Let those of these leases be billed that are paid for, as all before them are, and then those beyond them.
+        None: of all leases.
+
+        What others have locked is skipped: to wait for it while having locks out of order could be for ever. It is left
+        to a later round of the worker (`LeaseStore.bill_rest`), and can be read meanwhile.
+        """
         # all tenants: requests end whoever asked
         before = lease.alias("before")
         certain = before.c.id.is_(None) | (before.c.billed == 1)
         query = select(lease.c.id).join_from(lease, before, lease.c.base == before.c.id, isouter=True)
-        while paid:
-            ready = query.where(
-                one_of(self._database, lease.c.id, paid), lease.c.paid == 1, lease.c.billed == 0, certain
-            )
-            billed = set(await session.scalars(ready))
+        query = query.where(lease.c.paid == 1, lease.c.billed == 0, certain).limit(_MOST_BILLED)
+        while paid is None or paid:
+            ready = query if paid is None else query.where(one_of(self._database, lease.c.id, paid))
+            billed = set(await session.scalars(self._database.locked(ready, of=lease, skip=True)))
             if not billed:
                 return
             await session.execute(update(lease).where(one_of(self._database, lease.c.id, billed)).values(billed=1))

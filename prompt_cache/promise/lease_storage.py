@@ -5,7 +5,7 @@ that begin alike share their whole blocks. What is beyond a prefix's last whole 
 it is not stored. Leases that nobody pays for, and those that never began, store nothing.
 
 An hour is recorded once, and final: it is looked at a while after its end, when every transaction that may have begun a
-lease in it is over.
+lease in it is over, and it is certain of every lease in it whether its writer pays for it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ _SECOND = 1_000_000
 HOUR = 3600 * _SECOND
 GRACE = 300 * _SECOND
 """An hour is looked at so long after its end, in microseconds."""
+MOST_WAIT = 25 * HOUR
+"""An hour waits at most so long after its end for requests that may still pay for leases in it: longer than the longest
+`--request-timeout`. What is not paid for by then is not counted."""
 _STORED = ("expired", "purged")
 
 
@@ -77,6 +80,11 @@ def _covered(intervals: list[tuple[int, int]]) -> int:
     return total
 
 
+def _stores_in(hour: int, of: Any, end: Any) -> tuple[Any, ...]:
+    """That a lease with these columns, which ends at `end`, has blocks in this hour."""
+    return of.created_at < hour + HOUR, end > hour, func.length(of.blocks) > 0
+
+
 def _interval(row: Any) -> LeaseInterval:
     return LeaseInterval(*row)
 
@@ -90,13 +98,16 @@ class LeaseStorage:
 
     async def record_next(self, record: Callable[[Sequence[StoredHour]], Awaitable[object]]) -> bool:
         """Hand what was stored in the next past hour to `record`, which may be told the same again after a failure.
-        False if no hour is over that is not recorded yet. Raises DatabaseUnavailable, and what `record` raises."""
+        False if no hour is over that is not recorded yet, or it is not certain yet what was paid for in it. Raises
+        DatabaseUnavailable, and what `record` raises."""
         now = await self._database.now()
         hour = await self.next_hour()
         if hour is None:
             hour = await self._first_hour(now)
             await self._mark(hour - HOUR, now)
         if hour + HOUR + self._grace > now:
+            return False
+        if now < hour + HOUR + MOST_WAIT and await self._is_uncertain(hour):
             return False
         await record(stored_in_hour(hour, await self._leases(hour)))
         await self._mark(hour, now)
@@ -122,25 +133,29 @@ class LeaseStorage:
             await session.execute(new.on_conflict_do_nothing())
             await session.execute(delete(lease_storage_hour).where(lease_storage_hour.c.hour < hour))
 
+    async def _is_uncertain(self, hour: int) -> bool:
+        """Whether a request may still pay, or not, for a lease that stored something in this hour."""
+        live, gone = lease.c, ended_lease.c
+        async with self._database.reading() as session:
+            # all tenants: an hour is recorded for everyone
+            query = select(live.id).where(live.paid == 0, *_stores_in(hour, live, live.expires_at)).limit(1)
+            if (await session.execute(query)).first() is not None:
+                return True
+            query = select(gone.id).where(gone.payer.is_not(None), *_stores_in(hour, gone, gone.ended_at)).limit(1)
+            return (await session.execute(query)).first() is not None
+
     async def _leases(self, hour: int) -> list[LeaseInterval]:
-        """What was promised at some time in this hour."""
+        """What was promised at some time in this hour, and is paid for."""
         live, gone = lease.c, ended_lease.c
         async with self._database.reading() as session:
             # all tenants: an hour is recorded for everyone
             names = ("tenant_id", "project_id", "model", "created_at")
             query = select(*(live[name] for name in names), live.expires_at, live.blocks)
-            current = await session.execute(
-                query.where(live.created_at < hour + HOUR, live.expires_at > hour, func.length(live.blocks) > 0)
-            )
+            current = await session.execute(query.where(live.paid == 1, *_stores_in(hour, live, live.expires_at)))
             found = [_interval(row) for row in current]
             query = select(*(gone[name] for name in names), gone.ended_at, gone.blocks)
             ended = await session.execute(
-                query.where(
-                    gone.created_at < hour + HOUR,
-                    gone.ended_at > hour,
-                    func.length(gone.blocks) > 0,
-                    gone.cause.in_(_STORED),
-                )
+                query.where(gone.payer.is_(None), gone.cause.in_(_STORED), *_stores_in(hour, gone, gone.ended_at))
             )
             found += [_interval(row) for row in ended]
         return found

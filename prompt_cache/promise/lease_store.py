@@ -19,11 +19,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from prompt_cache.promise.confirmations import Confirmation, confirm_in_order
+from prompt_cache.promise.lease_blocks import LeaseBlockKeys, LeaseBlocks
 from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseDecision, LeaseWish
 from prompt_cache.promise.lease_rows import COLUMNS, EndCause, LeaseRows, ended_row, lease_of, row_of
-from prompt_cache.tables import ended_lease, lease, lease_blocks, lease_tag
+from prompt_cache.tables import ended_lease, lease, lease_tag
 from storage.database.base import id_of
-from storage.database.database import Database
+from storage.database.database import Database, retried_after_conflict
 from storage.database.public_ids import public_id
 from storage.database.sql_arrays import one_of
 
@@ -39,14 +40,6 @@ class LeaseFate(msgspec.Struct, frozen=True):
     at: int
     tokens: int
     lease_class: str
-
-
-class LeaseBlocks(msgspec.Struct, frozen=True):
-    """Blocks that replicas have of a lease: their scope there, and the keys, `KEY_BYTES` each."""
-
-    lease_id: UUID
-    scope: str
-    keys: bytes
 
 
 class PurgedLeases(msgspec.Struct, frozen=True):
@@ -65,6 +58,7 @@ class LeaseStore:
         self._most_tokens = most_tokens
         self._counted_again_s = counted_again_s
         self._rows = LeaseRows(database)
+        self.blocks = LeaseBlockKeys(database)
         self._live_tokens: dict[UUID, tuple[float, int]] = {}
 
     # ------------------------------------------------ with the holds
@@ -112,6 +106,7 @@ class LeaseStore:
 
     # ------------------------------------------------ at the first token
 
+    @retried_after_conflict
     async def confirm_all(self, asked: Sequence[Confirmation]) -> list[bool | Exception]:
         """Let what was decided for these requests hold for good, where it stands; False for each that is to be decided
         again. Raises DatabaseUnavailable."""
@@ -182,9 +177,11 @@ class LeaseStore:
 
     # ------------------------------------------------ after the requests
 
+    @retried_after_conflict
     async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
         """Let the leases that these requests wrote be paid as far as their billed `prompts` reach, in tokens; end those
-        beyond, which nobody pays for. Returns how many of theirs ended. Raises DatabaseUnavailable."""
+        beyond, which nobody pays for. Likewise those that ended meanwhile: nobody pays means that they failed. Returns
+        how many of theirs ended. Raises DatabaseUnavailable."""
         # all tenants: requests end whoever asked
         async with self._database.transaction() as session:
             query = select(*COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.paid == 0)
@@ -200,29 +197,44 @@ class LeaseStore:
                 await self._rows.end(session, failed, "failed", now)
             for one in failed:
                 self._live_tokens.pop(one.project_id, None)
+            await self._settle_ended(session, prompts)
             return len(failed)
 
-    async def name_blocks(self, blocks: Sequence[LeaseBlocks]) -> set[UUID]:
-        """Note under which keys replicas have blocks of leases; of those that are gone nothing. Returns which were
-        purged already. Raises DatabaseUnavailable."""
-        # all tenants: a lease is one tenant's
-        async with self._database.transaction() as session:
-            wanted = one_of(self._database, lease.c.id, [one.lease_id for one in blocks])
-            there = set(await session.scalars(self._database.locked(select(lease.c.id).where(wanted))))
-            rows = [msgspec.structs.asdict(one) for one in blocks if one.keys and one.lease_id in there]
-            if rows:
-                await session.execute(self._database.insert(lease_blocks).on_conflict_do_nothing(), rows)
-            gone = one_of(
-                self._database, ended_lease.c.id, [one.lease_id for one in blocks if one.lease_id not in there]
+    async def _settle_ended(self, session: AsyncSession, prompts: Mapping[UUID, int]) -> None:
+        # all tenants: requests end whoever asked
+        of = ended_lease.c
+        query = select(of.id, of.tokens, of.payer).where(one_of(self._database, of.payer, prompts)).order_by(of.id)
+        ended = (await session.execute(self._database.locked(query))).all()
+        unpaid = [row.id for row in ended if row.tokens > prompts[row.payer]]
+        if unpaid:
+            await session.execute(
+                update(ended_lease).where(one_of(self._database, of.id, unpaid)).values(cause="failed")
             )
-            return set(await session.scalars(select(ended_lease.c.id).where(gone, ended_lease.c.cause == "purged")))
+        if ended:
+            settled = one_of(self._database, of.id, [row.id for row in ended])
+            await session.execute(update(ended_lease).where(settled).values(payer=None))
 
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
-        """Requests, at most so many, of which leases of before this instant do not know whether they pay for them."""
+        """Requests of which leases of before this instant do not know whether they pay for them: at most so many that
+        have such leases, and as many with such that ended, the longest uncertain first."""
         # all tenants: requests end whoever asked
-        query = select(lease.c.writer).where(lease.c.paid == 0, lease.c.created_at < before).distinct().limit(most)
+        live, ended = lease.c, ended_lease.c
+        queries = [
+            select(live.writer).where(live.paid == 0, live.created_at < before).group_by(live.writer),
+            select(ended.payer).where(ended.payer.is_not(None), ended.created_at < before).group_by(ended.payer),
+        ]
+        writers: dict[UUID, None] = {}
         async with self._database.reading() as session:
-            return list(await session.scalars(query))
+            for query, of in zip(queries, (live, ended), strict=True):
+                writers |= dict.fromkeys(await session.scalars(query.order_by(func.min(of.created_at)).limit(most)))
+        return list(writers)
+
+    async def bill_rest(self) -> None:
+        """Let those be billed that were locked when that was due, or whose beginning was paid for at the same time as
+        they were. Raises DatabaseUnavailable."""
+        # all tenants: requests end whoever asked
+        async with self._database.transaction() as session:
+            await self._rows.bill(session)
 
     async def reclaim(self, most: int = 1000, now: int | None = None) -> int:
         """Move expired leases, at most so many, to those that ended; return how many. `now`: the database's clock if
@@ -318,11 +330,7 @@ class LeaseStore:
             gone = [lease_of(row) for row in await session.execute(self._database.locked(query))]
             blocks: list[LeaseBlocks] = []
             if gone:
-                of = lease_blocks.c
-                found = select(of.lease_id, of.scope, of["keys"]).where(
-                    one_of(self._database, of.lease_id, [one.id for one in gone])
-                )
-                blocks = [LeaseBlocks(*row) for row in await session.execute(found)]
+                blocks = await self.blocks.of(session, [one.id for one in gone])
                 now = (await session.execute(select(self._database.clock))).scalar_one()
                 await self._rows.end(session, gone, "purged", now)
                 said = {"caches": [public_id("cache", one.id) for one in gone], **({} if tag is None else {"tag": tag})}

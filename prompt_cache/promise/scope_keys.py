@@ -68,6 +68,8 @@ class ChangedKey(msgspec.Struct, frozen=True):
     generation: int
     destroyed: bool
     changed_at: int
+    limited: bool
+    """Whether its retention or its limits were set since it was made."""
 
 
 class ListedKey(msgspec.Struct, frozen=True):
@@ -184,12 +186,22 @@ class ScopeKeys:
         """What changed since this instant (the database's clock, µs; None: in the last 8 days), and since when to ask
         next; some of it may be told twice. Raises DatabaseUnavailable."""
         of = cache_scope_key.c
-        columns = (of.tenant_id, of.project_id, of.generation, of.destroyed_at.is_not(None), of.changed_at)
+        columns = (
+            of.tenant_id,
+            of.project_id,
+            of.generation,
+            of.destroyed_at.is_not(None),
+            of.changed_at,
+            of.created_at,
+        )
         async with self._database.reading() as session:
             now = (await session.execute(select(self._database.clock))).scalar_one()
             since = now - REMEMBERED_US if since is None else since
             query = select(*columns).where(of.changed_at > since).order_by(of.changed_at).limit(_MOST_CHANGES)
-            rows = [ChangedKey(row[0], row[1], row[2], bool(row[3]), row[4]) for row in await session.execute(query)]
+            rows = [
+                ChangedKey(row[0], row[1], row[2], bool(row[3]), row[4], not row[3] and row[4] > row[5])
+                for row in await session.execute(query)
+            ]
         return rows, rows[-1].changed_at if len(rows) == _MOST_CHANGES else max(since, now - _OVERLAP_US)
 
     async def listed(self) -> list[ListedKey]:

@@ -4,30 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from math import inf
 from pathlib import Path
 
-from prompt_cache.tiers.record_files import RecordFiles, files_below
+from prompt_cache.tiers.record_files import FOLDERS, RecordFiles, files_below
+
+_MOST_BOUNDS = 10_000
 
 
 class FolderScan:
-    """All files of an identity's folder, some at a time. `done` when there are no more."""
+    """All files of an identity's folder, some at a time. `done` when there are no more.
 
-    def __init__(self, files: RecordFiles) -> None:
-        self._files: Iterator[bytes | Path] = files.names()
+    `failed`: told why one of the folders cannot be listed. Its records are not found, those of the others are.
+    """
+
+    def __init__(self, files: RecordFiles, failed: Callable[[OSError], None]) -> None:
+        self._files = self._names(files, failed)
         self._lock = threading.Lock()
+        self._bounds: dict[str, float] = {}
+        """scope -> when what is still found of it has to expire"""
         self.done = False
 
     def names(self, most: int) -> list[bytes | Path]:
         """Up to `most` more names, and paths of what is no record."""
         with self._lock:
-            try:
-                found = list(islice(self._files, most))
-            except OSError:  # a folder that cannot be listed: its records are not found
-                found = []
+            found = list(islice(self._files, most))
             self.done = self.done or len(found) < most
             return found
+
+    def shorten(self, scope: str, until: float) -> None:
+        """What is still found of this scope has to expire by then, in seconds since the Unix epoch."""
+        self._bounds[scope] = until
+        if len(self._bounds) > _MOST_BOUNDS:
+            del self._bounds[next(iter(self._bounds))]
+
+    def outlives(self, scope: str, expires: float) -> bool:
+        """Whether a record of this scope lives longer than it may."""
+        return expires > self._bounds.get(scope, inf)
+
+    @staticmethod
+    def _names(files: RecordFiles, failed: Callable[[OSError], None]) -> Iterator[bytes | Path]:
+        for number in range(FOLDERS):
+            try:
+                yield from files.names_in(number)
+            except OSError as error:
+                failed(error)
 
 
 def reclaim(files: RecordFiles, most: int) -> tuple[int, int]:

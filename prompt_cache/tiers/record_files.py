@@ -25,6 +25,8 @@ from prompt_cache.tiers.store_errors import StoreLocked, StoreUnusable
 from prompt_cache.tiers.store_state import write_durably
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
+FOLDERS = 256
+"""Folders of records, by the first byte of their names."""
 _LOCK, _NEW, _IDENTITY = "lock", "new", "identity.json"
 _WAIT_WRITE_WAIT = 7
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -77,7 +79,7 @@ class RecordFiles:
         _make_folder(self.records)
         with os.scandir(self.records) as entries:
             present = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
-        for name in (_NEW, *(f"{number:02x}" for number in range(256))):
+        for name in (_NEW, *(f"{number:02x}" for number in range(FOLDERS))):
             if name not in present:
                 _make_folder(self.records / name)
         write_durably(self.records / _IDENTITY, description)
@@ -91,15 +93,6 @@ class RecordFiles:
         """Where the record of this name lies."""
         text = name.hex()
         return self.records / text[:2] / text[2:]
-
-    def exists(self, name: bytes) -> bool:
-        """Whether there is a file of this name."""
-        text = name.hex()
-        try:
-            with self._inside(text[:2]) as folder:
-                return stat.S_ISREG(os.lstat(text[2:], dir_fd=folder).st_mode)
-        except OSError:
-            return False
 
     @contextlib.contextmanager
     def _inside(self, folder: str) -> Iterator[int]:
@@ -199,14 +192,18 @@ class RecordFiles:
 
     def names(self) -> Iterator[bytes | Path]:
         """The names of all records, folder by folder, and the paths of files that are no records."""
-        for number in range(256):
-            folder = self.records / f"{number:02x}"
-            if os.path.lexists(folder) and not _is_folder(folder):
-                yield folder
-                continue
-            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-                for entry in entries:
-                    yield _name(f"{number:02x}{entry.name}") or Path(entry.path)
+        for number in range(FOLDERS):
+            yield from self.names_in(number)
+
+    def names_in(self, number: int) -> Iterator[bytes | Path]:
+        """The same of one of the `FOLDERS` folders."""
+        folder = self.records / f"{number:02x}"
+        if os.path.lexists(folder) and not _is_folder(folder):
+            yield folder
+            return
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                yield _name(f"{number:02x}{entry.name}") or Path(entry.path)
 
     def unpublished(self) -> list[Path]:
         """What was being written when its process died, or is now."""

@@ -224,10 +224,11 @@ class RecordIndex:
 
     # ------------------------------------------------------------ groups of records
 
-    def names_of(self, scope: str, most: int) -> list[bytes]:
-        """The names of up to `most` records of a scope."""
+    def lasting(self, scope: str, until: float) -> list[bytes]:
+        """The names of a scope's records that expire after `until`."""
         known = self._scopes.get(scope)
-        return [] if known is None else [name for row in known.rows[:most] if (name := self._names[row]) is not None]
+        rows = () if known is None else (row for row in known.rows if self._expires[row] > until)
+        return [name for row in rows if (name := self._names[row]) is not None]
 
     def expired(self, now: float, first: int, most: int) -> tuple[list[bytes], int]:
         """The names of expired records among `most` rows from row `first` on, and the row where to go on."""

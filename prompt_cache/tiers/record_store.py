@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,7 @@ from storage.disk_space import is_disk_full
 logger = structlog.get_logger("prompt_cache.tiers")
 
 _RECLAIMED_FILES, _FORGOTTEN_RECORDS = 200, 500
+_CLOCK_STEP_S = 1.0  # a clock that was set back by so much shortens nothing
 _GIVEN_UP = 16
 """Records of one's own that go when the disk turns out to be full."""
 
@@ -78,7 +80,7 @@ class RecordStore:
 
     def open(self) -> None:
         """Make and lock the folder, and read the tombstones. Takes milliseconds, however many records there are: they
-        are findable at once, by a look at the disk until `scan` is through. Raises StoreLocked, StoreUnusable."""
+        are found by `look` and `read` until `scan` is through. Raises StoreLocked, StoreUnusable."""
         self._folder_lock = FolderLock(self.folder)
         try:
             self._state = StoreState(self._state_folder)
@@ -93,7 +95,7 @@ class RecordStore:
         )
         self._contents.count("unpublished", unpublished)
         self._contents.count("damaged_tombstones", int(self._tombstones.damaged))
-        self._scan = FolderScan(self._files)
+        self._scan = FolderScan(self._files, partial(self._failed, "a folder of cache records cannot be listed"))
         self._open = True
 
     def close(self) -> None:
@@ -140,16 +142,17 @@ class RecordStore:
     # ------------------------------------------------------------ reading
 
     def holds(self, scope: str, key: bytes, groups: Iterable[int]) -> bool:
-        """Whether the records of this block in all these groups seem to be there. Memory only once the scan is through,
-        a look at the disk for each block before that. Only `read` says whether they are good."""
-        for group in groups:
-            name = self._state.name(scope, key, group)
-            if self._scan is None or self._contents.knows(name):
-                if not self._contents.live(name):
-                    return False
-            elif not (self._open and self._files.exists(name)):
-                return False
-        return True
+        """Whether the records of this block in all these groups seem to be there, as far as they were seen by the scan
+        or by `look`. Only `read` says whether they are good."""
+        return all(self._contents.live(self._state.name(scope, key, group)) for group in groups)
+
+    def look(self, blocks: Iterable[tuple[str, bytes]], groups: Sequence[int]) -> None:
+        """See these blocks (scope, key) of a prompt before the scan does, up to the first that is not there (disk)."""
+        for name in (self._state.name(scope, key, group) for scope, key in blocks for group in groups):
+            if not self._contents.knows(name) and self._open and not self.scanned:
+                self._see(name)
+            if not self._contents.knows(name):
+                return
 
     def read(
         self,
@@ -167,7 +170,7 @@ class RecordStore:
         that fails a check is deleted and counted by cause. Raises nothing for what is on disk.
         """
         payloads: dict[int, Bytes] = {}
-        names = {group: self._name(access.scope, key, group) for group in groups}
+        names = {group: self._state.name(access.scope, key, group) for group in groups}
         for group, name in names.items():
             size = self.identity.groups[group].block_bytes
             payload: Bytes = bytearray(size) if into is None else into[group]
@@ -228,8 +231,8 @@ class RecordStore:
         for group, view in views.items():
             if len(view) != self.identity.groups[group].block_bytes:
                 raise ValueError(f"payloads[{group}]: {len(view)} bytes, the group's blocks have another number")
-        names = {group: self._name(access.scope, key, group) for group in views}
-        parent = b"" if before is None else self._name(*before, len(self.identity.groups) - 1)
+        names = {group: self._state.name(access.scope, key, group) for group in views}
+        parent = b"" if before is None else self._state.name(*before, len(self.identity.groups) - 1)
         for group, view in views.items():
             if not self._write(access, key, group, view, (tokens, position, lease_until, parent)):
                 return False
@@ -238,7 +241,7 @@ class RecordStore:
 
     def _write(self, access: ScopeAccess, key: bytes, group: int, payload: memoryview, place: Place) -> bool:
         """Write one record; whether it is there now."""
-        name = self._name(access.scope, key, group)
+        name = self._state.name(access.scope, key, group)
         refusal, victims = self._contents.reserve(name, access, disk_bytes(record_bytes(len(payload))))
         self._discard(victims, "evictions")
         if refusal is not None:
@@ -287,10 +290,21 @@ class RecordStore:
             return 0
         self._bury(scope, None)
         self._sealer.forget(scope)
-        deleted = 0
-        for _ in range(len(self._contents) // _FORGOTTEN_RECORDS + 1):
-            deleted += self._discard(self._contents.names_of(scope, _FORGOTTEN_RECORDS), "purged")
-        return deleted
+        return self._discard_all(self._contents.lasting(scope, 0.0), "purged")
+
+    def shorten(self, scope: str, retention: float) -> int:
+        """Delete what of a scope lives longer than `retention` seconds from now (disk), also when the scan finds it: it
+        was written when more was allowed. Returns how many records were deleted."""
+        if not self._open:
+            return 0
+        until = self._clock() + retention + _CLOCK_STEP_S
+        if self._scan is not None:
+            self._scan.shorten(scope, until)
+        return self._discard_all(self._contents.lasting(scope, until), "shortened")
+
+    def _discard_all(self, names: Sequence[bytes], counter: str) -> int:
+        parts = range(0, len(names), _FORGOTTEN_RECORDS)  # others get their turn between them
+        return sum(self._discard(names[at : at + _FORGOTTEN_RECORDS], counter) for at in parts)
 
     def _bury(self, scope: str, keys: Sequence[bytes] | None) -> None:
         until = self._now() + int(LONGEST_RETENTION_S * US)
@@ -350,7 +364,7 @@ class RecordStore:
     @property
     def counters(self) -> Mapping[str, int]:
         """What happened since `open`, by name: `reads`, `read_bytes`, `writes`, `written_bytes`, `evictions`,
-        `expired`, `purged`, `reclaimed`, `miss_CAUSE`, `swept_CAUSE` and `refused_CAUSE`."""
+        `expired`, `purged`, `shortened`, `reclaimed`, `miss_CAUSE`, `swept_CAUSE` and `refused_CAUSE`."""
         return self._contents.counters
 
     # ------------------------------------------------------------ inside
@@ -358,29 +372,25 @@ class RecordStore:
     def _see(self, name: bytes) -> None:
         """Look at the header of a record that an earlier start left."""
         try:
-            header = self._reader.look(name, lambda header: self._name(header.scope, header.key, header.group))
+            header = self._reader.look(name, lambda header: self._state.name(header.scope, header.key, header.group))
         except BadRecord as bad:
             if bad.cause != "absent":  # deleted meanwhile
                 self._contents.count(f"swept_{bad.cause}")
                 self._discard([name])
+            return
+        if (scan := self._scan) is not None and scan.outlives(header.scope, header.expires / US):
+            self._discard([name], "shortened")
         else:
             self._remember(name, header, None)
 
     def _remember(self, name: bytes, header: Header, access: ScopeAccess | None) -> bool:
-        groups = len(self.identity.groups)
-
-        def valid() -> bool:
-            return not self._tombstones.covers(header.scope, header.key, header.sequence)
-
-        place = header.position // BLOCK_TOKENS * groups + header.group
-        return self._contents.remember(name, header, place, access, valid)
+        place = header.position // BLOCK_TOKENS * len(self.identity.groups) + header.group
+        purged = partial(self._tombstones.covers, header.scope, header.key, header.sequence)
+        return self._contents.remember(name, header, place, access, purged)
 
     def _names(self, scope: str, keys: Iterable[bytes]) -> Iterator[bytes]:
         groups = range(len(self.identity.groups))
-        return (self._name(scope, key, group) for key in keys for group in groups)
-
-    def _name(self, scope: str, key: bytes, group: int) -> bytes:
-        return self._state.name(scope, key, group)
+        return (self._state.name(scope, key, group) for key in keys for group in groups)
 
     def _failed(self, event: str, error: OSError) -> None:
         self._contents.count("io_errors")

@@ -72,13 +72,13 @@ class StoreContents:
         return not self.closed and self._index.live(name, self._clock())  # without the lock: asked for every block
 
     def remember(
-        self, name: bytes, header: Header, place: int, access: ScopeAccess | None, valid: Callable[[], bool]
+        self, name: bytes, header: Header, place: int, access: ScopeAccess | None, purged: Callable[[], bool]
     ) -> bool:
-        """Add a record, if `valid` says that it was not purged meanwhile; whether it did. `place`: how many records
+        """Add a record, unless `purged` says that it was purged meanwhile; whether it did. `place`: how many records
         come before it in its prompt. `access`: what its scope keeps and may hold from now on, if that is known."""
         size = disk_bytes(header.record_bytes)
         with self._lock:
-            if not valid():
+            if purged():
                 return False
             if name not in self._index:
                 self._room.changed(size)
@@ -117,10 +117,10 @@ class StoreContents:
             for name in names:
                 self._index.lease(name, until)
 
-    def names_of(self, scope: str, most: int) -> list[bytes]:
-        """The names of up to `most` records of a scope."""
+    def lasting(self, scope: str, until: float) -> list[bytes]:
+        """The names of a scope's records that expire after `until`."""
         with self._lock:
-            return self._index.names_of(scope, most)
+            return self._index.lasting(scope, until)
 
     def expired(self) -> list[bytes]:
         """The names of expired records among the next 20,000 rows."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import asyncpg  # type: ignore[import-untyped]
 import sqlalchemy.exc
@@ -39,11 +40,14 @@ _SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "fu
 _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
 """Classes of SQLSTATE: no connection, not authorized, no such database, no resources, shutting down, I/O error, and
 transactions that may be retried."""
+_POSTGRESQL_CONFLICT = "40"
 _POSTGRESQL_UNSTORABLE = "22021"
 """The SQLSTATE of a text with a character that the server's encoding has not: of UTF-8, U+0000 alone."""
 _UNSTORABLE = "a text has the character U+0000, which the database cannot hold"
 
 
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 LastStep = Callable[[], Awaitable[None]]
 _OWNER, _LAST_STEPS = "database", "last steps"
 """What the `info` of a session of ours holds."""
@@ -62,9 +66,27 @@ class DatabaseUnavailable(ReportedError):
     temporary = True
 
 
+class TransactionConflict(DatabaseUnavailable):
+    """PostgreSQL ended this transaction for the sake of another that was in its way: a deadlock, for example."""
+
+
 class UnstorableText(ReportedError, ValueError):
     """A statement has a text with U+0000, which PostgreSQL neither stores nor compares. SQLite does both, so that there
     what is looked up is merely not found."""
+
+
+def retried_after_conflict(work: Callable[Given, Awaitable[Made]]) -> Callable[Given, Awaitable[Made]]:
+    """Run a transaction once more when PostgreSQL ended it for the sake of another. `work` must leave nothing behind in
+    memory before its transaction is written. Raises what `work` raises, TransactionConflict too."""
+
+    @wraps(work)
+    async def run(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            return await work(*args, **kwargs)
+        except TransactionConflict:
+            return await work(*args, **kwargs)
+
+    return run
 
 
 def _parse(text: str) -> URL:
@@ -203,6 +225,8 @@ class Database:
                 for step in session.info[_LAST_STEPS]:
                     await step()
         except Exception as error:
+            if (_state(error) or "").startswith(_POSTGRESQL_CONFLICT):
+                raise TransactionConflict(f"{SETTING}: another transaction was in the way: {_cause(error)}") from error
             if _is_unavailable(error):
                 raise DatabaseUnavailable(f"{SETTING}: the database is not available: {_cause(error)}") from error
             if _state(error) == _POSTGRESQL_UNSTORABLE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prompt_cache.tiers.identity import ScopeAccess
 
@@ -20,9 +20,22 @@ class MemoryStore:
         self.reads = 0
         self.closed = False
         self.damaged: set[bytes] = set()
+        self.shortened: dict[str, float] = {}
+        self.full = False
+        """Whether writes are refused."""
+        self.writes = 0
+        self.scanned = True
+        """Else `holds` knows only what was looked for: `seen`."""
+        self.seen: set[tuple[str, bytes]] = set()
+        self.look_gate = threading.Event()
+        self.look_gate.set()
 
     def holds(self, scope: str, key: bytes, groups: Sequence[int]) -> bool:
-        return (scope, key) in self.records
+        return (scope, key) in self.records and (self.scanned or (scope, key) in self.seen)
+
+    def look(self, blocks: Iterable[tuple[str, bytes]], groups: Sequence[int]) -> None:
+        self.look_gate.wait()
+        self.seen.update(blocks)
 
     def read(
         self,
@@ -53,6 +66,9 @@ class MemoryStore:
         before: tuple[str, bytes] | None,
         lease_until: float,
     ) -> bool:
+        self.writes += 1
+        if self.full:
+            return False
         self.before[access.scope, key] = before
         self.records[access.scope, key] = {group: bytes(payload) for group, payload in payloads.items()}
         return True
@@ -62,6 +78,10 @@ class MemoryStore:
 
     def forget(self, scope: str) -> int:
         return self.purge(scope, [key for of, key in self.records if of == scope])
+
+    def shorten(self, scope: str, retention: float) -> int:
+        self.shortened[scope] = retention
+        return 0
 
     def give_back(self, size: int) -> int:
         return 0

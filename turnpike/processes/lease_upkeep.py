@@ -46,6 +46,7 @@ class LeaseUpkeep:
         failed = await self._store.settle_writes(ended) if ended else 0
         if failed:
             logger.info("leases ended whose requests failed", leases=failed)
+        await self._store.bill_rest()
         reclaimed = await self._store.reclaim(_BATCH)
         recorded = await self._storage.record_next(self._record)
         await self._forget(now)

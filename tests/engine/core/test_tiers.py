@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.core.metrics import engine_metrics, memory_load
+from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from protocol.replicas import TierLimit, TierLoad
@@ -127,6 +128,29 @@ def test_a_long_lease_goes_to_disk_at_once(tiny_model: Path, store: MemoryStore)
     assert store.before == {first: None, second: first}, "eviction on disk takes the end of a prompt first"
 
 
+def test_what_the_disk_lost_is_saved_again(tiny_model: Path, store: MemoryStore):
+    """Its records were evicted, or expired: that they were there once says nothing."""
+    bench = make_bench(tiny_model, swap=16, store=store)
+    save(bench, store)
+    store.records.clear()
+    bench.now += ON_DISK_S
+    bench.one(generate("later", prompt(), 1))
+    until(lambda: len(store.records) == BLOCKS, bench)
+
+
+def test_what_a_full_disk_refused_is_saved_when_it_has_room(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, swap=16, store=store)
+    store.full = True
+    for id in ("first", "second", "third"):
+        bench.one(generate(id, prompt(), 1))
+        until(lambda: bench.engine.scheduler.saver.idle, bench)
+    assert store.writes == BLOCKS, "it is not asked again at once"
+    store.full = False
+    bench.now += REFUSED_S
+    bench.one(generate("later", prompt(), 1))
+    until(lambda: len(store.records) == BLOCKS, bench)
+
+
 @pytest.mark.parametrize("missing", only_fast(0, 2, of=range(BLOCKS)))
 def test_with_any_block_gone_or_damaged(tiny_model: Path, store: MemoryStore, missing: int):
     save(make_bench(tiny_model, swap=16, store=store), store)
@@ -205,6 +229,52 @@ def test_without_retention_nothing_leaves_the_device(tiny_model: Path, store: Me
     flood(bench)
     bench.engine.close(1.0)
     assert not store.records
+    assert _dram(bench).cached == 0
+
+
+@pytest.mark.parametrize(
+    ("retention", "data_key", "kept"),
+    [(0.0, b"k" * 32, False), (60.0, b"k" * 32, False), (3600.0, b"k" * 32, True), (0.0, b"", True)],
+    ids=["none", "shorter", "as before", "unknown"],
+)
+def test_a_shorter_retention_reaches_what_is_stored(
+    tiny_model: Path, store: MemoryStore, retention: float, data_key: bytes, kept: bool
+):
+    """At once, without a request (C5). A gateway that cannot read the project's key knows nothing of its retention."""
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16, store=store)
+    save(bench, store)
+    flood(bench)
+    assert _dram(bench).cached > 0
+    bench.engine.introduce(msgspec.structs.replace(SCOPES["project"], retention=retention, data_key=data_key))
+    assert (_dram(bench).cached > 0) == kept
+    bench.engine.introduce(msgspec.structs.replace(SCOPES["project"], data_key=b"k" * 32))
+    assert (_dram(bench).cached > 0) == kept
+    bench.engine.close(LONG_S)
+    assert bool(store.records) == kept
+
+
+def test_what_an_earlier_start_wrote_is_shortened(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, swap=16, store=store)
+    bench.engine.introduce(msgspec.structs.replace(SCOPES["other"], data_key=b""))
+    bench.engine.introduce(msgspec.structs.replace(SCOPES["project"], retention=7.0))
+    bench.engine.close(LONG_S)
+    assert store.shortened == {"project": 7.0}
+
+
+def test_a_block_that_comes_again_stays_as_long_as_is_allowed_now(tiny_model: Path):
+    bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16)
+    bench.one(generate("cold", prompt(), 1))
+    flood(bench)
+    scopes = {name: msgspec.structs.replace(scope, retention=10.0) for name, scope in SCOPES.items()}
+    bench.runs["again"] = Run()
+    bench.engine.add(generate("again", prompt(), 1), scopes)
+    bench.finish()
+    bench.runs["flood"] = Run()
+    bench.engine.add(generate("flood", prompt(500, 100), 1, store="hbm"), scopes)
+    bench.finish()
+    assert _dram(bench).cached == BLOCKS
+    bench.now += 10.0
+    bench.step()
     assert _dram(bench).cached == 0
 
 

@@ -15,8 +15,10 @@ from billing.usage import LEASE_CLASSES
 from billing.verification.audit import audit_money
 from gateway.services import GatewayOptions
 from prompt_cache.kv.block_keys import chain, model_root
+from prompt_cache.promise.scope_keys import ScopeKeys
 from storage.database.database import Database
 from tests.gateway.stack import PRICES, Stack, quick_timeouts, running_stack, stock
+from tests.waiting import LONG_S
 from turnpike.processes.lease_upkeep import LeaseUpkeep
 
 CACHE_PRICES = PRICES | {
@@ -196,6 +198,36 @@ async def test_a_purged_caches_blocks_leave_the_replicas(caching: Stack, partiti
     own = keys[rows[0].tokens // 64 : rows[1].tokens // 64]
     assert (purged.scope, list(purged.keys)) == (scope, own)
     assert own
+
+
+@pytest.mark.slow
+async def test_a_purge_takes_what_readers_computed_again(caching: Stack) -> None:
+    """After the data key was destroyed the KV is made again in a scope of another name, of all leases in the prompt."""
+    mine = {"authorization": f"Bearer {caching.key}"}
+
+    async def noted(rows: int) -> None:
+        found: list[Any] = []
+        async with asyncio.timeout(LONG_S):
+            while len(found) < rows:
+                found = await caching.rows("SELECT lease_id FROM lease_blocks")
+                await asyncio.sleep(0.01)
+
+    await caching.post(body(TEXT, "Then the rest. " * 9))
+    await noted(2)
+    assert await ScopeKeys(caching.database, b"m" * 32).destroy(caching.tenant.id, caching.project.id, "asked") == 1
+    await caching.until(lambda: caching.replica.forgotten)
+    for _ in range(2):
+        await caching.post(body(TEXT, "Then the rest. " * 9))
+    await noted(4)
+    first, second = list(dict.fromkeys(scope.scope for scope in caching.replica.scopes))
+    page = (await caching.http.get("/v1/caches", headers=mine)).json()["data"]
+    for one in page:
+        await caching.http.delete(f"/v1/caches/{one['id']}", headers=mine)
+    await caching.until(lambda: len(caching.replica.purges) == 4)
+    keys = {scope: [key for one in caching.replica.purges if one.scope == scope for key in one.keys]
+            for scope in (first, second)}  # fmt: skip
+    assert sorted(keys[first]) == sorted(keys[second])
+    assert len(set(keys[first])) == max(one["tokens"] for one in page) // 64 > 0
 
 
 @pytest.mark.slow

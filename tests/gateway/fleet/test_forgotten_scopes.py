@@ -26,12 +26,16 @@ class Link:
         self.up = True
         self.hello = object()
         self.forgot: list[str] = []
+        self.introduced: list[Scope] = []
 
     def forget(self, scope: str) -> None:
         self.forgot.append(scope)
 
+    def introduce(self, scope: Scope) -> None:
+        self.introduced.append(scope)
+
     def reconnect(self) -> None:
-        self.up, self.hello, self.forgot = True, object(), []
+        self.up, self.hello, self.forgot, self.introduced = True, object(), [], []
 
 
 def forgotten(database: Database, *links: Any) -> tuple[ForgottenScopes, ScopeKeys, CacheDomains]:
@@ -88,6 +92,36 @@ async def test_a_changed_policy_reaches_gateways(database: Database) -> None:
     await ScopeKeys(database, b"m" * 32).set_policy(TENANT, PROJECT, retention=0, limits=())
     await relay.look()
     assert domains.project(TENANT, PROJECT).retention == 0.0
+
+
+async def test_replicas_hear_of_a_changed_policy_without_a_request(database: Database) -> None:
+    """Also from a gateway that has never had a request of the project, and those that were away."""
+    here, away = Link(), Link()
+    away.up = False
+    other = new_id()
+    _, keys, elsewhere = forgotten(database)
+    for project in (PROJECT, other):
+        await elsewhere.prepare(TENANT, project)
+    relay, _, _ = forgotten(database, here, away)
+    await relay.look()
+    relay.tell()
+    assert here.introduced == [], "these keys are new, their replicas have nothing of them"
+    for retention in (0, 30):
+        await keys.set_policy(TENANT, PROJECT, retention=retention)
+        for _ in range(2):
+            await relay.look()
+            relay.tell()
+    name = elsewhere.name(TENANT, PROJECT, 1)
+    assert [(scope.scope, scope.retention) for scope in here.introduced] == [(name, 0.0), (name, 30.0)]
+    away.reconnect()
+    relay.tell()
+    assert [scope.retention for scope in away.introduced] == [30.0]
+
+    await keys.destroy(TENANT, PROJECT, "asked by its owner")
+    await relay.look()
+    away.reconnect()
+    relay.tell()
+    assert (away.forgot, away.introduced) == ([name], [])
 
 
 async def test_a_project_is_forgotten_under_a_running_gateway(stack: Stack) -> None:

@@ -97,7 +97,7 @@ class TaskHarness:
         dependencies: Any = GenerationDependencies(
             self._admission(), self._fleet(), self._domains(), self._recorder(), self._attempts(),  # type: ignore[arg-type]
             SimpleNamespace(keep=self._keep), _Silent(), SimpleNamespace(full=False),  # type: ignore[arg-type]
-            SharedWrites(), SimpleNamespace(note=lambda *_: None),  # type: ignore[arg-type]
+            SharedWrites(), SimpleNamespace(note=lambda *_, **__: None),  # type: ignore[arg-type]
         )  # fmt: skip
         self.task = GenerationTask(dependencies, self.prepared, streamed=streamed)
         self.running = asyncio.create_task(self.task.run())

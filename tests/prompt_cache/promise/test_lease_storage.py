@@ -13,7 +13,7 @@ from billing.prices import PriceCatalog
 from billing.rating.storage_hours import storage_lines
 from billing.reservation.hold_service import HoldService
 from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseWish, Mark
-from prompt_cache.promise.lease_storage import HOUR, LeaseInterval, LeaseStorage, StoredHour, stored_in_hour
+from prompt_cache.promise.lease_storage import HOUR, MOST_WAIT, LeaseInterval, LeaseStorage, StoredHour, stored_in_hour
 from prompt_cache.promise.lease_store import LeaseStore
 from storage.database.base import Count, new_id
 from storage.database.database import Database
@@ -49,8 +49,10 @@ def test_each_token_is_counted_once_at_each_instant(given_: list[tuple[str, int,
     assert found == {model: 64 * len(of_model) for model, of_model in seconds.items() if of_model}
 
 
-async def written(database: Database, now: int, path: str, lease_class: str = "1h", tenant: UUID = NOBODY) -> UUID:
-    """A request that marks this prefix, and reads what there is of it; its id."""
+async def written(
+    database: Database, now: int, path: str, lease_class: str = "1h", tenant: UUID = NOBODY, *, paid: bool = True
+) -> UUID:
+    """A request that marks this prefix, and reads what there is of it; its id. `paid`: it has ended, and pays."""
     wish = LeaseWish(
         request_id=new_id(),
         tenant_id=tenant,
@@ -65,7 +67,8 @@ async def written(database: Database, now: int, path: str, lease_class: str = "1
         decider: LeaseDecider = await store.decider(session, now, [wish])
         decider.take(wish, decider.decide(wish))
         await store.save(session, decider)
-    await store.settle_writes({wish.request_id: 10**6})
+    if paid:
+        await store.settle_writes({wish.request_id: 10**6})
     return wish.request_id
 
 
@@ -117,6 +120,55 @@ async def test_a_failed_hour_is_told_again(database: Database) -> None:
         await storage.record_next(fails)  # type: ignore[arg-type]
     assert await storage.record_next(fails)  # type: ignore[arg-type]
     assert told[0] == told[1] == [StoredHour(NOBODY, NOBODY, "m", START, 64 * 3540)]
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize("ended", ["", "expired", "replaced", "purged"])
+@pytest.mark.parametrize("pays", [True, False])
+async def test_an_hour_waits_for_who_may_still_pay_in_it(database: Database, ended: str, pays: bool) -> None:
+    """Also for a lease that ended while its writer ran. What nobody pays for is not counted."""
+    database.clock = literal(START + 7200 * SECOND, Count())
+    await written(database, START + 60 * SECOND, "a", "5m")
+    writer = await written(
+        database, START + 60 * SECOND, "b", "5m" if ended in ("expired", "replaced") else "24h", paid=False
+    )
+    store, storage, told = LeaseStore(database), LeaseStorage(database), []
+    until = 3600 if ended in ("", "purged") else 360
+    if ended == "expired":
+        assert await store.reclaim() == 2
+    elif ended == "replaced":
+        await written(database, START + 7190 * SECOND, "b")
+    elif ended == "purged":
+        assert len((await store.purge(NOBODY)).leases) == 1
+
+    async def record(hours: list[StoredHour]) -> None:
+        told.append([one.token_seconds for one in hours])
+
+    assert await storage.record_next(record) is False  # type: ignore[arg-type]
+    assert await store.uncertain_writers(START + 7200 * SECOND, 9) == [writer]
+    await store.settle_writes({writer: 10**6 if pays else 0})
+    assert await store.uncertain_writers(START + 7200 * SECOND, 9) == []
+    assert await storage.record_next(record)  # type: ignore[arg-type]
+    assert told == [[64 * (300 + pays * (until - 60))]]
+    if ended:
+        assert (await store.fates(NOBODY, [b"b"]))[b"b"].cause in (
+            {"replaced": "live"}.get(ended, ended if pays else "failed"),
+        )
+
+
+async def test_an_hour_does_not_wait_for_ever(database: Database) -> None:
+    database.clock = literal(START + 60 * SECOND, Count())
+    await written(database, START + 60 * SECOND, "a")
+    await written(database, START + 60 * SECOND, "b", paid=False)
+    storage, told = LeaseStorage(database), []
+
+    async def record(hours: list[StoredHour]) -> None:
+        told.append([one.token_seconds for one in hours])
+
+    for at, recorded in ((HOUR + MOST_WAIT - SECOND, False), (HOUR + MOST_WAIT, True)):
+        database.clock = literal(START + at, Count())
+        assert await storage.record_next(record) is recorded  # type: ignore[arg-type]
+    assert told == [[64 * 3540]]
 
 
 @pytest.mark.both_databases

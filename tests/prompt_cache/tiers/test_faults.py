@@ -314,6 +314,7 @@ def test_what_is_no_file_in_a_records_place(make: Callable[[Path], None]) -> Non
             assert [finding.cause for finding in inspection.check()] == ["not_a_file"]
             assert not inspection.purge(None, dry_run=True)
         with opened(folder, scan=False) as store:
+            store.look([("mine", key(1))], (1,))
             assert not store.holds("mine", key(1), (1,))
             while not store.scan():
                 pass

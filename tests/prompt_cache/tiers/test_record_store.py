@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +135,8 @@ class Machine(RuleBasedStateMachine):
         before = self.store.used_bytes
         assert self.store.give_back(records * SIZE) >= min(before, records * SIZE)
         self.clock.now += 61
+        for scope, number in self.model:
+            self.store.look([(scope, key(number))], (0,))
         self.model = {
             (scope, number): until
             for (scope, number), until in self.model.items()
@@ -258,6 +262,25 @@ def test_a_scope_without_retention_is_never_written(folder: Path) -> None:
         assert get(store, 1), "a gateway that does not know the retention deletes nothing"
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["scanned", "to be scanned"])
+def test_what_was_written_to_stay_longer_is_deleted(folder: Path, seen: bool) -> None:
+    """Of the scope whose retention is shorter now, and of no other; not what was written for so long only."""
+    clock = Clock()
+    short = access("mine", 100.0)
+    with opened(folder, clock=clock) as store:
+        assert put(store, 1)
+        assert put(store, 2, OTHER)
+        assert store.write(short, key(3), {0: payload("mine", 3, 0)}, position=0)
+    with opened(folder, clock=clock, scan=seen) as store:
+        assert store.shorten("mine", 100.0) == seen
+        while not store.scan():
+            pass
+        assert store.counters["shortened"] == 1
+        assert len(record_paths(folder)) == store.records == 2
+        assert store.shorten("mine", 0.0) == 1
+        assert get(store, 2, OTHER)
+
+
 def test_a_clock_set_back_revives_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(folder) as store:
         assert put(store, 1)
@@ -280,6 +303,9 @@ def test_records_are_found_before_and_after_the_scan(folder: Path) -> None:
     with opened(folder, scan=False) as store:
         assert not store.scanned
         assert store.records == 0
+        assert not store.holds("mine", key(1), (0, 1)), "it looks at no disk"
+        store.look([("mine", key(1)), ("mine", key(2)), ("mine", key(3))], (0, 1))
+        assert store.records == 2
         assert store.holds("mine", key(1), (0, 1))
         assert not store.holds("mine", key(2), (0,))
         into = {group: memoryview(bytearray(GROUPS[group].block_bytes)) for group in (0, 1)}
@@ -290,6 +316,29 @@ def test_records_are_found_before_and_after_the_scan(folder: Path) -> None:
         assert store.scanned
         assert store.records == 2
         assert store.read(MINE, key(1), (0, 1)) == payloads("mine", 1)
+
+
+class _UnlistedFolder(Files):
+    """One folder cannot be listed."""
+
+    number = -1
+
+    def names_in(self, number: int) -> Iterator[bytes | Path]:
+        if number == self.number:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().names_in(number)
+
+
+def test_a_folder_that_cannot_be_listed_hides_its_own_records_alone(folder: Path) -> None:
+    with opened(folder) as store:
+        assert all(put(store, number) for number in range(8))
+    files = _UnlistedFolder(folder, IDENTITY.name)
+    first = min(int(path.parent.name, 16) for path in record_paths(folder))
+    files.number = first
+    hidden = sum(int(path.parent.name, 16) == first for path in record_paths(folder))
+    with opened(folder, files=files) as store:
+        assert store.records == 8 - hidden
+        assert store.counters["io_errors"] == 1
 
 
 def test_an_incomplete_block_is_a_miss(folder: Path) -> None:
