@@ -282,8 +282,7 @@ async def test_a_stream_tells_the_cache_before_its_first_event(stack: Stack) -> 
     ]
 
 
-@pytest.mark.slow
-async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise(
+async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise_for_certain(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
     database = await Database.open(stocked_sqlite_url)
@@ -291,12 +290,12 @@ async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise(
     await database.close()
     options = GatewayOptions(timeouts=quick_timeouts(), keep_alive=0.05)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
-        stack.say("ok", queued=1.0)
+        stack.say("ok", queued=0.3)
         statuses = []
         for fields in ({"prompt_cache_options": {}}, {"prompt_cache_options": {}}, {}):
             answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True, **fields})
             statuses.append(status_of(answer.headers))
-    assert statuses[0].startswith("turnpike; fwd=uri-miss; stored; ttl=1")
+    assert statuses[0] == "", "another request may write in its place before it has a token"
     assert statuses[1].startswith("turnpike; hit; ttl=1")
     assert "detail" not in statuses[1]
     assert statuses[2] == ""
