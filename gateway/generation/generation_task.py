@@ -164,6 +164,9 @@ class GenerationTask:
         if self.state.outcome is not None:
             await recorder.release(hold, "ended before it began")
             raise self.state.outcome.failure or Interrupted("The client left.")
+        if (uncached := await self._promise.refusal(self.prepared)) is not None:
+            await recorder.release(hold, "not cached")
+            raise uncached
         try:
             stream = self._send(hold)
         except GatewayError as failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from msgspec import structs
 from sqlalchemy import text
 
 from billing.prices import PriceCatalog
@@ -247,6 +249,22 @@ async def test_only_if_cached_fails_with_a_price_and_without_work(stack: Stack, 
         answer = await post(stack, "only-if-cached", **fields)
         assert answer.status_code == 200, "also without a marker, where one was before"
         assert details(answer.json()["usage"]) == (conversation_end(stack), 0)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_only_if_cached_computes_nothing_when_the_writer_fails(stack: Stack, streamed: bool) -> None:
+    good = stack.say("ok")
+    failing = structs.replace(good, tokens=[], prefill=0.3, reason="error")
+    stack.replica.script = lambda _: good if len(stack.replica.runs) > 1 else failing
+    ttl = {"prompt_cache_options": {"ttl": "30m"}}
+    writer = asyncio.create_task(stack.post({"model": "tiny", "messages": messages(), **ttl}))
+    await stack.until(lambda: stack.replica.runs)
+    refused = await post(stack, "only-if-cached", stream=streamed, **ttl)
+    assert (await writer).status_code >= 500
+    assert (refused.status_code, refused.json()["error"]["code"]) == (412, "not_cached")
+    assert len(stack.replica.runs) == 1
+    (event,) = await stack.settled(1)
+    assert event.cost_pico == 0
 
 
 @pytest.mark.slow
