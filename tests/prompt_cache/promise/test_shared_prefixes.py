@@ -93,7 +93,9 @@ async def test_the_end_destroys_the_key_and_says_who_and_why(domains: CacheDomai
 
 
 @pytest.mark.both_databases
-async def test_a_prefix_does_not_end_while_its_key_lives(domains: CacheDomains, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prefix_does_not_end_while_its_key_lives(
+    domains: CacheDomains, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = shared_of(domains)
     made = await shared.share("tenant", ONE, MODEL, PROMPT, reason="a")
 
