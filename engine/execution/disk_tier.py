@@ -215,7 +215,9 @@ class DiskTier:
             began = time.monotonic()
             self._reading_since[transfer] = began
             sums: list[int] = []
+            place = (transfer.access.scope, transfer.key, self._groups)
             try:
+                held = self.store.holds(*place)
                 into = {group: self._bytes(group, transfer) for group in self._groups}
                 found = self.store.read(
                     transfer.access, transfer.key, self._groups, into=into, deadline=began + READ_DEADLINE_S
@@ -227,6 +229,8 @@ class DiskTier:
                             for group in self._groups
                         ]
                     transfer.ok = True
+                else:  # the store deletes what fails a check
+                    transfer.damaged = held and not self.store.holds(*place)
             except Exception:
                 logger.exception("a block could not be read from disk")
             finally:

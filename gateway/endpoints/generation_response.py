@@ -174,8 +174,10 @@ def _headers(tasks: Sequence[GenerationTask], items: Sequence[Item | None]) -> d
     limits = [task.prepared.sampling.max_tokens for task in tasks if task.prepared.shortened]
     headers = {AFFORDABLE_TOKENS_HEADER: str(min(limits))} if limits else {}
     prepared = tasks[0].prepared
-    known = next((item for item in items if isinstance(item, Started | Finished)), None)
-    if known is not None:
+    known: Started | Finished | None = next((item for item in items if isinstance(item, Started | Finished)), None)
+    if isinstance(known, Started):
+        known = tasks[0].delivery.started
+    if known is not None and known.counts is not None:
         headers[CACHE_STATUS] = cache_status(prepared, known.usage, known.counts)
     elif prepared.leases is not None and is_certain(prepared.leases):
         headers[CACHE_STATUS] = cache_status(prepared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from sqlalchemy import text
 from billing.prices import PriceCatalog
 from billing.usage import LEASE_CLASSES
 from gateway.services import GatewayOptions
+from protocol.frames import VERSION
+from protocol.requests import PROMPT_VERSION, Lost
 from storage.database.database import Database
 from tests.gateway.stack import PRICES, Stack, quick_timeouts, running_stack
+from tests.waiting import LONG_S
 
 LEASED = {
     **PRICES,
@@ -277,6 +281,37 @@ async def test_the_official_client_does_not_retry_a_miss(stack: Stack) -> None:
     assert (caught.value.status_code, caught.value.code) == (412, "not_cached")
 
 
+@pytest.mark.parametrize(
+    ("version", "lost", "status"),
+    [
+        (VERSION, (), 'turnpike; hit; detail="nvme:32"'),
+        (VERSION, (Lost(0, 16, "late"),), 'turnpike; hit; detail="nvme:16"'),
+        (VERSION, (Lost(0, 32, "corrupted"),), "turnpike; fwd=uri-miss"),
+        (PROMPT_VERSION - 1, (Lost(0, 32, "late"),), 'turnpike; hit; detail="nvme:32"'),
+    ],
+)
+async def test_a_stream_tells_what_came_and_not_what_was_planned(
+    stack: Stack, version: int, lost: tuple[Lost, ...], status: str
+) -> None:
+    stack.say("ok", read_nvme=32, lost=lost)
+    stack.replica.version = version
+    answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True})
+    assert answer.headers["cache-status"] == status
+    (event,) = await stack.settled(1)
+    assert event.count_read_nvme == 32 - sum(part.end - part.start for part in lost)
+
+
+async def test_a_stream_that_waits_for_a_slow_disk_does_not_tell_what_may_not_come(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    options = GatewayOptions(timeouts=quick_timeouts(), keep_alive=0.05)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        stack.say("ok", read_nvme=32, prefill=0.5)
+        answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True})
+        assert answer.status_code == 200
+        assert "cache-status" not in answer.headers
+
+
 @pytest.mark.slow
 async def test_a_stream_tells_the_cache_before_its_first_event(stack: Stack) -> None:
     options: Any = {"ttl": "30m"}
@@ -313,6 +348,11 @@ async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise_fo
         for fields in ({"prompt_cache_options": {}}, {"prompt_cache_options": {}}, {}):
             answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True, **fields})
             statuses.append(status_of(answer.headers))
+            await stack.settled(len(statuses))
+            end = time.monotonic() + LONG_S
+            while await stack.rows("SELECT 1 FROM lease WHERE billed = 0"):
+                assert time.monotonic() < end, "the write is not billed"
+                await asyncio.sleep(0.01)
     assert statuses[0] == "", "another request may write in its place before it has a token"
     assert statuses[1].startswith("turnpike; hit; ttl=1")
     assert "detail" not in statuses[1]
