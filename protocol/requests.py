@@ -18,6 +18,9 @@ one, and a message about one attempt does not concern another."""
 REASONING_VERSION = 8
 """From this protocol version on, a replica knows where an output's reasoning ends (`Generate.reasoning`)."""
 
+PROMPT_VERSION = 9
+"""From this protocol version on, a replica tells with the first token what became of the prompt (`Tokens.prompt`)."""
+
 MOST_CHOICES = 128
 MOST_MARKER_TOKENS = 64
 
@@ -31,6 +34,9 @@ Reason = Literal["stop", "length", "budget", "abort", "deadline", "rejected", "e
 """Why a request ended. `rejected`: it was never scheduled, and `error` says why. `crash`: the replica died, and its
 journal has the counts."""
 MissCause = Literal["cold", "diverged", "evicted", "other_scope", "no_read"]
+LossCause = Literal["corrupted", "late"]
+"""Why KV that lay in a farther tier was computed. `corrupted`: it failed its check. `late`: computing was quicker than
+reading it, or it had not come when computing went on."""
 
 
 class Counts(Value, frozen=True):
@@ -209,13 +215,32 @@ class Miss(Value, frozen=True):
 
 
 class Began(Message, frozen=True, tag="Began"):
-    """The request was scheduled for the first time. `counts` say what will be read and what computed; sent before the
-    first token."""
+    """The request was scheduled for the first time. `counts` say what is expected to be read and what computed; what
+    is to come from farther tiers may not come. Sent before the first token."""
 
     id: str
     attempt: int
     counts: Counts
     misses: tuple[Miss, ...] = ()
+
+
+MOST_LOST = 32
+
+
+class Lost(Value, frozen=True):
+    """Prompt tokens [start, end), whose KV lay in a farther tier, were computed because of `cause`."""
+
+    start: int
+    end: int
+    cause: LossCause
+
+
+class PromptRead(Value, frozen=True):
+    """What became of a prompt, for good: where its KV was read from, and what of it was lost. `lost`: in order, at most
+    MOST_LOST; of more, the first."""
+
+    counts: Counts
+    lost: tuple[Lost, ...] = ()
 
 
 class TokenLogprob(Value, frozen=True):
@@ -241,7 +266,8 @@ class PromptLogprobs(Message, frozen=True, tag="PromptLogprobs"):
 class Tokens(Message, frozen=True, tag="Tokens"):
     """Output tokens of one choice. `start` is the index of the first of them in that choice's output.
 
-    `logprobs` has an entry for each token if they were asked for.
+    `logprobs` has an entry for each token if they were asked for. `prompt`: with the first tokens of a request; those
+    of an older replica have none.
     """
 
     id: str
@@ -250,6 +276,7 @@ class Tokens(Message, frozen=True, tag="Tokens"):
     tokens: list[int]
     choice: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt: PromptRead | None = None
 
 
 class Credit(Message, frozen=True, tag="Credit"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
 import structlog
 import torch
 
@@ -20,7 +21,7 @@ from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_work import Prefill, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
-from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, Reason, TokenLogprob, Tokens
+from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, PromptRead, Reason, TokenLogprob, Tokens
 
 Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
 
@@ -175,7 +176,10 @@ class OutputProcessor:
             parent.timeline.first = time.monotonic()
         if start + 1 >= request.credit:
             parent.timeline.out_of_credit()
-        self.result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs))
+        told = None
+        if not start and not parent.told_prompt:
+            parent.told_prompt, told = True, _prompt_read(parent.first)
+        self.result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs, told))
         if request.row is not None:
             try:
                 request.row.accept_token(token)
@@ -248,7 +252,7 @@ def _planned(request: Request) -> Counts:
     dram = nvme = 0
     if request.restore is not None:
         from_dram, from_nvme = request.restore.planned
-        room = max(0, request.prompt - request.restore.first * BLOCK_TOKENS)
+        room = max(0, request.prompt - (request.restore.end - from_dram - from_nvme) * BLOCK_TOKENS)
         dram = min(room, from_dram * BLOCK_TOKENS)
         nvme = min(room - dram, from_nvme * BLOCK_TOKENS)
     read = request.read_hbm + dram + nvme
@@ -259,6 +263,11 @@ def _planned(request: Request) -> Counts:
         read_dram=dram,
         read_nvme=nvme,
     )
+
+
+def _prompt_read(request: Request) -> PromptRead:
+    """What became of the prompt of a request that has a token: it has not changed since."""
+    return PromptRead(msgspec.structs.replace(request.counts(), output=0, recomputed=0), request.losses())
 
 
 def _computed_tokens(requests: Sequence[Request]) -> tuple[int, int]:

@@ -30,6 +30,8 @@ class ParentRequest:
     claim: bytes = b""
     prompt_only: bool = False
     """Whether the first choice was stopped before it had computed the prompt: then that is all that it still does."""
+    told_prompt: bool = False
+    """Whether its gateway was told what became of the prompt: with the first token."""
     ended: dict[int, Reason] = field(default_factory=dict)
     """Choice -> why it ended."""
     timeline: RequestTimeline = field(default_factory=RequestTimeline)

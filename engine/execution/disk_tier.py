@@ -251,7 +251,9 @@ class DiskTier:
 
     def _read(self, transfer: Transfer, asked_at: float) -> None:
         sums: list[int] = []
+        place = (transfer.access.scope, transfer.key, self._groups)
         try:
+            held = self.store.holds(*place)
             into = {group: self._bytes(group, transfer) for group in self._groups}
             deadline = time.monotonic() + READ_DEADLINE_S
             if self.store.read(transfer.access, transfer.key, self._groups, into=into, deadline=deadline) is not None:
@@ -261,6 +263,8 @@ class DiskTier:
                         for group in self._groups
                     ]
                 transfer.ok = True
+            else:  # the store deletes what fails a check
+                transfer.damaged = held and not self.store.holds(*place)
         finally:
             transfer.took_s = time.monotonic() - asked_at
             self._fetched.append((transfer, sums))

@@ -36,6 +36,8 @@ class Transfer:
     """Seconds from then until it had ended."""
     ok: bool = False
     """Whether it came through, verified; to be read when it has ended."""
+    damaged: bool = False
+    """What was read failed a check, and is not there any more."""
     cancelled: bool = False
     """Its key was purged meanwhile: what comes of it must not be used."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +11,7 @@ from engine.scheduling.step_costs import Rates
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, block_key, chain, prefix_key
 from prompt_cache.kv.grouped_pool import Block
-from protocol.requests import Counts, Lane, Sampling, StorePolicy
+from protocol.requests import MOST_LOST, Counts, Lane, LossCause, Lost, Sampling, StorePolicy
 
 if TYPE_CHECKING:  # scheduling alone, as simulators drive it, needs no tensors
     from engine.sampling.request_state import SamplingState
@@ -78,6 +79,8 @@ class Request:
     """When it got its blocks, in seconds of the policy's clock."""
     restore: Restore | None = None
     """What of its prompt is on its way from a farther tier, while it has blocks."""
+    lost: dict[int, LossCause] = field(default_factory=dict)
+    """Indices of blocks that lay in a farther tier when they were looked for, and have not come from there."""
     retain: tuple[tuple[int, float], ...] = ()
     """(tokens, until): its first tokens are wanted until then, in seconds since the Unix epoch."""
     swapped: list[Block] = field(default_factory=list)
@@ -185,6 +188,33 @@ class Request:
             recomputed=self.recomputed,
         )
 
+    def expect_restored(self, first: int, end: int) -> None:
+        """The blocks `first`..`end` lie in farther tiers: those that do not come from there are lost."""
+        for index in range(first, end):
+            if index * BLOCK_TOKENS >= self.max_kv:
+                self.lost.setdefault(index, "late")
+
+    def lose_damaged(self, keys: Collection[bytes]) -> set[bytes]:
+        """Blocks of these keys are damaged. Returns the keys of its own among them."""
+        own = [index for index in self.lost if self.keys[index] in keys]
+        for index in own:
+            self.lost[index] = "corrupted"
+        return {self.keys[index] for index in own}
+
+    def losses(self) -> tuple[Lost, ...]:
+        """What of the prompt was computed although it lay in a farther tier; to be asked when all of it has KV."""
+        spans: list[Lost] = []
+        for index in sorted(self.lost):
+            start, cause = index * BLOCK_TOKENS, self.lost[index]
+            end = min(start + BLOCK_TOKENS, self.prompt)
+            if spans and (spans[-1].end, spans[-1].cause) == (start, cause):
+                spans[-1] = Lost(spans[-1].start, end, cause)
+            elif start < end and len(spans) < MOST_LOST:
+                spans.append(Lost(start, end, cause))
+            else:
+                break
+        return tuple(spans)
+
     def blocks_for(self, tokens: int) -> int:
         """How many blocks hold this many tokens."""
         return -(-tokens // BLOCK_TOKENS)
@@ -234,6 +264,12 @@ class Request:
         self.published = found
         self.preemption_cost = max(0, self.max_kv - tokens) * self.rates.uncached + copies
         self.read_hbm += max(0, min(tokens, self.prompt) - self.max_kv)
+        if self.lost:  # but for what was computed, farther tiers are asked again
+            self.lost = {
+                index: cause
+                for index, cause in self.lost.items()
+                if index * BLOCK_TOKENS < self.max_kv or (cause == "corrupted" and index >= found)
+            }
         self._kv = tokens
         self.max_kv = max(self.max_kv, tokens)
         self._placed_max_kv, self._placed_output, self._placed_tokens = self.max_kv, self.output, len(self.tokens)
@@ -243,6 +279,7 @@ class Request:
         """The next block's KV has come without being computed here: from disk, from host memory, or from another
         request that computed it on the device meanwhile."""
         end = self._kv + BLOCK_TOKENS
+        self.lost.pop(self._kv // BLOCK_TOKENS, None)
         read = max(0, min(end, self.prompt) - max(self._kv, self.max_kv))
         if tier == "nvme":
             self.read_nvme += read

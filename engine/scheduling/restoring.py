@@ -35,6 +35,8 @@ PATIENCE_PART = 0.05
 DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
 """What is believed of a disk that was not calibrated, before blocks were read from it."""
 BLOCK_BYTES = 1 << 19
+MOST_DAMAGED = 1024
+"""Damaged blocks that are remembered until somebody asks for them."""
 
 
 def first_guess(rates: Rates, block_bytes: int, disk: TierRate = DISK_RATE) -> FetchOrRecompute:
@@ -64,7 +66,7 @@ class Restore:
     from_disk: set[int] = field(default_factory=set)
     """Indices that were on disk alone when the restore began."""
     planned: tuple[int, int] = (0, 0)
-    """Blocks that were expected from host memory and from disk when it began."""
+    """Blocks that were to be fetched from host memory and from disk when it began: the last ones of the table's."""
 
     @property
     def expected_tokens(self) -> int:
@@ -106,6 +108,8 @@ class Restorer:
         """Keys of blocks that came from disk, for whoever keeps account of what is there."""
         self.late = 0
         """Restores that were no longer waited for."""
+        self._damaged: dict[bytes, bool] = {}
+        """Keys of blocks that were damaged when nobody restored them yet: whoever asks next is told."""
         self._joined = joined
         self._now = 0.0
 
@@ -114,16 +118,21 @@ class Restorer:
     def begin(self, request: Request, keys: Sequence[bytes], now: float) -> None:
         """The request was placed: see what of its prompt's further blocks lies in farther tiers, by their keys."""
         first = request.blocks_for(request.kv)
+        for index in range(first, len(keys)) if self._damaged else ():
+            if self._damaged.pop(keys[index], False):
+                request.lost[index] = "corrupted"
         from_disk = self._reach(request, keys, first)
         end = first + len(from_disk)
         if end == first:
             return
+        request.expect_restored(first, end)
         on_disk = {index for index, disk in enumerate(from_disk, first) if disk}
-        planned = (end - first - len(on_disk), len(on_disk))
-        restore = Restore(first, end, pending=[*range(first, end)], from_disk=on_disk, planned=planned)
+        restore = Restore(first, end, pending=[*range(first, end)], from_disk=on_disk)
         plan = self._plan(restore, restore.pending, now)
         if not plan.fetch:
             return
+        fetched = from_disk[-plan.fetch :]
+        restore.planned = fetched.count(False), fetched.count(True)
         restore.deadline = now + self._patience(restore.pending, plan)
         request.restore = restore
         self.active[request.arrival] = request
@@ -199,6 +208,8 @@ class Restorer:
                 nvme = restore.copying.pop(returned.index)
             if at in damaged:
                 self.dram.reject(returned.key)
+                if returned.index in returned.request.lost:
+                    returned.request.lost[returned.index] = "corrupted"
                 if restore is None:
                     spoiled[returned.request.arrival] = returned.request
             elif restore is not None:
@@ -273,6 +284,8 @@ class Restorer:
             indices = (*restore.pending, *restore.copying, *restore.came)
             if any(purged(*request.block_key_and_scope(index)) for index in indices):
                 # Who restores it computes it, as if it had never been kept.
+                for index in indices:
+                    request.lost.pop(index, None)
                 self.drop(request)
 
     # ------------------------------------------------------------ inside
@@ -345,6 +358,7 @@ class Restorer:
                     break
             for index in gone:
                 restore.pending.remove(index)
+                request.lost.pop(index, None)
             self.join(request)
 
     def _fetch(self, scope: str, key: bytes) -> None:
@@ -361,6 +375,7 @@ class Restorer:
 
     def _take_fetched(self, transfers: Sequence[Transfer]) -> None:
         failed: set[bytes] = set()
+        damaged: set[bytes] = set()
         for transfer in transfers:
             del self.fetches[transfer.key]
             ended = transfer.began + transfer.took_s
@@ -372,7 +387,13 @@ class Restorer:
                 self.failed_fetches += not transfer.ok
                 self.dram.free(transfer.block)
                 failed.add(transfer.key)
-        if failed:
-            for request in self.active.values():
-                if (restore := request.restore) is not None:
-                    restore.pending = [index for index in restore.pending if request.keys[index] not in failed]
+                if transfer.damaged:
+                    damaged.add(transfer.key)
+        for request in self.active.values() if failed else ():
+            if (restore := request.restore) is not None:
+                restore.pending = [index for index in restore.pending if request.keys[index] not in failed]
+                damaged -= request.lose_damaged(damaged)
+        if damaged:
+            self._damaged |= dict.fromkeys(damaged, True)
+            for key in [*self._damaged][:-MOST_DAMAGED]:
+                del self._damaged[key]

@@ -52,21 +52,24 @@ class LeaseRequest:
         self._terms = terms
         self._price = price
         self._lane = lane
-        self._only_if_cached = only_if_cached
+        self.only_if_cached = only_if_cached
 
     def changed(self, request: HoldRequest, decision: LeaseDecision) -> HoldRequest | NotCached:
         """The request with terms that say what was decided; or the error, if it was to be cached and is not."""
-        if self._only_if_cached and decision.hit is None:
-            return self._not_cached(decision)
+        if (refused := self.refusal(decision)) is not None:
+            return refused
         return replace(request, terms=pack(replace(self._terms, leases=decision.parts)))
 
     def changed_again(self, hold: Hold, decision: LeaseDecision) -> Hold | NotCached:
         """The hold with terms that say what was decided now; or the error, as for `changed`."""
-        if self._only_if_cached and decision.hit is None:
-            return self._not_cached(decision)
+        if (refused := self.refusal(decision)) is not None:
+            return refused
         return replace(hold, terms=pack(replace(self._terms, leases=decision.parts)))
 
-    def _not_cached(self, decision: LeaseDecision) -> NotCached:
+    def refusal(self, decision: LeaseDecision) -> NotCached | None:
+        """The error of a request that was to be cached, and is not by this decision."""
+        if not self.only_if_cached or decision.hit is not None:
+            return None
         tokens = self._terms.prompt_tokens
         _, write, covered = split_prompt(decision.parts, tokens)
         cost = format_pico(self._price.cost(Usage(uncached=tokens - covered, write=write), self._lane))

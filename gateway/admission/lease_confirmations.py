@@ -17,6 +17,7 @@ from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.decisions import HoldEnded
 from gateway.admission.admission import PreparedRequest
 from gateway.admission.cache_leases import LeaseRequest
+from gateway.errors import NotCached
 from gateway.metering.billable_usage import unpack
 from prompt_cache.promise.confirmations import Confirmation, is_certain
 from prompt_cache.promise.lease_store import LeaseStore
@@ -43,6 +44,21 @@ class LeaseConfirmations:
     def needed(prepared: PreparedRequest) -> bool:
         """Whether the decision of this request can still change."""
         return prepared.leases is not None and not is_certain(prepared.leases)
+
+    async def refusal(self, prepared: PreparedRequest) -> NotCached | None:
+        """Why a request that is to run only if it is cached must not be sent: the writer of what it reads has failed,
+        or has no token yet, and nothing else that it could read is certain. Where the database does not answer, what
+        was decided at admission is tried."""
+        asked, decision = prepared.lease_request, prepared.leases
+        if asked is None or not asked.only_if_cached or decision is None or decision.hit is None or decision.hit.firm:
+            return None
+        try:
+            async with asyncio.timeout(self._patience):
+                return asked.refusal(await self._store.foresee(asked.wish, firm=True))
+        except (TimeoutError, DatabaseUnavailable) as error:
+            cause = f"{type(error).__name__}: {error}"
+            log.warning("whether a prompt is cached is not known", request_id=str(prepared.request_id), cause=cause)
+            return None
 
     async def confirm(
         self, prepared: PreparedRequest, hold: Hold, reach: int | None = None

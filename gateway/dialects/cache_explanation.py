@@ -29,6 +29,7 @@ ADVICE: dict[Cause, str] = {
     "lookback_exceeded": "The entry ends too far before this request's markers: mark its end again.",
     "block_rest": "Without a lease tokens are found in whole blocks, and at least one is always computed.",
     "corrupted": "What was stored failed its check and was computed again.",
+    "late": "The KV was kept in a slower tier, and computing it was quicker than waiting for it.",
     "other_replica": "The earlier request ran on another replica; a lease would have been billed as read.",
     "evicted": "The KV was evicted; a lease would have been billed as read.",
     "diverged": "The prompt differs from an earlier one here: move what changes behind what stays.",

@@ -30,6 +30,7 @@ from gateway.http.cache_status import cache_status
 from gateway.http.sse import ClientWatch, EventStream, EventWriter
 from gateway.request_context import request_context
 from gateway.services import Gateway
+from prompt_cache.promise.confirmations import is_certain
 from waterfall.marks import ANSWER, LIMITS, Marks
 
 AFFORDABLE_TOKENS_HEADER = "x-turnpike-max-tokens"
@@ -173,10 +174,12 @@ def _headers(tasks: Sequence[GenerationTask], items: Sequence[Item | None]) -> d
     limits = [task.prepared.sampling.max_tokens for task in tasks if task.prepared.shortened]
     headers = {AFFORDABLE_TOKENS_HEADER: str(min(limits))} if limits else {}
     prepared = tasks[0].prepared
-    known = next((item for item in items if isinstance(item, Started | Finished)), None)
-    if known is not None:
+    known: Started | Finished | None = next((item for item in items if isinstance(item, Started | Finished)), None)
+    if isinstance(known, Started):
+        known = tasks[0].delivery.started
+    if known is not None and known.counts is not None:
         headers[CACHE_STATUS] = cache_status(prepared, known.usage, known.counts)
-    elif prepared.leases is not None and (prepared.leases.hit is None or prepared.leases.hit.billed):
+    elif prepared.leases is not None and is_certain(prepared.leases):
         headers[CACHE_STATUS] = cache_status(prepared)
     return headers
 

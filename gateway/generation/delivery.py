@@ -100,14 +100,15 @@ class DeliveryChunk(Struct, frozen=True):
 
 
 class Started(Struct, frozen=True):
-    """The request was scheduled. `usage` is how its prompt will be billed, `counts` where its KV is read from.
+    """The request was scheduled. `usage` is how its prompt will be billed, `counts` where its KV was read from; None as
+    long as some of it is still to come from farther tiers.
 
     It comes once, before all text, and stands even if the request is sent to another replica after it. What leases
     cover stands too; KV read without a lease may then be another amount in the end.
     """
 
     usage: Usage
-    counts: Counts
+    counts: Counts | None
 
 
 class StartedOver(Struct, frozen=True):
@@ -176,7 +177,8 @@ class Delivery:
         self._tokens = 0
         self._taken = 0
         self._end: Finished | Failed | None = None
-        self._started: Started | None = None
+        self.started: Started | None = None
+        """What is known of the start by now: of what the reader was told, `counts` may have become known since."""
         self._told_start = False
         self._over = False
         """Whether the reader has yet to hear that what it took counts no more."""
@@ -186,9 +188,10 @@ class Delivery:
     # ------------------------------------------------ the task's side
 
     def start(self, started: Started) -> None:
-        """Say that the request runs. Only a streamed answer says it, and only once, whatever attempt it is."""
-        if self.streamed and self._started is None:
-            self._started = started
+        """Say that the request runs. Only a streamed answer says it, and only once, whatever attempt it is; a second
+        call says where the KV came from, if the first did not know it."""
+        if self.streamed and (self.started is None or self.started.counts is None):
+            self.started = started
             self._ready.set()
 
     def push(self, delta: ChoiceDelta, tokens: int) -> None:
@@ -243,9 +246,9 @@ class Delivery:
         while True:
             if self.left:
                 return ReaderGone()
-            if self._started is not None and not self._told_start:
+            if self.started is not None and not self._told_start:
                 self._told_start = True
-                return self._started
+                return self.started
             if self._over:
                 self._over = False
                 return StartedOver()

@@ -32,7 +32,7 @@ from gateway.generation.usage_recording import EndedRequest, UsageRecording
 from gateway.limits.permit import AskedPermit
 from gateway.metering.billable_usage import NONSENSE, to_billing_counts, usage_of
 from gateway.request_context import public_name
-from protocol.requests import Began, Done, PromptLogprobs, Tokens
+from protocol.requests import Began, Done, Lost, PromptLogprobs, PromptRead, Tokens
 from waterfall.marks import (
     BEGAN,
     END,
@@ -86,6 +86,9 @@ class GenerationTask:
         self._promise: LeasePromise | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._began: Began | None = None
+        """Of the current attempt; once `_prompt_known`, with counts that do not change any more."""
+        self._prompt_known = False
+        self._lost: tuple[Lost, ...] = ()
         self._started = time.monotonic()
         self._deadline = time.time() + deps.admission.timeouts.request
         self._last_token = 0.0
@@ -160,15 +163,13 @@ class GenerationTask:
             raise refused
         self.admitted.set()
         self._promise = LeasePromise(self._deps.promises, self.prepared)
-        if (leases := self.prepared.leases) is not None:
-            lane = self.prepared.generation.lane
-            shared = await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
-            self.prepared = replace(self.prepared, leases=replace(leases, collapsed=shared))
-            if shared:
-                self.marks.mark(PREFIX_WAIT)
+        await self._join_writes()
         if self.state.outcome is not None:
             await recorder.release(hold, "ended before it began")
             raise self.state.outcome.failure or Interrupted("The client left.")
+        if (uncached := await self._promise.refusal(self.prepared)) is not None:
+            await recorder.release(hold, "not cached")
+            raise uncached
         try:
             stream = self._send(hold)
         except GatewayError as failure:
@@ -184,6 +185,7 @@ class GenerationTask:
         ends = finish_reasons(done, self._choices.ends, shortened=self.prepared.shortened)
         grammar = self.prepared.generation.grammar
         invalid = None if done is None or grammar is None else invalid_grammar(done, grammar)
+        self._know_prompt(None if done is None or not done.counts.prompt else PromptRead(done.counts))
         computed = computed_prompt(done, self._began, self.state.outcome)
         if invalid is None and computed and (refusal := await self._keep_promise(computed)) is not None:
             invalid = failed(refusal)
@@ -207,6 +209,16 @@ class GenerationTask:
             output_tokens=self._choices.tokens,
             seconds=round(time.monotonic() - self._started, 3),
         )
+
+    async def _join_writes(self) -> None:
+        """Wait for the request that computes what this one reads, and begin the writes of this one."""
+        if (leases := self.prepared.leases) is None:
+            return
+        lane = self.prepared.generation.lane
+        shared = await self._deps.writes.join(leases, lane, unless=lambda: self.state.outcome is not None)
+        self.prepared = replace(self.prepared, leases=replace(leases, collapsed=shared))
+        if shared:
+            self.marks.mark(PREFIX_WAIT)
 
     async def _hear_limits(self) -> GatewayError | None:
         """Why the limits refuse the request, where they were asked beside the hold."""
@@ -314,6 +326,7 @@ class GenerationTask:
         self._deps.attempts.watch(lost, hold, done)
         self._attempt += 1
         self._choices, self._began = Choices(self.prepared), None
+        self._prompt_known, self._lost = False, ()
         return self._send(hold, link)
 
     async def _listen(self, stream: ReplicaStream) -> Done | None:
@@ -322,6 +335,7 @@ class GenerationTask:
             event = await stream.next()
             if isinstance(event, Tokens):
                 self._trace.tokens()
+                self._know_prompt(event.prompt)
                 if (refusal := await self._keep_promise()) is not None:
                     self._stop("interrupted", "not cached", failed(refusal))
                 self._take(event)
@@ -354,6 +368,17 @@ class GenerationTask:
                 log.error("the replica does not answer", request_id=self._name, replica=stream.replica)
                 return None
 
+    def _know_prompt(self, read: PromptRead | None) -> None:
+        """It has a token, or has ended: what became of the prompt is known for good. `read`: what the replica says of
+        it; an older one says nothing, and then what it planned counts."""
+        if self._began is None or self._prompt_known:
+            return
+        self._prompt_known = True
+        if read is not None:
+            self._began, self._lost = replace(self._began, counts=read.counts), read.lost
+        if self._promise is not None and self._promise.kept:
+            self._tell_start(self._began)
+
     async def _keep_promise(self, reach: int | None = None) -> NotCached | None:
         """Let what leases promise stand for good, and tell it; or the error, if nothing is cached after all."""
         assert self._promise is not None
@@ -367,12 +392,15 @@ class GenerationTask:
         return refusal
 
     def _tell_start(self, began: Began) -> None:
-        """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise."""
+        """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise. What is
+        still to come from farther tiers is no fact yet: limits and `Cache-Status` wait until the prompt is known."""
+        known = self._prompt_known or began.counts.read == began.counts.read_hbm
         try:
             usage = usage_of(began.counts, self.prepared.terms, 0, "none")
             prepared, counted = self.prepared, usage.prompt - sum(usage.read.values())
-            self._permit.began(prepared.request_id, prepared.conversation, usage.prompt, counted)
-            self.delivery.start(Started(usage, to_billing_counts(began.counts)))
+            if known:
+                self._permit.began(prepared.request_id, prepared.conversation, usage.prompt, counted)
+            self.delivery.start(Started(usage, to_billing_counts(began.counts) if known else None))
         except NONSENSE:
             log.warning("a replica began with counts that make no sense", request_id=self._name)
 
@@ -435,7 +463,7 @@ class GenerationTask:
         """Usage and its acknowledgement, what is remembered, and then the last chunk."""
         deps, prepared = self._deps, self.prepared
         delivered = self._choices.tokens if outcome.status == "ok" else self.delivery.delivered
-        ended = EndedRequest(prepared, hold, stream, outcome, self._began, self._began_s, done, delivered)
+        ended = EndedRequest(prepared, hold, stream, outcome, self._began, self._began_s, self._lost, done, delivered)
         recording = UsageRecording(deps)
         freed = self._end_permit()
         unrecorded = Interrupted("The answer's usage could not be recorded.")

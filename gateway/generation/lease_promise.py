@@ -18,6 +18,10 @@ class LeasePromise:
         self._confirmations = confirmations
         self.kept = confirmations is None or not confirmations.needed(prepared)
 
+    async def refusal(self, prepared: PreparedRequest) -> NotCached | None:
+        """As `LeaseConfirmations.refusal`."""
+        return None if self._confirmations is None or self.kept else await self._confirmations.refusal(prepared)
+
     async def keep(
         self, prepared: PreparedRequest, hold: Hold, reach: int | None = None
     ) -> tuple[PreparedRequest, Hold, NotCached | None]:

@@ -47,6 +47,7 @@ from prompt_cache.history.records import (
 from prompt_cache.history.resemblance import Noted
 from prompt_cache.history.store import History
 from prompt_cache.promise.cache_domains import CacheDomains
+from protocol.requests import MOST_LOST, Lost
 from protocol.requests import Miss as EngineMiss
 from storage.database.database import Database, DatabaseUnavailable
 
@@ -85,8 +86,8 @@ class Explanation(Struct, frozen=True):
 
 
 class Observed:
-    """A request that has ended. `misses`: what its replica said. `began_s`: seconds from its start until others could
-    read what it computed. `root`: that of its project's scope."""
+    """A request that has ended. `misses`, `lost`: what its replica said. `began_s`: seconds from its start until others
+    could read what it computed. `root`: that of its project's scope."""
 
     def __init__(
         self,
@@ -97,11 +98,13 @@ class Observed:
         misses: tuple[EngineMiss, ...],
         began_s: float | None,
         root: bytes,
+        lost: tuple[Lost, ...] = (),
     ) -> None:
         self.prepared = prepared
         self._hold = hold
         self._event = event
         self._misses = misses
+        self._lost = lost
         self._began_s = began_s
         self._root = root
 
@@ -160,6 +163,7 @@ class Observed:
             price_version=event.price_version,
             cost_pico=event.cost_pico,
             tails=_tails(generation, secret, spans),
+            lost=self._lost[:MOST_LOST],
         )
         return Noted(record, nodes)
 
@@ -193,6 +197,8 @@ class RequestHistory:
         event: UsageEvent,
         misses: tuple[EngineMiss, ...],
         began_s: float | None,
+        *,
+        lost: tuple[Lost, ...] = (),
     ) -> Observed | None:
         """A request that has ended, None if nobody is going to ask why it missed: its prompt was not billed whole, or
         it is shorter than what is cached, without markers."""
@@ -201,7 +207,7 @@ class RequestHistory:
         if event.usage.prompt != tokens or not (asked or tokens >= plan.read_min):
             return None
         root = self._domains.project(prepared.payer.tenant_id, prepared.payer.project_id).root
-        return Observed(prepared, hold, event, misses=misses, began_s=began_s, root=root)
+        return Observed(prepared, hold, event, misses=misses, began_s=began_s, root=root, lost=lost)
 
     def note(self, observed: Observed) -> None:
         """Write it later."""

@@ -21,7 +21,7 @@ from gateway.generation.request_history import Explanation
 from gateway.generation.request_state import Outcome
 from gateway.metering.billable_usage import NONSENSE, event_of
 from gateway.request_context import public_name
-from protocol.requests import Began, Done
+from protocol.requests import Began, Done, Lost
 
 log = structlog.get_logger("gateway.generation.usage_recording")
 
@@ -36,6 +36,8 @@ class EndedRequest(Struct, frozen=True):
     began: Began | None
     began_s: float | None
     """Seconds from the request's start until the replica began."""
+    lost: tuple[Lost, ...]
+    """What of the prompt the replica computed although it lay in a farther tier."""
     done: Done | None
     delivered: int
     """Output tokens that reached the client."""
@@ -85,7 +87,7 @@ class UsageRecording:
             return None
         try:
             misses = () if ended.began is None else ended.began.misses
-            observed = history.observed(prepared, ended.hold, event, misses, ended.began_s)
+            observed = history.observed(prepared, ended.hold, event, misses, ended.began_s, lost=ended.lost)
             if observed is None:
                 return None
             asked = prepared.generation.cache.compare_with is not None

@@ -14,8 +14,8 @@ its own, of which the first that applies counts:
    was no promise
 4. in `same`, where there was none: under rules without automatic reuse `diverged`, if the promise reached beyond what
    is shared, else `unmarked`; under rules with it `no_store`, `not_yet_visible`, `unmarked` (the KV was there, and was
-   billed as a write), `corrupted`, `other_replica`, `evicted`, and for the rest of a block `diverged` or, since tokens
-   are found in whole blocks, `block_rest`
+   billed as a write), `corrupted`, `late`, `other_replica`, `evicted`, and for the rest of a block `diverged` or, since
+   tokens are found in whole blocks, `block_rest`
 5. in what none had: `diverged`, as far as the earlier request was cached; beyond, or if it was continued, `cold`
 
 What is shared with a request that diverged so early that it is below the minimum, is `diverged` too. Only from a
@@ -52,6 +52,7 @@ Cause = Literal[
     "lookback_exceeded",
     "block_rest",
     "corrupted",
+    "late",
     "other_replica",
     "evicted",
     "diverged",
@@ -436,16 +437,28 @@ def _is_marked_beyond(new: RequestRecord, earlier: Earlier) -> bool:
 
 
 def _lost(new: RequestRecord, record: RequestRecord, start: int, end: int, lease: str) -> Iterator[Miss]:
-    """The tokens [start, end), whose KV was once there and had to be computed again."""
-    corrupted = [(told.start, told.end) for told in new.misses if str(told.cause) == "corrupted"]
-    cause: Cause = "other_replica" if record.replica != new.replica else "evicted"
+    """The tokens [start, end), whose KV was once there and had to be computed again: for the cause that the replica
+    said where it said one."""
+    otherwise: Cause = "other_replica" if record.replica != new.replica else "evicted"
     if record.store != "all":
-        cause = "no_store"
-    while start < end:
-        broken = next((span for span in corrupted if span[0] <= start < span[1]), None)
-        until = min(end, broken[1] if broken else min((s for s, _ in corrupted if s > start), default=end))
-        yield Miss(start, until, "corrupted" if broken else cause, against=record.id, lease=lease)
-        start = until
+        otherwise = "no_store"
+    for first, last, cause in _told(new):
+        if first < end and last > start:
+            if first > start:
+                yield Miss(start, first, otherwise, against=record.id, lease=lease)
+            yield Miss(max(start, first), min(end, last), cause, against=record.id, lease=lease)
+            start = min(end, last)
+    if start < end:
+        yield Miss(start, end, otherwise, against=record.id, lease=lease)
+
+
+def _told(new: RequestRecord) -> Iterator[tuple[int, int, Cause]]:
+    """What the replica lost, in order: where each part stands if all that it found stands at the prompt's beginning."""
+    at = new.found
+    for lost in new.lost:
+        at = max(at, lost.start)
+        yield at, at + lost.end - lost.start, lost.cause
+        at += lost.end - lost.start
 
 
 def _recomputed(new: RequestRecord, evidence: Evidence, read: int) -> Iterator[Miss]:

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from prompt_cache.promise.lease_terms import LeasePart
+from protocol.requests import Lost, StorePolicy
 from protocol.requests import Miss as EngineMiss
-from protocol.requests import StorePolicy
 
 MOST_SPANS = 2000
 MOST_PIECES = 256
@@ -60,7 +60,8 @@ class RequestRecord(Struct, frozen=True, kw_only=True, array_like=True):
     read. `lookups`: the prefixes of which an earlier lease was looked for; None if that is not known. `max_age`: older
     leases were not wanted, in seconds. `entries`: the leases written or renewed. `parts`: how leases bill the prompt.
     `billed_read`: tokens billed as read. `found`: tokens whose KV was in memory. `misses`: what the replica said.
-    `tails`: the keys of how its first texts end, each for itself; a text that begins otherwise has the same.
+    `tails`: the keys of how its first texts end, each for itself; a text that begins otherwise has the same. `lost`:
+    what the replica computed although it lay in a farther tier.
     """
 
     id: UUID
@@ -96,6 +97,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, array_like=True):
     price_version: int
     cost_pico: int
     tails: tuple[bytes, ...] = ()
+    lost: tuple[Lost, ...] = ()
 
     @property
     def extent(self) -> int:

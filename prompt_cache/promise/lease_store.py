@@ -71,12 +71,15 @@ class LeaseStore:
         live = await self._count_live(session, projects, now) if self._most_tokens else {}
         return LeaseDecider(now, found, live, self._most_tokens)
 
-    async def foresee(self, wish: LeaseWish) -> LeaseDecision:
-        """What would be decided now. Nothing is promised, locked or written. Raises DatabaseUnavailable."""
+    async def foresee(self, wish: LeaseWish, *, firm: bool = False) -> LeaseDecision:
+        """What would be decided now; with `firm`, if leases whose writers have no token yet were not there. Nothing is
+        promised, locked or written. Raises DatabaseUnavailable."""
         async with self._database.reading() as session:
             now = (await session.execute(select(self._database.clock))).scalar_one()
             keys = set(wish.keys)
             found = [lease_of(row) for row in await session.execute(self._with_keys(keys))] if keys else []
+            if firm:
+                found = [one for one in found if one.firm]
             live = await self._count_live(session, {wish.project_id}, now) if self._most_tokens else {}
         return LeaseDecider(now, found, live, self._most_tokens).decide(wish)
 

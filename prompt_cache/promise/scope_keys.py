@@ -120,19 +120,25 @@ class ScopeKeys:
         """Destroy the project's key: what it sealed can never be read again. Returns its generation, 0 if there was
         none. Raises InvalidText, DatabaseUnavailable."""
         check_text("reason", reason, REASON)
-        of = cache_scope_key.c
         async with self._database.transaction() as session:
-            row = await self._living(session, tenant_id, project_id)
-            if row is None:
-                return 0
-            now = (await session.execute(select(self._database.clock))).scalar_one()
-            mine = (of.project_id == project_id, of.tenant_id == tenant_id, of.generation == row.generation)
-            values = {"wrapped_key": None, "changed_at": now, "destroyed_at": now, "reason": reason}
-            await session.execute(update(cache_scope_key).where(*mine).values(values))
-            await record_change(session, "cache.forgotten", target="project", target_id=project_id,
-                                tenant_id=tenant_id, project_id=project_id, reason=reason,
-                                before={"generation": row.generation})  # fmt: skip
-        self.drop(project_id)
+            generation = await self.destroy_with(session, tenant_id, project_id, reason)
+        if generation:
+            self.drop(project_id)
+        return generation
+
+    async def destroy_with(self, session: AsyncSession, tenant_id: UUID, project_id: UUID, reason: str) -> int:
+        """As `destroy`, in a transaction of the caller's, who drops the key from memory when that is committed."""
+        of = cache_scope_key.c
+        row = await self._living(session, tenant_id, project_id)
+        if row is None:
+            return 0
+        now = (await session.execute(select(self._database.clock))).scalar_one()
+        mine = (of.project_id == project_id, of.tenant_id == tenant_id, of.generation == row.generation)
+        values = {"wrapped_key": None, "changed_at": now, "destroyed_at": now, "reason": reason}
+        await session.execute(update(cache_scope_key).where(*mine).values(values))
+        await record_change(session, "cache.forgotten", target="project", target_id=project_id,
+                            tenant_id=tenant_id, project_id=project_id, reason=reason,
+                            before={"generation": row.generation})  # fmt: skip
         return int(row.generation)
 
     async def policy(self, tenant_id: UUID, project_id: UUID) -> tuple[int | None, tuple[TierLimit, ...]]:

@@ -158,22 +158,28 @@ class SharedPrefixes:
         return made
 
     async def end(self, identity: UUID, *, reason: str) -> SharedPrefix:
-        """Share this no longer, and destroy the data key of its scope: replicas forget what they have of it. Raises
-        SharingRefused, InvalidText, DatabaseUnavailable."""
+        """Share this no longer, and destroy the data key of its scope: replicas forget what they have of it. What is
+        not shared any more, and whose key lives, has it destroyed. Raises SharingRefused, InvalidText,
+        DatabaseUnavailable."""
         check_text("reason", reason, REASON)
         async with self._database.transaction() as session:
             now = (await session.execute(select(self._database.clock))).scalar_one()
             # all tenants: an operator's act, on one row
-            live = (shared_prefix.c.id == identity, shared_prefix.c.ended_at.is_(None))
-            row = (await session.execute(self._database.locked(select(shared_prefix).where(*live)))).one_or_none()
+            mine = shared_prefix.c.id == identity
+            row = (await session.execute(self._database.locked(select(shared_prefix).where(mine)))).one_or_none()
             if row is None:
                 raise SharingRefused(f"no prefix {identity} is shared")
-            ended = {"ended_at": now, "ended_by": current_actor().name, "end_reason": reason}
-            await session.execute(update(shared_prefix).where(*live).values(ended))
             found = SharedPrefix(*row)
-            await _record(session, "cache.unshared", found, reason)
-        await self._keys.destroy(found.tenant_id, found.id, reason)
-        return msgspec.structs.replace(found, **ended)
+            destroyed = await self._keys.destroy_with(session, found.tenant_id, found.id, reason)
+            if found.ended_at is None:
+                ended = {"ended_at": now, "ended_by": current_actor().name, "end_reason": reason}
+                await session.execute(update(shared_prefix).where(mine).values(ended))
+                await _record(session, "cache.unshared", found, reason)
+                found = msgspec.structs.replace(found, **ended)
+            elif not destroyed:
+                raise SharingRefused(f"no prefix {identity} is shared")
+        self._keys.drop(found.id)
+        return found
 
     async def listed(self, *, ended: bool = False) -> list[SharedPrefix]:
         """What is shared, the oldest first; with `ended`, also what was. Raises DatabaseUnavailable."""

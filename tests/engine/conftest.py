@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -27,7 +28,18 @@ from engine.scheduling.step_work import Work
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
 from protocol.replicas import Scope
-from protocol.requests import Began, Counts, Done, Generate, PromptLogprobs, Sampling, Segment, TokenLogprob, Tokens
+from protocol.requests import (
+    Began,
+    Counts,
+    Done,
+    Generate,
+    PromptLogprobs,
+    PromptRead,
+    Sampling,
+    Segment,
+    TokenLogprob,
+    Tokens,
+)
 from tests.engine.families import kept_families
 from tests.engine.tiny_tokenizer import write_tokenizer
 
@@ -146,6 +158,7 @@ class Run:
     logits: list[torch.Tensor] = field(default_factory=list)
     began: Began | None = None
     done: Done | None = None
+    prompt: PromptRead | None = None
     choices: dict[int, list[int]] = field(default_factory=dict)
     """The output by choice; `tokens` is the first one's."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -197,6 +210,8 @@ class Bench:
                     assert run.began is not None
                     output = run.choices.setdefault(event.choice, run.tokens if event.choice == 0 else [])
                     assert event.start == len(output)
+                    assert (event.prompt is None) == any(run.choices.values()), "it comes with the first tokens"
+                    run.prompt = run.prompt or event.prompt
                     output += event.tokens
                     if event.choice == 0:
                         run.logprobs += event.logprobs
@@ -207,6 +222,9 @@ class Bench:
                     run.done = event
                     event.counts.check()
                     assert event.counts.output == sum(map(len, run.choices.values()))
+                    if run.prompt is not None:
+                        assert run.prompt.counts == msgspec.structs.replace(event.counts, output=0, recomputed=0)
+                        assert sum(lost.end - lost.start for lost in run.prompt.lost) <= event.counts.computed
 
     def finish(self, steps: int = 5000) -> None:
         """Step until nothing is left to do."""

@@ -30,6 +30,7 @@ from protocol.replicas import (
 )
 from protocol.requests import (
     ATTEMPT_VERSION,
+    PROMPT_VERSION,
     Abort,
     Ack,
     Began,
@@ -37,7 +38,9 @@ from protocol.requests import (
     Credit,
     Done,
     Generate,
+    Lost,
     PromptChunk,
+    PromptRead,
     Timeline,
     Tokens,
 )
@@ -61,6 +64,8 @@ class Script(Struct, kw_only=True):
     read_hbm: int = 0
     read_dram: int = 0
     read_nvme: int = 0
+    lost: tuple[Lost, ...] = ()
+    """What of `read_dram` and `read_nvme` is planned and then computed."""
     die_after: int | None = None
     """Drop the connection after so many tokens; 0: before the first, -1: before `Began`."""
     silent: bool = False
@@ -356,6 +361,16 @@ class FakeReplica:
         run.counts = Counts(prompt=prompt, computed=prompt - read, read_hbm=hbm, read_dram=dram, read_nvme=nvme)
         began = _micros(arrived)
         say(Began(generate.id, generate.attempt, run.counts))
+        for lost in script.lost:
+            tokens_lost = lost.end - lost.start
+            from_nvme = min(run.counts.read_nvme, tokens_lost)
+            run.counts = structs.replace(
+                run.counts,
+                computed=run.counts.computed + tokens_lost,
+                read_nvme=run.counts.read_nvme - from_nvme,
+                read_dram=run.counts.read_dram - (tokens_lost - from_nvme),
+            )
+        prompt_read = PromptRead(run.counts, script.lost) if self.version >= PROMPT_VERSION else None
         if script.prefill:
             await self._wait(run, script.prefill)
         first = _micros(arrived)
@@ -380,7 +395,7 @@ class FakeReplica:
                 if token in generate.sampling.stop_tokens:
                     chunk, reason = chunk[: index + 1], "stop"
                     break
-            say(Tokens(generate.id, generate.attempt, run.sent, chunk))
+            say(Tokens(generate.id, generate.attempt, run.sent, chunk, prompt=None if run.sent else prompt_read))
             run.sent += len(chunk)
             run.counts = structs.replace(run.counts, output=run.sent)
             if reason == "stop":

@@ -37,8 +37,10 @@ from protocol.requests import (
     Credit,
     Done,
     Generate,
+    Lost,
     Miss,
     PromptLogprobs,
+    PromptRead,
     Refusal,
     Retain,
     Sampling,
@@ -126,6 +128,7 @@ TO_GATEWAY: list[Any] = [
     Began(id="r1", attempt=2, counts=COUNTS, misses=(Miss(start=1, end=2, cause="evicted"),)),
     PromptLogprobs(id="r1", attempt=2, start=1, logprobs=(TokenLogprob(logprob=-0.5, top=((3, -0.25),)),)),
     Tokens(id="r1", attempt=2, start=6, tokens=[8], choice=1, logprobs=(TokenLogprob(logprob=-1.5),)),
+    Tokens(id="r1", attempt=2, start=0, tokens=[8], prompt=PromptRead(COUNTS, (Lost(0, 64, "late"),))),
     Done(
         id="r1",
         attempt=2,

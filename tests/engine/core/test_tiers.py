@@ -15,12 +15,14 @@ from engine.core.metrics import engine_metrics, memory_load
 from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
+from prompt_cache.tiers.identity import StoreIdentity
 from protocol.replicas import TierLimit, TierLoad
-from protocol.requests import Retain
+from protocol.requests import Lost, Retain
 from tests.awake import Awake
 from tests.engine.conftest import SCOPES, VOCABULARY, Bench, Run, generate, make_bench
 from tests.engine.memory_store import MemoryStore
 from tests.fast import only_fast
+from tests.prompt_cache.tiers.stores import opened, record_paths
 from tests.waiting import LONG_S
 
 LENGTH = 330
@@ -151,6 +153,92 @@ def test_what_a_full_disk_refused_is_saved_when_it_has_room(tiny_model: Path, st
     until(lambda: len(store.records) == BLOCKS, bench)
 
 
+# ------------------------------------------------------------ what is told of it
+
+
+def test_began_plans_what_is_to_be_fetched_and_the_first_token_tells_what_was(tiny_model: Path, store: MemoryStore):
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    size = bench.engine.scheduler.restores.block_bytes
+    rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, size / 0.1)}
+    bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(0.1 / 64))
+    store.gate.clear()  # and then the disk is throttled
+    run = bench.add(generate("warm", prompt(), OUTPUT))
+    bench.step()
+    assert run.began is not None
+    planned = run.began.counts
+    assert planned.read == planned.read_nvme
+    assert 64 <= planned.read_nvme < BLOCKS * 64, "the front is computed"
+    while not run.tokens:
+        bench.now += 0.5
+        bench.step()
+    assert run.prompt is not None
+    assert (run.prompt.counts.read, run.prompt.counts.computed) == (0, LENGTH)
+    assert run.prompt.lost == (Lost(0, BLOCKS * 64, "late"),)
+    store.gate.set()
+    bench.finish()
+
+
+def test_what_computing_is_quicker_for_is_planned_so(tiny_model: Path, store: MemoryStore):
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1.0), "nvme": TierRate(0.0, 1.0)}
+    bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(1e-6))
+    run = bench.one(generate("warm", prompt(), OUTPUT))
+    assert run.began is not None
+    assert run.prompt is not None
+    assert (run.began.counts.read, bench.counts("warm").read) == (0, 0)
+    assert run.prompt.lost == (Lost(0, BLOCKS * 64, "late"),)
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_a_record_that_fails_its_check_is_told(tiny_model: Path, store: MemoryStore, prefetched: bool):
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, running=1, store=store)
+    restores = bench.engine.scheduler.restores
+    fast: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
+    restores.chooser = FetchOrRecompute(fast, ComputeRate(1.0))
+    keys = bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)
+    store.damaged.add(keys[2])
+    if prefetched:
+        before = bench.add(generate("before", prompt(64, 5), 100))
+        until(lambda: before.tokens, bench)
+    run = bench.add(generate("warm", prompt(), OUTPUT))
+    until(lambda: restores.failed_fetches, bench)
+    bench.finish()
+    check(run, cold(tiny_model))
+    assert run.prompt is not None
+    assert run.prompt.lost == (Lost(128, 192, "corrupted"),)
+    again = bench.one(generate("again", prompt(), 1))
+    assert again.prompt is not None
+    assert again.prompt.lost == ()
+
+
+def test_a_bit_that_flipped_on_disk_is_told(tiny_model: Path, tmp_path: Path):
+    groups = tuple(memory.group for memory in make_bench(tiny_model).engine.runner.memories)
+    identity = StoreIdentity("model", "numerics", groups)
+    with opened(tmp_path, identity=identity) as store:
+        bench = make_bench(tiny_model, swap=16, store=store)
+        bench.one(generate("first", prompt(), 1))
+        bench.one(generate("second", prompt(), 1))
+        keys = bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)
+        until(lambda: all(store.holds("project", key, (0,)) for key in keys), bench)
+        record = record_paths(tmp_path, identity)[0]
+        sealed = bytearray(record.read_bytes())
+        sealed[-1] ^= 1
+        record.write_bytes(sealed)
+        after = make_bench(tiny_model, swap=16, store=store)
+        fast: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
+        after.engine.scheduler.restores.chooser = FetchOrRecompute(fast, ComputeRate(1.0))
+        run = after.one(generate("warm", prompt(), OUTPUT))
+        check(run, cold(tiny_model))
+        assert run.prompt is not None
+        assert run.prompt.counts.read_nvme == (BLOCKS - 1) * 64
+        assert [(lost.end - lost.start, lost.cause) for lost in run.prompt.lost] == [(64, "corrupted")]
+        for engine in (bench.engine, after.engine):
+            engine.close(LONG_S)
+
+
 @pytest.mark.parametrize("missing", only_fast(0, 2, of=range(BLOCKS)))
 def test_with_any_block_gone_or_damaged(tiny_model: Path, store: MemoryStore, missing: int):
     save(make_bench(tiny_model, swap=16, store=store), store)
@@ -189,6 +277,9 @@ def test_a_block_that_changed_in_dram_is_a_miss(tiny_model: Path):
     assert bench.engine.scheduler.dram.damaged == 1
     counts = bench.counts("warm")
     assert (counts.read_dram, counts.computed) == ((BLOCKS - 1) * 64, LENGTH - (BLOCKS - 1) * 64)
+    read = bench.runs["warm"].prompt
+    assert read is not None
+    assert [(lost.end - lost.start, lost.cause) for lost in read.lost] == [(64, "corrupted")]
 
 
 def test_private_kv_that_changed_is_computed_again(tiny_model: Path):

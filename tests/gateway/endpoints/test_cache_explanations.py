@@ -22,6 +22,7 @@ from billing.money import PICO, format_pico
 from billing.prices import PriceCatalog
 from prompt_cache.history.records import pack, unpack
 from prompt_cache.tables import cache_request, lease
+from protocol.requests import Lost
 from storage.database.database import Database
 from tests.gateway.endpoints.test_message_caching import LEASED
 from tests.gateway.endpoints.test_messages import client_of, events_of, raw
@@ -94,6 +95,19 @@ async def test_a_changed_prompt_is_explained_by_any_of_its_ids(stack: Stack) -> 
     # 0.40 was paid and 0.04 would have been, per million
     assert miss["cost"] == format_pico(miss["tokens"] * (400_000 - 40_000))
     assert PICO == 10**12
+
+
+async def test_what_was_damaged_or_came_too_late_is_told_as_that(stack: Stack) -> None:
+    await stack.post(asking("Why?", RULES * 12))
+    lost = (Lost(0, 64, "late"), Lost(64, 128, "corrupted"))
+    stack.say("ok", read_nvme=192, lost=lost)
+    second = await stack.post(asking("Why?", RULES * 12))
+    await written(stack, 2)
+    found = await explained(stack, second.json()["id"])
+    told = [(miss["cause"], miss["tokens"]) for miss in found["misses"]]
+    assert found["read_tokens"] == 64
+    assert told[:3] == [("late", 64), ("corrupted", 64), ("evicted", told[2][1])]
+    assert all(miss["advice"] for miss in found["misses"])
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,17 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from msgspec import structs
 from sqlalchemy import text
 
 from billing.prices import PriceCatalog
 from billing.usage import LEASE_CLASSES
 from gateway.services import GatewayOptions
+from protocol.frames import VERSION
+from protocol.requests import PROMPT_VERSION, Lost
 from storage.database.database import Database
 from tests.gateway.stack import PRICES, Stack, quick_timeouts, running_stack
+from tests.waiting import LONG_S
 
 LEASED = {
     **PRICES,
@@ -249,6 +255,22 @@ async def test_only_if_cached_fails_with_a_price_and_without_work(stack: Stack, 
         assert details(answer.json()["usage"]) == (conversation_end(stack), 0)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_only_if_cached_computes_nothing_when_the_writer_fails(stack: Stack, streamed: bool) -> None:
+    good = stack.say("ok")
+    failing = structs.replace(good, tokens=[], prefill=0.3, reason="error")
+    stack.replica.script = lambda _: good if len(stack.replica.runs) > 1 else failing
+    ttl = {"prompt_cache_options": {"ttl": "30m"}}
+    writer = asyncio.create_task(stack.post({"model": "tiny", "messages": messages(), **ttl}))
+    await stack.until(lambda: stack.replica.runs)
+    refused = await post(stack, "only-if-cached", stream=streamed, **ttl)
+    assert (await writer).status_code >= 500
+    assert (refused.status_code, refused.json()["error"]["code"]) == (412, "not_cached")
+    assert len(stack.replica.runs) == 1
+    (event,) = await stack.settled(1)
+    assert event.cost_pico == 0
+
+
 @pytest.mark.slow
 async def test_the_official_client_does_not_retry_a_miss(stack: Stack) -> None:
     async with stack.openai(max_retries=2) as client:
@@ -257,6 +279,37 @@ async def test_the_official_client_does_not_retry_a_miss(stack: Stack) -> None:
                 model="tiny", messages=messages(), extra_headers={"Cache-Control": "only-if-cached"}
             )
     assert (caught.value.status_code, caught.value.code) == (412, "not_cached")
+
+
+@pytest.mark.parametrize(
+    ("version", "lost", "status"),
+    [
+        (VERSION, (), 'turnpike; hit; detail="nvme:32"'),
+        (VERSION, (Lost(0, 16, "late"),), 'turnpike; hit; detail="nvme:16"'),
+        (VERSION, (Lost(0, 32, "corrupted"),), "turnpike; fwd=uri-miss"),
+        (PROMPT_VERSION - 1, (Lost(0, 32, "late"),), 'turnpike; hit; detail="nvme:32"'),
+    ],
+)
+async def test_a_stream_tells_what_came_and_not_what_was_planned(
+    stack: Stack, version: int, lost: tuple[Lost, ...], status: str
+) -> None:
+    stack.say("ok", read_nvme=32, lost=lost)
+    stack.replica.version = version
+    answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True})
+    assert answer.headers["cache-status"] == status
+    (event,) = await stack.settled(1)
+    assert event.count_read_nvme == 32 - sum(part.end - part.start for part in lost)
+
+
+async def test_a_stream_that_waits_for_a_slow_disk_does_not_tell_what_may_not_come(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    options = GatewayOptions(timeouts=quick_timeouts(), keep_alive=0.05)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
+        stack.say("ok", read_nvme=32, prefill=0.5)
+        answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True})
+        assert answer.status_code == 200
+        assert "cache-status" not in answer.headers
 
 
 @pytest.mark.slow
@@ -282,8 +335,7 @@ async def test_a_stream_tells_the_cache_before_its_first_event(stack: Stack) -> 
     ]
 
 
-@pytest.mark.slow
-async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise(
+async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise_for_certain(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
     database = await Database.open(stocked_sqlite_url)
@@ -291,12 +343,17 @@ async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise(
     await database.close()
     options = GatewayOptions(timeouts=quick_timeouts(), keep_alive=0.05)
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as stack:
-        stack.say("ok", queued=1.0)
+        stack.say("ok", queued=0.3)
         statuses = []
         for fields in ({"prompt_cache_options": {}}, {"prompt_cache_options": {}}, {}):
             answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True, **fields})
             statuses.append(status_of(answer.headers))
-    assert statuses[0].startswith("turnpike; fwd=uri-miss; stored; ttl=1")
+            await stack.settled(len(statuses))
+            end = time.monotonic() + LONG_S
+            while await stack.rows("SELECT 1 FROM lease WHERE billed = 0"):
+                assert time.monotonic() < end, "the write is not billed"
+                await asyncio.sleep(0.01)
+    assert statuses[0] == "", "another request may write in its place before it has a token"
     assert statuses[1].startswith("turnpike; hit; ttl=1")
     assert "detail" not in statuses[1]
     assert statuses[2] == ""

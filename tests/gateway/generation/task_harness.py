@@ -23,6 +23,7 @@ from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.generation_task import GenerationTask
 from gateway.generation.shared_writes import SharedWrites
 from gateway.generation_request import GenerationRequest, Grammar
+from gateway.limits.permit import AskedPermit
 from gateway.metering.billable_usage import MeteringTerms
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.directives import plan
@@ -51,6 +52,7 @@ class TaskHarness:
         choices: int = 1,
         sliced: bool = False,
         grammar: bool = False,
+        permit: AskedPermit | None = None,
     ) -> None:
         self.model, self.choices = model, choices
         self.records: list[tuple[Any, ...]] = []
@@ -99,7 +101,7 @@ class TaskHarness:
             SimpleNamespace(keep=self._keep), _Silent(), SimpleNamespace(full=False),  # type: ignore[arg-type]
             SharedWrites(), SimpleNamespace(note=lambda *_, **__: None),  # type: ignore[arg-type]
         )  # fmt: skip
-        self.task = GenerationTask(dependencies, self.prepared, streamed=streamed)
+        self.task = GenerationTask(dependencies, self.prepared, streamed=streamed, permit=permit)
         self.running = asyncio.create_task(self.task.run())
 
     # ------------------------------------------------ what is around the task

@@ -14,7 +14,7 @@ from prompt_cache.history.records import RequestRecord, pack
 from prompt_cache.history.resemblance import Noted
 from prompt_cache.history.store import KEEP_S, History, day_of
 from prompt_cache.tables import cache_prefix, cache_request
-from protocol.requests import Miss as EngineMiss
+from protocol.requests import Lost
 from storage.database.base import new_id
 from storage.database.database import Database
 
@@ -178,7 +178,7 @@ def test_a_record_has_no_text() -> None:
 
 def test_corrupted_records_are_named() -> None:
     before = noted(list(range(640)), 1).record
-    new = noted(list(range(640)), 100, misses=(EngineMiss(128, 256, "corrupted"),)).record  # type: ignore[arg-type]
+    new = noted(list(range(640)), 100, lost=(Lost(128, 256, "corrupted"),)).record
     found = diagnose(new, Evidence((Earlier(before, 640),)))
     assert found == Diagnosis(640, 0, found.misses, (), before.id, 640)
     assert [(miss.start, miss.end, miss.cause) for miss in found.misses] == [
@@ -188,3 +188,24 @@ def test_corrupted_records_are_named() -> None:
         (576, 640, "block_rest"),
     ]
     assert all(isinstance(miss, Miss) and miss.cause in CAUSES for miss in found.misses)
+
+
+def test_what_was_lost_stands_behind_what_was_read_though_its_tail_was_read() -> None:
+    before = noted(list(range(640)), 1).record
+    lost = (Lost(64, 192, "late"), Lost(320, 384, "corrupted"))
+    new = noted(list(range(640)), 100, found=320, billed_read=320, lost=lost).record
+    found = diagnose(new, Evidence((Earlier(before, 640),)))
+    assert [(miss.start, miss.end, miss.cause) for miss in found.misses] == [
+        (320, 448, "late"),
+        (448, 512, "corrupted"),
+        (512, 576, "evicted"),
+        (576, 640, "block_rest"),
+    ]
+    leased = noted(list(range(640)), 100, found=320, billed_read=640, lost=lost).record
+    assert [
+        (miss.start, miss.end, miss.cause) for miss in diagnose(leased, Evidence((Earlier(before, 640),))).recomputed
+    ] == [
+        (320, 448, "late"),
+        (448, 512, "corrupted"),
+        (512, 576, "evicted"),
+    ]

@@ -92,6 +92,38 @@ async def test_the_end_destroys_the_key_and_says_who_and_why(domains: CacheDomai
     assert again.id != made.id
 
 
+@pytest.mark.both_databases
+async def test_a_prefix_does_not_end_while_its_key_lives(
+    domains: CacheDomains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = shared_of(domains)
+    made = await shared.share("tenant", ONE, MODEL, PROMPT, reason="a")
+
+    def fails(*of: object, **more: object) -> None:
+        raise RuntimeError("lost")
+
+    with monkeypatch.context() as broken:
+        # The audit entry is the last statement of the key's destruction.
+        broken.setattr("prompt_cache.promise.scope_keys.record_change", fails)
+        with pytest.raises(RuntimeError, match="lost"):
+            await shared.end(made.id, reason="it had a secret in it")
+    assert await shared.listed() == [made], "it can be ended again"
+    ended = await shared.end(made.id, reason="it had a secret in it")
+    assert await shared.listed(ended=True) == [ended]
+
+
+async def test_a_key_that_outlived_its_prefix_is_destroyed(domains: CacheDomains) -> None:
+    shared = shared_of(domains)
+    made = await shared.share("tenant", ONE, MODEL, PROMPT, reason="a")
+    ended = await shared.end(made.id, reason="it had a secret in it")
+    await domains.prepare(ONE, made.id)  # a gateway that had not looked again made the next key
+    assert domains.project(ONE, made.id).data_key
+    assert await shared.end(made.id, reason="again") == ended
+    await domains.prepare(ONE, FIRST)
+    with pytest.raises(SharingRefused):
+        await shared.end(made.id, reason="again")
+
+
 @pytest.mark.slow
 async def test_what_cannot_be_shared_is_refused(domains: CacheDomains) -> None:
     shared = shared_of(domains)

@@ -20,6 +20,7 @@ const WORDS: Record<Cause, [word: string, text: string]> = {
   lookback_exceeded: ['Marker too far away', 'The lease was further back than markers look.'],
   block_rest: ['Rest of a block', 'Tokens are found in whole blocks only.'],
   corrupted: ['Damaged', 'What was kept could not be read back.'],
+  late: ['Slow to read', 'It was kept in a slower tier; computing it was quicker than waiting for it.'],
   other_replica: ['Another replica', 'Another replica had it.'],
   evicted: ['Evicted', 'It was not promised, and its place was taken.'],
   diverged: ['Prompt differs', 'The prompt differs from here on from the one that was cached.'],
