@@ -110,7 +110,7 @@ class FartherTiers:
         `keys`: of the blocks that it may read.
         """
         if found:
-            self.dram.reads(request, keys[:found])
+            self.dram.release_held_back(request, keys[:found])
         if request.blocks_for(request.kv) < len(keys):
             self.restores.begin(request, keys, self.now)
         if self.saver is not None and not request.began:
