@@ -111,7 +111,7 @@ async def open_gateway_services(
                 connections_per_address=settings.max_connections_per_address,
                 public_metrics=not settings.metrics_listen and is_loopback(settings.host),
                 trusted_proxies=parse_networks(proxies, "trusted_proxies") if proxies else (),
-                database_patience=settings.database_timeout,
+                database_timeout=settings.database_timeout,
                 waterfall_days=settings.waterfall_keep_days,
                 timeouts=RequestTimeouts(request=settings.request_timeout),
                 cors_origins=settings.allowed_origins,
