@@ -28,10 +28,10 @@ from protocol.requests import LANES
 MOST_COPIES = 4096
 """Blocks that are being copied back at once."""
 LEAST_PATIENCE_S = 0.05
-"""Beyond what is expected, computing is held back so long: a first read may be slow, a chunk that was computed in vain
-is slower."""
+"""For so long computing waits for a restore beyond the time that it is expected to take, at least. A first read may be
+slow, and computing a chunk in vain costs more."""
 PATIENCE_PART = 0.05
-"""The same as a part of what computing all of it takes, where that is longer."""
+"""The same wait as a part of the time that computing all of it would take. The longer of both holds."""
 DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
 """What is believed of a disk that was not calibrated, before blocks were read from it."""
 BLOCK_BYTES = 1 << 19

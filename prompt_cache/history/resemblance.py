@@ -48,7 +48,7 @@ class Noted(Struct):
 
 
 class _Unwritten:
-    """What requests of one project, which are going to be written, will be to those that come after them."""
+    """Requests of one project that are not in the database yet, to be found by later requests of the same batch."""
 
     def __init__(self) -> None:
         self.branches: dict[bytes, Branch] = {}

@@ -119,7 +119,10 @@ class LeaseRows:
             await self.bill(session, {row["lease"] for row in grown})
 
     async def bill(self, session: AsyncSession, paid: Collection[UUID]) -> None:
-        """Let those of these leases be billed that are paid for, as all before them are, and then those beyond them."""
+        """Mark these leases as billed, and then those built on them, where all is paid for.
+
+        A lease counts as billed when its own write is paid for and the lease that it is built on (`base`) is billed.
+        """
         # all tenants: requests end whoever asked
         before = lease.alias("before")
         certain = before.c.id.is_(None) | (before.c.billed == 1)
