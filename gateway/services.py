@@ -208,7 +208,7 @@ class Gateway:
             domains=services.domains,
             timeouts=services.options.timeouts,
             threads=self.threads,
-            patience=services.options.database_timeout,
+            database_timeout=services.options.database_timeout,
             slice_tokens=services.options.hold_slice,
         )
         self.attempts = LostAttempts(
