@@ -89,7 +89,7 @@ class DramTier:
     # ------------------------------------------------------------ who may leave the device
 
     def introduce(self, access: ScopeAccess) -> bool:
-        """Requests of this scope come. Returns whether it is new, or has changed."""
+        """Note how long blocks of this scope may be stored, and its keys. Returns whether it is new, or has changed."""
         known = self.scopes.get(access.scope)
         self.scopes[access.scope] = access
         self.scopes.move_to_end(access.scope)
@@ -233,7 +233,7 @@ class DramTier:
             pool.free([number])
 
     def _alone(self, group: int, number: int) -> Block:
-        """A block of which only one layer group's part is meant."""
+        """A block that has only the part of one layer group."""
         groups = len(self.device.pools)
         return (number,) if groups == 1 else tuple(number if at == group else ABSENT for at in range(groups))
 

@@ -49,7 +49,7 @@ class LeaseRequest:
         self._only_if_cached = only_if_cached
 
     def changed(self, request: HoldRequest, decision: LeaseDecision) -> HoldRequest | NotCached:
-        """The request with terms that say what was decided; or the error, if it was to be cached and is not."""
+        """The request with terms that say what was decided; or the error, if it may only run cached and is not."""
         if self._only_if_cached and decision.hit is None:
             return self._not_cached(decision)
         return replace(request, terms=pack(replace(self._terms, leases=decision.parts)))
@@ -93,8 +93,8 @@ def priced_classes(price: PriceVersion, lane: str) -> frozenset[str]:
 
 
 def classes_of(plan: CachePlan, price: PriceVersion, lane: str) -> set[str]:
-    """The classes that a request of this plan may write: those of its markers, and shorter ones, which live leases that
-    it writes again keep."""
+    """The classes that a request of this plan may write: those of its markers, and shorter ones, since a live
+    lease that is written again keeps its class."""
     offered = priced_classes(price, lane)
     longest = max((LIFE_S[point.lease] for point in plan.breakpoints if point.lease in offered), default=0)
     return {name for name in offered if LIFE_S[name] <= longest}

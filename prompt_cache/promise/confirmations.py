@@ -93,7 +93,10 @@ class Confirmed(Struct, frozen=True):
 
 
 def confirm_in_order(asked: Sequence[Confirmation], found: Mapping[UUID, Lease], purged: Collection[UUID]) -> Confirmed:
-    """Confirm all that stand, of requests that ask at once: where a writer is among them, its readers stand too."""
+    """Confirm the decisions that stand, of requests that ask at the same time, in any order.
+
+    Each confirmed writer may let decisions of readers stand that did not before; so look until none is added.
+    """
     leases = dict(found)
     stand = [False] * len(asked)
     changed: dict[UUID, Lease] = {}

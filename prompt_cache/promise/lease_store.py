@@ -113,7 +113,7 @@ class LeaseStore:
     # ------------------------------------------------ at the first token
 
     async def confirm_all(self, asked: Sequence[Confirmation]) -> list[bool | Exception]:
-        """Let what was decided for these requests hold for good, where it stands; False for each that is to be decided
+        """Make the decisions for these requests final. Returns for each whether it stands; if not, it must be decided
         again. Raises DatabaseUnavailable."""
         # all tenants: requests of several are confirmed together, each names its leases
         async with self._database.transaction() as session:
@@ -173,7 +173,7 @@ class LeaseStore:
         return {project: self._live_tokens[project][1] for project in projects}
 
     async def _remember_refused(self, session: AsyncSession, refused: Sequence[Lease], now: int) -> None:
-        """Keep why these did not begin, once for each prefix."""
+        """Keep that these leases were refused by the limit on live tokens, once for each prefix."""
         # all tenants: each row names its own
         kept = self._database.insert(ended_lease)
         kept = kept.on_conflict_do_update(index_elements=["id"], set_={"ended_at": kept.excluded.ended_at})
@@ -183,8 +183,11 @@ class LeaseStore:
     # ------------------------------------------------ after the requests
 
     async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
-        """Let the leases that these requests wrote be paid as far as their billed `prompts` reach, in tokens; end those
-        beyond, which nobody pays for. Returns how many of theirs ended. Raises DatabaseUnavailable."""
+        """Mark leases of requests that have ended as paid, and end those that reach beyond what was billed.
+
+        `prompts`: request -> billed tokens of its prompt. Returns how many of the leases that these requests wrote
+        ended. Raises DatabaseUnavailable.
+        """
         # all tenants: requests end whoever asked
         async with self._database.transaction() as session:
             query = select(*COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.paid == 0)
@@ -203,8 +206,8 @@ class LeaseStore:
             return len(failed)
 
     async def name_blocks(self, blocks: Sequence[LeaseBlocks]) -> set[UUID]:
-        """Note under which keys replicas have blocks of leases; of those that are gone nothing. Returns which were
-        purged already. Raises DatabaseUnavailable."""
+        """Note under which keys replicas have blocks of live leases. Returns which of the others were purged. Raises
+        DatabaseUnavailable."""
         # all tenants: a lease is one tenant's
         async with self._database.transaction() as session:
             wanted = one_of(self._database, lease.c.id, [one.lease_id for one in blocks])
@@ -218,7 +221,7 @@ class LeaseStore:
             return set(await session.scalars(select(ended_lease.c.id).where(gone, ended_lease.c.cause == "purged")))
 
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
-        """Requests, at most so many, of which leases of before this instant do not know whether they pay for them."""
+        """At most so many requests that wrote leases before this instant and whose payment is not certain yet."""
         # all tenants: requests end whoever asked
         query = select(lease.c.writer).where(lease.c.paid == 0, lease.c.created_at < before).distinct().limit(most)
         async with self._database.reading() as session:

@@ -76,7 +76,7 @@ Parts: TypeAlias = tuple[float, list[tuple[Lane, float]], list[tuple[Lane, float
 
 
 class LaneShares:
-    """Balances and reserves of all lanes.
+    """Which lane is served next, by the balances and reserves of all lanes.
 
     While the same lanes are backlogged, each one's service is within 2 L and the cost of one request of its share by
     weight (G4). L: the sum of the limits of all lanes' reserves.
