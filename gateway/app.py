@@ -80,9 +80,8 @@ def application_of(gateway: Gateway) -> Litestar:
             context = request_context(scope)
             name = context.name.encode()  # OpenAI's clients read the first header, Anthropic's the second
             headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name), *context.limit_headers]
-            tenant = None if context.principal is None else context.principal.tenant_id
-            if tenant is not None and dialect_of(scope) == "anthropic":
-                headers.append((b"anthropic-organization-id", str(tenant).encode()))
+            if (asker := context.principal) and asker.tenant_id is not None and dialect_of(scope) == "anthropic":
+                headers.append((b"anthropic-organization-id", str(asker.tenant_id).encode()))
             if services.options.cors_origins:
                 headers += cross_origin_headers(scope, services.options.cors_origins)
             message["headers"] = [*headers, *session_headers(scope, headers)]

@@ -74,14 +74,14 @@ class _CachedKey(msgspec.Struct, frozen=True):
 
 
 class Authenticator:
-    """Checks keys. `ttl`: seconds for which a key is cached, by default as the bus allows. `database_timeout`:
-    seconds to wait for the database when a key is not cached.
+    """Checks keys. `ttl`: seconds for which a key is cached, by default as the bus allows. `timeout`: seconds to
+    wait for the database when a key is not cached.
 
     Call `start` before use and `close` after.
     """
 
     def __init__(
-        self, database: Database, peppers: Peppers, bus: Bus, ttl: float | None = None, database_timeout: float = 5.0
+        self, database: Database, peppers: Peppers, bus: Bus, ttl: float | None = None, timeout: float = 5.0
     ) -> None:
         self._database = database
         self._peppers = peppers
@@ -94,7 +94,7 @@ class Authenticator:
         self._unknown_ids: _Cache = OrderedDict()  # apart, so that guessed ids cannot evict keys
         self._loads: dict[str, asyncio.Task[_CachedKey]] = {}
         self._revocations = 0
-        self._breaker = CircuitBreaker(database_timeout)
+        self._breaker = CircuitBreaker(timeout)
         self._background: set[asyncio.Task[None]] = set()
         self._last_used: dict[tuple[UUID, bool], int] = {}
 

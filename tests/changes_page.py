@@ -25,7 +25,7 @@ WORDS: Mapping[str, str] = {
     "An export": r"focus-periods|\bBILLING_PERIOD\b",
     "A lane's share": r"\bLANE_WEIGHTS\b|\blane_weights\b|\bweight_of\b|\bexpected_share\b",
     "A response header": r"x-turnpike-max-tokens|\bcache-status\b|\bretry-after\b|\bx-accel-|\bcontent-security-policy",
-    "A wait": r"\brequest_timeout\b|\bRequestTimeouts\b|\bqueue_timeouts?_?|\bclient_timeout:|\bdatabase_timeout\b",
+    "A wait": r"\b(request|database)_timeout\b|RequestTimeouts\b|\bqueue_timeout|\bclient_timeout:|\bCircuitBreaker\(",
     "A logo on the PDF": r"invoice\.typ|\"\*\.typ|\bto_pdf\b",
 }
 """The heading of each change -> what the files have that one before it touched: a family, a vendor, a tier, a header.
@@ -54,7 +54,7 @@ MAPS = frozenset(f"docs/{name}.md" for name in ("changes", "decisions", "modules
 """Pages that name everything, or are written by a program; `Every change` on the page says which."""
 CHECKS = frozenset({"tests/architecture.py", "tests/changes_page.py", "tests/test_docs.py"})
 
-_AS_THEY_ARE = re.compile(r"^As they are.*?(?=^\s*$|\Z)", re.M | re.S)
+_AS_THEY_ARE = re.compile(r"^As (?:they are|it is).*?(?=^\s*$|\Z)", re.M | re.S)
 _PATH = re.compile(r"`([\w./-]+)`")
 _FLAG = re.compile(r"`(--[\w{},-]+)")
 _NAME = re.compile(r"`(_?[A-Za-z]\w*(?:\.\w+)*)`")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import assert_never
 
 from engine.errors import ModelError
 from engine.model_config.config_class import ConfigClass, RopeKind
@@ -121,7 +120,6 @@ def _of_kind(kind: RopeKind, config: Fields, scaling: Fields, theta: float, part
             return _yarn(config, scaling, RopeConfig(theta, kind, original_context=original, partial=partial))
         case "longrope":
             return _longrope(config, scaling, RopeConfig(theta, kind, original_context=original, partial=partial))
-    assert_never(kind)
 
 
 def unknown_rope_fields(config: Fields) -> list[str]:

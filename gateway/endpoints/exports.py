@@ -13,7 +13,6 @@ from litestar.response import File
 from msgspec import Meta, Struct
 
 from billing.exports.datasets import InvalidExport
-from billing.exports.files import format_of
 from billing.exports.formats.writers import MEDIA_TYPES
 from billing.exports.jobs import ExportJob, ExportNotFound, TooManyExports
 from gateway.dialects.query_parameters import Parameters
@@ -156,7 +155,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
         path = jobs.path(job)
         if not path.is_file():
             raise Unavailable("The file is not on this machine: gateways and workers must share TURNPIKE_EXPORT_DIR.")
-        return File(path, filename=job.file_name, headers={"content-type": MEDIA_TYPES[format_of(job.format)]})
+        return File(path, filename=job.file_name, headers={"content-type": MEDIA_TYPES[job.format]})
 
     return [create_export, list_exports, retrieve_export, retrieve_export_content]
 

@@ -121,6 +121,5 @@ def _let_through(gateway: Gateway, request: Request[Any, Any, Any], answer: Answ
 def _tell(request: Request[Any, Any, Any], answer: Answer | None) -> None:
     """What the limits have left goes with whatever is answered."""
     if answer is not None:
-        request_context(request.scope).limit_headers = limit_headers(
-            answer.standing, anthropic=dialect_of(request.scope) == "anthropic", now=time.time()
-        )
+        context, anthropic = request_context(request.scope), dialect_of(request.scope) == "anthropic"
+        context.limit_headers = limit_headers(answer.standing, anthropic=anthropic, now=time.time())

@@ -102,9 +102,8 @@ def dialect_of(scope: Scope) -> Dialect:
     dialect: Dialect | None = None if handler is None else handler.opt.get(DIALECT)
     if dialect is not None:
         return dialect
-    if handler is None and scope["path"].startswith(_MESSAGES):
-        return "anthropic"  # a path that is not known, below one that is Anthropic's
-    return "anthropic" if any(name == _VERSION_NAME for name, _ in scope["headers"]) else "openai"
+    below = handler is None and scope["path"].startswith(_MESSAGES)  # an unknown path below one of Anthropic's
+    return "anthropic" if below or any(name == _VERSION_NAME for name, _ in scope["headers"]) else "openai"
 
 
 def _failure(request: Request[Any, Any, Any], error: Exception) -> GatewayError:

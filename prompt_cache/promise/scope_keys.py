@@ -82,12 +82,12 @@ class ListedKey(msgspec.Struct, frozen=True):
 
 
 class ScopeKeys:
-    """Loads and makes the keys. `database_timeout`: seconds to wait for the database."""
+    """Loads and makes the keys. `timeout`: seconds to wait for the database."""
 
-    def __init__(self, database: Database, master_key: bytes, *, database_timeout: float = 5.0) -> None:
+    def __init__(self, database: Database, master_key: bytes, *, timeout: float = 5.0) -> None:
         self._database = database
         self._wrapping = AESGCM(HKDF(SHA256(), KEY_BYTES, salt=None, info=b"turnpike/scope-keys/v1").derive(master_key))
-        self._breaker = CircuitBreaker(database_timeout)
+        self._breaker = CircuitBreaker(timeout)
         self._known: OrderedDict[UUID, ProjectKey] = OrderedDict()
         self._loads: dict[UUID, asyncio.Task[ProjectKey]] = {}
         self._drops = 0

@@ -34,7 +34,7 @@ class Users:
     """Accounts, memberships, sessions and the ways to sign in. A gateway calls `start` before use; whoever made it
     calls `close` at the end.
 
-    `ttl`: seconds for which a session is cached, by default as the bus allows. `database_timeout`: seconds to
+    `ttl`: seconds for which a session is cached, by default as the bus allows. `timeout`: seconds to
     wait for the database when a session is not cached. `attempts`: where attempts are counted, by default in it.
     """
 
@@ -45,7 +45,7 @@ class Users:
         bus: Bus,
         *,
         ttl: float | None = None,
-        database_timeout: float = 5.0,
+        timeout: float = 5.0,
         attempts: AttemptCounter | None = None,
     ) -> None:
         secrets, changes = UserSecrets(master_key), UserChanges(bus)
@@ -74,9 +74,7 @@ class Users:
             changes=changes,
             clock=self.clock,
         )
-        self.authenticator = SessionAuthenticator(
-            self.sessions, bus, self.clock, ttl=ttl, database_timeout=database_timeout
-        )
+        self.authenticator = SessionAuthenticator(self.sessions, bus, self.clock, ttl=ttl, timeout=timeout)
 
     async def start(self) -> None:
         """Subscribe to changes that other processes make."""

@@ -46,13 +46,7 @@ class SessionAuthenticator:
     """Finds live sessions. `clock`: microseconds since the Unix epoch. Call `start` before use and `close` after."""
 
     def __init__(
-        self,
-        sessions: Sessions,
-        bus: Bus,
-        clock: Callable[[], int],
-        *,
-        ttl: float | None = None,
-        database_timeout: float = 5.0,
+        self, sessions: Sessions, bus: Bus, clock: Callable[[], int], *, ttl: float | None = None, timeout: float = 5.0
     ) -> None:
         self._sessions = sessions
         self._bus = bus
@@ -60,7 +54,7 @@ class SessionAuthenticator:
         self._ttl = ttl if ttl is not None else TTL_SHARED if bus.shared else TTL_ALONE
         self._cache: OrderedDict[bytes, tuple[float, SessionRecord]] = OrderedDict()
         self._changes = 0
-        self._breaker = CircuitBreaker(database_timeout)
+        self._breaker = CircuitBreaker(timeout)
         self._used: OrderedDict[UUID, int] = OrderedDict()
         self._background: set[asyncio.Task[None]] = set()
 
