@@ -143,7 +143,10 @@ def _compare_ends(tenant: UUID, was: _End, found: _End) -> list[LogFinding]:
 
 
 async def _check_anchors(session: AsyncSession) -> list[LogFinding]:
-    """Each anchor is what the platform's chain says of it, and where it says that chains ended they have that head."""
+    """Compare anchors with the platform's chain, which recorded each, and with the chains.
+
+    An anchor must be what was recorded. Each chain must still have the head that the anchor has for its entry.
+    """
     anchor, entry = audit_anchor.c, audit_entry.c
     # all tenants: the log is verified as a whole
     there = and_(entry.tenant_id == anchor.tenant_id, entry.number == anchor.entries)

@@ -45,7 +45,7 @@ from gateway.http.authentication import Authentication
 from gateway.http.cors import CrossOrigin, cross_origin_headers
 from gateway.http.csrf import CsrfGuard, check_guarded
 from gateway.http.policies import check_policies, policy_of
-from gateway.http.responses import error_response, speaks_anthropic
+from gateway.http.responses import dialect_of, error_response
 from gateway.http.sessions import session_headers
 from gateway.openapi.routes import document_routes
 from gateway.request_context import RequestContext, request_context
@@ -80,8 +80,8 @@ def application_of(gateway: Gateway) -> Litestar:
             context = request_context(scope)
             name = context.name.encode()  # OpenAI's clients read the first header, Anthropic's the second
             headers = [*message["headers"], (b"x-request-id", name), (b"request-id", name), *context.limit_headers]
-            if context.principal is not None and context.principal.tenant_id is not None and speaks_anthropic(scope):
-                headers.append((b"anthropic-organization-id", str(context.principal.tenant_id).encode()))
+            if (asker := context.principal) and asker.tenant_id is not None and dialect_of(scope) == "anthropic":
+                headers.append((b"anthropic-organization-id", str(asker.tenant_id).encode()))
             if services.options.cors_origins:
                 headers += cross_origin_headers(scope, services.options.cors_origins)
             message["headers"] = [*headers, *session_headers(scope, headers)]

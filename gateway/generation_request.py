@@ -9,9 +9,8 @@ from msgspec import Struct
 from protocol.requests import Lane, StorePolicy
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-Surface = Literal["openai", "anthropic"]
-
-
+Dialect = Literal["openai", "anthropic"]
+"""A vendor's wire format. Stored rows and the admin API call a request's dialect its `surface`."""
 TextKind = Literal["text", "tool_use", "tool_result", "thinking"]
 
 
@@ -136,7 +135,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     `turns_path` and `max_tokens_path` are the JSON paths of the fields that said so, for error messages.
     """
 
-    surface: Surface
+    surface: Dialect
     model: str
     turns: tuple[Turn, ...]
     turns_path: str

@@ -83,7 +83,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     `connections`: open connections at most; `connections_per_address`: from one address, 0 for any number.
     `response_retention`: how long responses are kept where their project says nothing else; 0: never.
     `public_metrics`: whether /metrics is served beside the API. `trusted_proxies`: from where
-    X-Forwarded-For is believed. `database_patience`: how long a request waits for the
+    X-Forwarded-For is believed. `database_timeout`: how long a request waits for the
     database before it is answered with 503. `waterfall_days`: how long the worker keeps where the time of
     requests went, and which were refused; 0: not at all. `cors_origins`: whose pages may call /v1 from a browser, "*"
     for all.
@@ -102,7 +102,7 @@ class GatewayOptions(Struct, frozen=True, kw_only=True):
     connections_per_address: int = 0
     public_metrics: bool = True
     trusted_proxies: tuple[Network, ...] = ()
-    database_patience: float = 5.0
+    database_timeout: float = 5.0
     waterfall_days: float = 7.0
     timeouts: RequestTimeouts = field(default_factory=RequestTimeouts)
     cors_origins: tuple[str, ...] = ()
@@ -202,8 +202,8 @@ class Gateway:
         self.recorder = UsageRecorder(services.spool, self.allowances, self.lease_outcomes)
         self.threads = FairThreads()
         self.bodies = BodyBudget()
-        self.pings = CircuitBreaker(services.options.database_patience)
-        self.management_breakers = ManagementBreakers(services.options.database_patience, self.pings)
+        self.pings = CircuitBreaker(services.options.database_timeout)
+        self.management_breakers = ManagementBreakers(services.options.database_timeout, self.pings)
         self.admission = Admission(
             epoch,
             fleet=services.fleet,
@@ -214,7 +214,7 @@ class Gateway:
             domains=services.domains,
             timeouts=services.options.timeouts,
             threads=self.threads,
-            patience=services.options.database_patience,
+            database_timeout=services.options.database_timeout,
             slice_tokens=services.options.hold_slice,
         )
         self.attempts = LostAttempts(

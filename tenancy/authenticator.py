@@ -74,14 +74,14 @@ class _CachedKey(msgspec.Struct, frozen=True):
 
 
 class Authenticator:
-    """Checks keys. `ttl`: seconds for which a key is cached, by default as the bus allows. `patience`: seconds to wait
-    for the database when a key is not cached.
+    """Checks keys. `ttl`: seconds for which a key is cached, by default as the bus allows. `timeout`: seconds to
+    wait for the database when a key is not cached.
 
     Call `start` before use and `close` after.
     """
 
     def __init__(
-        self, database: Database, peppers: Peppers, bus: Bus, ttl: float | None = None, patience: float = 5.0
+        self, database: Database, peppers: Peppers, bus: Bus, ttl: float | None = None, timeout: float = 5.0
     ) -> None:
         self._database = database
         self._peppers = peppers
@@ -94,7 +94,7 @@ class Authenticator:
         self._unknown_ids: _Cache = OrderedDict()  # apart, so that guessed ids cannot evict keys
         self._loads: dict[str, asyncio.Task[_CachedKey]] = {}
         self._revocations = 0
-        self._patience = CircuitBreaker(patience)
+        self._breaker = CircuitBreaker(timeout)
         self._background: set[asyncio.Task[None]] = set()
         self._last_used: dict[tuple[UUID, bool], int] = {}
 
@@ -165,11 +165,11 @@ class Authenticator:
             return record
         task = self._loads.get(public_id)
         if task is None:
-            self._patience.check()
-            task = self._patience.begin(self._load(public_id))
+            self._breaker.check()
+            task = self._breaker.begin(self._load(public_id))
             self._loads[public_id] = task
             task.add_done_callback(lambda _: self._loads.pop(public_id, None))
-        return await self._patience.wait_for(task)
+        return await self._breaker.wait_for(task)
 
     def _ttl_of(self, record: _CachedKey) -> float:
         """For how long a record is trusted. While the bus is away nobody says what was revoked, so not for long."""

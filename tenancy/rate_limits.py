@@ -189,9 +189,9 @@ class RateLimits:
 class LimitCache:
     """What applies to each key: the limits of its project and its own. Call `start` before use and `close` after."""
 
-    def __init__(self, database: Database, bus: Bus, ttl: float | None = None, patience: float = 5.0) -> None:
-        """`patience`: seconds to wait for the database when a key's limits are not known."""
-        self._patience = patience
+    def __init__(self, database: Database, bus: Bus, ttl: float | None = None, timeout: float = 5.0) -> None:
+        """`timeout`: seconds to wait for the database when a key's limits are not known."""
+        self._timeout = timeout
         self._database = database
         self._bus = bus
         self._ttl = ttl if ttl is not None else TTL_SHARED if bus.shared else TTL_ALONE
@@ -225,7 +225,7 @@ class LimitCache:
     async def load(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> tuple[SubjectLimits, ...]:
         """Read the key's limits; old ones while the database is away. Raises DatabaseUnavailable."""
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 return await asyncio.shield(self._loading(key_id, project_id, tenant_id))
         except (DatabaseUnavailable, TimeoutError) as error:
             found = self._known.get(key_id)

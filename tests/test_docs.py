@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.architecture import ROOMS, modules
-from tests.changes_page import PAGE, unlisted_files
+from tests.changes_page import PAGE, unlisted_files, wrong_names
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -61,9 +62,7 @@ def test_an_invariant_without_statement_or_test_is_named(tmp_path: Path) -> None
         "tests/test_a.py": "async def test_a():\n    # C1 holds, and so does E4\n    pass\n",
         "billing/money.py": '"""Money, as I3 wants it."""\n',
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    _write(tmp_path, files)
     assert invariants_without_a_test(tmp_path) == [
         "C2 names no test",
         "C3 names tests/test_a.py::test_b, which is not there",
@@ -92,12 +91,44 @@ def test_every_file_that_a_change_touches_is_listed() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_flags_and_names_of_the_page_of_changes_are_there() -> None:
+    wrong = wrong_names(ROOT)
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_file_that_is_not_listed_is_named(tmp_path: Path) -> None:
-    (tmp_path / PAGE).parent.mkdir()
-    (tmp_path / PAGE).write_text((ROOT / PAGE).read_text().replace("## An export\n", "## Exports\n"))
-    (tmp_path / "billing").mkdir()
-    (tmp_path / "billing" / "tiers.py").write_text('TIERS = ("dram", "nvme")\n')
+    files = {
+        PAGE.as_posix(): (ROOT / PAGE).read_text().replace("## An export\n", "## Exports\n"),
+        "billing/tiers.py": 'TIERS = ("dram", "nvme")\n',
+        "tests/gateway/test_prices.py": "from billing.usage import METERS\n",
+        "docs/waits.md": "Set `--queue-timeout-batch`.\n",
+        "turnpike/commands/engine.py": "def run():\n    return 0\n",
+    }
+    _write(tmp_path, files)
     assert unlisted_files(tmp_path) == [
-        "billing/tiers.py: not listed in docs/changes.md under 'A cache tier'",
         "docs/changes.md has no section 'An export'",
+        'turnpike/commands/engine.py: no exception in docs/changes.md under "A lane\'s share"',
+        "billing/tiers.py: not listed in docs/changes.md under 'A cache tier'",
+        "tests/gateway/test_prices.py: not listed in docs/changes.md under 'A meter'",
+        "docs/waits.md: not listed in docs/changes.md under 'A wait'",
     ]
+
+
+def test_a_flag_or_name_that_is_not_there_is_named(tmp_path: Path) -> None:
+    files = {
+        "docs/settings.md": "| `--queue-seconds-lane` |",
+        "tests/goldens/files/commands.json": '"--json"',
+        PAGE.as_posix(): "`--json`, `--queue-{seconds,x}-lane`\n| `billing/tiers.py` | `TIERS`, `read_TIER`, `ALL` |\n",
+        "billing/tiers.py": 'TIERS = ("dram", "nvme")\n',
+    }
+    _write(tmp_path, files)
+    assert wrong_names(tmp_path) == [
+        "--queue-x-lane is no flag",
+        "ALL is in no file of its row: | `billing/tiers.py` | `TIERS`, `read_TIER`, `ALL` |",
+    ]
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)

@@ -30,8 +30,10 @@ EXIT_PENDING = 3
 
 
 def with_admin_services(settings: Settings, work: Callable[[AdminServices], Awaitable[int | None]]) -> int:
-    """Run `work` with the admin services of these settings, as who runs this; the exit status, 0 for None. Raises
-    NoData."""
+    """Run `work` with the admin services of these settings, and record its changes as made by whoever runs this.
+
+    Returns the exit status that `work` returns, 0 for None. Raises NoData.
+    """
     from turnpike.admin_services import open_admin_services
 
     async def run() -> int:
@@ -43,7 +45,8 @@ def with_admin_services(settings: Settings, work: Callable[[AdminServices], Awai
 
 
 async def _until_pending(work: Awaitable[int | None]) -> int | None:
-    """The status of a command; that of one whose change takes a second operator, who is told what to do."""
+    """The exit status of `work`. A change that a second operator must approve is printed with the command that does it,
+    and ends with EXIT_PENDING."""
     from billing.pending_changes import ChangePending
 
     try:
@@ -54,7 +57,7 @@ async def _until_pending(work: Awaitable[int | None]) -> int | None:
 
 
 async def _actor(admin: AdminServices) -> Actor:
-    """Who runs this command: the operator whose key is presented, else USER@HOST.
+    """Who runs this command: the operator whose key is in `--operator-key-file`, else USER@HOST.
 
     With a key that is not valid it is USER@HOST too; a command that needs the key says what is wrong with it.
     """

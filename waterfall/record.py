@@ -9,7 +9,7 @@ from protocol.requests import Timeline
 
 
 class Attempt(Struct, frozen=True, array_like=True, gc=False):
-    """One attempt at a replica; `timeline` is what that told of it, if it did."""
+    """One attempt at a replica; `timeline` is what the replica reported of it, None if it reported nothing."""
 
     replica: str
     timeline: Timeline | None = None

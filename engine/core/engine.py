@@ -54,7 +54,7 @@ class EngineLimits:
     """Tokens in a step."""
     bounds: QueueBounds = field(default_factory=QueueBounds)
     """How much may wait, by flow and by lane."""
-    patience: Mapping[Lane, float] = field(default_factory=dict)
+    queue_timeouts: Mapping[Lane, float] = field(default_factory=dict)
     """Seconds that a request may wait in its lane before it is refused; 0 or none for no limit."""
     lane_weights: Mapping[Lane, float] = field(default_factory=lambda: LANE_WEIGHTS)
     """Shares of engine time."""
@@ -119,7 +119,7 @@ class Engine:
         self._retentions: dict[str, float] = {}
         """Their retentions in seconds, as gateways that know their keys said last."""
         self._requests: dict[str, ParentRequest] = {}
-        self._timeouts = TimeoutWatch(self._requests, limits.patience)
+        self._timeouts = TimeoutWatch(self._requests, limits.queue_timeouts)
         self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine)
 
     # ------------------------------------------------------------ requests

@@ -17,12 +17,12 @@ Instant: TypeAlias = tuple[float, int, str]
 class TimeoutWatch:
     """Watches `requests`, by id, which the engine adds to and removes from: what is removed is watched no longer.
 
-    `patience`: how many seconds a request may wait in its lane; 0 or none for no limit.
+    `queue_timeouts`: how many seconds a request may wait in its lane; 0 or none for no limit.
     """
 
-    def __init__(self, requests: Mapping[str, ParentRequest], patience: Mapping[Lane, float]) -> None:
+    def __init__(self, requests: Mapping[str, ParentRequest], queue_timeouts: Mapping[Lane, float]) -> None:
         self._requests = requests
-        self._patience = patience
+        self._timeout_by_lane = queue_timeouts
         self._deadlines: LazyHeap[Instant] = LazyHeap(self._still_running)
         self._queue_timeouts: LazyHeap[Instant] = LazyHeap(self._still_queued)
 
@@ -30,8 +30,8 @@ class TimeoutWatch:
         """Watch a request that has just arrived."""
         if request.deadline is not None:
             self._deadlines.push((request.deadline, request.arrival, request.id))
-        if patience := self._patience.get(request.lane):
-            self._queue_timeouts.push((request.arrived_at + patience, request.arrival, request.id))
+        if timeout := self._timeout_by_lane.get(request.lane):
+            self._queue_timeouts.push((request.arrived_at + timeout, request.arrival, request.id))
 
     @property
     def next(self) -> float | None:

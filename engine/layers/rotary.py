@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 import torch
 
@@ -15,6 +16,8 @@ def frequencies(rope: RopeConfig, dim: int, context_tokens: int) -> torch.Tensor
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse = 1.0 / rope.theta**exponents
     match rope.kind:
+        case "default":
+            return inverse
         case "linear":
             return inverse / rope.factor
         case "llama3":
@@ -27,7 +30,7 @@ def frequencies(rope: RopeConfig, dim: int, context_tokens: int) -> torch.Tensor
                 field = "long_factor" if rope.stretched(context_tokens) else "short_factor"
                 raise ModelError(f"rope: field {field} has {len(factors)} factors for {len(exponents)} rotated pairs")
             return 1.0 / (torch.tensor(factors) * rope.theta**exponents)
-    return inverse
+    assert_never(rope.kind)
 
 
 def _llama3(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:

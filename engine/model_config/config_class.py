@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from engine.errors import ModelError
 from engine.model_config.fields import Fields
 
+RopeKind: TypeAlias = Literal["default", "linear", "llama3", "yarn", "longrope"]
+"""How rotary frequencies are scaled (`RopeConfig`)."""
 NOT_SET: tuple[Any, ...] = (None,)
 OFF: tuple[Any, ...] = (None, False)
 ONE: tuple[Any, ...] = (None, 1)
@@ -146,8 +148,8 @@ class ConfigClass:
 
     `defaults`: the default of every field that is read, None for those that the class does not have itself.
     `rope`, `rope_theta`: defaults of `rope_parameters` and `rope_theta`. `local_theta`: the rotary base of layers with
-    a window, for classes with parameters per type of layer. `rope_kinds`: supported `rope_type` -> kind.
-    `aliases`: other name of a field -> its own name. `fixed`: field -> implemented values. `ignored`: fields.
+    a window, for classes with parameters per type of layer. `rope_kinds`: supported `rope_type` -> kind; any other is
+    refused. `aliases`: other name of a field -> its own name. `fixed`: field -> implemented values. `ignored`: fields.
     """
 
     model_type: str
@@ -155,9 +157,7 @@ class ConfigClass:
     rope: Mapping[str, Any] = field(default_factory=dict)
     rope_theta: float = 10000.0
     local_theta: float | None = None
-    rope_kinds: Mapping[str, str] = field(
-        default_factory=lambda: {kind: kind for kind in ("default", "linear", "llama3", "yarn", "longrope")}
-    )
+    rope_kinds: Mapping[str, RopeKind] = field(default_factory=lambda: {kind: kind for kind in get_args(RopeKind)})
     aliases: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from engine.errors import ModelError
-from engine.model_config.config_class import ConfigClass
+from engine.model_config.config_class import ConfigClass, RopeKind
 from engine.model_config.fields import Fields
 
 _KNOWN = frozenset(
@@ -44,7 +44,7 @@ class RopeConfig:
     """
 
     theta: float
-    kind: str = "default"
+    kind: RopeKind = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -97,7 +97,7 @@ def read_rope(config: Fields, config_class: ConfigClass, layer_type: str = "full
     return rope
 
 
-def _of_kind(kind: str, config: Fields, scaling: Fields, theta: float, partial: float) -> RopeConfig:
+def _of_kind(kind: RopeKind, config: Fields, scaling: Fields, theta: float, partial: float) -> RopeConfig:
     # The outer field takes precedence.
     named = config if "original_max_position_embeddings" in config else scaling
     original = named.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))
@@ -120,7 +120,6 @@ def _of_kind(kind: str, config: Fields, scaling: Fields, theta: float, partial: 
             return _yarn(config, scaling, RopeConfig(theta, kind, original_context=original, partial=partial))
         case "longrope":
             return _longrope(config, scaling, RopeConfig(theta, kind, original_context=original, partial=partial))
-    raise AssertionError(kind)
 
 
 def unknown_rope_fields(config: Fields) -> list[str]:

@@ -77,7 +77,7 @@ class Decoding:
                 self.batch.leave(request)
 
     def computed(self, works: Sequence[Work], tokens: Sequence[int | None], put_off: Collection[int]) -> list[Request]:
-        """Append what the batch sampled, and look after the requests that this brought to some end.
+        """Append the tokens that the batch sampled. Requests that filled a block or spent their credit are dealt with.
 
         Returns those of `put_off` (arrivals): they sampled nothing and have left the batch, to `begin` again.
         """

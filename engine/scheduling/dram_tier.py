@@ -97,7 +97,8 @@ class DramTier:
             self.scopes.popitem(last=False)
 
     def publishing(self, request: Request, key: bytes) -> None:
-        """A request is about to publish a block on the device."""
+        """A request is about to publish a block on the device: hold it back there unless the request allows that its KV
+        is stored."""
         if request.store == "all":
             self._held_back.discard(key)
         elif not self.device.pools[0].holds(key):
@@ -105,8 +106,9 @@ class DramTier:
                 self._held_back = {known for known in self._held_back if self.device.pools[0].holds(known)}
             self._held_back.add(key)
 
-    def reads(self, request: Request, keys: Iterable[bytes]) -> None:
-        """A request reads published blocks: one that allows it lets them leave."""
+    def release_held_back(self, request: Request, keys: Iterable[bytes]) -> None:
+        """A request reads these published blocks. If it allows that its KV is stored, they may be copied to host memory
+        from now on, whoever published them."""
         if self._held_back and request.store == "all":
             self._held_back.difference_update(keys)
 
@@ -230,7 +232,7 @@ class DramTier:
             pool.free([number])
 
     def _alone(self, group: int, number: int) -> Block:
-        """A block of which only one layer group's part is meant."""
+        """A block that has only the part of one layer group."""
         groups = len(self.device.pools)
         return (number,) if groups == 1 else tuple(number if at == group else ABSENT for at in range(groups))
 

@@ -105,12 +105,12 @@ class FartherTiers:
     # ------------------------------------------------------------ a request's blocks
 
     def placed(self, request: Request, keys: Sequence[bytes], found: int) -> None:
-        """A request got blocks, the first `found` of them from the device: restore what of the others lies here.
+        """A request was given its blocks; the first `found` were on the device. Restore others from these tiers.
 
         `keys`: of the blocks that it may read.
         """
         if found:
-            self.dram.reads(request, keys[:found])
+            self.dram.release_held_back(request, keys[:found])
         if request.blocks_for(request.kv) < len(keys):
             self.restores.begin(request, keys, self.now)
         if self.saver is not None and not request.began:

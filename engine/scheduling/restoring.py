@@ -28,10 +28,10 @@ from protocol.requests import LANES
 MOST_COPIES = 4096
 """Blocks that are being copied back at once."""
 LEAST_PATIENCE_S = 0.05
-"""Beyond what is expected, computing is held back so long: a first read may be slow, a chunk that was computed in vain
-is slower."""
+"""For so long computing waits for a restore beyond the time that it is expected to take, at least. A first read may be
+slow, and computing a chunk in vain costs more."""
 PATIENCE_PART = 0.05
-"""The same as a part of what computing all of it takes, where that is longer."""
+"""The same wait as a part of the time that computing all of it would take. The longer of both holds."""
 DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
 """What is believed of a disk that was not calibrated, before blocks were read from it."""
 BLOCK_BYTES = 1 << 19
@@ -142,7 +142,7 @@ class Restorer:
         return len(self._reach(request, keys, first))
 
     def _reach(self, request: Request, keys: Sequence[bytes], first: int) -> list[bool]:
-        """For each block from `first` on that lies in a farther tier without a gap, whether it is on disk alone."""
+        """The blocks from `first` up to the first that no farther tier has; for each, whether it is on disk alone."""
         found: list[bool] = []
         for index in range(first, len(keys)):
             if self.dram.holds(keys[index]):
@@ -163,7 +163,7 @@ class Restorer:
             del self.active[request.arrival]
 
     def prefetch(self, request: Request, keys: Sequence[bytes], now: float) -> None:
-        """The request is the next to be admitted, and has to wait: let what is on disk alone come to host memory."""
+        """The next request to be admitted has to wait: meanwhile read its blocks on disk into host memory."""
         if self.disk is None or self.disk.fetch_room <= 0:
             return
         self._now = now
@@ -299,7 +299,7 @@ class Restorer:
         return self.chooser.plan(missing, now, sharers=self.sharers, reading=reading)
 
     def _patience(self, pending: Sequence[int], plan: Plan) -> float:
-        """How long computing is held back for these blocks, unless some of them come."""
+        """For how many seconds computing waits for these blocks, until it goes on without those that did not come."""
         alone = self.chooser.compute_seconds(
             Missing(pending[0] * BLOCK_TOKENS, (("nvme", len(pending)),), BLOCK_TOKENS, self.block_bytes),
             len(pending),

@@ -128,7 +128,7 @@ class Saver:
         keys.clear()
 
     def stop(self, now: float) -> None:
-        """A clean stop: what is retained now is wanted."""
+        """The replica stops cleanly: all that is retained now is to be saved."""
         for key, wish in self.leased.items():
             if wish.lease_until > now:
                 self._wish(key, wish)

@@ -316,7 +316,7 @@ class Scheduler:
             self._take(request, step)
 
     def _prefetch(self, request: Request) -> None:
-        """The first request of the queue has to wait: let what of it is on disk come nearer."""
+        """The first request of the queue has to wait: meanwhile read its blocks on disk into host memory."""
         if self.saver is not None and request.read:
             self.restores.prefetch(request, self.blocks.wanted(request), self.tiers.now)
 

@@ -63,7 +63,7 @@ class Replica:
         self.events = asyncio.get_running_loop()
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
-        self.disk = DiskWatch([journal.folder])
+        self._journal_disk = DiskWatch([journal.folder])
         self._running = RunningRequests()
         self.loop = EngineLoop(
             assembled.engine,
@@ -309,7 +309,7 @@ class Replica:
 
     @property
     def _disk_full(self) -> bool:
-        return self.journal.full or self.disk.full
+        return self.journal.full or self._journal_disk.full
 
     async def _beats(self) -> None:
         while True:
@@ -317,8 +317,8 @@ class Replica:
             beat = self._beat()
             for link in self.links:
                 link.send([beat])
-            if self._disk_full and (kv := self.loop.engine.disk) is not None:
-                kv.give_back(RESERVE_BYTES)  # cached KV goes before anything is refused for long
+            if self._disk_full and (kv_disk := self.loop.engine.disk) is not None:
+                kv_disk.give_back(RESERVE_BYTES)  # cached KV goes before anything is refused for long
             await self._restore_journal()
             self._done_outbox.sync_soon()  # so that the counts of long streams reach the disk, too
             self._done_outbox.reassign_orphans()

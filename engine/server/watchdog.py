@@ -35,9 +35,9 @@ class Watchdog:
     `report` is called first, in the watchdog's thread, and says what the engine works on. Then the stacks of all
     threads go to stderr and to `folder`/stall-<time>.txt, and `end` is called with EXIT_STALLED.
 
-    If code outside Python holds the interpreter's lock, so that no Python thread can run, the interpreter's own timer
-    writes the stacks to stderr and ends the process. A pause of the whole process is no stall for the watchdog; for
-    that timer it is one if it is some seconds longer than the limit.
+    If code outside Python holds the interpreter's lock, no Python thread can run. Then the interpreter's own timer,
+    which is set some seconds later (`_GRACE_S`), writes the stacks to stderr and ends the process. The watchdog does
+    not count a pause of the whole process as a stall. The timer does, if the pause is longer than limit and grace.
     """
 
     def __init__(

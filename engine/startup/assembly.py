@@ -109,7 +109,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
         options.max_waiting,
         options.token_budget,
         bounds=options.bounds,
-        patience=options.patience,
+        queue_timeouts=options.queue_timeouts,
         lane_weights=options.lane_weights,
         token_targets=options.token_targets,
     )

@@ -57,7 +57,7 @@ class ReplicaOptions:
     """Seconds that running requests may go on after SIGTERM."""
     stall_s: float = 120.0
     """Seconds that a step may last, beyond ten times what the largest step takes, before the replica ends."""
-    patience: Mapping[Lane, float] = field(default_factory=dict)
+    queue_timeouts: Mapping[Lane, float] = field(default_factory=dict)
     """Seconds that a request may wait in its lane before it is refused; 0 or none for no limit."""
     lane_weights: Mapping[Lane, float] = field(default_factory=lambda: LANE_WEIGHTS)
     """Shares of engine time."""

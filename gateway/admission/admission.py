@@ -184,12 +184,12 @@ class Admission:
         domains: CacheDomains,
         timeouts: RequestTimeouts,
         threads: FairThreads,
-        patience: float,
+        database_timeout: float,
         slice_tokens: int = 0,
     ) -> None:
-        """`gateway`: this worker's epoch. `leased` takes the holds of requests that leases have a say in. `patience`:
-        seconds that a request waits for the database. `slice_tokens`: hold the output's money in slices of so many
-        tokens of each choice; 0: all at once."""
+        """`gateway`: this worker's epoch. `leased` takes the holds of requests that leases have a say in.
+        `database_timeout`: seconds that a request waits for the database. `slice_tokens`: hold the output's money in
+        slices of so many tokens of each choice; 0: all at once."""
         self.timeouts = timeouts
         self.slice_tokens = slice_tokens
         self._gateway = gateway
@@ -200,7 +200,7 @@ class Admission:
         self._leased = leased
         self._domains = domains
         self._threads = threads
-        self._for_prices, self._for_holds = CircuitBreaker(patience), CircuitBreaker(patience)
+        self._for_prices, self._for_holds = CircuitBreaker(database_timeout), CircuitBreaker(database_timeout)
 
     async def prepare(
         self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest

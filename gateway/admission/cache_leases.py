@@ -102,8 +102,8 @@ def priced_classes(price: PriceVersion, lane: str) -> frozenset[str]:
 
 
 def classes_of(plan: CachePlan, price: PriceVersion, lane: str) -> set[str]:
-    """The classes that a request of this plan may write: those of its markers, and shorter ones, which live leases that
-    it writes again keep."""
+    """The classes that a request of this plan may write: those of its markers, and shorter ones, since a live
+    lease that is written again keeps its class."""
     offered = priced_classes(price, lane)
     longest = max((LIFE_S[point.lease] for point in plan.breakpoints if point.lease in offered), default=0)
     return {name for name in offered if LIFE_S[name] <= longest}

@@ -19,8 +19,8 @@ from storage.free_text import counted
 
 
 def within_max_cost(prepared: Sequence[PreparedRequest]) -> Sequence[PreparedRequest]:
-    """The parts of one request, if their upper bound is within its `max_cost`; a request that does not say how many
-    output tokens it wants is shortened to what is. Raises CostAboveMaximum."""
+    """The parts of one request, if its upper bound is within its `max_cost`. A request without `max_tokens` is
+    shortened until it is. Raises CostAboveMaximum."""
     first = prepared[0]
     most = first.generation.max_cost_pico
     if most is None:

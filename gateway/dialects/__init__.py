@@ -7,7 +7,10 @@ A vendor's folder has these modules, and so will a new one's:
   (`gateway.endpoints.generation_response.ResponseWriter`);
 - `errors.py`: `envelope` and `plain`, the vendor's error bodies;
 - `completion_usage.py`, `message_usage.py`: what the vendor calls our usage in responses, and back; `usage.py`: in
-  reports.
+  reports;
+- `tools.py`: tools and the choice among them, to `Tool` and `ToolChoice`; `diagnostics.py`: why a prompt missed, in the
+  vendor's words;
+- `models.py`: the vendor's list of models, if it is not OpenAI's, which `gateway.endpoints.models` has.
 
 What two endpoints of a vendor share is in `common_request.py` and `common_response.py`. Vendors do not import each
 other: what they share is in the modules beside their folders. A dialect's route is a module of `gateway.endpoints`.

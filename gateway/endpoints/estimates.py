@@ -30,7 +30,7 @@ from gateway.http.cache_control import HEADER as CACHE_CONTROL
 from gateway.http.cache_control import apply_cache_control, parse_cache_control
 from gateway.http.operations import describes
 from gateway.http.policies import demands
-from gateway.http.responses import json_response, speaks_anthropic
+from gateway.http.responses import dialect_of, json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
 
@@ -130,7 +130,7 @@ async def answer_estimate(gateway: Gateway, request: Request[Any, Any, Any], pay
 
 
 def _parser(gateway: Gateway, request: Request[Any, Any, Any], payer: Payer) -> Any:
-    if speaks_anthropic(request.scope):
+    if dialect_of(request.scope) == "anthropic":
         return partial(_of_messages, version=api_version(request), read_thinking=thinking_reader(gateway, payer))
     return _of_openai
 

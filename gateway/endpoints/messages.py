@@ -30,7 +30,7 @@ from gateway.services import Gateway
 def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
 
-    @post("/v1/messages", opt=demands("inference", "project_key", surface="anthropic") | MESSAGES)
+    @post("/v1/messages", opt=demands("inference", "project_key", dialect="anthropic") | MESSAGES)
     async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         context, payer = request_context(request.scope), project_payer(request.scope)
@@ -56,7 +56,7 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @post(
         "/v1/messages/count_tokens",
-        opt=demands("inference", "project_key", surface="anthropic") | COUNT_TOKENS,
+        opt=demands("inference", "project_key", dialect="anthropic") | COUNT_TOKENS,
         status_code=200,
     )
     async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:

@@ -16,7 +16,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.errors import ModelNotFound
 from gateway.http.operations import HeaderParameter, describes, query
 from gateway.http.policies import demands
-from gateway.http.responses import VERSION_HEADER, json_response, speaks_anthropic
+from gateway.http.responses import VERSION_HEADER, dialect_of, json_response
 from gateway.request_context import request_context
 from gateway.served_models.served_model import ServedModel
 from gateway.services import Gateway
@@ -76,7 +76,7 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Every served model that the key may use, and the further names under which they can be asked for."""
         limits = request_context(request.scope).authenticated_principal.limits
         allowed = [(name, model) for name, model in names() if limits.allows_model(model.name)]
-        if speaks_anthropic(request.scope):
+        if dialect_of(request.scope) == "anthropic":
             page = model_page([anthropic_info(*one) for one in allowed], Parameters.of(request))
             return json_response(page)
         return json_response(ModelList([model_object(*one) for one in allowed]))
@@ -94,8 +94,7 @@ def model_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         model = models.get(name)
         if not request_context(request.scope).authenticated_principal.limits.allows_model(model.name):
             raise ModelNotFound(f"The model {model.name!r} does not exist.", path="$.model")
-        return json_response(
-            anthropic_info(name, model) if speaks_anthropic(request.scope) else model_object(name, model)
-        )
+        describe = anthropic_info if dialect_of(request.scope) == "anthropic" else model_object
+        return json_response(describe(name, model))
 
     return [list_models, retrieve_model]

@@ -16,7 +16,7 @@ from litestar import Request
 from gateway.admission.admission import Payer, PreparedRequest, database_unavailable
 from gateway.admission.cache_leases import needs_leases
 from gateway.errors import GatewayError
-from gateway.http.responses import speaks_anthropic
+from gateway.http.responses import dialect_of
 from gateway.limits.headers import limit_headers
 from gateway.limits.limiter import Answer
 from gateway.limits.permit import AskedPermit, Permit
@@ -121,6 +121,5 @@ def _let_through(gateway: Gateway, request: Request[Any, Any, Any], answer: Answ
 def _tell(request: Request[Any, Any, Any], answer: Answer | None) -> None:
     """What the limits have left goes with whatever is answered."""
     if answer is not None:
-        request_context(request.scope).limit_headers = limit_headers(
-            answer.standing, anthropic=speaks_anthropic(request.scope), now=time.time()
-        )
+        context, anthropic = request_context(request.scope), dialect_of(request.scope) == "anthropic"
+        context.limit_headers = limit_headers(answer.standing, anthropic=anthropic, now=time.time())

@@ -85,7 +85,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         "/v1/organizations/usage_report/messages",
-        opt=demands("usage.read", surface="anthropic")
+        opt=demands("usage.read", dialect="anthropic")
         | describes(anthropic_usage.ReportPage[anthropic_usage.UsageResult], query=ANTHROPIC_USAGE, errors=ERRORS),
     )
     async def get_messages_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -95,7 +95,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         "/v1/organizations/cost_report",
-        opt=demands("usage.read", surface="anthropic")
+        opt=demands("usage.read", dialect="anthropic")
         | describes(anthropic_usage.ReportPage[anthropic_usage.CostResult], query=ANTHROPIC_COSTS, errors=ERRORS),
     )
     async def get_cost_report(request: Request[Any, Any, Any]) -> Response[bytes]:

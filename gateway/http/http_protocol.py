@@ -62,8 +62,9 @@ class RequestCycle(RequestResponseCycle):
 log = structlog.get_logger("gateway.http")
 
 _DOT_SEGMENTS = frozenset({".", ".."})
-_API = "v1"
-"""Below it clients may write paths as they like: there is nothing that is kept from them by its path."""
+_UNGUARDED_PREFIX = "v1"
+"""Paths below it may begin with percent-encoded or empty segments. Other paths must begin as they are routed, since a
+load balancer may keep clients from them by how they begin (`_begins_as_routed`)."""
 HEAD_BYTES = 64 * 1024
 """The request line and headers together may have so many bytes."""
 HEAD_FIELDS = 128
@@ -395,7 +396,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_parsing(431, f"The request line and headers have more than {HEAD_BYTES} bytes.")
 
     def _refuse(self, status: int, message: str, header: str = "") -> None:
-        """Respond with an error and close. An application that reads the body sees the client disconnect."""
+        """Respond with an error and close. An application that reads the body sees the client disconnect.
+
+        The error has OpenAI's form for every client: most of these requests have no path or headers yet that would name
+        another dialect.
+        """
         self._stop_head_timer()
         cycle = self.cycle
         responding = cycle is not None and not cycle.response_complete and cycle.response_started
@@ -436,4 +441,4 @@ class HttpProtocol(HttpToolsProtocol):
 def _begins_as_routed(raw: str, path: str) -> bool:
     """Whether the first two segments of a path stand in the request as the router sees them, which skips empty ones."""
     served = [segment for segment in path.split("/") if segment][:2]
-    return served[:1] in ([], [_API]) or raw.startswith("/" + "/".join(served))
+    return served[:1] in ([], [_UNGUARDED_PREFIX]) or raw.startswith("/" + "/".join(served))

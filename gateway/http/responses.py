@@ -28,15 +28,18 @@ from gateway.errors import (
     Unaffordable,
     Unavailable,
 )
+from gateway.generation_request import Dialect
 from gateway.http.pending import PENDING_STATUS, change_object
 from gateway.request_context import request_context
 from storage.database.database import DatabaseUnavailable, UnstorableText
 
 log = structlog.get_logger("gateway.errors")
 
-SURFACE = "surface"
-"""The key in a handler's `opt` that chooses the dialect of errors: "anthropic" or "openai". Without it the presence of
-Anthropic's header does, as it does on routes that both dialects have."""
+DIALECT = "dialect"
+"""The key in a handler's `opt` that names the dialect of its answers. Without it Anthropic's header decides, as on
+routes that both dialects have."""
+ERROR_BODIES: Mapping[Dialect, Any] = {"openai": openai_errors, "anthropic": anthropic_errors}
+"""The module with a dialect's error bodies."""
 VERSION_HEADER = "anthropic-version"
 _VERSION_NAME = VERSION_HEADER.encode()
 _MESSAGES = "/v1/messages"
@@ -57,7 +60,7 @@ def error_response(request: Request[Any, Any, Any], error: Exception) -> Respons
         return json_response(change_object(error.change), PENDING_STATUS)
     context = request_context(request.scope)
     request_id = context.name
-    dialect = _dialect(request)
+    dialect = ERROR_BODIES[dialect_of(request.scope)]
     if isinstance(error, HTTPException) and error.status_code != _TOO_LARGE:
         if error.status_code >= _SERVER_ERROR:
             log.warning("a request ended with a server error", request_id=request_id, cause=error.detail)
@@ -93,19 +96,14 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
     return {}
 
 
-def speaks_anthropic(scope: Scope) -> bool:
-    """Whether the request's route, or else its client, speaks Anthropic's dialect."""
+def dialect_of(scope: Scope) -> Dialect:
+    """The dialect of the request's route, or else the one that its client names by a header."""
     handler: Any = scope.get("route_handler")
-    surface = None if handler is None else handler.opt.get(SURFACE)
-    if surface is not None:
-        return bool(surface == "anthropic")
-    if handler is None and scope["path"].startswith(_MESSAGES):
-        return True  # a path that is not known, below one that is Anthropic's
-    return any(name == _VERSION_NAME for name, _ in scope["headers"])
-
-
-def _dialect(request: Request[Any, Any, Any]) -> Any:
-    return anthropic_errors if speaks_anthropic(request.scope) else openai_errors
+    dialect: Dialect | None = None if handler is None else handler.opt.get(DIALECT)
+    if dialect is not None:
+        return dialect
+    below = handler is None and scope["path"].startswith(_MESSAGES)  # an unknown path below one of Anthropic's
+    return "anthropic" if below or any(name == _VERSION_NAME for name, _ in scope["headers"]) else "openai"
 
 
 def _failure(request: Request[Any, Any, Any], error: Exception) -> GatewayError:

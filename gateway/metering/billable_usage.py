@@ -10,7 +10,7 @@ from msgspec import Struct
 from billing.holds.records import Hold
 from billing.prices import PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.usage import AUTOMATIC, Counts, DeliveryCertainty, RecordedBy, Status, Usage, UsageEvent
-from gateway.generation_request import Surface
+from gateway.generation_request import Dialect
 from prompt_cache.promise.lease_terms import LeasePart, split_prompt
 from protocol.requests import Counts as EngineCounts
 from storage.database import clock
@@ -27,7 +27,7 @@ class MeteringTerms(Struct, frozen=True, omit_defaults=True):
     `leases`: the parts of the prompt that leases cover, from its beginning.
     """
 
-    surface: Surface
+    surface: Dialect
     read_min: int
     prompt_tokens: int
     leases: tuple[LeasePart, ...] = ()
@@ -37,8 +37,8 @@ def usage_of(counts: EngineCounts, terms: MeteringTerms, delivered: int, fault: 
     """What is billed for `counts` under `terms`, when `delivered` output tokens reached the client.
 
     The parts of the prompt add up to `counts.prompt`, or to 0 when nothing is billed. What leases cover is billed as
-    they promised, wherever its KV was. Beyond them, KV that was found counts as read on the OpenAI surface, whose
-    caching is automatic; on the Anthropic surface only a lease makes a read.
+    they promised, wherever its KV was. Beyond them, KV that was found counts as read in OpenAI's dialect, whose
+    caching is automatic; in Anthropic's only a lease makes a read.
     """
     if fault == "ours_before":
         return Usage()

@@ -18,10 +18,11 @@ from litestar.routes import HTTPRoute
 from litestar.types.internal_types import PathParameterDefinition
 from msgspec import UNSET, Struct
 
+from gateway.generation_request import Dialect
 from gateway.http.operations import Events, Files, HeaderParameter, Operation, QueryParameter, operation_of
 from gateway.http.policies import ADMIN_PATH, Policy, policy_of
-from gateway.http.responses import SURFACE, VERSION_HEADER
-from gateway.openapi.error_answers import ENVELOPES, Dialect, error_answers, error_codes
+from gateway.http.responses import DIALECT, ERROR_BODIES, VERSION_HEADER
+from gateway.openapi.error_answers import error_answers, error_codes
 from gateway.openapi.examples import ExampleMaker, NoExample, shown
 from gateway.openapi.parameters import path_parameter
 from gateway.openapi.schemas import ComponentSchemas, Schema, reachable, running_text
@@ -30,6 +31,7 @@ from gateway.openapi.security import SECURITY_SCHEMES, security_of
 Audience: TypeAlias = Literal["all", "tenants"]
 Document: TypeAlias = dict[str, Any]
 
+_ENVELOPES: Mapping[Dialect, Any] = {dialect: bodies.Envelope for dialect, bodies in ERROR_BODIES.items()}
 _METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE")
 _HEADERS = {
     "x-request-id": {
@@ -61,9 +63,9 @@ class DescribedRoute(Struct, frozen=True):
     @property
     def dialects(self) -> tuple[Dialect, ...]:
         """The dialects of its answers: those that a client chooses from by its header, if the route has both."""
-        surface = self.handler.opt.get(SURFACE)
-        if surface is not None:
-            return (surface,)
+        dialect: Dialect | None = self.handler.opt.get(DIALECT)
+        if dialect is not None:
+            return (dialect,)
         both = self.operation is not None and any(header.name == VERSION_HEADER for header in self.operation.headers)
         return ("openai", "anthropic") if both else ("openai",)
 
@@ -91,7 +93,7 @@ def make_document(app: Litestar, audience: Audience = "all", missing: list[str] 
     routes = [route for route in described_routes(app) if route.operation is not None]
     schemas = ComponentSchemas(
         [_kind(route.operation.body) for route in routes if route.operation and route.operation.body is not None],
-        [*ENVELOPES.values(), *(kind for route in routes for kind in _answer_kinds(route.operation))],
+        [*_ENVELOPES.values(), *(kind for route in routes for kind in _answer_kinds(route.operation))],
     )
     writer = _OperationWriter(schemas, [] if missing is None else missing)
     paths: dict[str, Any] = {}
@@ -174,7 +176,7 @@ class _OperationWriter:
         parameters = [
             *(path_parameter(one, operation.path) for one in route.parameters),
             *(self._query(one) for one in operation.query),
-            *(_header(one, route.dialects) for one in operation.headers),
+            *(_header(one) for one in operation.headers),
         ]
         if parameters:
             written["parameters"] = parameters
@@ -186,7 +188,7 @@ class _OperationWriter:
         errors = error_codes(operation, policy, route.method, route.path)
         written["responses"] = {
             **{str(status): self._answer(operation, status, name) for status in sorted(operation.answers)},
-            **error_answers(errors, route.dialects, {key: self._schemas.of(kind) for key, kind in ENVELOPES.items()}),
+            **error_answers(errors, route.dialects, {key: self._schemas.of(kind) for key, kind in _ENVELOPES.items()}),
         }
         return written
 
@@ -278,7 +280,7 @@ def _file(answer: Files) -> dict[str, Any]:
     return {"schema": {}} | ({} if answer.example is UNSET else {"example": answer.example})
 
 
-def _header(header: HeaderParameter, dialects: Sequence[Dialect]) -> dict[str, Any]:
+def _header(header: HeaderParameter) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     if header.values:
         schema["enum"] = list(header.values)

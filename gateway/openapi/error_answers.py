@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from gateway.dialects.anthropic import errors as anthropic_errors
-from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import GatewayError
+from gateway.generation_request import Dialect
 from gateway.http.operations import Operation
 from gateway.http.policies import ADMIN_PATH, Policy
+from gateway.http.responses import ERROR_BODIES
 from gateway.openapi.examples import shown
-
-Dialect: TypeAlias = Literal["openai", "anthropic"]
-ENVELOPES: Mapping[Dialect, Any] = {"openai": openai_errors.Envelope, "anthropic": anthropic_errors.Envelope}
 
 _BODY_ERRORS = {
     "invalid_json": 400,
@@ -86,7 +83,7 @@ def error_answers(
     answers: dict[str, Any] = {}
     for status, listed in codes.items():
         for dialect in dialects:
-            shown_status = anthropic_errors.status_of(status) if dialect == "anthropic" else status
+            shown_status = ERROR_BODIES[dialect].status_of(status)
             answer = answers.setdefault(str(shown_status), _answer(shown_status, listed))
             content = answer["content"].setdefault("application/json", {"schema": schemas[dialect]})
             if content["schema"] != schemas[dialect]:
@@ -111,5 +108,4 @@ def _answer(status: int, codes: Sequence[str]) -> dict[str, Any]:
 def _example(dialect: Dialect, status: int, code: str) -> Any:
     failure = GatewayError(_MEANINGS.get(status, "The request failed."), code=code)
     failure.status = status
-    module = anthropic_errors if dialect == "anthropic" else openai_errors
-    return shown(module.envelope(failure, _REQUEST_ID), whole=True)
+    return shown(ERROR_BODIES[dialect].envelope(failure, _REQUEST_ID), whole=True)

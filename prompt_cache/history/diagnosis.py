@@ -113,7 +113,7 @@ class Earlier(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """What is known otherwise of a promise for the first `tokens` tokens: it ended at `at` because of `cause`."""
+    """A promise for the first `tokens` tokens that ended at `at` because of `cause`, as the ended leases say."""
 
     tokens: int
     cause: Literal["lease_expired", "purged", "lease_limit"]
@@ -257,14 +257,14 @@ def _refused_by_itself(new: RequestRecord, known: int) -> Cause | None:
 
 
 def _would_do(new: RequestRecord, nearest: Earlier | None) -> bool:
-    """Whether enough would have been shared, had the two not diverged."""
+    """Whether the nearest request would have shared enough tokens to be read, had the two not diverged."""
     if nearest is None or nearest.common >= nearest.record.tokens:
         return False
     return min(nearest.record.extent, new.tokens) >= new.read_min
 
 
 def _not_wanted(new: RequestRecord, evidence: Evidence, start: int, end: int) -> Iterator[Miss]:
-    """[start, end), of which this request wanted nothing read: under the class that would have been."""
+    """Why [start, end) was not read: this request did not want it to be. Each miss names the class that was there."""
     against = evidence.same[0].record if evidence.same else None
     for position, promises in _promises(evidence, start, end):
         alive = [one for one in promises if _is_alive(new, evidence, *one)]
@@ -319,7 +319,7 @@ def _unknown(new: RequestRecord, nearest: Earlier | None, start: int) -> Iterato
 
 
 def _diverged(new: RequestRecord, earlier: Earlier, start: int, end: int) -> Miss:
-    """[start, end), which missed since the two part where what they have in common ends."""
+    """Why [start, end) was not read: the two requests diverge where their common tokens end."""
     record, at = earlier.record, earlier.common
     lease = _class_beyond(record, at)
     return Miss(start, end, "diverged", path_at(new, at, earlier), record.id, record.at, lease, differs_at=at)
@@ -392,7 +392,7 @@ def _promised(
 
 
 def _text_around(new: RequestRecord, token: int) -> str:
-    """The path of the text that goes on at this token; empty where none does. There no block ends, as it did before."""
+    """The path of the text in whose middle this token is; empty if there is none. No block ends inside a text."""
     return next((span.path for span in new.spans if span.start < token < span.end), "")
 
 
@@ -431,7 +431,8 @@ def _unpromised(new: RequestRecord, earlier: Earlier, start: int, end: int, leas
 
 
 def _is_marked_beyond(new: RequestRecord, earlier: Earlier) -> bool:
-    """Whether both have a marker behind what they have in common: a read up to there failed by what differs before."""
+    """Whether both have a marker beyond their common tokens, so that only what differs before it kept it from being
+    read."""
     ends = [entry.tokens for entry in earlier.record.entries if not entry.refused]
     return max(ends, default=0) > earlier.common < max((tokens for tokens, _ in new.breakpoints), default=0)
 
@@ -462,7 +463,7 @@ def _told(new: RequestRecord) -> Iterator[tuple[int, int, Cause]]:
 
 
 def _recomputed(new: RequestRecord, evidence: Evidence, read: int) -> Iterator[Miss]:
-    """What was billed as read, in whole blocks, and was not there."""
+    """The whole blocks that were billed as read and had to be computed, since their KV was lost."""
     whole = (min(read, new.tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
     if not evidence.same or new.found >= whole:
         return
@@ -474,7 +475,7 @@ def _recomputed(new: RequestRecord, evidence: Evidence, read: int) -> Iterator[M
 
 
 def _merged(misses: Sequence[Miss]) -> Iterator[Miss]:
-    """Neighbours that say the same as one."""
+    """The misses, with neighbours that say the same joined into one."""
     last: Miss | None = None
     for miss in misses:
         if last is not None and (last.end, *_said(last)) == (miss.start, *_said(miss)):

@@ -55,7 +55,7 @@ class EndedLease(Struct, frozen=True):
 
 
 class _Latest(Generic[Row]):
-    """The latest rows of before an instant, each with its own; `all_of_them` if there are no more."""
+    """The latest rows before the instant `until`, each with its own instant. `all_of_them`: there are no more."""
 
     def __init__(self, until: int, rows: list[tuple[int, Row]], *, all_of_them: bool) -> None:
         self._until = until
@@ -63,7 +63,7 @@ class _Latest(Generic[Row]):
         self._all = all_of_them
 
     def before(self, at: int, most: int) -> list[Row] | None:
-        """The latest of before `at`; None if this is not known."""
+        """The latest rows before `at`, at most so many; None if these rows do not tell."""
         rows = [row for own, row in self._rows if own < at][:most]
         return rows if at <= self._until and (self._all or len(rows) == most) else None
 
@@ -122,7 +122,7 @@ class EarlierRows:
         return {one.id: one for one in found}
 
     async def ended_leases(self, keys: Collection[bytes]) -> dict[bytes, list[EndedLease]]:
-        """What ended of leases with these keys, by key, the first first."""
+        """The ended leases with these keys, by key, those that ended first before the others."""
         of = ended_lease.c
         query = select(of.prefix_key, of.cause, of.ended_at, of.created_at, of.lease_class)
         query = query.where(self._of_tenant(of), one_of(self._database, of.prefix_key, keys)).order_by(of.ended_at)

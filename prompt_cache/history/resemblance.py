@@ -48,7 +48,7 @@ class Noted(Struct):
 
 
 class _Unwritten:
-    """What requests of one project, which are going to be written, will be to those that come after them."""
+    """Requests of one project that are not in the database yet, to be found by later requests of the same batch."""
 
     def __init__(self) -> None:
         self.branches: dict[bytes, Branch] = {}
@@ -115,7 +115,7 @@ class _Search:
         self._common[request] = max(self._common.get(request, 0), tokens)
 
     async def look_around(self, rows: EarlierRows) -> None:
-        """Look for those that part from this one within a node, and for its like of other families."""
+        """Look for requests that diverge from this one inside a node, and for the most alike of other families."""
         if (following := self._following) is not None:
             for branch in (*await rows.continuations(following.parent, self._at), *self._continuations):
                 request, shared = branch.before(self._at), common_tokens(following.hashes, branch.hashes)
@@ -129,7 +129,7 @@ class _Search:
                 self._others = [one for one in found if one.family != family and one.at < self._at]
 
     def leases(self, records: Mapping[UUID, RequestRecord]) -> Mapping[bytes, int]:
-        """The keys of leases that its like had on what it shares, with their lengths."""
+        """The keys of this prompt's prefixes, of the lengths at which the requests found had leases, with these."""
         mine = self.noted.record.tokens
         found = (records[id] for id in self.alike if id in records)
         lengths = sorted({entry.tokens for one in found for entry in one.entries if entry.tokens <= mine})
@@ -243,7 +243,7 @@ def branches_of(noted: Noted) -> list[Branch]:
 
 
 def _most_alike(record: RequestRecord, others: Sequence[RequestRecord]) -> Earlier | None:
-    """The request of another family that has the most pieces in common, the latest of those."""
+    """The request of another family that has the most pieces in common; of equals, the latest."""
     best: Earlier | None = None
     for other in sorted(others, key=lambda one: one.at, reverse=True):
         common = 0

@@ -59,9 +59,12 @@ def stands(decision: LeaseDecision, leases: Mapping[UUID, Lease], purged: Collec
 
 
 def confirmed(confirmation: Confirmation, leases: Mapping[UUID, Lease]) -> tuple[list[Lease], list[Lease]]:
-    """The leases of a decision that stands which change: those that are told now, and the one that is read, which lives
-    as long as was decided whoever took it over; and those that end, since their writer ends before their tokens are
-    computed."""
+    """What changes for the leases of a decision that stands: those to be updated, and those that end.
+
+    Updated are the leases that it wrote, which are told now, and the one that it reads, which lives at least as long as
+    was decided even if another writer has taken it over. Those end whose writer ended before it had computed their
+    tokens.
+    """
     told: list[Lease] = []
     failed: list[Lease] = []
     decision = confirmation.decision
@@ -90,7 +93,10 @@ class Confirmed(Struct, frozen=True):
 
 
 def confirm_in_order(asked: Sequence[Confirmation], found: Mapping[UUID, Lease], purged: Collection[UUID]) -> Confirmed:
-    """Confirm all that stand, of requests that ask at once: where a writer is among them, its readers stand too."""
+    """Confirm the decisions that stand, of requests that ask at the same time, in any order.
+
+    Each confirmed writer may let decisions of readers stand that did not before; so look until none is added.
+    """
     leases = dict(found)
     stand = [False] * len(asked)
     changed: dict[UUID, Lease] = {}

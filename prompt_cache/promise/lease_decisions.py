@@ -73,12 +73,12 @@ class Lease(Struct, frozen=True):
 
     @property
     def firm(self) -> bool:
-        """Whether it can be read for certain, as long as its writer does not fail through us."""
+        """Whether its writer stays: it has a token, or all is paid for. Only a failure of ours can still end it."""
         return self.told or self.billed
 
     @property
     def key(self) -> LeaseKey:
-        """What finds it."""
+        """Project and prefix, by which it is found."""
         return self.project_id, self.prefix_key
 
     def is_live(self, now: int) -> bool:
@@ -255,7 +255,7 @@ class LeaseDecider:
         )
 
     def take(self, wish: LeaseWish, decision: LeaseDecision) -> None:
-        """Let what was decided hold, for the requests that come after it too."""
+        """Apply a decision. Later requests are decided on top of it."""
         for lease in decision.changes:
             before = self._leases.get(lease.key)
             if before is not None and before.id != lease.id:
@@ -351,7 +351,7 @@ class LeaseDecider:
 
 
 def _writes(marks: Sequence[Mark]) -> list[LeasePart]:
-    """How the tokens up to the last of these marks are billed: by the longest class that is asked for at or beyond."""
+    """How the tokens up to the last mark are billed: each by the longest-lived class of the marks that cover it."""
     parts: list[LeasePart] = []
     longest = ""
     for mark in reversed(marks):

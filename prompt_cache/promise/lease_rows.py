@@ -79,8 +79,10 @@ class LeaseRows:
         await session.execute(_CHANGE, sorted(rows, key=lambda row: row["lease"].int))
 
     async def end(self, session: AsyncSession, ended: Sequence[Lease], cause: EndCause, at: int | None = None) -> None:
-        """Move these from the leases to those that ended, at `at` or when they expired. What failed takes with it all
-        that goes on from it: nobody pays for its beginning."""
+        """Move these leases to the table of ended ones, as ended at `at`, or when they expired.
+
+        A lease that failed also ends every lease built on it, since nobody pays for its tokens.
+        """
         # all tenants: each row names its own
         if cause == "failed":
             ended = [*ended, *await self._beyond(session, ended)]
@@ -91,7 +93,7 @@ class LeaseRows:
             await self._hand_on(session, ended)
 
     async def _beyond(self, session: AsyncSession, leases: Sequence[Lease]) -> list[Lease]:
-        """The leases that go on from these, and from those, locked."""
+        """The leases built on these, directly or on one another, locked."""
         # all tenants: leases of several may end together
         beyond: dict[UUID, Lease] = {}
         before = {one.id for one in leases}
@@ -104,7 +106,7 @@ class LeaseRows:
         return list(beyond.values())
 
     async def _hand_on(self, session: AsyncSession, ended: Sequence[Lease]) -> None:
-        """Count the tokens of leases that ended with those that go on from there: these promise them still."""
+        """Count the own tokens of ended leases as those of the leases built on them, which still promise them."""
         # all tenants: leases of several may end together
         gone = {one.id: one for one in ended}
         query = select(lease.c.id, lease.c.tokens, lease.c.new_tokens, lease.c.base)
@@ -121,8 +123,9 @@ class LeaseRows:
             await self.bill(session, {row["lease"] for row in grown})
 
     async def bill(self, session: AsyncSession, paid: Collection[UUID] | None = None) -> None:
-        """Let those of these leases be billed that are paid for, as all before them are, and then those beyond them.
-        None: of all leases.
+        """Mark these leases as billed, all of them if None, and then those built on them, where all is paid for.
+
+        A lease counts as billed when its own write is paid for and the lease that it is built on (`base`) is billed.
 
         What others have locked is skipped: to wait for it while having locks out of order could be for ever. It is left
         to a later round of the worker (`LeaseStore.bill_rest`), and can be read meanwhile.

@@ -111,7 +111,7 @@ class LeaseStore:
 
     @retried_after_conflict
     async def confirm_all(self, asked: Sequence[Confirmation]) -> list[bool | Exception]:
-        """Let what was decided for these requests hold for good, where it stands; False for each that is to be decided
+        """Make the decisions for these requests final. Returns for each whether it stands; if not, it must be decided
         again. Raises DatabaseUnavailable."""
         # all tenants: requests of several are confirmed together, each names its leases
         async with self._database.transaction() as session:
@@ -171,7 +171,7 @@ class LeaseStore:
         return {project: self._live_tokens[project][1] for project in projects}
 
     async def _remember_refused(self, session: AsyncSession, refused: Sequence[Lease], now: int) -> None:
-        """Keep why these did not begin, once for each prefix."""
+        """Keep that these leases were refused by the limit on live tokens, once for each prefix."""
         # all tenants: each row names its own
         kept = self._database.insert(ended_lease)
         kept = kept.on_conflict_do_update(index_elements=["id"], set_={"ended_at": kept.excluded.ended_at})
@@ -182,9 +182,11 @@ class LeaseStore:
 
     @retried_after_conflict
     async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
-        """Let the leases that these requests wrote be paid as far as their billed `prompts` reach, in tokens; end those
-        beyond, which nobody pays for. Likewise those that ended meanwhile: nobody pays means that they failed. Returns
-        how many of theirs ended. Raises DatabaseUnavailable."""
+        """Mark leases of requests that have ended as paid, and end those that reach beyond what was billed.
+
+        `prompts`: request -> billed tokens of its prompt. Leases that ended meanwhile, and that nobody pays for, have
+        failed. Returns how many of the leases that these requests wrote ended. Raises DatabaseUnavailable.
+        """
         # all tenants: requests end whoever asked
         async with self._database.transaction() as session:
             query = select(*COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.paid == 0)

@@ -84,12 +84,12 @@ class ListedKey(msgspec.Struct, frozen=True):
 
 
 class ScopeKeys:
-    """Loads and makes the keys. `patience`: seconds to wait for the database."""
+    """Loads and makes the keys. `timeout`: seconds to wait for the database."""
 
-    def __init__(self, database: Database, master_key: bytes, *, patience: float = 5.0) -> None:
+    def __init__(self, database: Database, master_key: bytes, *, timeout: float = 5.0) -> None:
         self._database = database
         self._wrapping = AESGCM(HKDF(SHA256(), KEY_BYTES, salt=None, info=b"turnpike/scope-keys/v1").derive(master_key))
-        self._patience = CircuitBreaker(patience)
+        self._breaker = CircuitBreaker(timeout)
         self._known: OrderedDict[UUID, ProjectKey] = OrderedDict()
         self._loads: dict[UUID, asyncio.Task[ProjectKey]] = {}
         self._drops = 0
@@ -111,10 +111,10 @@ class ScopeKeys:
             return known
         task = self._loads.get(project_id)
         if task is None:
-            self._patience.check()
-            task = self._loads[project_id] = self._patience.begin(self._load(tenant_id, project_id))
+            self._breaker.check()
+            task = self._loads[project_id] = self._breaker.begin(self._load(tenant_id, project_id))
             task.add_done_callback(lambda _: self._loads.pop(project_id, None))
-        return await self._patience.wait_for(task)
+        return await self._breaker.wait_for(task)
 
     async def destroy(self, tenant_id: UUID, project_id: UUID, reason: str) -> int:
         """Destroy the project's key: what it sealed can never be read again. Returns its generation, 0 if there was

@@ -63,8 +63,8 @@ class SharedPrefix(msgspec.Struct, frozen=True):
 
 
 def digests_of(model: tuple[str, str], tokens: Sequence[int], lengths: Iterable[int]) -> Iterable[tuple[int, bytes]]:
-    """What stands for the first tokens of a prompt, for each of these lengths, which grow. `model`: the served model's
-    name, and the digest of its tokenizer and template."""
+    """The digest of the first tokens of a prompt, for each of these lengths, in ascending order. `model`: the served
+    model's name, and the digest of its tokenizer and template."""
     digest = hashlib.sha256(b"turnpike/shared-prefix/v1")
     for part in model:
         digest.update(len(part.encode()).to_bytes(4, "big") + part.encode())

@@ -34,8 +34,8 @@ class Users:
     """Accounts, memberships, sessions and the ways to sign in. A gateway calls `start` before use; whoever made it
     calls `close` at the end.
 
-    `ttl`: seconds for which a session is cached, by default as the bus allows. `patience`: seconds to wait for the
-    database when a session is not cached. `attempts`: where attempts are counted, by default in the database.
+    `ttl`: seconds for which a session is cached, by default as the bus allows. `timeout`: seconds to
+    wait for the database when a session is not cached. `attempts`: where attempts are counted, by default in it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Users:
         bus: Bus,
         *,
         ttl: float | None = None,
-        patience: float = 5.0,
+        timeout: float = 5.0,
         attempts: AttemptCounter | None = None,
     ) -> None:
         secrets, changes = UserSecrets(master_key), UserChanges(bus)
@@ -74,7 +74,7 @@ class Users:
             changes=changes,
             clock=self.clock,
         )
-        self.authenticator = SessionAuthenticator(self.sessions, bus, self.clock, ttl=ttl, patience=patience)
+        self.authenticator = SessionAuthenticator(self.sessions, bus, self.clock, ttl=ttl, timeout=timeout)
 
     async def start(self) -> None:
         """Subscribe to changes that other processes make."""

@@ -46,7 +46,7 @@ class SessionAuthenticator:
     """Finds live sessions. `clock`: microseconds since the Unix epoch. Call `start` before use and `close` after."""
 
     def __init__(
-        self, sessions: Sessions, bus: Bus, clock: Callable[[], int], *, ttl: float | None = None, patience: float = 5.0
+        self, sessions: Sessions, bus: Bus, clock: Callable[[], int], *, ttl: float | None = None, timeout: float = 5.0
     ) -> None:
         self._sessions = sessions
         self._bus = bus
@@ -54,7 +54,7 @@ class SessionAuthenticator:
         self._ttl = ttl if ttl is not None else TTL_SHARED if bus.shared else TTL_ALONE
         self._cache: OrderedDict[bytes, tuple[float, SessionRecord]] = OrderedDict()
         self._changes = 0
-        self._patience = CircuitBreaker(patience)
+        self._breaker = CircuitBreaker(timeout)
         self._used: OrderedDict[UUID, int] = OrderedDict()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -79,7 +79,7 @@ class SessionAuthenticator:
             return None
         new_token = None
         if session.rotate and session.current:
-            new_token = await self._patience.wait(self._sessions.rotate(session.id, mac, now))
+            new_token = await self._breaker.wait(self._sessions.rotate(session.id, mac, now))
             self._cache.pop(mac, None)
         self._record_use(mac, session, now)
         return SignedIn(session, mac, session.fresh(now), new_token)
@@ -90,7 +90,7 @@ class SessionAuthenticator:
             return found
         while True:  # again if a change was announced meanwhile, because what was read may be older
             changes, began = self._changes, time.monotonic()
-            session = await self._patience.wait(self._sessions.find(mac))
+            session = await self._breaker.wait(self._sessions.find(mac))
             if changes == self._changes:
                 break
         if session is None:

@@ -251,7 +251,7 @@ async def running_stack(
         name=name,
         database=stack.database,
         authenticator=Authenticator(
-            stack.database, PEPPERS, bus, ttl=key_ttl, patience=(options or GatewayOptions()).database_patience
+            stack.database, PEPPERS, bus, ttl=key_ttl, timeout=(options or GatewayOptions()).database_timeout
         ),
         tenancy=stack.tenancy,
         suspensions=Suspensions(stack.database, bus),

@@ -63,7 +63,7 @@ def run_engine(settings: Settings, parent: int | None = None) -> int:
         context=settings.context,
         drain_s=settings.drain_timeout,
         stall_s=settings.stall_timeout,
-        patience={
+        queue_timeouts={
             "interactive": settings.queue_timeout_interactive,
             "standard": settings.queue_timeout_standard,
             "batch": settings.queue_timeout_batch,

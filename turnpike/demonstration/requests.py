@@ -247,7 +247,7 @@ async def open_past_requests(admin: AdminServices, timed_from: int) -> AsyncIter
             domains=domains,
             timeouts=RequestTimeouts(),
             threads=threads,
-            patience=30.0,
+            database_timeout=30.0,
         )
         requests = PastRequests(admin, admission, leased, domains, models=models, timed_from=timed_from)
         try:

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from gateway.generation_request import Dialect
 from storage.database.base import from_instant
 from turnpike.demonstration.cast import LARGE, NORDLICHT, OWN, QUILLSTONE, SMALL, VISITOR
 from turnpike.demonstration.past import DAY, HOUR, MINUTE, SECOND
 from turnpike.demonstration.texts import prose, question
 
-Dialect = Literal["anthropic", "openai"]
 Ending = Literal["stop", "length", "left", "failed"]
 """How a request ends; `left`: its client goes away, `failed`: the service fails before the first token."""
 

@@ -36,7 +36,7 @@ from turnpike.settings.data_folder import folder_identity
 from turnpike.settings.secrets import Secrets
 from turnpike.settings.settings import Settings
 
-_KEY_PATIENCE_S = 1.0
+_KEY_TIMEOUT_S = 1.0
 """A request waits no longer for its project's data key; without it, its KV stays on the device."""
 _GC_THRESHOLDS = 50_000, 20, 50
 """Far above Python's own, since most objects of a request are freed by their reference counts."""
@@ -61,7 +61,7 @@ async def open_gateway_services(
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
-    scope_keys = ScopeKeys(admin.database, secrets.master_key, patience=min(_KEY_PATIENCE_S, settings.database_timeout))
+    scope_keys = ScopeKeys(admin.database, secrets.master_key, timeout=min(_KEY_TIMEOUT_S, settings.database_timeout))
     buckets = RedisBuckets(settings.redis_url, LEASE_US, KEEP_US) if settings.redis_url else None
     keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
@@ -73,7 +73,7 @@ async def open_gateway_services(
                 admin.database,
                 Peppers(secrets.peppers, secrets.pepper_current),
                 admin.bus,
-                patience=settings.database_timeout,
+                timeout=settings.database_timeout,
             ),
             tenancy=admin.tenancy,
             suspensions=Suspensions(admin.database, admin.bus),
@@ -88,7 +88,7 @@ async def open_gateway_services(
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports, settings.export_keep_days * 86_400),
             webhooks=webhook_endpoints(settings, admin.database, secrets),
-            limiter=Limiter(LimitCache(admin.database, admin.bus, patience=settings.database_timeout), buckets, name),
+            limiter=Limiter(LimitCache(admin.database, admin.bus, timeout=settings.database_timeout), buckets, name),
             rate_limits=admin.limits,
             epoch=keeper,
             domains=CacheDomains(
@@ -111,7 +111,7 @@ async def open_gateway_services(
                 connections_per_address=settings.max_connections_per_address,
                 public_metrics=not settings.metrics_listen and is_loopback(settings.host),
                 trusted_proxies=parse_networks(proxies, "trusted_proxies") if proxies else (),
-                database_patience=settings.database_timeout,
+                database_timeout=settings.database_timeout,
                 waterfall_days=settings.waterfall_keep_days,
                 timeouts=RequestTimeouts(request=settings.request_timeout),
                 cors_origins=settings.allowed_origins,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
@@ -18,7 +18,7 @@ from billing.exports.datasets import Column, Row, as_text
 from storage.free_text import safe_cell
 
 Format = Literal["csv", "jsonl", "parquet", "xlsx"]
-FORMATS: tuple[Format, ...] = ("csv", "jsonl", "parquet", "xlsx")
+FORMATS: tuple[Format, ...] = get_args(Format)
 MEDIA_TYPES: dict[str, str] = {
     "csv": "text/csv; charset=utf-8; header=present",
     "jsonl": "application/jsonl",
@@ -84,15 +84,17 @@ class JsonlWriter:
 
 def open_writer(form: Format, path: Path, columns: Sequence[Column], *, title: str, period: str) -> Writer:
     """A writer of this format. `title` and the first instant of `period` become properties of a workbook."""
-    if form == "csv":
-        return CsvWriter(path, columns)
-    if form == "jsonl":
-        return JsonlWriter(path, columns)
-    # Imported when needed: both take longer to load than all of billing.
-    if form == "parquet":
-        from billing.exports.formats.parquet import ParquetWriter  # noqa: PLC0415
+    match form:
+        case "csv":
+            return CsvWriter(path, columns)
+        case "jsonl":
+            return JsonlWriter(path, columns)
+        # Imported when needed: both take longer to load than all of billing.
+        case "parquet":
+            from billing.exports.formats.parquet import ParquetWriter  # noqa: PLC0415
 
-        return ParquetWriter(path, columns)
-    from billing.exports.formats.workbook import WorkbookWriter  # noqa: PLC0415
+            return ParquetWriter(path, columns)
+        case "xlsx":
+            from billing.exports.formats.workbook import WorkbookWriter  # noqa: PLC0415
 
-    return WorkbookWriter(path, columns, title=title, created_at=period_bounds(period)[0])
+            return WorkbookWriter(path, columns, title=title, created_at=period_bounds(period)[0])

@@ -38,7 +38,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.scheduling.fairness.flow import OUTPUT_GUESS, PATIENCE
 from engine.scheduling.fairness.flows import MAX_WAKE_UP_DEBT_US, FlowShares
-from engine.scheduling.fairness.lanes import LANE_WEIGHTS, QUANTUM, RANK, LaneShares, RecentUse
+from engine.scheduling.fairness.lanes import LANE_WEIGHTS, QUANTUM, RANK, LaneShares, RecentUse, weight_of
 from engine.scheduling.fairness.service_totals import RemoteServiceEstimate, ServiceTotals
 from engine.scheduling.fairness.slot_shares import SlotShares
 from engine.scheduling.policy import Capacity, Claim, Matched
@@ -191,11 +191,11 @@ class FairShare:
             if self._passes(request, left, other):
                 other.times_overtaken += 1
         self.flows[request.lane].placed(request)
-        self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
+        self._charge(request, request.spent + self._cost_left(request, BLOCK_TOKENS) - request.charged)
 
     def restored(self, request: Request) -> None:
         # They were charged as if they had to be computed.
-        self._charge(request, request.spent + self._ahead(request, BLOCK_TOKENS) - request.charged)
+        self._charge(request, request.spent + self._cost_left(request, BLOCK_TOKENS) - request.charged)
 
     def grown(self, requests: Iterable[Request]) -> None:
         costs: dict[Lane, float] = {}
@@ -260,29 +260,31 @@ class FairShare:
     def estimate(self, request: Request) -> float:
         """Estimated µs of engine time that a request still needs."""
         flow = self.flows[request.lane].flows.get(request.flow)
-        return self._ahead(request, OUTPUT_GUESS if flow is None else flow.output)
+        return self._cost_left(request, OUTPUT_GUESS if flow is None else flow.output)
+
+    # The next three are for expected waits (`queue_limits`) alone; who is served is decided by `lanes`.
 
     def least_share(self, lane: Lane) -> float:
-        """The lane's share of engine time by weight, among backlogged lanes and itself."""
-        return self.weights[lane] / sum(
-            weight for other, weight in self.weights.items() if other == lane or len(self.flows[other])
-        )
+        """The lane's part of engine time by weight, among the lanes that have waiting requests and itself."""
+        return self.weights[lane] / weight_of(self.weights, self._backlogged | {lane})
 
-    def share(self, lane: Lane) -> float:
-        """The lane's expected share: what other lanes left lately, but at least its share by weight."""
-        return max(self.least_share(lane), self._left(lane))
+    def expected_share(self, lane: Lane) -> float:
+        """The part of engine time that the lane will probably get: all that other lanes did not use lately, and at
+        least its share by weight."""
+        return max(self.least_share(lane), self._unused_by_others(lane))
 
-    def lead(self, lane: Lane) -> float:
-        """Expected µs for which higher lanes go first: their reserves, if they ask for more than their shares."""
-        if self._left(lane) > self.least_share(lane):
+    def reserved_by_higher_us(self, lane: Lane) -> float:
+        """Expected µs of engine time that higher lanes get first, until their reserves are used up; 0 while other lanes
+        leave this one more than its share by weight."""
+        if self._unused_by_others(lane) > self.least_share(lane):
             return 0.0
-        higher = [other for other in LANES[: RANK[lane]] if len(self.flows[other])]
-        shared = sum(self.weights[other] for other in LANES if other == lane or len(self.flows[other]))
-        # A reserve pays for what a lane gets beyond its own share.
+        shared = weight_of(self.weights, self._backlogged | {lane})
+        higher = [other for other in LANES[: RANK[lane]] if other in self._backlogged]
+        # A reserve pays for what a lane gets beyond its own share (`LaneShares.charge`).
         return sum(max(0.0, self.lanes.reserve[other]) / (1 - self.weights[other] / shared) for other in higher)
 
-    def _left(self, lane: Lane) -> float:
-        """The part of engine time that other lanes did not use lately."""
+    def _unused_by_others(self, lane: Lane) -> float:
+        """The part of engine time that other lanes did not use in the last `SPAN_S` seconds, from 0 to 1."""
         return 1.0 - self._use.of_others(lane, self._now)
 
     def _charge(self, request: Request, cost: float) -> None:
@@ -292,8 +294,9 @@ class FairShare:
         flows.charge(flows.flows[request.flow], cost)
         self.lanes.charge(lane, cost, self._working)
 
-    def _ahead(self, request: Request, usual: float) -> float:
-        """Estimated µs that the request still needs if its output has `usual` tokens. Recomputation is not counted."""
+    def _cost_left(self, request: Request, usual: float) -> float:
+        """Estimated µs that the request still needs if its output has `usual` tokens, and at least one more block. It
+        is what charges and `estimate` are made of. Recomputation is not counted."""
         output = min(request.max_output - request.output, max(usual - request.output, BLOCK_TOKENS))
         prompt = max(0, request.prompt - max(request.kv, request.max_kv))
         return request.rates.cost(prompt, 0, output)

@@ -65,12 +65,18 @@ QUANTUM = 250_000.0
 ROUNDS: Mapping[Lane, float] = {"interactive": 12, "standard": 4, "batch": 1}
 """The limit of a lane's reserve, and of its loan, in rounds' pay."""
 
+
+def weight_of(weights: Mapping[Lane, float], lanes: Collection[Lane]) -> float:
+    """The sum of these lanes' weights. A lane's share is its weight by that of all lanes with work and its own."""
+    return sum(weights[lane] for lane in LANES if lane in lanes)
+
+
 Parts: TypeAlias = tuple[float, list[tuple[Lane, float]], list[tuple[Lane, float]]]
 """How a cost is divided: the part that its lane pays, and what other lanes are paid, those with work and quiet ones."""
 
 
 class LaneShares:
-    """Balances and reserves of all lanes.
+    """Which lane is served next, by the balances and reserves of all lanes.
 
     While the same lanes are backlogged, each one's service is within 2 L and the cost of one request of its share by
     weight (G4). L: the sum of the limits of all lanes' reserves.
@@ -140,7 +146,7 @@ class LaneShares:
     def _divide(self, lane: Lane, backlogged: frozenset[Lane]) -> Parts:
         """How a cost of the lane is divided while the lanes `backlogged` have work."""
         weights = self.weights
-        shared = sum(weights[other] for other in LANES if other in backlogged or other == lane)
+        shared = weight_of(weights, backlogged | {lane})
         others = [(other, weight) for other, weight in weights.items() if other != lane]
         return (
             1 - weights[lane] / shared,

@@ -93,5 +93,5 @@ def expected_wait(policy: FairShare, request: Request) -> float:
     in_lane = min(flows.queued, before / part + others)
     everything = sum(policy.flows[lane].queued for lane in LANES)
     lane = request.lane
-    wait = in_lane / policy.share(lane) + policy.lead(lane)
+    wait = in_lane / policy.expected_share(lane) + policy.reserved_by_higher_us(lane)
     return max(wait, min(everything, in_lane / policy.least_share(lane))) / 1e6

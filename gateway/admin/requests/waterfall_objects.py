@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
@@ -11,6 +11,7 @@ from billing.calendar import format_instant
 from billing.money import format_pico
 from billing.prices import PriceVersion
 from billing.reports.request_list import ListedEvent
+from gateway.generation_request import Dialect
 from waterfall.bars import Bar, Waterfall, waterfall
 from waterfall.record import Record
 
@@ -46,7 +47,7 @@ CAUSES: Mapping[str, str] = {
 }
 """Stage -> what took the time."""
 
-_SURFACES: Mapping[str, Literal["openai", "anthropic"]] = {"openai": "openai", "anthropic": "anthropic"}
+_SURFACES: Mapping[str, Dialect] = {dialect: dialect for dialect in get_args(Dialect)}
 _READ_STAGES = ("match", "prefill", "queue", "transfer")
 _COMPUTE_STAGES = ("prefill", "decode", "queue", "transfer")
 _OUTPUT_STAGES = ("decode", "reader", "funds", "transfer")
@@ -97,7 +98,7 @@ class WaterfallObject(Struct, frozen=True, kw_only=True):
     why: str | None
     status: str
     code: str | None
-    surface: Literal["openai", "anthropic"] | None
+    surface: Dialect | None
     streamed: bool | None
     received_at: str | None
     wall_us: int

@@ -29,7 +29,7 @@ PATIENCE_S = 0.5
 REMEMBERED_S = 3600.0
 """For so long a key is remembered: what is asked of the database is money alone."""
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-OPTIONS = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=5.0, database_patience=PATIENCE_S)
+OPTIONS = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=5.0, database_timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

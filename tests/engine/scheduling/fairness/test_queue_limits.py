@@ -140,7 +140,7 @@ def test_a_full_queue_is_refused_with_the_wait_and_nothing_else_is_disturbed(ben
 
 @pytest.mark.slow
 def test_who_has_waited_too_long_in_its_lane_is_refused(benches: Callable[..., Bench]):
-    bench = benches(running=1, patience={"interactive": 30.0, "standard": 120.0})
+    bench = benches(running=1, queue_timeouts={"interactive": 30.0, "standard": 120.0})
     runs = bench.add(generate("runs", [5] * 70, 400, lane="interactive"))
     for lane in LANES:
         bench.add(generate(lane, [5] * 70, 4, lane=lane, flow="another"))
