@@ -120,8 +120,8 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     unknown = {*args.names, *filter(None, args.profile.split(","))} - {*NAMES}
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: no such workload")
-    if args.profile and not args.in_process:
-        parser.error("--profile: only with --in-process")
+    if args.profile and (not args.in_process or args.device == "cpu"):
+        parser.error("--profile: only with --in-process, on a GPU")
     if args.scale < 1:
         parser.error("--scale: at least 1")
     return args

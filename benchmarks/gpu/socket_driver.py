@@ -27,14 +27,19 @@ _BEAT_S = 30.0
 
 
 def _replica(settings: Settings, parent: int, facts: Connection) -> None:
-    """The replica's process. It says first what it runs on."""
+    """The replica's process. It says what it runs on, once it has loaded the model."""
     import torch  # noqa: PLC0415  # the driver's own process goes without
 
     from benchmarks.gpu.random_weights import load_random  # noqa: PLC0415
+    from engine.models.decoder import Decoder  # noqa: PLC0415
     from engine.server.replica import main  # noqa: PLC0415
 
-    facts.send((torch.cuda.get_device_name() if settings.device == "cuda" else "cpu", torch.__version__))
-    raise SystemExit(main(replica_options(settings, _KEY, parent), load_random))
+    def load(*given: Any, **kept: Any) -> Decoder:
+        model = load_random(*given, **kept)
+        facts.send((torch.cuda.get_device_name() if settings.device == "cuda" else "cpu", torch.__version__))
+        return model
+
+    raise SystemExit(main(replica_options(settings, _KEY, parent), load))
 
 
 class _Link(ReplicaLink):
@@ -106,7 +111,7 @@ class SocketDriver:
         _, waiting = await asyncio.wait(ends, timeout=max(0.0, left))
         took = time.perf_counter() - run.began
         if waiting:
-            link.send(*(Abort(request.id) for request in run.requests))
+            link.send(*(Abort(one.id) for one, end in zip(run.requests, ends, strict=True) if not end.done()))
             await asyncio.wait(ends, timeout=_ABORT_S)
         for end in ends:
             if end.done():
