@@ -44,7 +44,7 @@ class InProcessDriver:
         assembled = assemble(options, load_random)
         self.engine = assembled.engine
         self.machine = torch.cuda.get_device_name() if settings.device == "cuda" else "cpu"
-        self.torch = torch.__version__
+        self.torch = str(torch.__version__)
         self.dtype = assembled.model.dtype
         self._events = threading.Condition()
         self._open: set[str] = set()

@@ -36,7 +36,7 @@ def _replica(settings: Settings, parent: int, facts: Connection) -> None:
 
     def load(*given: Any, **kept: Any) -> Decoder:
         model = load_random(*given, **kept)
-        facts.send((torch.cuda.get_device_name() if settings.device == "cuda" else "cpu", torch.__version__))
+        facts.send((torch.cuda.get_device_name() if settings.device == "cuda" else "cpu", str(torch.__version__)))
         return model
 
     raise SystemExit(main(replica_options(settings, _KEY, parent), load))
