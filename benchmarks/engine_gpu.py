@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         driver = start(settings, args)
         try:
             started = driver.since_start()
-            started += driver.run([[5] * 64], 1, 60)["first_token_s"]
+            started += driver.run([[5] * 64], 1, max(60, args.limit))["first_token_s"]
             report: dict[str, Any] = {
                 "shape": args.shape, "precision": args.precision, "kv": settings.kv_dtype, "dtype": driver.dtype,
                 "machine": driver.machine, "torch": driver.torch, "host": platform.processor(), "way": driver.way,

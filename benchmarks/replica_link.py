@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from protocol.frames import VERSION, ProtocolError, ToGateway, ToReplica, encode, link_proof, read_from_replica
+from protocol.frames import VERSION, ToGateway, ToReplica, encode, link_proof, read_from_replica
 from protocol.replicas import Dial, Hello, Scope
 from protocol.requests import Ack, Done, Generate
 
@@ -32,8 +32,9 @@ class ReplicaLink:
         self._reader = reader
         self._writer = writer
         self._ends: dict[str, asyncio.Future[Done]] = {}
-        self._gone: Exception | None = None
+        self._gone: BaseException | None = None
         self._listening = asyncio.create_task(self._listen())
+        self._listening.add_done_callback(self._ended)
 
     @classmethod
     async def dial(
@@ -104,22 +105,21 @@ class ReplicaLink:
             await self._writer.wait_closed()
 
     async def _listen(self) -> None:
-        """Hear the replica until it hangs up; then all that waits fails."""
-        why: Exception = ConnectionResetError("the replica is gone")
-        try:
-            while (message := await read_from_replica(self._reader)) is not None:
-                self.heard(message)
-                if isinstance(message, Done):
-                    if message.sequence:
-                        self.send(Ack(message.id, message.sequence))
-                    end = self._ends.pop(message.id, None)
-                    if end is not None and not end.done():
-                        end.set_result(message)
-        except (OSError, ProtocolError) as error:
-            why = error
-        finally:
-            self._gone = why
-            for end in self._ends.values():
-                if not end.done():
-                    end.set_exception(why)
-            self._ends.clear()
+        """Hear the replica until it hangs up."""
+        while (message := await read_from_replica(self._reader)) is not None:
+            self.heard(message)
+            if isinstance(message, Done):
+                if message.sequence:
+                    self.send(Ack(message.id, message.sequence))
+                end = self._ends.pop(message.id, None)
+                if end is not None and not end.done():
+                    end.set_result(message)
+
+    def _ended(self, listening: asyncio.Task[None]) -> None:
+        """All that waits fails, as does what comes later."""
+        failure = None if listening.cancelled() else listening.exception()
+        self._gone = failure or ConnectionResetError("the replica is gone")
+        for end in self._ends.values():
+            if not end.done():
+                end.set_exception(self._gone)
+        self._ends.clear()

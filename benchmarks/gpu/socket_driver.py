@@ -23,7 +23,7 @@ from turnpike.settings.settings import Settings
 _KEY = b"k" * 32
 _STOP_S = 60.0
 _ABORT_S = 30.0
-_BEAT_S = 30.0
+_BEAT_S = 120.0
 
 
 def _replica(settings: Settings, parent: int, facts: Connection) -> None:
