@@ -22,6 +22,8 @@ ASK_S = 600.0
 MOST_WAITING = 65_536
 """Requests that may be under way on a connection."""
 _RETRY_S = 0.05
+_CLOSE_S = 5.0
+"""How long a link that is closed waits for a replica that does not read."""
 
 
 class ReplicaLink:
@@ -101,8 +103,9 @@ class ReplicaLink:
         self._listening.cancel()
         await asyncio.wait({self._listening})
         self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._writer.wait_closed()
 
     async def _listen(self) -> None:
         """Hear the replica until it hangs up."""

@@ -104,9 +104,10 @@ class SocketDriver:
         self._sent += len(prompts)
         self.outputs = run.outputs
         ends = []
-        for request in run.requests:
-            ends.append(link.begin(request))
-            await link.flushed()
+        async with asyncio.timeout(limit + _ABORT_S):
+            for request in run.requests:
+                ends.append(link.begin(request))
+                await link.flushed()
         left = limit - (time.perf_counter() - run.began)
         _, waiting = await asyncio.wait(ends, timeout=max(0.0, left))
         took = time.perf_counter() - run.began
