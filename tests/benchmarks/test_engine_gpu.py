@@ -15,6 +15,7 @@ from benchmarks.engine_gpu import parsed
 from benchmarks.gpu.timed_requests import sampling
 from benchmarks.gpu.workloads import NAMES, workloads
 
+ROOT = Path(__file__).resolve().parents[2]
 OTHERS_PROMPTS = "adf32608f2edb3743bc95250e438aaf6a5bed4e7c8d2dedcce17a0e26aadf49d"
 """SHA-256 of the prompts of seed 0 that vLLM was timed on."""
 
@@ -78,10 +79,10 @@ def test_a_run_over_the_socket(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     scale = ["--device", "cpu", "--shape", "qwen3-tiniest", "--scale", "16", "--repeats", "1", "--limit", "200"]
     command = [sys.executable, "-m", "benchmarks.engine_gpu", *scale, "--workloads", "sharing_trees", "--json", out]
-    # As small as its context lets it be.
+    memory = ["--setting", "kv_memory=100000000"]  # no more than the context needs
     ended = subprocess.run(
-        [*command, "--setting", "kv_memory=100000000"], capture_output=True, text=True, timeout=280, check=False
-    )
+        [*command, *memory], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     report = json.loads(out.read_text())
     assert (report["way"], report["sampling"], report["machine"]) == ("socket", "eighth", "cpu")
