@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hostile_inputs import hostile_grammar
+from benchmarks.replica_link import ReplicaLink
 from engine.server.replica import main as replica_main
 from engine.startup.options import ReplicaOptions
-from protocol.frames import VERSION, encode, link_proof, read_from_replica
-from protocol.replicas import Dial, Hello, Scope
-from protocol.requests import Ack, Done, Generate, Sampling, Segment, Tokens
+from protocol.frames import ToGateway
+from protocol.replicas import Hello, Scope
+from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 
 _KEY = b"k" * 32
 _AT_A_TIME = 8
@@ -43,61 +44,30 @@ def _replica(model: Path, folder: Path) -> None:
     raise SystemExit(replica_main(options))
 
 
-class Link:
-    """One gateway's connection; `ends` are who waits for a request's end."""
+class _Link(ReplicaLink):
+    """Keeps the gaps between the tokens of the neighbour's streams."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._ends: dict[str, asyncio.Future[Done]] = {}
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Hello) -> None:
+        super().__init__(reader, writer, hello)
         self.gaps: list[float] = []
         self._last: dict[str, float] = {}
 
-    @classmethod
-    async def dial(cls, path: Path) -> Link:
-        """Connect, waiting for the replica to come up."""
-        for _ in range(2400):
-            try:
-                reader, writer = await asyncio.open_unix_connection(str(path))
-                break
-            except OSError:
-                await asyncio.sleep(0.05)
-        hello = await read_from_replica(reader)
-        assert isinstance(hello, Hello)
-        link = cls(reader, writer)
-        writer.write(encode(Dial(VERSION, "bench", link_proof(_KEY, hello.challenge, "bench"))))
-        writer.write(encode(Scope("bench", b"r" * 32, b"d" * 32)))
-        return link
+    def heard(self, message: ToGateway) -> None:
+        if isinstance(message, Tokens) and message.id.startswith("stream"):
+            now = time.monotonic()
+            if message.id in self._last:
+                self.gaps.append(now - self._last[message.id])
+            self._last[message.id] = now
 
-    async def listen(self) -> None:
-        """Hear the replica until it hangs up."""
-        try:
-            while (message := await read_from_replica(self._reader)) is not None:
-                now = time.monotonic()
-                if isinstance(message, Tokens) and message.id.startswith("stream"):
-                    if message.id in self._last:
-                        self.gaps.append(now - self._last[message.id])
-                    self._last[message.id] = now
-                if isinstance(message, Done):
-                    if message.sequence:
-                        self._writer.write(encode(Ack(message.id, message.sequence)))
-                    self._ends.pop(message.id).set_result(message)
-        except OSError:
-            pass
-        for end in self._ends.values():
-            end.set_exception(ConnectionResetError("the replica is gone"))
-
-    async def ask(self, id: str, flow: str, output: int, grammar: str | None = None) -> Done:
+    async def run(self, id: str, flow: str, output: int, grammar: str | None = None) -> Done:
         """Run a request to its end. Raises ConnectionResetError when the replica ends first."""
-        end = self._ends[id] = asyncio.get_running_loop().create_future()
         tokens = [10 + at for at in range(40)]
         sampling = Sampling(output, temperature=1.0, seed=1)
         segments = (Segment(len(tokens), "bench"),)
-        self._writer.write(encode(Generate(id, 1, segments, tokens, sampling, 1 << 20, flow=flow, grammar=grammar)))
-        return await end
+        return await self.ask(Generate(id, 1, segments, tokens, sampling, 1 << 20, flow=flow, grammar=grammar))
 
 
-async def _run(link: Link, grammars: list[str | None], name: str) -> dict[str, Any]:
+async def _run(link: _Link, grammars: list[str | None], name: str) -> dict[str, Any]:
     """All of these requests beside the neighbours; what became of them, and how the neighbours fared."""
     link.gaps.clear()
     waiting = list(reversed(list(enumerate(grammars))))
@@ -111,7 +81,7 @@ async def _run(link: Link, grammars: list[str | None], name: str) -> dict[str, A
             number, grammar = waiting.pop()
             began = time.monotonic()
             try:
-                done = await link.ask(f"{name}{number}", f"hostile{flow % 4}", _OUTPUT, grammar)
+                done = await link.run(f"{name}{number}", f"hostile{flow % 4}", _OUTPUT, grammar)
             except ConnectionResetError:
                 ends["lost"] += 1
                 raise
@@ -122,7 +92,7 @@ async def _run(link: Link, grammars: list[str | None], name: str) -> dict[str, A
         number = 0
         while not stopped.is_set():
             number += 1
-            await link.ask(f"stream{name}{number}", "neighbour", _STREAM)
+            await link.run(f"stream{name}{number}", "neighbour", _STREAM)
 
     async def quick() -> None:
         number = 0
@@ -133,7 +103,7 @@ async def _run(link: Link, grammars: list[str | None], name: str) -> dict[str, A
                 "properties": {f"{name} {number}": {"type": "string"}, "b": {"type": "integer"}},
             }
             began = time.monotonic()
-            await link.ask(f"quick{name}{number}", "quick", 1, json.dumps({"json_schema": schema}))
+            await link.run(f"quick{name}{number}", "quick", 1, json.dumps({"json_schema": schema}))
             ordinary.append(time.monotonic() - began)
             await asyncio.sleep(_EVERY_S)
 
@@ -162,14 +132,14 @@ async def measure(folder: Path, model: Path, first: int, count: int) -> dict[str
     process = multiprocessing.get_context("spawn").Process(target=_replica, args=(model, folder))
     process.start()
     try:
-        link = await Link.dial(folder / "socket")
-        listening = asyncio.create_task(link.listen())
-        await link.ask("warm", "quick", 4, '{"json_schema": {"type": "object"}}')
+        scope = Scope("bench", b"r" * 32, b"d" * 32)
+        link = await _Link.dial(folder / "socket", _KEY, scope, alive=process.is_alive)
+        await link.run("warm", "quick", 4, '{"json_schema": {"type": "object"}}')
         without = await _run(link, [None] * min(count, 1000), "without")
         grammars: list[str | None] = [hostile_grammar(number) for number in range(first, first + count)]
         hostile = await _run(link, grammars, "hostile")
         survived = process.is_alive()
-        listening.cancel()
+        await link.close()
     finally:
         if process.pid is not None and process.is_alive():
             os.kill(process.pid, 15)

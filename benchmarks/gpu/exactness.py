@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.random_weights import SHAPES, load_random, write_shape
+from benchmarks.gpu.random_weights import load_random
+from benchmarks.gpu.shapes import SHAPES, write_shape
 from engine.core.engine import Engine
 from engine.options import KvDtype, Quantize
 from engine.scheduling.step_work import Work

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.random_weights import load_random, write_shape
+from benchmarks.gpu.random_weights import load_random
+from benchmarks.gpu.shapes import write_shape
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner
 from engine.kernels.block_sums import block_sums

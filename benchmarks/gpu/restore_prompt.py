@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.gpu.random_weights import load_random, write_shape
+from benchmarks.gpu.random_weights import load_random
+from benchmarks.gpu.shapes import write_shape
 from engine.core.engine import Engine
 from engine.startup.assembly import assemble
 from engine.startup.options import ReplicaOptions

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from benchmarks.engine_gpu import PRECISIONS
-from benchmarks.gpu.random_weights import SHAPES, load_random, write_shape
+from benchmarks.gpu.random_weights import load_random
+from benchmarks.gpu.shapes import SHAPES, write_shape
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner
 from engine.startup.assembly import assemble

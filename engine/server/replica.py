@@ -18,6 +18,8 @@ from engine.errors import DiskFull, EngineFailed, StartError
 from engine.grammar.refused_grammars import RefusedGrammars
 from engine.grammar.trial import STACK_BYTES
 from engine.grammar.trial_client import TrialClient
+from engine.models.decoder import Decoder
+from engine.models.registry import load_model
 from engine.server.done_outbox import DoneOutbox
 from engine.server.engine_loop import EngineLoop
 from engine.server.gateway_link import GatewayLink
@@ -406,8 +408,9 @@ class Replica:
             await asyncio.sleep(0.01)
 
 
-async def serve(options: ReplicaOptions) -> None:
-    """Run a replica until SIGTERM, SIGINT or the end of its parent. Raises EngineError if it cannot start."""
+async def serve(options: ReplicaOptions, load: Callable[..., Decoder] = load_model) -> None:
+    """Run a replica until SIGTERM, SIGINT or the end of its parent. `load` loads the model. Raises EngineError if it
+    cannot start."""
     listening_address(options.address)
     threading.stack_size(STACK_BYTES)  # of threads that start from here on; trials of grammars get half of it
     # The journal's lock first: a second replica on the folder fails before it loads a model.
@@ -415,12 +418,12 @@ async def serve(options: ReplicaOptions) -> None:
     try:
         if journal.damaged or journal.torn_bytes:
             logger.warning("journal was damaged", records=journal.damaged, torn_bytes=journal.torn_bytes)
-        await Replica(options, assemble(options), journal).run()
+        await Replica(options, assemble(options, load), journal).run()
     finally:
         journal.close()
 
 
-def main(options: ReplicaOptions) -> int:
+def main(options: ReplicaOptions, load: Callable[..., Decoder] = load_model) -> int:
     """Run `serve` in a new event loop. Returns 0 after a clean stop. Raises EngineError if it cannot start."""
-    asyncio.run(serve(options))
+    asyncio.run(serve(options, load))
     return 0

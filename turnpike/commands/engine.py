@@ -8,12 +8,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
+from typing import TYPE_CHECKING
 
 from turnpike.command_line import CommandError, CommandParser
 from turnpike.processes.replica_probe import Unreachable, probe
 from turnpike.settings import secrets
 from turnpike.settings.data_folder import prepare_data_folder, protect_data_folder
 from turnpike.settings.settings import ENGINE, SettingError, Settings
+
+if TYPE_CHECKING:
+    from engine.startup.options import ReplicaOptions
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -29,9 +33,7 @@ def engine(settings: Settings, arguments: argparse.Namespace) -> int:
 
 def run_engine(settings: Settings, parent: int | None = None) -> int:
     """Run one replica until a signal; `parent` is the process that started it as a child, if one did."""
-    from engine.scheduling.fairness.queue_limits import QueueBounds, bounds  # only a replica needs it
     from engine.server.replica import main  # imports torch
-    from engine.startup.options import ReplicaOptions
 
     prepare_data_folder(settings)
     if parent is None:  # who starts one as a child has done so
@@ -40,12 +42,20 @@ def run_engine(settings: Settings, parent: int | None = None) -> int:
         raise SettingError("listen: say where, as unix:PATH or tcp:HOST:PORT")
     if len(settings.model_folders) != 1:
         raise SettingError("model: a replica serves one model")
-    options = ReplicaOptions(
+    return main(replica_options(settings, secrets.load(settings.secrets).link_key, parent))
+
+
+def replica_options(settings: Settings, link_key: bytes, parent: int | None = None) -> ReplicaOptions:
+    """The options of the replica that serves the first model of these settings."""
+    from engine.scheduling.fairness.queue_limits import QueueBounds, bounds  # only a replica needs it
+    from engine.startup.options import ReplicaOptions
+
+    return ReplicaOptions(
         model=settings.model_folders[0],
         address=settings.listen,
         data=settings.data / "journal",
         name=settings.replica_name or socket.gethostname(),
-        link_key=secrets.load(settings.secrets).link_key,
+        link_key=link_key,
         device=settings.device,
         dtype=settings.dtype,
         quantize=settings.quantize,
@@ -77,7 +87,6 @@ def run_engine(settings: Settings, parent: int | None = None) -> int:
         ),
         parent_pid=parent,
     )
-    return main(options)
 
 
 def probe_engine(settings: Settings) -> int:
