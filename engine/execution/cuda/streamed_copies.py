@@ -23,7 +23,7 @@ import torch
 from engine.execution.block_copies import BlockCopies
 from engine.execution.model_runner import ModelRunner
 from engine.execution.stopwatch import Stopwatch
-from engine.kernels.to_host import write_to_host
+from engine.kernels.host_words import write_to_host
 from engine.scheduling.step_work import Step, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT, Block
