@@ -15,10 +15,10 @@ import torch
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Slots
-from engine.execution.cuda.uploads import Ints
 from engine.kernels.decode_attention import DecodeAttention, DecodeBatch
 from engine.kernels.likeliest import Likeliest
 from engine.kernels.sampler import DeviceSampler, Parameters
+from engine.kernels.uploads import Ints
 from engine.kv_cache.memory import KvMemory
 
 _SMALL_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384)

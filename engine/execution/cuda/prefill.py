@@ -10,11 +10,11 @@ import torch
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Chunk
-from engine.execution.cuda.uploads import Ints, Uploads
 from engine.kernels import prefill_attention as plain
 from engine.kernels.paged_kv import PagedKv
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from engine.kernels.stored_in_fp8 import widen_blocks
+from engine.kernels.uploads import Ints, Uploads
 from engine.kv_cache.memory import KvMemory
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 

@@ -21,13 +21,13 @@ from engine.execution.cuda.flights import Flags, Flight, Positions, Prefilled
 from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Prefill
 from engine.execution.cuda.slots import MOST_CHUNKS, Chunk, Slots
-from engine.execution.cuda.uploads import Uploads
 from engine.execution.model_runner import ModelRunner, NotFinite, WorkOutcome
 from engine.execution.sizes import Sizes
 from engine.kernels.attention_splits import split_bounds
 from engine.kernels.host_words import write_to_host
 from engine.kernels.likeliest import NOT_FINITE, Likeliest
 from engine.kernels.sampler import DeviceSampler, draws, parameters_of
+from engine.kernels.uploads import Uploads
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder

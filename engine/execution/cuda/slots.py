@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.execution.cuda.uploads import Ints, Uploads
 from engine.kernels.sampler import WORDS, Parameters, draws, parameters_of
+from engine.kernels.uploads import Ints, Uploads
 from engine.scheduling.step_work import Decode
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 

@@ -109,7 +109,12 @@ class StreamedCopies(BlockCopies):
                     runner.checksums[group].enter(numbers, runner.memories[group])
                 for piece in _pieces(pairs):
                     for group, numbers in runner.by_group(piece):
-                        runner.dram[group].copy(runner.memories[group], numbers)
+                        if stream is self._first:
+                            # A copy would wait for those of all earlier steps.
+                            for there, here in numbers:
+                                write_to_host(runner.memories[group].data[there], runner.dram[group].data[here])
+                        else:
+                            runner.dram[group].copy(runner.memories[group], numbers)
                     left: torch.cuda.Event = stream.record_event()
                     for there, here in piece:
                         self._on_device.update((place, left) for place in _places(there))

@@ -21,9 +21,9 @@ _SMALLEST = 1_024
 
 
 class Uploads:
-    """Uploads to one device, in the order of its current stream.
+    """Uploads to one device, each in the order of the stream that is current.
 
-    Each is read by a kernel from page-locked memory of ours, which is used again once the kernel is done.
+    It is read by a kernel from page-locked memory of ours, which is used again once the kernel is done.
     """
 
     def __init__(self, device: torch.device) -> None:
