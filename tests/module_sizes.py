@@ -46,7 +46,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("storage/backoff.py", "storage/free_text.py", "storage/database/clock.py", "storage/database/outbox.py"),
         *("storage/database/sql_arrays.py", "engine/scheduling/lazy_heap.py", "gateway/dialects/json_objects.py"),
         *("gateway/recovery/background_tasks.py", "turnpike/processes/event_loop.py"),
-        *("billing/service_levels/histograms.py", "engine/execution/stopwatch.py", "engine/execution/cuda/uploads.py"),
+        *("billing/service_levels/histograms.py", "engine/execution/stopwatch.py", "engine/kernels/uploads.py"),
     ),
     "one rule that several paths must keep alike": (
         *("billing/invoices/states.py", "billing/accounts/idempotency.py", "tenancy/administration/operators.py"),
