@@ -8,10 +8,15 @@ GPU, where one launch adds up many blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engine.kv_cache.memory import KvMemory
+
+if TYPE_CHECKING:
+    from engine.kernels.uploads import Uploads
 
 _SEED = 0x7475726E
 _WORD_BYTES = 8
@@ -28,6 +33,7 @@ class BlockChecksums:
         self._on_host = weights
         self._on_device = weights.to(device)
         self._known = torch.zeros(blocks, dtype=torch.int64, device=device)
+        self._upload: Uploads | None = None
 
     def enter(self, pairs: Sequence[tuple[int, int]], device: KvMemory) -> None:
         """Blocks of host memory are to hold these of the device: pairs (block there, block here)."""
@@ -49,10 +55,15 @@ class BlockChecksums:
         return self._sums(device, there) != self._known.index_select(0, here)
 
     def _numbers(self, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """The pairs' first and second blocks, on the device; on a GPU nobody waits for it."""
-        columns = list(zip(*pairs, strict=True))
-        numbers = torch.tensor(columns, dtype=torch.int64, pin_memory=self._known.is_cuda)
-        return numbers.to(self._known.device, non_blocking=True)
+        """The pairs' first and second blocks, int64 [2, pairs] on the device; on a GPU nobody waits for it."""
+        columns = np.array(pairs, np.int32).T
+        if not self._known.is_cuda:
+            return torch.from_numpy(columns.astype(np.int64))
+        if self._upload is None:
+            from engine.kernels.uploads import Uploads  # noqa: PLC0415  # Triton, which a CPU does without
+
+            self._upload = Uploads(self._known.device)
+        return self._upload([columns])[0].long()
 
     def _sums(self, memory: KvMemory, blocks: torch.Tensor) -> torch.Tensor:
         if self._known.is_cuda:

@@ -1,8 +1,8 @@
-"""One decode step for a number of rows: the model, its head and the likeliest tokens; on a GPU a captured graph.
+"""One decode step for a number of rows: the model, its head and the tokens; on a GPU a captured graph.
 
 Rows are padded to one of few counts (`row_counts`), each of which has its own graph. A graph reads its rows from fixed
-memory, the latest tokens by slot, and writes the likeliest tokens back by slot: so the step after it can be queued
-before anybody has read them.
+memory, the latest tokens by slot, and writes the likeliest tokens back by slot; where rows are sampled, kernels behind
+the graph replace them. So the step after it can be queued before anybody has read them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Slots
-from engine.execution.cuda.uploads import Ints
 from engine.kernels.decode_attention import DecodeAttention, DecodeBatch
 from engine.kernels.likeliest import Likeliest
+from engine.kernels.sampler import DeviceSampler, Parameters
+from engine.kernels.uploads import Ints
 from engine.kv_cache.memory import KvMemory
 
 _SMALL_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384)
@@ -42,16 +43,23 @@ class DecodeSteps:
     """Decode steps of up to `most` rows; keys are cut at `bounds`."""
 
     def __init__(
-        self, model: FusedDecoder, memories: list[KvMemory], slots: Slots, most: int, bounds: torch.Tensor
+        self,
+        model: FusedDecoder,
+        memories: list[KvMemory],
+        slots: Slots,
+        most: int,
+        bounds: torch.Tensor,
     ) -> None:
         device, most = model.device, padded_rows(most)
         self.model = model
+        self._uploads = slots.upload
         self.slots = slots
         self.counts = row_counts(most)
         self.windows = [memory.group.window for memory in memories]
         first = {layer.group: layer.kv for layer in reversed(model.layers)}
         self._attentions = [DecodeAttention(most, model.heads, first[group], bounds) for group in range(len(memories))]
         self._likeliest = Likeliest(most, model.vocabulary, device)
+        self._sampler = DeviceSampler(most, model.vocabulary, device)
         self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
         self.logits = torch.empty(most, model.head.outputs, dtype=model.embedding.dtype, device=device)
         self._captured: dict[int, Captured] = {}
@@ -72,26 +80,35 @@ class DecodeSteps:
         # What they shared ends with the last of them.
         self._pool = None
 
-    def run(self, slots: Ints, positions: Ints, order: Ints, sources: Ints | None = None) -> None:
+    def run(
+        self,
+        slots: Ints,
+        positions: Ints,
+        order: Ints,
+        sources: Ints | None = None,
+        sampling: Parameters | None = None,
+    ) -> None:
         """Compute a step: its tokens are in `tokens` and its logits in `logits`, from the first row on.
 
         `positions` −1 for rows that are not to be computed; `order` has each row once. `sources`: where rows find their
-        tokens, and leave those that follow; their slots if None.
+        tokens, and leave those that follow; their slots if None. `sampling`: how they are drawn, if not all of them are
+        the likeliest ones.
         """
         rows, count = len(slots), self.padded(len(slots))
         step = self._captured.get(count) or self._prepare(count)
-        device = self.model.device
-        host = torch.empty(step.rows.shape, dtype=torch.int32, pin_memory=device.type == "cuda")
-        given = host.numpy()
-        given[0, :rows], given[1, :rows], given[2, :rows] = slots, positions, order
-        given[3, :rows] = slots if sources is None else sources
-        given[0, rows:], given[1, rows:], given[3, rows:] = 0, -1, 0
-        given[2, rows:] = np.arange(rows, given.shape[1])
-        step.rows.copy_(host, non_blocking=True)
+        with self._uploads.filling(step.rows) as given:
+            given[0, :rows], given[1, :rows], given[2, :rows] = slots, positions, order
+            given[3, :rows] = slots if sources is None else sources
+            given[0, rows:], given[1, rows:], given[3, rows:] = 0, -1, 0
+            given[2, rows:] = np.arange(rows, given.shape[1])
         if step.graph is None:
             self._compute(step.rows[:, :count])
         else:
             step.graph.replay()
+        if sampling is not None:
+            (parameters,) = self._uploads([sampling.view(np.int32)])
+            at, places = step.rows[1, :rows], step.rows[3, :rows]
+            self._sampler(self.logits[:rows], sampling, parameters, at, places, self.tokens, self.slots.latest)
 
     def _prepare(self, count: int) -> Captured:
         device = self.model.device

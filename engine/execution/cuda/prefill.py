@@ -10,11 +10,11 @@ import torch
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Chunk
-from engine.execution.cuda.uploads import Ints, upload
 from engine.kernels import prefill_attention as plain
 from engine.kernels.paged_kv import PagedKv
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from engine.kernels.stored_in_fp8 import widen_blocks
+from engine.kernels.uploads import Ints, Uploads
 from engine.kv_cache.memory import KvMemory
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
@@ -41,9 +41,15 @@ class Prefill:
     """Prefill passes; keys are cut at `bounds`, given on the host and on the device."""
 
     def __init__(
-        self, model: FusedDecoder, memories: Sequence[KvMemory], bounds: Sequence[int], bounds_there: torch.Tensor
+        self,
+        model: FusedDecoder,
+        memories: Sequence[KvMemory],
+        bounds: Sequence[int],
+        bounds_there: torch.Tensor,
+        upload: Uploads,
     ) -> None:
         self.model = model
+        self._upload = upload
         self._windows = [memory.group.window for memory in memories]
         self._heads_per_kv_head = [model.heads // memory.group.kv_heads for memory in memories]
         self._on_hopper = [_runs_on_hopper(model, group) for group in range(len(memories))]
@@ -90,10 +96,9 @@ class Prefill:
         attended = [
             table if one is None else self._renumbered(table, one) for table, one in zip(blocks, widened, strict=True)
         ]
-        there = upload(
+        there = self._upload(
             [tokens.astype(np.int32), positions.astype(np.int32), tables.astype(np.int32), *blocks,
-             *[one.table.numpy() for one in tiles], *attended, *lists],
-            self.model.device,
+             *[one.table.numpy() for one in tiles], *attended, *lists]
         )  # fmt: skip
         groups = len(self._windows)
         block_tables, attended_there = there[3 : 3 + groups], there[3 + 2 * groups : 3 + 3 * groups]

@@ -10,7 +10,7 @@ import torch
 
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.slots import Chunk
-from engine.execution.cuda.uploads import Ints
+from engine.kernels.uploads import Ints
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 _SEED = 20261

@@ -2,7 +2,7 @@
 
 A step's decodes are one captured graph, its prompt chunks one more pass: a graph as well if they are short, as behind a
 cached prefix, since to launch a pass kernel by kernel takes the host longer than the device computes it. Rows have the
-same bits in all of them, in any company (E1). While nothing but decoding goes on and all tokens are the likeliest ones,
+same bits in all of them, in any company (E1). While no logits are changed before a token is drawn, and none are told,
 the next step is queued before this one's tokens are read: the device goes on while the host hands out what came. What
 was computed ahead for a request that ended, or gave way, is left alone: it was written behind the request's last token,
 which nobody reads. Where the next token has no block yet, it is written to a spare one, and copied when the scheduler
@@ -21,12 +21,13 @@ from engine.execution.cuda.flights import Flags, Flight, Positions, Prefilled
 from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Prefill
 from engine.execution.cuda.slots import MOST_CHUNKS, Chunk, Slots
-from engine.execution.cuda.uploads import upload
 from engine.execution.model_runner import ModelRunner, NotFinite, WorkOutcome
 from engine.execution.sizes import Sizes
 from engine.kernels.attention_splits import split_bounds
+from engine.kernels.host_words import write_to_host
 from engine.kernels.likeliest import NOT_FINITE, Likeliest
-from engine.kernels.to_host import write_to_host
+from engine.kernels.sampler import DeviceSampler, draws, parameters_of
+from engine.kernels.uploads import Uploads
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
@@ -82,9 +83,10 @@ class CudaRunner(ModelRunner):
         self.fused = FusedDecoder(model, self.memories)
         blocks = -(-sizes.context // BLOCK_TOKENS) + 1
         self.short = min(_SHORT, sizes.running)
-        self.slots = Slots(sizes.running, blocks, len(memories), device, tokens=self.short)
+        self.upload = Uploads(device)
+        self.slots = Slots(sizes.running, blocks, len(memories), self.upload, tokens=self.short)
         self.steps = DecodeSteps(self.fused, list(memories), self.slots, sizes.running, there)
-        self.prefill = Prefill(self.fused, memories, bounds, there)
+        self.prefill = Prefill(self.fused, memories, bounds, there, self.upload)
         spare = min(memory.data.shape[0] - count for memory, count in zip(memories, sizes.blocks, strict=True))
         self._spare = list(range(spare))
         self._ahead: Flight | None = None
@@ -109,7 +111,7 @@ class CudaRunner(ModelRunner):
     def _run(self, works: Sequence[Work]) -> list[WorkOutcome]:
         decodes = [work for work in works if isinstance(work, Decode)]
         prefills = works[len(decodes) :]
-        drawn = [at for at, work in enumerate(decodes) if not _takes_likeliest(work.request)]
+        drawn = [at for at, work in enumerate(decodes) if not _is_chosen_on_device(work.request)]
         flight = self._decode(decodes) if decodes else None
         logits = None if flight is None else self._wanted_logits(flight, drawn)
         prefilled = self._prefill(prefills) if prefills else None
@@ -192,7 +194,7 @@ class CudaRunner(ModelRunner):
             # In the order that all rows have.
             slots, order = slots[rows], np.argsort(np.argsort(order)[rows]).astype(np.int32)
         positions = starts if skipped is None else np.where(skipped, -1, starts)
-        self.steps.run(slots, positions.astype(np.int32), order)
+        self.steps.run(slots, positions.astype(np.int32), order, sampling=self.slots.sampling_of(slots))
         computed = slots if skipped is None else slots[~skipped]
         self.slots.token_at[computed] = (starts if skipped is None else starts[~skipped]) + 1
         tokens, event = self.to_host(self.steps.tokens[: len(works)])
@@ -290,10 +292,10 @@ class CudaRunner(ModelRunner):
         sampling = [at for at, work in enumerate(works) if work.samples]
         logits = tokens = drawn = None
         if sampling:
-            (rows,) = upload([ends[sampling].astype(np.int32)], self.device)
+            (rows,) = self.upload([ends[sampling].astype(np.int32)])
             logits = self.fused.head(hidden.index_select(0, rows))
-        if logits is None or all(_takes_likeliest(works[at].request) for at in sampling):
-            tokens, drawn = self._likeliest(logits)
+        if all(_is_chosen_on_device(works[at].request) for at in sampling):
+            tokens, drawn = self._choose([works[at] for at in sampling], logits)
         return Prefilled(works, hidden, sums, [summed, drawn], sampling, logits, tokens)
 
     def _are_short(self, works: Sequence[Work]) -> bool:
@@ -311,23 +313,29 @@ class CudaRunner(ModelRunner):
         found, event = self.to_host(self.steps.tokens[:rows])
         ends = np.cumsum([work.count for work in works]) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
-        (last,) = upload([ends[sampling].astype(np.int32)], self.device)
-        likeliest = all(_takes_likeliest(works[at].request) for at in sampling)
-        logits = tokens = drawn = None
+        (last,) = self.upload([ends[sampling].astype(np.int32)])
         # Copies: the next step writes over them.
-        if sampling and (not likeliest or self.on_logits is not None):
-            logits = self.steps.logits.index_select(0, last)
-        if likeliest:
-            tokens, drawn = self.to_host(self.steps.tokens.index_select(0, last))
+        logits = self.steps.logits.index_select(0, last) if sampling else None
+        tokens = drawn = None
+        if all(_is_chosen_on_device(works[at].request) for at in sampling):
+            tokens, drawn = self._choose([works[at] for at in sampling], logits)
         return Prefilled(works, None, found, [event, drawn], sampling, logits, tokens)
 
-    def _likeliest(self, logits: torch.Tensor | None) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    def _choose(
+        self, works: Sequence[Work], logits: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """The tokens of these works, whose rows of logits these are, on the host once the event has come."""
         if logits is None:
             return torch.zeros(0, dtype=torch.int32), None
-        nothing = torch.full((len(logits),), -1, dtype=torch.int32, device=self.device)
+        rows, size = len(works), self.fused.vocabulary
+        nothing = torch.full((rows,), -1, dtype=torch.int32, device=self.device)
         tokens = torch.empty_like(nothing)
-        likeliest = Likeliest(len(logits), self.fused.vocabulary, self.device)
-        likeliest(logits, nothing, nothing, tokens, nothing)
+        Likeliest(rows, size, self.device)(logits, nothing, nothing, tokens, nothing)
+        given = np.stack([parameters_of(work.request.sampling) for work in works])
+        if draws(given):
+            at = np.array([work.start + work.count - 1 for work in works], np.int32)
+            parameters, positions, places = self.upload([given.view(np.int32), at, np.arange(rows, dtype=np.int32)])
+            DeviceSampler(rows, size, self.device)(logits, given, parameters, positions, places, tokens, tokens)
         return self.to_host(tokens)
 
     def _finish_prefill(self, done: Prefilled) -> list[WorkOutcome]:
@@ -363,7 +371,7 @@ def _outcomes(tokens: Sequence[int]) -> list[WorkOutcome]:
     return [WorkOutcome(token) if token != NOT_FINITE else WorkOutcome(error=_not_finite()) for token in tokens]
 
 
-def _takes_likeliest(request: Request) -> bool:
-    """Whether the likeliest token is drawn, and nothing else told of it."""
-    sampling, row = request.sampling, request.row
-    return sampling.temperature == 0 and sampling.logprobs is None and (row is None or not row.changes_logits)
+def _is_chosen_on_device(request: Request) -> bool:
+    """Whether the token is drawn from the logits as they are, and nothing else is told of it."""
+    row = request.row
+    return request.sampling.logprobs is None and (row is None or not row.changes_logits)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.execution.cuda.uploads import Ints, upload
+from engine.kernels.sampler import WORDS, Parameters, draws, parameters_of
+from engine.kernels.uploads import Ints, Uploads
 from engine.scheduling.step_work import Decode
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
@@ -38,8 +39,8 @@ class Slots:
     `last_start` by slot: the last position that the request computes before it ends by its length.
     """
 
-    def __init__(self, count: int, blocks: int, groups: int, device: torch.device, *, tokens: int = 0) -> None:
-        self.device = device
+    def __init__(self, count: int, blocks: int, groups: int, upload: Uploads, *, tokens: int = 0) -> None:
+        self.upload, device = upload, upload.device
         self.count = count
         tables = (count + MOST_CHUNKS, blocks)
         self.block_tables = [torch.zeros(tables, dtype=torch.int32, device=device) for _ in range(groups)]
@@ -51,6 +52,7 @@ class Slots:
         self.works: Sequence[Decode] = ()
         self.rows: Ints = np.zeros(0, np.int32)
         self.order: Ints = np.zeros(0, np.int32)
+        self._parameters = np.zeros((count, WORDS.value), np.int64)
         self._tables = np.full((count, blocks, groups), NOWHERE, np.int32)
         """What was written to the tables on the device."""
         self._free = list(range(count - 1, -1, -1))
@@ -77,15 +79,20 @@ class Slots:
         if not len(slots):
             return
         width = self.block_tables[0].shape[1]
-        there = upload([slots * width + places, *np.ascontiguousarray(blocks.T)], self.device)
+        there = self.upload([slots * width + places, *np.ascontiguousarray(blocks.T)])
         index = there[0].long()
         for table, values in zip(self.block_tables, there[1:], strict=True):
             table.view(-1).index_copy_(0, index, values)
 
     def tell(self, slots: Ints, tokens: Sequence[int]) -> None:
         """Write the latest tokens of these slots."""
-        there = upload([slots, np.array(tokens, np.int32)], self.device)
+        there = self.upload([slots, np.array(tokens, np.int32)])
         self.latest.index_copy_(0, there[0].long(), there[1])
+
+    def sampling_of(self, slots: Ints) -> Parameters | None:
+        """How the tokens of these slots are drawn; None if all of them take the likeliest one."""
+        given = self._parameters[slots]
+        return given if draws(given) else None
 
     def place(self, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
         """Write what short chunks need behind the slots, in the place of the last ones.
@@ -110,6 +117,7 @@ class Slots:
                 slot = slots[work] = self._free.pop()
                 self.token_at[slot], self.held[slot] = NOWHERE, 0
                 self._tables[slot] = NOWHERE
+                self._parameters[slot] = parameters_of(work.request.sampling)
         # A copy: it must not change while we compare with it.
         self.works = list(works) if not isinstance(works, list) else works
         self.rows = np.array([slots[work] for work in works], np.int32)

@@ -23,7 +23,7 @@ import torch
 from engine.execution.block_copies import BlockCopies
 from engine.execution.model_runner import ModelRunner
 from engine.execution.stopwatch import Stopwatch
-from engine.kernels.to_host import write_to_host
+from engine.kernels.host_words import write_to_host
 from engine.scheduling.step_work import Step, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT, Block
@@ -109,7 +109,12 @@ class StreamedCopies(BlockCopies):
                     runner.checksums[group].enter(numbers, runner.memories[group])
                 for piece in _pieces(pairs):
                     for group, numbers in runner.by_group(piece):
-                        runner.dram[group].copy(runner.memories[group], numbers)
+                        if stream is self._first:
+                            # A copy would wait for those of all earlier steps.
+                            for there, here in numbers:
+                                write_to_host(runner.memories[group].data[there], runner.dram[group].data[here])
+                        else:
+                            runner.dram[group].copy(runner.memories[group], numbers)
                     left: torch.cuda.Event = stream.record_event()
                     for there, here in piece:
                         self._on_device.update((place, left) for place in _places(there))
