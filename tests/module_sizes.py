@@ -46,7 +46,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("storage/backoff.py", "storage/free_text.py", "storage/database/clock.py", "storage/database/outbox.py"),
         *("storage/database/sql_arrays.py", "engine/scheduling/lazy_heap.py", "gateway/dialects/json_objects.py"),
         *("gateway/recovery/background_tasks.py", "turnpike/processes/event_loop.py"),
-        *("billing/service_levels/histograms.py", "engine/execution/stopwatch.py", "engine/kernels/uploads.py"),
+        *("billing/service_levels/histograms.py", "engine/execution/stopwatch.py"),
     ),
     "one rule that several paths must keep alike": (
         *("billing/invoices/states.py", "billing/accounts/idempotency.py", "tenancy/administration/operators.py"),
@@ -66,7 +66,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "work of another thread or moment than that of its only user": (
         *("prompt_cache/tiers/store_keeper.py", "engine/startup/warm_up.py"),
-        *("engine/kv_cache/checksums.py", "engine/kernels/block_sums.py", "engine/quantization/on_load.py"),
+        *("engine/kernels/block_sums.py", "engine/quantization/on_load.py"),
         *("engine/execution/block_copies.py", "engine/kernels/host_words.py", "engine/execution/cuda/flights.py"),
         "gateway/kept_responses/earlier_items.py",
     ),

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from engine.sampling.counter_random import signed
 from protocol.requests import Sampling
 
 _PART = 4_096
@@ -38,7 +37,7 @@ Parameters = NDArray[np.int64]
 def parameters_of(sampling: Sampling) -> Parameters:
     """int64 [WORDS]."""
     row = np.zeros(WORDS.value, np.int64)
-    row[0], row[4] = signed(sampling.seed), sampling.top_k
+    row[0], row[4] = np.uint64(sampling.seed % 2**64).astype(np.int64), sampling.top_k
     row[1:4] = np.array([sampling.temperature, sampling.top_p, sampling.min_p]).view(np.int64)
     return row
 

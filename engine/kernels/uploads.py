@@ -61,7 +61,7 @@ class Uploads:
     def _buffer(self, elements: int) -> tuple[torch.Tensor, torch.cuda.Event]:
         size = max(_SMALLEST, 1 << (elements - 1).bit_length()) if elements else _SMALLEST
         sent = self._sent.setdefault(size, deque())
-        if sent and sent[0][1].query():  # type: ignore[no-untyped-call]
+        if sent and sent[0][1].query():
             return sent.popleft()
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()
         return torch.empty(size, dtype=torch.int32, pin_memory=True), event

@@ -111,8 +111,8 @@ class StreamedCopies(BlockCopies):
                     for group, numbers in runner.by_group(piece):
                         if stream is self._first:
                             # A copy would wait for those of all earlier steps.
-                            for there, here in numbers:
-                                write_to_host(runner.memories[group].data[there], runner.dram[group].data[here])
+                            for block, kept in numbers:
+                                write_to_host(runner.memories[group].data[block], runner.dram[group].data[kept])
                         else:
                             runner.dram[group].copy(runner.memories[group], numbers)
                     left: torch.cuda.Event = stream.record_event()
