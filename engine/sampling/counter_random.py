@@ -39,7 +39,8 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     It has 48 random bits and an offset of half a step, so that its product with a sum never rounds up to that sum.
     """
     high, low = philox(seeds, positions)
-    return ((high << (_BITS - 32)) + (low >> (64 - _BITS)) + 0.5) * 2.0**-_BITS
+    # An integer tensor and a Python float would give float32, which rounds the largest of them up to 1.
+    return (((high << (_BITS - 32)) + (low >> (64 - _BITS))).double() + 0.5) * 2.0**-_BITS
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -277,6 +277,18 @@ def test_philox_known_answers():
     assert plain(0, 0)[0] == 0x6627E8D5
 
 
+def test_uniform_has_48_bits():
+    """In float32 the largest numbers would be 1, and the token drawn by them behind the vocabulary."""
+    seeds, positions = torch.arange(1000), torch.arange(1000) * 7
+    numbers = uniform(seeds, positions)
+    high, low = philox(seeds, positions)
+    exact = [
+        ((first << 16 | second >> 16) + 0.5) / 2**48 for first, second in zip(high.tolist(), low.tolist(), strict=True)
+    ]
+    assert numbers.dtype is torch.float64
+    assert numbers.tolist() == exact
+
+
 def test_uniform_is_inside_and_even():
     numbers = uniform(torch.full((20000,), 9), torch.arange(20000))
     assert float(numbers.min()) > 0
