@@ -1,7 +1,7 @@
 """Words between the device and page-locked host memory, moved by a kernel.
 
-A copy would wait behind every block of KV that is on its way: copies share a few hardware queues, whatever their
-stream. So what a step waits for is moved like this.
+Copies share a few hardware queues with those of all blocks of KV that are on their way, whatever their stream. What a
+step waits for does without them.
 """
 
 from __future__ import annotations

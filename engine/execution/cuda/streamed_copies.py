@@ -110,7 +110,7 @@ class StreamedCopies(BlockCopies):
                 for piece in _pieces(pairs):
                     for group, numbers in runner.by_group(piece):
                         if stream is self._first:
-                            # A copy would wait for those of all earlier steps.
+                            # Not queued behind the copies of earlier steps.
                             for block, kept in numbers:
                                 write_to_host(runner.memories[group].data[block], runner.dram[group].data[kept])
                         else:
