@@ -28,7 +28,9 @@ from typing import Any
 
 import uvloop
 
+from audit_log.actors import acting_as
 from benchmarks.hot_tenant import hot_tenant
+from benchmarks.processes import BENCHMARK
 from benchmarks.random_kills import is_clean, kill
 from benchmarks.settlement import analyze, invoice_month, settle_month
 from storage.database import migrate
@@ -73,14 +75,15 @@ def main() -> int:
             return hot_tenant(url, options.clients or 256, options.seconds, options.workers, server)
         return settle_and_invoice(url, options.what, options.events, options.batch, options.settlers, server)
 
-    if options.what == "kill":
-        figures = kill(options.seconds, options.clients or 32, progress=lambda text: print(text, file=sys.stderr))
-    elif options.database == "postgresql":
-        with postgres_server(options.keep, **_SERVER) as server:
-            figures = measure(server.url, server.process_id)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            figures = measure(f"sqlite:///{folder}/bench.sqlite", 0)
+    with acting_as(BENCHMARK):
+        if options.what == "kill":
+            figures = kill(options.seconds, options.clients or 32, progress=lambda text: print(text, file=sys.stderr))
+        elif options.database == "postgresql":
+            with postgres_server(options.keep, **_SERVER) as server:
+                figures = measure(server.url, server.process_id)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                figures = measure(f"sqlite:///{folder}/bench.sqlite", 0)
     figures = {
         "benchmark": f"billing {options.what}",
         "database": options.database,

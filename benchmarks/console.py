@@ -21,7 +21,8 @@ from uuid import UUID
 import uvloop
 from sqlalchemy import text
 
-from audit_log.actors import Actor, acting_as
+from audit_log.actors import acting_as
+from benchmarks.processes import BENCHMARK
 from billing.calendar import format_instant, period_of
 from billing.events import partitions
 from billing.prices import PriceCatalog
@@ -215,7 +216,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    with acting_as(Actor("command", "benchmark", "benchmark")):
+    with acting_as(BENCHMARK):
         found = json.dumps(uvloop.run(measure(arguments.events, arguments.rounds)), indent=1)
     if arguments.json:
         arguments.json.write_text(found + "\n")

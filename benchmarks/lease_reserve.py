@@ -18,6 +18,8 @@ from typing import Any
 
 import uvloop
 
+from audit_log.actors import acting_as
+from benchmarks.processes import BENCHMARK
 from billing.accounts.balances import Balances
 from billing.holds.records import HoldRequest
 from billing.prices import PriceCatalog, PriceVersion
@@ -115,7 +117,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     figures: dict[str, Any] = {}
-    with postgres_server() as server, tempfile.TemporaryDirectory() as folder:
+    with acting_as(BENCHMARK), postgres_server() as server, tempfile.TemporaryDirectory() as folder:
         figures["postgresql"] = uvloop.run(measure(server.url, arguments.requests))
         figures["sqlite"] = uvloop.run(measure(f"sqlite:///{folder}/bench.sqlite", arguments.requests))
     text = json.dumps(figures, indent=1)

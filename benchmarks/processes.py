@@ -10,6 +10,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from audit_log.actors import Actor
+
+BENCHMARK = Actor("command", "benchmark", "benchmark")
+"""Who makes the changes that prepare a measurement; the audit log wants somebody."""
+
 
 class Processes:
     """So many processes that run `target` with a pipe, in which they receive what they are asked and send answers.

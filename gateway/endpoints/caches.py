@@ -150,8 +150,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         "/v1/caches",
         status_code=200,
-        opt=demands("caches.write", "project_key")
-        | describes(PurgedCaches, query=[replace(_TAG, required=True)], errors={"missing_required_parameter": 400}),
+        opt=demands("caches.write", "project_key") | describes(PurgedCaches, query=[replace(_TAG, required=True)]),
     )
     async def purge_caches(request: Request[Any, Any, Any]) -> Response[bytes]:
         """End the leases with a tag."""

@@ -70,4 +70,3 @@ ANTHROPIC_COSTS = (
     query("bucket_width", Literal["1d"], "The length of a bucket."),
     _grouped("group_by", anthropic_usage.COST_GROUPS),
 )
-ERRORS = {"missing_required_parameter": 400}

@@ -20,7 +20,6 @@ from gateway.dialects.usage_reports import CostQuery, UsageQuery
 from gateway.endpoints.report_parameters import (
     ANTHROPIC_COSTS,
     ANTHROPIC_USAGE,
-    ERRORS,
     OPENAI_COSTS,
     OPENAI_USAGE,
 )
@@ -67,8 +66,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         "/v1/organization/usage/completions",
-        opt=demands("usage.read")
-        | describes(openai_usage.BucketPage[openai_usage.UsageResult], query=OPENAI_USAGE, errors=ERRORS),
+        opt=demands("usage.read") | describes(openai_usage.BucketPage[openai_usage.UsageResult], query=OPENAI_USAGE),
     )
     async def get_completions_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """OpenAI's usage report: tokens, requests and exact cost by time."""
@@ -76,8 +74,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         "/v1/organization/costs",
-        opt=demands("usage.read")
-        | describes(openai_usage.BucketPage[openai_usage.CostResult], query=OPENAI_COSTS, errors=ERRORS),
+        opt=demands("usage.read") | describes(openai_usage.BucketPage[openai_usage.CostResult], query=OPENAI_COSTS),
     )
     async def get_costs(request: Request[Any, Any, Any]) -> Response[bytes]:
         """OpenAI's cost report: exact costs by day, and by line item on request."""
@@ -86,7 +83,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @get(
         "/v1/organizations/usage_report/messages",
         opt=demands("usage.read", dialect="anthropic")
-        | describes(anthropic_usage.ReportPage[anthropic_usage.UsageResult], query=ANTHROPIC_USAGE, errors=ERRORS),
+        | describes(anthropic_usage.ReportPage[anthropic_usage.UsageResult], query=ANTHROPIC_USAGE),
     )
     async def get_messages_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Anthropic's usage report: tokens by time."""
@@ -96,7 +93,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @get(
         "/v1/organizations/cost_report",
         opt=demands("usage.read", dialect="anthropic")
-        | describes(anthropic_usage.ReportPage[anthropic_usage.CostResult], query=ANTHROPIC_COSTS, errors=ERRORS),
+        | describes(anthropic_usage.ReportPage[anthropic_usage.CostResult], query=ANTHROPIC_COSTS),
     )
     async def get_cost_report(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Anthropic's cost report: exact costs by day."""

@@ -62,6 +62,8 @@ def error_codes(operation: Operation, policy: Policy, method: str, path: str) ->
         codes |= _ADMIN_ERRORS if path.startswith(f"{ADMIN_PATH}/") else {}
     if operation.query or operation.headers:
         codes |= _QUERY_ERRORS
+    if any(parameter.required for parameter in operation.query):
+        codes["missing_required_parameter"] = 400
     if "{period}" in path or any(parameter.name == "period" for parameter in operation.query):
         codes["invalid_period"] = 400
     if "{" in path or any(parameter.name == "after" for parameter in operation.query):

@@ -162,6 +162,7 @@ def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                 query("hour", int, "The hour of that day whose requests are wanted, 0 to 23.", example=13),
             ),
             path={"invoice": "INV-2026-000042", "line": 1},
+            errors={"missing_required_parameter": 400},
         ),
     )
     async def drill_line(
