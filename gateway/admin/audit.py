@@ -175,6 +175,7 @@ def audit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         | describes(
             AuditChainObject,
             query=(query("tenant", str, "Of this tenant: its name or id. The platform's without it.", example="demo"),),
+            errors={"not_found": 404},
         ),
     )
     async def retrieve_audit_chain(request: Request[Any, Any, Any]) -> Response[bytes]:

@@ -23,6 +23,7 @@ from gateway.endpoints.generation_description import VERSION
 from gateway.endpoints.messages import api_version, thinking_reader
 from gateway.endpoints.rate_limits import count_request
 from gateway.endpoints.request_body import read_call
+from gateway.endpoints.responses_description import UNKNOWN_EARLIER
 from gateway.endpoints.responses_reading import ReadBody, completed, read_body
 from gateway.generation_request import GenerationRequest
 from gateway.http.authentication import project_payer
@@ -76,7 +77,7 @@ ESTIMATE: dict[str, Any] = describes(
     ),
     body=ChatRequest(model="tiny", messages=[UserMessage("What is a token?")], max_tokens=256),
     headers=[VERSION],
-    errors={"unsupported_parameter": 400, "context_length_exceeded": 400, "model_not_found": 404},
+    errors={"unsupported_parameter": 400, "context_length_exceeded": 400, "model_not_found": 404} | UNKNOWN_EARLIER,
 )
 
 

@@ -38,6 +38,7 @@ EVENTS_EXAMPLE = (
     'data: {"type":"response.output_text.delta","sequence_number":4,"item_id":"msg_01934f6e","output_index":0,'
     '"delta":"Paris","content_index":0,"logprobs":[]}\n\n'
 )
+UNKNOWN_EARLIER = {"previous_response_not_found": 404}
 EVENT_TYPES = (*get_args(events.EVENTS), Envelope)
 
 RESPONSES: dict[str, Any] = describes(
@@ -45,10 +46,10 @@ RESPONSES: dict[str, Any] = describes(
     body=ResponsesRequest(model="tiny", input=_QUESTION, max_output_tokens=64),
     headers=[CACHE_CONTROL_HEADER],
     answer_headers=ANSWER_HEADERS,
-    errors=ERRORS,
+    errors=ERRORS | UNKNOWN_EARLIER,
 )
 INPUT_TOKENS: dict[str, Any] = describes(
     TokenCount(27),
     body=ResponsesRequest(model="tiny", input=_QUESTION),
-    errors={"unsupported_parameter": 400, "context_length_exceeded": 400, "model_not_found": 404},
+    errors={"unsupported_parameter": 400, "context_length_exceeded": 400, "model_not_found": 404} | UNKNOWN_EARLIER,
 )

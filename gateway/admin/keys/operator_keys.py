@@ -95,7 +95,9 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         status_code=201,
         opt=demands("platform.write")
         | describes(
-            {200: KeyCheck, 201: KeyWithSecret}, body=NewOperatorKey(name="ann", role="finance"), errors=_ERRORS
+            {200: KeyCheck, 201: KeyWithSecret},
+            body=NewOperatorKey(name="ann", role="finance"),
+            errors={**_ERRORS, "not_found": 404},
         ),
     )
     async def create_operator_key(request: Request[Any, Any, Any]) -> Response[bytes]:

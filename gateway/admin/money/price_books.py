@@ -78,7 +78,10 @@ def price_book_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         status_code=201,
         opt=demands("prices.propose")
         | describes(
-            BookObject, status=201, body=NewBook(name="in euros", currency="EUR"), errors={"unknown_book": 404}
+            BookObject,
+            status=201,
+            body=NewBook(name="in euros", currency="EUR"),
+            errors={"unknown_book": 404, "not_found": 404, "price_refused": 400},
         ),
     )
     async def create_book(request: Request[Any, Any, Any]) -> Response[bytes]:
