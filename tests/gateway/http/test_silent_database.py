@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -25,11 +23,11 @@ from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
 from tests.servers import PostgresServer, postgres_server
 
-PATIENCE_S = 0.5
+TIMEOUT_S = 0.5
 REMEMBERED_S = 3600.0
 """For so long a key is remembered: what is asked of the database is money alone."""
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-OPTIONS = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=5.0, database_timeout=PATIENCE_S)
+OPTIONS = GatewayOptions(timeouts=quick_timeouts(), drain_timeout=5.0, database_timeout=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +46,19 @@ async def on_postgres(own_postgres: PostgresServer, tmp_path: Path, model_folder
 
 @contextmanager
 def stopped(server: PostgresServer) -> Iterator[None]:
-    """The server and all its backends stand still."""
-    processes = [server.process_id, *(child.pid for child in psutil.Process(server.process_id).children())]
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)
+    """The server and all its backends stand still. A backend may end of itself before it is stopped."""
+    processes = [psutil.Process(server.process_id)]
     try:
+        processes[0].suspend()  # first, so that it starts no further backend
+        processes += processes[0].children()
+        for process in processes[1:]:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
         yield
     finally:
         for process in processes:
-            os.kill(process, signal.SIGCONT)
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 async def assert_refused(stack: Stack, key: str | None = None) -> httpx.Response:
@@ -70,7 +72,7 @@ async def assert_refused(stack: Stack, key: str | None = None) -> httpx.Response
 
 
 async def answered(stack: Stack) -> None:
-    """Wait until a request is answered well: a busy machine's database may take longer than our patience, too."""
+    """Wait until a request is answered well: a busy machine's database may take longer than our timeout, too."""
     end = time.monotonic() + 30
     while (answer := await stack.post(BODY)).status_code != 200:
         assert time.monotonic() < end, answer.text
@@ -99,7 +101,7 @@ async def test_a_postgresql_that_stands_still(on_postgres: Stack, own_postgres: 
         answers = await asyncio.gather(*(assert_refused(stack) for _ in range(20)))
         assert len(answers) == 20
         before = len(stack.gateway.requests)
-        await asyncio.sleep(2 * PATIENCE_S)
+        await asyncio.sleep(2 * TIMEOUT_S)
         for _ in range(20):
             await assert_refused(stack)
         assert len(stack.gateway.requests) <= before + 20, "what would only wait piles up"
@@ -152,7 +154,7 @@ async def test_a_sqlite_that_another_process_has_locked(
         assert len([state for state in await stack.holds() if state == "released"]) >= 1
 
 
-async def test_patience_does_not_pile_up() -> None:
+async def test_waits_do_not_pile_up() -> None:
     gate, begun = asyncio.Event(), 0
 
     async def ask() -> int:
@@ -161,20 +163,20 @@ async def test_patience_does_not_pile_up() -> None:
         await gate.wait()
         return begun
 
-    patience = CircuitBreaker(0.05)
+    breaker = CircuitBreaker(0.05)
     for _ in range(10):
         with pytest.raises(DatabaseUnavailable):
-            await patience.wait(ask())
+            await breaker.wait(ask())
     assert begun <= 10
     asked = begun
-    tries = await asyncio.gather(*(patience.wait(ask()) for _ in range(100)), return_exceptions=True)
+    tries = await asyncio.gather(*(breaker.wait(ask()) for _ in range(100)), return_exceptions=True)
     assert all(isinstance(one, DatabaseUnavailable) for one in tries)
     assert begun <= asked + 2, "the oldest has waited too long: one may try, the others are told at once"
     gate.set()
     async with asyncio.timeout(30):
         while True:
             with suppress(DatabaseUnavailable):
-                assert await patience.wait(ask()) > 0
+                assert await breaker.wait(ask()) > 0
                 break
             await asyncio.sleep(0.01)
 
@@ -260,14 +262,14 @@ async def test_a_slice_that_is_not_heard_of_ends_the_answer(
 async def test_one_slow_question_keeps_no_other_from_being_asked() -> None:
     """The pings are answered, so the database is not silent: only the slow question is given up."""
     pings, gate = CircuitBreaker(0.05), asyncio.Event()
-    patience = CircuitBreaker(0.05, pings)
+    breaker = CircuitBreaker(0.05, pings)
     with pytest.raises(DatabaseUnavailable):
-        await patience.wait(_until(gate))
+        await breaker.wait(_until(gate))
     for _ in range(3):
         await pings.wait(_at_once())
-        assert await patience.wait(_at_once()) == 1
+        assert await breaker.wait(_at_once()) == 1
         with pytest.raises(DatabaseUnavailable):
-            await patience.wait(_until(gate))
+            await breaker.wait(_until(gate))
     gate.set()
 
 
