@@ -23,9 +23,9 @@ from benchmarks.processes import BENCHMARK
 from billing.accounts.balances import Balances
 from billing.holds.records import HoldRequest
 from billing.prices import PriceCatalog, PriceVersion
-from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.hold_service import HoldService
-from gateway.admission.cache_leases import LeaseCompanion, LeasePayer, LeaseRequest, lease_request
+from billing.reservation.hooked_holds import HookedHolds
+from gateway.admission.cache_leases import LeaseHook, LeasePayer, LeaseRequest, lease_request
 from gateway.metering.billable_usage import MeteringTerms, pack
 from prompt_cache.promise.directives import Breakpoint, CachePlan
 from prompt_cache.promise.lease_store import LeaseStore
@@ -46,7 +46,7 @@ class Desk:
         self.tenant, self.project = new_id(), new_id()
         self.price = price
         self.holds = HoldService(database)
-        self.leased = AccompaniedHolds(self.holds, LeaseCompanion(LeaseStore(database, 10**9)))
+        self.leased = HookedHolds(self.holds, LeaseHook(LeaseStore(database, 10**9)))
         self.shared = list(range(PROMPT))
 
     def request(self) -> HoldRequest:

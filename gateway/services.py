@@ -9,15 +9,15 @@ from msgspec import Struct, field
 
 from billing.exports.jobs import ExportJobs
 from billing.prices import PriceCatalog
-from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.allowances import BUSY, Allowances
 from billing.reservation.hold_service import HoldService
+from billing.reservation.hooked_holds import HookedHolds
 from billing.service_levels.service_hours import ServiceHours
 from billing.settlement.settler import Settler
 from billing.spool.gateway_epochs import EpochKeeper
 from billing.spool.spool import Spool
 from gateway.admission.admission import Admission, Payer
-from gateway.admission.cache_leases import LeaseCompanion
+from gateway.admission.cache_leases import LeaseHook
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.admission.request_timeouts import RequestTimeouts
@@ -197,7 +197,7 @@ class Gateway:
         )
         self.leases = LeaseStore(services.database, services.options.lease_tokens)
         self.lease_outcomes = LeaseOutcomes(self.leases)
-        self.leased_holds = AccompaniedHolds(services.holds, LeaseCompanion(self.leases))
+        self.leased_holds = HookedHolds(services.holds, LeaseHook(self.leases))
         self.confirmations = LeaseConfirmations(self.leases, self.leased_holds)
         self.recorder = UsageRecorder(services.spool, self.allowances, self.lease_outcomes)
         self.threads = FairThreads()
@@ -223,7 +223,7 @@ class Gateway:
             services.fleet,
             services.spool,
             refused=self.refused,
-            patience=services.options.timeouts.replay,
+            timeout=services.options.timeouts.replay,
         )
         self.writes = SharedWrites()
         self.leased_blocks = LeasedBlocks(self.leases.blocks, services.domains, self.threads, services.fleet.purge)

@@ -29,7 +29,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("tenancy/users/identifiers.py", "prompt_cache/promise/lease_terms.py"),
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
-        *("billing/budgets/store.py", "billing/reservation/companions.py", "engine/grammar/guide.py"),
+        *("billing/budgets/store.py", "billing/reservation/hold_hooks.py", "engine/grammar/guide.py"),
         *("engine/scheduling/disk.py", "gateway/endpoints/tenant_scope.py"),
     ),
     "what a package shows of itself to others": ("billing/prices/__init__.py",),
@@ -73,7 +73,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "one of several alike, apart so that each can be read, changed and tested alone": (
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
         *("gateway/openapi/stand_in.py", "prompt_cache/history/comparison.py", "billing/rating/rated_lines.py"),
-        *("billing/reservation/accompanied_holds.py", "gateway/generation/lease_promise.py"),
+        *("billing/reservation/hooked_holds.py", "gateway/generation/lease_promise.py"),
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
     ),
 }

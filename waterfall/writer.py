@@ -27,7 +27,7 @@ MOST_REFUSED = 1000
 """Of them, requests that were refused: who sends nonsense takes no room from others."""
 _BATCH = 500
 _GATHER_S = 0.5
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 """How long after its end a request is waited for to be answered and settled."""
 _STOP_S = 3.0
 
@@ -151,7 +151,7 @@ class WaterfallWriter:
 
     def _ready(self) -> list[Entry]:
         """Those that nothing more will be learned of, a batch at most."""
-        hurried, latest = self._hurried.is_set(), time.monotonic() - _PATIENCE_S
+        hurried, latest = self._hurried.is_set(), time.monotonic() - _TIMEOUT_S
         batch: list[Entry] = []
         for entry in self._waiting.values():
             if hurried or entry.ended < latest or (entry.marks.answered and not entry.settles):

@@ -1,7 +1,7 @@
-"""Holds with a companion: who else decides about a request in the transaction that takes its hold.
+"""Hooks in the transaction that takes holds: other rooms decide there too, for instance leases.
 
-A companion's decision may depend on what others did before it, and change what the hold says, so that both hold
-together or not at all. Billing does not know what it is about. Such a request always gets a hold of its own.
+A hook may change the hold's terms and amount, or refuse it. What it writes is committed with the hold, or not at all.
+Billing does not know what a hook decides. A request with a hook always gets a hold of its own.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.records import Hold, HoldRequest
 
-Wish = TypeVar("Wish")
-Wish_contra = TypeVar("Wish_contra", contravariant=True)
+HookInput = TypeVar("HookInput")
+HookInput_contra = TypeVar("HookInput_contra", contravariant=True)
 
 
-class CompanionDecisions(Protocol[Wish_contra]):
-    """What a companion decides in one transaction."""
+class HookDecisions(Protocol[HookInput_contra]):
+    """What a hook decides in one transaction."""
 
-    def decide(self, request: HoldRequest, wish: Wish_contra) -> HoldRequest | Exception:
-        """The request to take a hold for, with other terms or another amount; or the error that says why there is to be
-        none. Nothing changes until it is taken."""
+    def decide(self, request: HoldRequest, hook_input: HookInput_contra) -> HoldRequest | Exception:
+        """The request, perhaps with other terms or another amount; or the error that refuses it. Changes nothing:
+        `took` does."""
 
-    def decide_again(self, hold: Hold, wish: Wish_contra) -> Hold | Exception:
-        """The hold with other terms, of the same amount, since what was decided with it does not stand; or the error
-        that says why there are none. Nothing changes until it is taken."""
+    def decide_again(self, hold: Hold, hook_input: HookInput_contra) -> Hold | Exception:
+        """An open hold with new terms and the same amount, or the error that refuses it. Called when the first
+        decision does not stand. Changes nothing: `took` does."""
 
-    def took(self, wish: Wish_contra) -> None:
-        """The hold of the request that was decided last is taken: those decided after it see what was decided."""
+    def took(self, hook_input: HookInput_contra) -> None:
+        """The hold that was decided last is taken. Later decisions of the transaction depend on it."""
 
     async def save(self) -> None:
-        """Write what was decided for the requests whose holds are taken."""
+        """Write the decisions whose holds are taken."""
 
 
-class HoldCompanion(Protocol[Wish_contra]):
-    """Decides more about requests, in the transaction that takes their holds."""
+class HoldHook(Protocol[HookInput_contra]):
+    """Takes part in each transaction that takes holds."""
 
     async def begin(
-        self, session: AsyncSession, now: int, wishes: Sequence[Wish_contra]
-    ) -> CompanionDecisions[Wish_contra]:
-        """Read what the decisions depend on. The balances of all requests' tenants are locked, and `now` is their
-        time."""
+        self, session: AsyncSession, now: int, hook_inputs: Sequence[HookInput_contra]
+    ) -> HookDecisions[HookInput_contra]:
+        """Read what the decisions depend on. The balances of all requests' tenants are locked; `now` is the time of the
+        transaction."""

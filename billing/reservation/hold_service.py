@@ -17,8 +17,8 @@ from billing.holds.store_postgresql import take_at_once
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant, Wallet
 from billing.prices import UnknownPriceVersion
-from billing.reservation.companions import HoldCompanion, Wish
 from billing.reservation.decisions import HoldDecider, HoldEnded
+from billing.reservation.hold_hooks import HoldHook, HookInput
 from billing.tables.money import ended_hold, hold_batch, price_version
 from billing.transaction.budget_charges import BudgetCharges, charge_budgets
 from billing.transaction.money_transaction import MoneyTransaction
@@ -188,10 +188,10 @@ class HoldService:
 
     @retried_after_conflict
     async def take_with(
-        self, asked: Sequence[tuple[HoldRequest, Wish]], companion: HoldCompanion[Wish]
+        self, asked: Sequence[tuple[HoldRequest, HookInput]], hook: HoldHook[HookInput]
     ) -> list[Hold | Exception]:
-        """Holds for requests of which the companion decides more, each with what it wishes of the companion: all in one
-        transaction. Raises DatabaseUnavailable."""
+        """Take holds in one transaction with a hook (`billing.reservation.hold_hooks`); each request has an input for
+        it. Raises DatabaseUnavailable."""
         requests = [request for request, _ in asked]
         await self._learn_currencies({request.price_version for request in requests})
         async with self._database.transaction() as session:
@@ -199,27 +199,27 @@ class HoldService:
             money = await money_transaction_in(self._database, session)
             owners = await money.lock({request.tenant_id for request in requests})
             decisions = await self._decisions(money, owners, requests)
-            beside = await companion.begin(session, decisions.now, [wish for _, wish in asked])
+            hook_decisions = await hook.begin(session, decisions.now, [hook_input for _, hook_input in asked])
             answers: list[Hold | Exception] = []
-            for request, wish in asked:
-                changed = beside.decide(request, wish)
+            for request, hook_input in asked:
+                changed = hook_decisions.decide(request, hook_input)
                 answer = changed if isinstance(changed, Exception) else decisions.decide(changed)
                 if isinstance(answer, Hold):
-                    beside.took(wish)
+                    hook_decisions.took(hook_input)
                 answers.append(answer)
             batches: dict[UUID, UUID] = {}
             if decisions.made:
                 batches = await money.holds.take(decisions.made, decisions.held)
                 await money.budgets.save(decisions.windows)
                 await money.save((), grants=decisions.grants)
-                await beside.save()
+                await hook_decisions.save()
         return _in_batches(answers, batches)
 
     @retried_after_conflict
     async def decide_again(
-        self, asked: Sequence[tuple[Hold, Wish]], companion: HoldCompanion[Wish]
+        self, asked: Sequence[tuple[Hold, HookInput]], hook: HoldHook[HookInput]
     ) -> list[Hold | Exception]:
-        """Let the companion decide open holds again: the amounts stay, the terms change. All in one transaction. Raises
+        """Let the hook decide the terms of open holds anew, all in one transaction. The amounts stay. Raises
         DatabaseUnavailable."""
         async with self._database.transaction() as session:
             await session.execute(select(1))  # begins the transaction on the driver's connection
@@ -227,18 +227,18 @@ class HoldService:
             locked = await money.holds.lock({hold.request_id: hold.batch for hold, _ in asked})
             holds = {hold.request_id: hold for hold in locked}
             await money.lock({hold.tenant_id for hold in holds.values()})
-            beside = await companion.begin(session, await money.now(), [wish for _, wish in asked])
+            hook_decisions = await hook.begin(session, await money.now(), [hook_input for _, hook_input in asked])
             answers: list[Hold | Exception] = []
             changed: dict[UUID, Hold] = {}
-            for asking, wish in asked:
+            for asking, hook_input in asked:
                 hold = holds.get(asking.request_id)
-                answer = HoldEnded(asking.request_id) if hold is None else beside.decide_again(hold, wish)
+                answer = HoldEnded(asking.request_id) if hold is None else hook_decisions.decide_again(hold, hook_input)
                 if isinstance(answer, Hold):
-                    beside.took(wish)
+                    hook_decisions.took(hook_input)
                     changed[answer.request_id] = answer
                 answers.append(answer)
             reworded = {hold.request_id: hold for hold in await money.holds.reword(changed.values())}
-            await beside.save()
+            await hook_decisions.save()
         return [reworded[answer.request_id] if isinstance(answer, Hold) else answer for answer in answers]
 
     async def _raise(self, top_ups: list[TopUp]) -> list[Hold | Exception]:

@@ -18,7 +18,7 @@ from engine.grammar.trial_server import Trial, TrialResult
 
 logger = structlog.get_logger("engine.grammar.trial_client")
 
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _LENGTH_BYTES = 4
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +66,7 @@ class TrialClient:
         self._waiting[number] = verdict
         try:
             _send(process.stdin, Trial(number, text))
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 return await verdict
         except TimeoutError:
             logger.error("the process that tries grammars does not answer and is started anew")

@@ -27,11 +27,11 @@ from protocol.requests import LANES
 
 MOST_COPIES = 4096
 """Blocks that are being copied back at once."""
-LEAST_PATIENCE_S = 0.05
-"""For so long computing waits for a restore beyond the time that it is expected to take, at least. A first read may be
-slow, and computing a chunk in vain costs more."""
-PATIENCE_PART = 0.05
-"""The same wait as a part of the time that computing all of it would take. The longer of both holds."""
+TIMEOUT_MARGIN_S = 0.05
+"""The least time that computing waits for a restore beyond the expected time. A first read may be slow, and computing a
+chunk in vain costs more than waiting."""
+TIMEOUT_MARGIN_PART = 0.05
+"""The same margin as a part of the time that computing all the blocks would take. The longer of both applies."""
 DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
 """What is believed of a disk that was not calibrated, before blocks were read from it."""
 BLOCK_BYTES = 1 << 19
@@ -133,7 +133,7 @@ class Restorer:
             return
         fetched = from_disk[-plan.fetch :]
         restore.planned = fetched.count(False), fetched.count(True)
-        restore.deadline = now + self._patience(restore.pending, plan)
+        restore.deadline = now + self._timeout(restore.pending, plan)
         request.restore = restore
         self.active[request.arrival] = request
 
@@ -258,7 +258,7 @@ class Restorer:
         plan = self._plan(restore, pending, now)
         if restore.progress:
             restore.progress = False
-            restore.deadline = now + self._patience(pending, plan)
+            restore.deadline = now + self._timeout(pending, plan)
         if not plan.fetch:
             return most
         limit = (pending[0] + plan.compute) * BLOCK_TOKENS
@@ -298,15 +298,15 @@ class Restorer:
         reading = min(len(self.fetches), places.count("nvme")) * self.block_bytes
         return self.chooser.plan(missing, now, sharers=self.sharers, reading=reading)
 
-    def _patience(self, pending: Sequence[int], plan: Plan) -> float:
-        """For how many seconds computing waits for these blocks, until it goes on without those that did not come."""
+    def _timeout(self, pending: Sequence[int], plan: Plan) -> float:
+        """For how many seconds computing waits for these blocks. Then it goes on without those that are missing."""
         alone = self.chooser.compute_seconds(
             Missing(pending[0] * BLOCK_TOKENS, (("nvme", len(pending)),), BLOCK_TOKENS, self.block_bytes),
             len(pending),
             0.0,
             0,
         )
-        return max(plan.late_s, plan.seconds + max(LEAST_PATIENCE_S, PATIENCE_PART * alone))
+        return max(plan.late_s, plan.seconds + max(TIMEOUT_MARGIN_S, TIMEOUT_MARGIN_PART * alone))
 
     def _turns(self) -> list[Request]:
         """Restoring requests, the higher lanes first, one of each flow in turn."""

@@ -20,7 +20,7 @@ from protocol.requests import Ack, Done
 
 logger = structlog.get_logger("engine.server.done_outbox")
 
-ORPHAN_PATIENCE_S = 5.0
+ORPHAN_TIMEOUT_S = 5.0
 """A `Done` without a gateway waits this long for the next one to connect, then goes to one that is connected."""
 
 
@@ -101,7 +101,7 @@ class DoneOutbox:
         link = next((link for link in self._links if link.gateway), None)
         if link is None:
             return
-        overdue = time.monotonic() - ORPHAN_PATIENCE_S
+        overdue = time.monotonic() - ORPHAN_TIMEOUT_S
         self._replay(link, [sequence for sequence, since in self._orphaned_at.items() if since < overdue])
 
     def _orphan(self, sequence: int) -> None:

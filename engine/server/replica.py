@@ -52,7 +52,7 @@ from storage.disk_space import RESERVE_BYTES, DiskWatch, is_disk_full
 logger = structlog.get_logger("engine.server.replica")
 
 BEAT_S = 1.0
-ACK_PATIENCE_S = 2.0
+ACK_TIMEOUT_S = 2.0
 _PARENT_S = 0.5
 
 
@@ -399,8 +399,8 @@ class Replica:
             await self._wait_until(lambda: not self._running, self.options.drain_s)
         for id, attempt in self._running.all():
             self._stop_request(id, attempt)
-        await self._wait_until(lambda: not self._running and not self._done_outbox.pending, ACK_PATIENCE_S)
-        await self._wait_until(lambda: not self._done_outbox.awaited, ACK_PATIENCE_S)
+        await self._wait_until(lambda: not self._running and not self._done_outbox.pending, ACK_TIMEOUT_S)
+        await self._wait_until(lambda: not self._done_outbox.awaited, ACK_TIMEOUT_S)
 
     async def _wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds

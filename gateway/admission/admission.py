@@ -22,10 +22,10 @@ from billing.budgets.windows import describe
 from billing.holds.records import Hold, HoldRequest
 from billing.money import InvalidMoney, format_pico
 from billing.prices import PriceCatalog, PriceMissing, PriceVersion
-from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.allowances import Allowances
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
+from billing.reservation.hooked_holds import HookedHolds
 from gateway.admission.cache_leases import (
     LeasePayer,
     LeaseRequest,
@@ -180,7 +180,7 @@ class Admission:
         prices: PriceCatalog,
         holds: HoldService,
         allowances: Allowances,
-        leased: AccompaniedHolds[LeaseRequest],
+        leased: HookedHolds[LeaseRequest],
         domains: CacheDomains,
         timeouts: RequestTimeouts,
         threads: FairThreads,

@@ -146,15 +146,15 @@ def lease_request(
     return LeaseRequest(wish, terms, price, payer.lane, only_if_cached=plan.only_if_cached)
 
 
-class LeaseCompanion:
-    """Decides leases with the holds (`billing.reservation.companions`)."""
+class LeaseHook:
+    """Decides leases with the holds (`billing.reservation.hold_hooks`)."""
 
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
 
-    async def begin(self, session: AsyncSession, now: int, wishes: Sequence[LeaseRequest]) -> LeaseDecisions:
+    async def begin(self, session: AsyncSession, now: int, hook_inputs: Sequence[LeaseRequest]) -> LeaseDecisions:
         """Read the leases that the requests may depend on."""
-        decider = await self._store.decider(session, now, [asked.wish for asked in wishes])
+        decider = await self._store.decider(session, now, [asked.wish for asked in hook_inputs])
         return LeaseDecisions(self._store, session, decider)
 
 
@@ -168,27 +168,27 @@ class LeaseDecisions:
         self._pending: LeaseDecision | None = None
         self._taken: list[tuple[LeaseRequest, LeaseDecision]] = []
 
-    def decide(self, request: HoldRequest, wish: LeaseRequest) -> HoldRequest | Exception:
+    def decide(self, request: HoldRequest, hook_input: LeaseRequest) -> HoldRequest | Exception:
         """The request with the terms that it gets now."""
-        self._pending = self._decider.decide(wish.wish)
-        return wish.changed(request, self._pending)
+        self._pending = self._decider.decide(hook_input.wish)
+        return hook_input.changed(request, self._pending)
 
-    def decide_again(self, hold: Hold, wish: LeaseRequest) -> Hold | Exception:
+    def decide_again(self, hold: Hold, hook_input: LeaseRequest) -> Hold | Exception:
         """The hold with the terms that it gets now."""
-        assert wish.decision is not None
-        if wish.told:
+        assert hook_input.decision is not None
+        if hook_input.told:
             return DecisionTold()
-        self._pending = self._decider.decide_again(wish.wish, wish.decision, hold.admitted_at)
-        return wish.changed_again(hold, self._pending)
+        self._pending = self._decider.decide_again(hook_input.wish, hook_input.decision, hold.admitted_at)
+        return hook_input.changed_again(hold, self._pending)
 
-    def took(self, wish: LeaseRequest) -> None:
+    def took(self, hook_input: LeaseRequest) -> None:
         """Let the last decision hold."""
         assert self._pending is not None
-        self._decider.take(wish.wish, self._pending)
-        self._taken.append((wish, self._pending))
+        self._decider.take(hook_input.wish, self._pending)
+        self._taken.append((hook_input, self._pending))
 
     async def save(self) -> None:
         """Write the leases."""
         await self._store.save(self._session, self._decider)
-        for wish, decision in self._taken:  # now: a transaction that is tried again decides from what was before
-            wish.decision = decision
+        for hook_input, decision in self._taken:  # now: a transaction that is tried again decides from what was before
+            hook_input.decision = decision

@@ -13,8 +13,8 @@ import structlog
 from msgspec.structs import replace
 
 from billing.holds.records import Hold
-from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.decisions import HoldEnded
+from billing.reservation.hooked_holds import HookedHolds
 from gateway.admission.admission import PreparedRequest
 from gateway.admission.cache_leases import LeaseRequest
 from gateway.errors import NotCached
@@ -27,17 +27,17 @@ from storage.database.database import DatabaseUnavailable
 log = structlog.get_logger("gateway.admission.lease_confirmations")
 
 _MAX_BATCH = 256
-_PATIENCE_S = 3.0
+_TIMEOUT_S = 3.0
 """How long a first token waits for a database that does not answer."""
 
 
 class LeaseConfirmations:
-    """Confirms decisions, all queued ones in one transaction. `patience`: as `_PATIENCE_S`."""
+    """Confirms decisions, all queued ones in one transaction. `timeout`: seconds, as `_TIMEOUT_S`."""
 
-    def __init__(self, store: LeaseStore, holds: AccompaniedHolds[LeaseRequest], patience: float = _PATIENCE_S) -> None:
+    def __init__(self, store: LeaseStore, holds: HookedHolds[LeaseRequest], timeout: float = _TIMEOUT_S) -> None:
         self._store = store
         self._holds = holds
-        self._patience = patience
+        self._timeout = timeout
         self._batcher: MicroBatcher[Confirmation, bool] = MicroBatcher(self._store.confirm_all, _MAX_BATCH)
 
     @staticmethod
@@ -53,7 +53,7 @@ class LeaseConfirmations:
         if asked is None or not asked.only_if_cached or decision is None or decision.hit is None or decision.hit.firm:
             return None
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 return asked.refusal(await self._store.foresee(asked.wish, firm=True))
         except (TimeoutError, DatabaseUnavailable) as error:
             cause = f"{type(error).__name__}: {error}"
@@ -72,7 +72,7 @@ class LeaseConfirmations:
         assert prepared.leases is not None
         assert prepared.lease_request is not None
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 if await self._batcher.submit(Confirmation(prepared.leases, reach)):
                     return prepared, hold
                 changed = await self._holds.decide_again(hold, prepared.lease_request)

@@ -131,11 +131,11 @@ class Fleet:
         return self._affinity.choose(conversation, tokens, candidates)
 
     async def wait_for(
-        self, model: str, patience: float, *, after: ReplicaStream, unless: Callable[[], bool]
+        self, model: str, timeout_s: float, *, after: ReplicaStream, unless: Callable[[], bool]
     ) -> ReplicaLink | None:
         """Choose a replica for the attempt that follows `after`, as soon as there is a candidate; None if there is none
-        in `patience` seconds, or once `unless` is true."""
-        end = time.monotonic() + patience
+        in `timeout_s` seconds, or once `unless` is true."""
+        end = time.monotonic() + timeout_s
         while not unless():
             with contextlib.suppress(Unavailable):
                 return self.choose(model, after.version, after=after)

@@ -306,11 +306,11 @@ class GenerationTask:
         self._disarm()
         # A replica that refused is not waited for: whoever asks later may be refused again.
         refused = done is not None and done.reason == "rejected"
-        patience = 0.0 if refused else min(timeouts.retry, self._deadline - time.time())
+        timeout_s = 0.0 if refused else min(timeouts.retry, self._deadline - time.time())
         if lost.suspect:
             log.warning("a replica was lost with a request that may be why", request_id=self._name, lost=lost.replica)
         model = self.prepared.model.name
-        link = await deps.fleet.wait_for(model, patience, after=lost, unless=lambda: self.state.outcome is not None)
+        link = await deps.fleet.wait_for(model, timeout_s, after=lost, unless=lambda: self.state.outcome is not None)
         self.marks.mark(RETRY)
         if link is not None:
             return link

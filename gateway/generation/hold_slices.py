@@ -22,8 +22,8 @@ from storage.database.database import DatabaseUnavailable
 log = structlog.get_logger("gateway.generation.hold_slices")
 
 _PAUSE_S = 0.5
-_PATIENCE_S = 10.0
-"""How long an unavailable database is asked again before the answer ends where its money does."""
+_TIMEOUT_S = 10.0
+"""How long an unavailable database is asked again. Then the answer ends where the held money ends."""
 
 
 class HoldSlices:
@@ -80,7 +80,7 @@ class HoldSlices:
             self._task = None
 
     async def _pay_for(self, output: int) -> bool:
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + _TIMEOUT_S
         while True:
             try:
                 self._hold = await self._admission.top_up(self._prepared, self._hold, output)

@@ -102,7 +102,7 @@ class RunningTasks:
             self.draining = True
             log.info("draining", requests=len(self._running))
 
-    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  # not the caller's patience but the streams' time
+    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109  # not for the caller: the time that streams get
         """Let what runs finish for `timeout` seconds; then interrupt it, and leave what still hangs to recovery."""
         self.begin_drain()
         await self._wait(timeout)

@@ -31,10 +31,10 @@ class _Write:
 
 
 class SharedWrites:
-    """The writes that run in one gateway worker. `patience`: seconds that a reader waits at most."""
+    """The writes that run in one gateway worker. `timeout`: seconds that a reader waits at most."""
 
-    def __init__(self, patience: float = WAIT_S) -> None:
-        self._patience = patience
+    def __init__(self, timeout: float = WAIT_S) -> None:
+        self._timeout = timeout
         self._writes: dict[LeaseKey, _Write] = {}
         self._of_request: dict[UUID, tuple[_Write, list[LeaseKey]]] = {}
 
@@ -68,7 +68,7 @@ class SharedWrites:
 
     async def _wait(self, key: LeaseKey, lane: Lane, unless: Callable[[], bool]) -> bool:
         """Wait until nobody computes this prefix any more; True if it is now ours to compute."""
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._timeout
         failed = False
         while (write := self._writes.get(key)) is not None and LANES.index(write.lane) <= LANES.index(lane):
             while not write.over.is_set():

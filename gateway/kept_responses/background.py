@@ -58,8 +58,8 @@ _CANCEL_S = 8.0
 _SWEEP_S = 5.0
 _SLOW_SWEEP_S = 3.0
 """A sweep that takes so long says that the database stood still, perhaps since the sweep before it."""
-_PATIENCE_S = 120.0
-"""How long a response waits for a database that is away."""
+_DATABASE_TIMEOUT_S = 120.0
+"""How long a running response waits for a database that does not answer."""
 _STOP_S = 5.0
 _SECOND = 1_000_000
 _DONE = b"event: response.output_item.done\n"
@@ -172,7 +172,7 @@ class BackgroundResponses:
     async def _write(self, progress: Progress, seal: ContentSeal) -> Standing:
         """Write, and wait for a database that is away. Raises DatabaseUnavailable after a while."""
         self._keeper.count(seal.project_id, progress.response, *progress.events)
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + _DATABASE_TIMEOUT_S
         while True:
             try:
                 return await self._running.write(progress, seal)

@@ -21,8 +21,8 @@ Result = TypeVar("Result")
 StillWanted = Callable[[], Awaitable[bool]]
 """Whether somebody still wants the response to run here, which is asked about once in BEAT_S."""
 
-PATIENCE_S = 600.0
-"""How long a response waits at most."""
+BEGIN_TIMEOUT_S = 600.0
+"""How long a response waits at most before it is run."""
 
 
 async def while_wanted(work: Coroutine[Any, Any, Result], still_wanted: StillWanted) -> Result | None:
@@ -50,8 +50,8 @@ async def _until_unwanted(still_wanted: StillWanted) -> None:
 
 async def wait_until_it_begins(check: Callable[[], None], begin: Callable[[float], Awaitable[Result]]) -> Result:
     """What `begin` returns, once neither it nor `check`, which costs less, is refused for what may pass. Raises what
-    they raise when its patience has ended. `begin` is told when that is, on the monotonic clock."""
-    end = time.monotonic() + PATIENCE_S
+    they raise after `BEGIN_TIMEOUT_S`. `begin` is told when that is, on the monotonic clock."""
+    end = time.monotonic() + BEGIN_TIMEOUT_S
     while True:
         try:
             check()

@@ -33,7 +33,7 @@ _SETTLED_S = 30.0
 
 
 class LostAttempts:
-    """Learns from journals what lost attempts did. `patience`: seconds that a replica has to come back with its
+    """Learns from journals what lost attempts did. `timeout`: seconds that a replica has to come back with its
     journal; what one repeats later goes to `JournalRecovery`."""
 
     def __init__(
@@ -44,14 +44,14 @@ class LostAttempts:
         spool: Spool,
         *,
         refused: RefusedEntries,
-        patience: float,
+        timeout: float,
     ) -> None:
         self._database = database
         self._refused = refused
         self._spool = spool
         self._recorder = recorder
         self._fleet = fleet
-        self._patience = patience
+        self._timeout = timeout
         self._watching = BackgroundTasks()
 
     def watch(self, stream: ReplicaStream, hold: Hold, done: Done | None) -> None:
@@ -78,7 +78,7 @@ class LostAttempts:
 
     async def _final_word(self, stream: ReplicaStream) -> Done | None:
         """What the replica's journal says of the attempt; None if the replica does not come back in time."""
-        timer = asyncio.get_running_loop().call_later(self._patience, stream.hear, TimeOver())
+        timer = asyncio.get_running_loop().call_later(self._timeout, stream.hear, TimeOver())
         try:
             while True:
                 event = await stream.next()

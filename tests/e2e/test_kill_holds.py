@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 STREAMS = 5
 TOKENS = 1500
 LONGEST_S = 75.0
-"""Longer than any patience that a gateway has been known to have, twice."""
+"""Twice as long as any wait of a gateway that was observed."""
 
 
 class Pair(Deployment):

@@ -78,12 +78,12 @@ class Client:
         path: str,
         key: bytes = LINK_KEY,
         name: str = "test",
-        patience: float = 60.0,
+        timeout_s: float = 60.0,
         epoch: str = "",
         version: int = VERSION,
     ) -> Client:
         """Connect and send the proof, waiting for the replica to come up."""
-        end = asyncio.get_running_loop().time() + patience
+        end = asyncio.get_running_loop().time() + timeout_s
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(path)

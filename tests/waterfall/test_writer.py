@@ -74,7 +74,7 @@ async def test_a_request_is_written_when_it_is_answered_and_settled() -> None:
 
 
 async def test_nothing_is_waited_for_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(writer_module, "_TIMEOUT_S", 0.05)
     store = Store()
     writer = WaterfallWriter(store)
     one = entry()

@@ -15,13 +15,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.holds.records import Hold
-from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.allowances import Allowances
+from billing.reservation.hooked_holds import HookedHolds
 from billing.settlement.settlement import settle
 from billing.spool.spool import Spool
 from billing.usage import Status, UsageEvent
 from gateway.admission.admission import Admission, Payer, PreparedRequest
-from gateway.admission.cache_leases import LeaseCompanion, LeaseRequest
+from gateway.admission.cache_leases import LeaseHook, LeaseRequest
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.admission.request_timeouts import RequestTimeouts
@@ -96,7 +96,7 @@ class PastRequests:
         self,
         admin: AdminServices,
         admission: Admission,
-        leased: AccompaniedHolds[LeaseRequest],
+        leased: HookedHolds[LeaseRequest],
         domains: CacheDomains,
         *,
         models: ModelRegistry,
@@ -233,7 +233,7 @@ async def open_past_requests(admin: AdminServices, timed_from: int) -> AsyncIter
     others = [replace(served, name=name, context_tokens=_CONTEXT) for name in (LARGE, SMALL) if name != served.name]
     models = ModelRegistry([replace(served, name=OWN), *others])
     domains = CacheDomains(secrets.scope_secret, ScopeKeys(admin.database, secrets.master_key))
-    leased = AccompaniedHolds(admin.holds, LeaseCompanion(LeaseStore(admin.database)))
+    leased = HookedHolds(admin.holds, LeaseHook(LeaseStore(admin.database)))
     threads = FairThreads()
     with tempfile.TemporaryDirectory() as folder:
         spool = Spool(Path(folder), GATEWAY)

@@ -16,7 +16,7 @@ import { call, type Session, signInByLink } from './stand/people';
 import { answers, freePort, RESULTS, Role, ROOT, turnpike } from './stand/processes';
 
 const AGE = /As of .* ago/;
-const PATIENCE_MS = 45_000;
+const TIMEOUT_MS = 45_000;
 
 const stand = inject('stand');
 let browser: Browser;
@@ -52,7 +52,7 @@ async function started(name: string, folder: string, ...words: string[]): Promis
 
 /** The page's words about something, once they are there. */
 async function shows(page: Page, text: string | RegExp): Promise<void> {
-  await page.getByText(text).first().waitFor({ timeout: PATIENCE_MS });
+  await page.getByText(text).first().waitFor({ timeout: TIMEOUT_MS });
 }
 
 async function reloads(page: Page): Promise<() => number> {
@@ -79,7 +79,7 @@ test('after kill -9 of the gateway and of the worker', async () => {
   await shows(page, AGE);
   await shows(page, 'archive-search');
   await own.gateway.start();
-  await page.getByText(AGE).first().waitFor({ state: 'detached', timeout: PATIENCE_MS });
+  await page.getByText(AGE).first().waitFor({ state: 'detached', timeout: TIMEOUT_MS });
   await call(own.url, session, 'POST', '/admin/v1/tenants/nordlicht/projects', { name: 'made-meanwhile' });
   await shows(page, 'made-meanwhile');
 
@@ -121,7 +121,7 @@ test('while the database is away for 10 s', async () => {
     await shows(page, 'default');
     await new Promise((done) => setTimeout(done, Math.max(0, 10_000 - (Date.now() - since))));
     await database.say('start');
-    await page.getByText(AGE).first().waitFor({ state: 'detached', timeout: PATIENCE_MS });
+    await page.getByText(AGE).first().waitFor({ state: 'detached', timeout: TIMEOUT_MS });
     await call(own.url, session, 'POST', '/admin/v1/tenants/nordlicht/projects', { name: 'made-afterwards' });
     await shows(page, 'made-afterwards');
     expect(loaded()).toBe(0);

@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine.scheduling.fairness.flow import OUTPUT_GUESS, PATIENCE
+from engine.scheduling.fairness.flow import MAX_OVERTAKEN, OUTPUT_GUESS
 from engine.scheduling.fairness.flows import MAX_WAKE_UP_DEBT_US, FlowShares
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS, QUANTUM, RANK, LaneShares, RecentUse, weight_of
 from engine.scheduling.fairness.service_totals import RemoteServiceEstimate, ServiceTotals
@@ -343,7 +343,7 @@ class FairShare:
         if not request.rates.cost(left, 0, 0) <= quantum < request.rates.cost(rest, 0, 0):
             return False
         if request.flow == other.flow:
-            return other.times_overtaken < PATIENCE
+            return other.times_overtaken < MAX_OVERTAKEN
         return (
             flows.flow(request.flow).expected_counter() + cost
             <= flows.flow(other.flow).expected_counter() + flows.quantum

@@ -10,8 +10,8 @@ from engine.scheduling.request import Request
 
 AHEAD = 32
 """How many requests of a sub-flow are compared by tokens to compute."""
-PATIENCE = 32
-"""How often a request may be overtaken by later ones of its sub-flow."""
+MAX_OVERTAKEN = 32
+"""The most times that a request is overtaken by later ones of its sub-flow."""
 OUTPUT_GUESS = 128.0
 """Expected output tokens of a flow's requests before one has ended."""
 _MEAN_WEIGHT = 1 / 8
@@ -105,7 +105,7 @@ class Flow:
             left = len(request.tokens) - max(matched(request), request.swapped_tokens)
             if least < 0 or left < least:
                 best, least = request, left
-            if request.times_overtaken >= PATIENCE:
+            if request.times_overtaken >= MAX_OVERTAKEN:
                 break
         return best, least
 

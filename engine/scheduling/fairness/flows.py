@@ -11,7 +11,7 @@
   not how long a slot is held.
 - Inside a flow, sub-flows (API keys) take turns. Inside a sub-flow the request with the fewest tokens to compute goes
   first, else the earliest; so a tenant's long prompts do not hold up its short ones.
-- A request is overtaken at most `PATIENCE` times by others of its sub-flow (`flow`).
+- A request is overtaken at most `MAX_OVERTAKEN` times by others of its sub-flow (`flow`).
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ from sqlalchemy import literal
 from billing.accounts.balances import Balances
 from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceCatalog, PriceVersion
-from billing.reservation.accompanied_holds import AccompaniedHolds
 from billing.reservation.billed_prompts import billed_prompts
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
+from billing.reservation.hooked_holds import HookedHolds
 from billing.settlement.settlement import settle
 from billing.usage import LEASE_CLASSES, Release
 from billing.verification.audit import audit_money
 from gateway.admission.cache_leases import (
-    LeaseCompanion,
+    LeaseHook,
     LeasePayer,
     LeaseRequest,
     classes_of,
@@ -69,7 +69,7 @@ class Doors:
         self.holds = [HoldService(database) for _ in range(2)]
         self.stores = [LeaseStore(database, most, counted_again_s=-1) for _ in range(2)]
         self.doors = [
-            AccompaniedHolds(holds, LeaseCompanion(store)) for holds, store in zip(self.holds, self.stores, strict=True)
+            HookedHolds(holds, LeaseHook(store)) for holds, store in zip(self.holds, self.stores, strict=True)
         ]
         self.now = START
         self.tenant = self.project = UUID(int=0)

@@ -270,7 +270,7 @@ async def test_a_first_token_does_not_wait_for_a_database_that_is_silent_half_wa
         return await decide_again(*asked)
 
     monkeypatch.setattr(holds, "decide_again", silent)
-    gateways.confirmations[1] = LeaseConfirmations(gateways.stores[1], door, patience=0.5)
+    gateways.confirmations[1] = LeaseConfirmations(gateways.stores[1], door, timeout=0.5)
     try:
         async with asyncio.timeout(30):
             await gateways.promise(reader)

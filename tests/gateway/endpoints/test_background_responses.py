@@ -304,7 +304,7 @@ async def test_what_no_client_can_read_is_not_billed(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
     """The database goes away for good before any output is written; then the response is run anew."""
-    monkeypatch.setattr("gateway.kept_responses.background._PATIENCE_S", 0.0)
+    monkeypatch.setattr("gateway.kept_responses.background._DATABASE_TIMEOUT_S", 0.0)
     background = stack.gateway.background_responses
     assert background is not None
     write = background._running.write
@@ -394,13 +394,13 @@ async def test_a_response_that_is_taken_over_waits_for_its_limits(
         assert (final.status, final.output_text) == ("completed", "At last.")
 
 
-@pytest.mark.parametrize("end", ["replica", "cancelled", "patience"])
+@pytest.mark.parametrize("end", ["replica", "cancelled", "timeout"])
 async def test_a_response_that_is_taken_over_waits_for_a_replica(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """As after a restart of all on one machine, where a gateway is there before its replica."""
     monkeypatch.setattr("gateway.kept_responses.waiting.BEAT_S", 0.05)
-    monkeypatch.setattr("gateway.kept_responses.waiting.PATIENCE_S", 0.0 if end == "patience" else 600.0)
+    monkeypatch.setattr("gateway.kept_responses.waiting.BEGIN_TIMEOUT_S", 0.0 if end == "timeout" else 600.0)
     stack.say(SAID, queued=600.0)
     async with stack.openai() as client:
         queued = await client.responses.create(model="tiny", input="Say it.", background=True)
@@ -409,7 +409,7 @@ async def test_a_response_that_is_taken_over_waits_for_a_replica(
         await stack.replica.stop()
         await stack.until(lambda: not stack.gateway.services.fleet.healthy("tiny"))
         await adopt(stack, orphan)
-        if end == "patience":
+        if end == "timeout":
             final = await until_ended(client, queued.id)
             assert (final.status, final.error.code) == ("failed", "server_error")
             assert "No replica" in final.error.message
@@ -430,7 +430,7 @@ async def test_a_response_that_waits_for_its_limits_ends(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, cancelled: bool
 ) -> None:
     monkeypatch.setattr("gateway.kept_responses.waiting.BEAT_S", 0.05)
-    monkeypatch.setattr("gateway.kept_responses.waiting.PATIENCE_S", 600.0 if cancelled else 0.0)
+    monkeypatch.setattr("gateway.kept_responses.waiting.BEGIN_TIMEOUT_S", 600.0 if cancelled else 0.0)
     await set_limits(stack, requests_per_minute=1)
     stack.say(SAID, queued=600.0)
     async with stack.openai() as client:

@@ -142,8 +142,8 @@ class TaskHarness:
                 raise Unavailable("No replica of the model is ready.")
             return SimpleNamespace(replica="replica-0")
 
-        async def wait_for(model: str, patience: float, *, after: Any, unless: Callable[[], bool]) -> Any:
-            if patience <= 0:
+        async def wait_for(model: str, timeout_s: float, *, after: Any, unless: Callable[[], bool]) -> Any:
+            if timeout_s <= 0:
                 return None
             self._unless = unless
             return await self._wait("replica")

@@ -33,8 +33,8 @@ def decisions(count: int, *keys: str) -> list[LeaseDecision]:
 class Waiting:
     """Requests that join, and when they may go."""
 
-    def __init__(self, patience: float = 30.0) -> None:
-        self.writes = SharedWrites(patience)
+    def __init__(self, timeout: float = 30.0) -> None:
+        self.writes = SharedWrites(timeout)
         self.went: list[UUID] = []
         self.left: set[UUID] = set()
         self.tasks: list[asyncio.Task[None]] = []
@@ -87,7 +87,7 @@ async def test_nobody_waits_for_a_lower_lane() -> None:
 
 
 async def test_a_wait_is_bounded_and_ends_with_its_request() -> None:
-    waiting, (writer, reader, gone) = Waiting(patience=0.3), decisions(3)
+    waiting, (writer, reader, gone) = Waiting(timeout=0.3), decisions(3)
     await waiting.join(writer, reader, gone)
     waiting.left.add(gone.request_id)
     await asyncio.gather(*waiting.tasks)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.scheduling.fairness.deadline_demand import SLOT_S, DeadlineDemand
 from engine.scheduling.fairness.fair_share import FORGOTTEN_S, HEARD_S, FairShare
-from engine.scheduling.fairness.flow import PATIENCE, Flow
+from engine.scheduling.fairness.flow import MAX_OVERTAKEN, Flow
 from engine.scheduling.fairness.flows import IDLE, LATE_BORROW_SHARE, MAX_WAKE_UP_DEBT_US, FlowShares
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS, ROUNDS
 from engine.scheduling.fairness.service_totals import KEPT, LATELY_S, ServiceTotals
@@ -142,9 +142,9 @@ def test_inside_a_flow_a_prefix_in_memory_goes_first_and_nobody_is_passed_for_ev
     while (chosen := shares.choose(lambda each: 64 * (each.arrival >= 2))) is not None:
         shares.remove(chosen, 0.0)
         order.append(chosen.arrival)
-    assert order[:PATIENCE] == list(range(2, 2 + PATIENCE))
-    assert order[PATIENCE : PATIENCE + 2] == [0, 1]
-    assert order[PATIENCE + 2 :] == sorted(order[PATIENCE + 2 :])
+    assert order[:MAX_OVERTAKEN] == list(range(2, 2 + MAX_OVERTAKEN))
+    assert order[MAX_OVERTAKEN : MAX_OVERTAKEN + 2] == [0, 1]
+    assert order[MAX_OVERTAKEN + 2 :] == sorted(order[MAX_OVERTAKEN + 2 :])
 
 
 def test_inside_a_flow_a_short_prompt_goes_before_long_ones_and_nobody_is_passed_for_ever():
@@ -158,7 +158,7 @@ def test_inside_a_flow_a_short_prompt_goes_before_long_ones_and_nobody_is_passed
     while (chosen := shares.choose(nothing)) is not None:
         shares.remove(chosen, 0.0)
         order.append(chosen.arrival)
-    assert order[: PATIENCE + 2] == [*range(2, 2 + PATIENCE), 0, 1]
+    assert order[: MAX_OVERTAKEN + 2] == [*range(2, 2 + MAX_OVERTAKEN), 0, 1]
     assert order[-1] == 99, "a short prompt buys its flow nothing against another"
 
 
@@ -211,7 +211,7 @@ def test_a_prompt_within_the_quantum_passes_a_long_one_until_its_flow_is_ahead_b
     policy.admitted(long)
     policy.placed(long)
     for flow in ("other", "long"):
-        for _ in range(2 * PATIENCE):
+        for _ in range(2 * MAX_OVERTAKEN):
             number += 1
             policy.push(short := request(number, 64, flow=flow, lane="interactive"))
             before = list(policy.prefills_before(short, 64, [long]))
@@ -225,7 +225,7 @@ def test_a_prompt_within_the_quantum_passes_a_long_one_until_its_flow_is_ahead_b
             passed += first is short
             if flow == "other":
                 policy.flows["interactive"].charge(policy.flows["interactive"].flow(flow), 150_000.0)
-        assert 0 < passed < PATIENCE, f"{flow} holds a long prompt up for ever, or never passes it"
+        assert 0 < passed < MAX_OVERTAKEN, f"{flow} holds a long prompt up for ever, or never passes it"
         passed = 0
 
 
