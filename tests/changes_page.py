@@ -25,7 +25,10 @@ WORDS: Mapping[str, str] = {
     "An export": r"focus-periods|\bBILLING_PERIOD\b",
     "A lane's share": r"\bLANE_WEIGHTS\b|\blane_weights\b|\bweight_of\b|\bexpected_share\b",
     "A response header": r"x-turnpike-max-tokens|\bcache-status\b|\bretry-after\b|\bx-accel-|\bcontent-security-policy",
-    "A wait": r"\b(request|database)_timeout\b|RequestTimeouts\b|\bqueue_timeout|\bclient_timeout:|\bCircuitBreaker\(",
+    "A wait": (
+        r"\b(request|database|drain)_timeout\b|RequestTimeouts\b|\bqueue_timeout|\bclient_timeout:|\bCircuitBreaker\("
+        r"|\basyncio\.(timeout|timeout_at|wait_for)\(|\basyncio\.wait\(.*\btimeout=|TIMEOUT\w*(: float)? = \d"
+    ),
     "A logo on the PDF": r"invoice\.typ|\"\*\.typ|\bto_pdf\b",
 }
 """The heading of each change -> what the files have that one before it touched: a family, a vendor, a tier, a header.
