@@ -17,13 +17,13 @@ PAGE = Path("docs", "changes.md")
 FLAGS = Path("docs", "settings.md"), Path("tests", "goldens", "files", "commands.json")
 
 WORDS: Mapping[str, str] = {
-    "A model family": r"[\"']mixtral[\"']|\bMIXTRAL\b",
+    "A model family": r"[\"']mixtral[\"']|\bMIXTRAL\b|\bgroup\.window\b|\bRopeKind\b|\brope\.stretched\(",
     "A dialect": r"(?<!docs\.)anthropic",
-    "A cache tier": r"nvme|\bTierLimit\b|\bDiskTier\b|\bdisk_folder\b",
+    "A cache tier": r"nvme|\bTierLimit\b|\bDiskTier\b|\bdisk_folder\b|\b(read_)?disk_rate\b|\bLOOK_S\b",
     "A count of the engine": r"count_recomputed|_recomputed_tokens|\brecomputed(: int|=0)\b|[\"']recomputed[\"']",
     "A meter": r"read_automatic|[\"']uncached[\"']|\bLEASE_CLASSES\b|cache_write_tokens|[\"'](read|write)_[\"'{]",
-    "An export": r"focus-periods|\bBILLING_PERIOD\b",
-    "A lane's share": r"\bLANE_WEIGHTS\b|\blane_weights\b|\bweight_of\b|\bexpected_share\b",
+    "An export": r"focus-periods|\bBILLING_PERIOD\b|\bexport_job\b|\bopen_writer\(|\bExportQuery\b",
+    "A lane's share": r"\bLANE_WEIGHTS\b|\blane_weights\b|\bweight_of\b|\bexpected_share\b|\bborrow_share\b",
     "A response header": r"x-turnpike-max-tokens|\bcache-status\b|\bretry-after\b|\bx-accel-|\bcontent-security-policy",
     "A wait": (
         r"\b(request|database|drain)_timeout\b|RequestTimeouts\b|\bqueue_timeout|\bclient_timeout:|\bCircuitBreaker\("
@@ -36,6 +36,7 @@ WORDS: Mapping[str, str] = {
 Not looked for are commands: a module in `turnpike/commands/` is one.
 """
 WORDS_BESIDE_THE_PRODUCT: Mapping[str, str] = {
+    "An export": r"focus-periods|\bBILLING_PERIOD\b",
     "A meter": r"\bMETERS\b|\bMETER_WORDS\b",
     "A response header": r"x-turnpike-max-tokens",
     "A wait": r"--queue-timeout-|\bqueue_timeouts\b|\bdatabase_timeout\b|\bRequestTimeouts\b",
