@@ -1,8 +1,8 @@
 """Adjustments: usage that is corrected afterwards, by a new event and never by an edit.
 
-The new event says what it corrects, in units more or less. It is priced as the corrected one was, and stands at the
-same hour; once that period is closed, it is booked in the one that is open, where the invoice shows it as a correction.
-It counts in the windows of budgets in which the corrected request was counted.
+The new event names the event that it corrects, and has the units to add or to take off. Its price version and its hour
+are those of the corrected event. If that period is closed, it is booked in the open one, and the invoice shows it as a
+correction. It counts in the budget windows in which the corrected request was counted.
 """
 
 from __future__ import annotations

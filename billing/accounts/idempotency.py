@@ -1,7 +1,7 @@
 """Ids of money and usage: one id is one thing, whatever kind of thing that is, and nothing else is booked under it.
 
-Who puts money in, pays it back or corrects usage may give that an id, so that it counts once however often it is told:
-repeated as it was, it is answered as it was; with an id that stands for anything else, it is refused.
+A payment, a refund or a correction of usage may carry an id, as an idempotency key. A repeat with the same content gets
+the first answer, and books nothing. An id that was used for other content is refused.
 """
 
 from __future__ import annotations

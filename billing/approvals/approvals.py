@@ -67,8 +67,8 @@ class Approvals:
     async def approve(self, reference: str, may: May, reason: str = "", *, dry_run: bool = False) -> PendingChange:
         """Make a change that another person proposed, with the permission that its kind needs.
 
-        Raises UnknownChange, NotPending, OwnChange, NotAllowedToDecide, ApprovalRefused if it is not proven who
-        approves, InvalidText, and what the change's own checks raise; then nothing is written.
+        Raises UnknownChange, NotPending, OwnChange, NotAllowedToDecide, InvalidText, ApprovalRefused (it is not proven
+        who approves), and the errors of the change's own checks. After an error nothing is written.
         """
         actor = current_actor()
         check_proven(actor)

@@ -72,12 +72,11 @@ _MOST = 2**63 - 1
 
 
 class EventColumns:
-    """Events in the order of their ids, n of them, of any that are given twice the first; `events`, `ids` (n × 16) and
-    every array are in that order.
+    """A batch of n events as arrays, sorted by event id. Of events with the same id only the first is kept.
 
-    `numbers` has an array of n by the name of each column of `usage_fact` that is a number, but for meters of which
-    none of the events has any. `kinds` has each combination of dimensions once, and `kind` an event's place there; in
-    the same way `owners` and `owner` say whose it is.
+    `events`, `ids` (n × 16) and every array are in this order. `numbers` has an array of length n for each number
+    column of `usage_fact`; meters that no event uses are left out. `kinds` has each combination of dimensions once, and
+    `kind` the index of each event's combination. `owners` and `owner` are the same for tenant, project, key and period.
     """
 
     def __init__(self, events: Iterable[UsageEvent]) -> None:

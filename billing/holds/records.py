@@ -17,8 +17,11 @@ HoldState = Literal["open", "released", "expired"]
 
 
 class HoldSources(msgspec.Struct, frozen=True):
-    """`windows` of budgets, from each of which the whole amount is reserved; and `grants` for one model or project,
-    with how much of the amount (in pico-units) is reserved from each and not from the balance."""
+    """What a hold's amount is reserved from beside the balance.
+
+    `windows`: budget windows; the whole amount is reserved from each. `grants`: grants for one model or project, each
+    with the pico-units that are reserved from it instead of the balance.
+    """
 
     windows: tuple[UUID, ...] = ()
     grants: Mapping[UUID, int] = {}
@@ -29,8 +32,7 @@ class HoldSources(msgspec.Struct, frozen=True):
         return sum(self.grants.values())
 
     def encode(self) -> str:
-        """As rows of holds and of budget charges have it: "" for none, else hexadecimal ids of windows, then of grants,
-        each of these with "=" and its pico-units; separated by commas."""
+        """As the rows of holds store it: `WINDOW,WINDOW,GRANT=PICO,…`, ids in hexadecimal; "" for no sources."""
         grants = (f"{grant.hex}={pico}" for grant, pico in self.grants.items())
         return ",".join([*(window.hex for window in self.windows), *grants])
 

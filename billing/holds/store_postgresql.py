@@ -104,9 +104,10 @@ def _at_once(clock: str) -> str:
 async def take_at_once(
     connection: Connection, clock: str, requests: Sequence[HoldRequest], currencies: Mapping[int, str]
 ) -> tuple[int, dict[UUID, UUID]] | None:
-    """Take all the holds in one statement, and return the instant, and the batch of each; None, and nothing written, if
-    anything is in the way of any: a tenant without enough money, or with budgets, or with grants for one model or
-    project, which are asked one by one.
+    """Take all the holds in one statement. Returns the instant, and the batch of each request.
+
+    Returns None and writes nothing if a tenant has too little money, has budgets, or has grants for one model or
+    project. Then the caller decides hold by hold in a transaction.
 
     `connection` is in no transaction; `currencies` are those of the requests' price versions.
     """

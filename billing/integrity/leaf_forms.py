@@ -1,8 +1,13 @@
 """What the leaf of an event in the hash chain is made of: frozen, numbered forms over named columns.
 
-A leaf is the SHA-256 of three parts: the values of `texts` as a MessagePack array; two bytes that name the form; then
-each of `columns` as a 4-byte length (big-endian, −1 and no value for NULL) and its value, big-endian. That is a column
-of PostgreSQL's binary COPY, so that whoever writes events that way has the bytes of their leaves already.
+A leaf is the SHA-256 of three parts, in this order:
+
+1. the values of `texts` as a MessagePack array;
+2. two bytes that name the form;
+3. each of `columns` as a 4-byte length and its value, both big-endian; NULL is the length −1 and no value.
+
+The third part is how PostgreSQL's binary COPY writes columns, so events that are written that way need no second
+encoding.
 
 Each batch says in which form its leaves are (`usage_batch.form`). A form never changes: leaves that exist are verified
 as they were made. When events get a column, append a form with it to FORMS: batches from then on are of that form.

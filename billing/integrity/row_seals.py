@@ -1,13 +1,12 @@
 """Seals: the SHA-256 of rows that never change, kept apart from them, so that one that is altered, gone or new shows.
 
-Usage events have their chain (`billing.integrity.hash_chain`), the texts of documents theirs; this is for the rest of
-the books: money in and out, prices and who made them, contracts, storage, payments, closed periods, what is final of
-an invoice. Each is sealed in the transaction that writes it; with it what it consists of, such as a ledger
-transaction's entries.
-`billing.verification.seals` computes all of it again.
+Usage events are in a hash chain (`billing.integrity.hash_chain`), and documents' texts in one of their own. Seals are
+for the rest of the books: money in and out, prices and who made them, contracts, storage, payments, closed periods, the
+final fields of an invoice. A row is sealed in the transaction that writes it. Its seal covers what it consists of, such
+as the entries of a ledger transaction. `billing.verification.seals` computes all seals again.
 
-A seal is the SHA-256 of the row's digest and its instant. They are apart since the database's clock is read by the very
-statement that writes the busiest of these tables, which then makes the seal itself.
+A seal is the SHA-256 of the row's digest and its instant. The two are hashed apart, since the statement that writes the
+busiest of these tables also reads the instant from the database's clock, and so makes the seal itself.
 """
 
 from __future__ import annotations

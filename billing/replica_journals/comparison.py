@@ -63,8 +63,11 @@ class JournalComparison(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct):
-    """Numbers of a period that no event has: those of requests that are `lost`, that are `unacknowledged` in a journal
-    or in one that does not answer, or that nobody will ever know of, since their journal was `declared_lost`."""
+    """How many journal numbers of a period have no event, by why.
+
+    `unacknowledged`: the request waits in a journal, or may wait in one that does not answer. `declared_lost`: its
+    journal was declared lost. `lost`: it is in no journal.
+    """
 
     lost: int = 0
     unacknowledged: int = 0

@@ -16,8 +16,11 @@ _EPOCH = 1 << 32
 
 
 class Sequences(msgspec.Struct, frozen=True):
-    """One epoch of a replica in one period: its least and greatest number, how many events have one, and which numbers
-    between them (before them too, if the epoch began in this period) have no event: [from, to] each."""
+    """The journal numbers of one epoch of a replica that have events in one period.
+
+    `first` and `last`: the least and the greatest. `events`: how many events have a number. `missing`: numbers without
+    an event, as ranges [from, to]; numbers below `first` too, if the epoch began in this period.
+    """
 
     replica: str
     epoch: int

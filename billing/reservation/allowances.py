@@ -184,8 +184,8 @@ class Allowances:
                 del self._waiting[tenant]
 
     async def reserve_beside(self, tenant: UUID, reserve: Callable[[], Awaitable[Hold]]) -> Hold:
-        """Reserve in another way; again, if money is short and some of it was on its way back: it lay in the tenant's
-        allowances, or in holds of requests that have ended and are not settled."""
+        """Reserve by `reserve`, not out of an allowance. If money is short, get back what lies in the tenant's
+        allowances, settle its requests that have ended, and try once more."""
         unsettled, returned = self._unsettled(tenant), self._returned.get(tenant, 0)
         try:
             return await reserve()

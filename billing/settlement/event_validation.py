@@ -1,7 +1,7 @@
 """Validating events before they are written: each cost is recomputed from the price version that the event names.
 
-A batch is recomputed as one product of its tokens with their prices. Whatever is out of the ordinary there (another
-cost, a meter without a price, products near 2⁶³) is looked at alone, by the version itself, which says what is wrong.
+A batch is recomputed as one product of tokens and prices. An event with another cost, a meter without a price or a
+product near 2⁶³ is recomputed alone by its price version, which raises what is wrong.
 """
 
 from __future__ import annotations

@@ -58,9 +58,9 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 async def settle(database: Database, book: PriceCatalog, records: Sequence[SpoolRecord]) -> Settled:
-    """Settle the records in one transaction. A record may be repeated, late or out of order; it counts once. What comes
-    after its period closed is booked in the open one. Of several attempts of a request the first to come is billed, and
-    the others are recorded as lost.
+    """Settle the records in one transaction. A record may be repeated, late or out of order; it counts once. A record
+    that comes after its period closed is booked in the open period. Of several attempts of a request the first to come
+    is billed; the others are recorded as lost.
 
     A record that cannot be true (its cost does not recompute, its price version or its tenant's balance does not
     exist, its currency differs) is kept in `refused_settlement`, and its hold is released: nothing else would end it.

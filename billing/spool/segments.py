@@ -34,8 +34,9 @@ def frame(payload: bytes) -> bytes:
 class Read(msgspec.Struct, frozen=True):
     """What lies between two positions of a segment.
 
-    `payloads` are whole; `corrupt` counts damaged stretches before a whole frame or of a whole frame's length; `torn`
-    is how many bytes at the end are no whole frame: an append that was cut short, acknowledged to nobody.
+    `payloads`: of whole frames. `corrupt`: how many damaged stretches lie before a whole frame, or are as long as one.
+    `torn`: how many bytes at the end are no whole frame. That append was cut short, and nobody was told that it is
+    durable.
     """
 
     payloads: list[bytes]

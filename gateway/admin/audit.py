@@ -213,8 +213,13 @@ def scopes_of(principal: Principal) -> list[Scope]:
 
 
 def for_tenant(entry: Entry) -> Entry:
-    """As a tenant's people see an entry: of who runs the platform they learn the name alone; of a suspension not why;
-    and of a change that was not approved, that there was one."""
+    """The entry as a tenant's people see it. Left out are:
+
+    - of an operator: all but name, means and request id
+    - of a suspension: the reason
+    - of a change that is not approved: reason and content, so that only its existence is told
+    - of an approval: the reason, and the state before it
+    """
     if entry.action in _SUSPENSIONS:
         before, after = (_without_reason(state) for state in (entry.before, entry.after))
         entry = msgspec.structs.replace(entry, reason="", before=before, after=after)

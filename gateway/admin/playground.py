@@ -1,8 +1,8 @@
 """/admin/v1/tenants/{tenant}/projects/{project}/playground: asking a model without holding a key of the project.
 
-A request is answered, held, limited and billed as one of /v1/chat/completions. It belongs to a key of the project that
-stands for whoever asks, is made on first use and has a secret that nobody knows: so usage, limits, budgets and requests
-show who asked, and revoking that key ends it. One that has expired is made anew.
+A request is answered, held, limited and billed as one of /v1/chat/completions. Each person who asks has a key of the
+project, which is made on first use. Nobody knows its secret. Usage, limits, budgets and requests name this key, and so
+the person. Who revokes the key ends that person's use of the playground. A key that has expired is made anew.
 """
 
 from __future__ import annotations

@@ -34,9 +34,12 @@ _OURS = 500
 async def ask_limits(
     gateway: Gateway, request: Request[Any, Any, Any], prepared: Sequence[PreparedRequest]
 ) -> AskedPermit:
-    """Ask the limits of a generating request. They are answered when this returns, or, if they hardly refuse it, while
-    its money is held; not beside leases, since others would wait for a writer that is refused. Raises RateLimited,
-    Unavailable."""
+    """Ask the limits of a generating request. Raises RateLimited, Unavailable.
+
+    If there is probably room, the answer comes while the hold is taken, and `AskedPermit` waits for it. Otherwise, and
+    for a request with leases, the answer is there when this returns: else others would wait for the prefix of a writer
+    that is refused.
+    """
     payer = prepared[0].payer
     asking = _permit(gateway, request, prepared)
     beside = gateway.services.limiter.expects_room(tenant=payer.tenant_id, project=payer.project_id, key=payer.key_id)

@@ -188,8 +188,8 @@ class Delivery:
     # ------------------------------------------------ the task's side
 
     def start(self, started: Started) -> None:
-        """Say that the request runs. Only a streamed answer says it, and only once, whatever attempt it is; a second
-        call says where the KV came from, if the first did not know it."""
+        """Say that the request runs. Only streamed answers say it, once for all attempts. A second call adds the counts
+        of where the KV came from, if the first had none."""
         if self.streamed and (self.started is None or self.started.counts is None):
             self.started = started
             self._ready.set()

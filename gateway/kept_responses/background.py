@@ -1,7 +1,7 @@
 """The responses in the background of one gateway worker: begun, read by whoever resumes them, cancelled, taken over.
 
-When a worker dies, another one takes its responses over: it runs those anew of which nothing was told yet, as a request
-whose replica was lost is sent once more, and ends the others as failed, with what they had.
+When a worker dies, another one takes its responses over. A response of which nothing was told yet is run anew, as a
+request is whose replica was lost. Any other response ends as failed, with the output that it had.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The items of kept responses, read where a request goes on from them or refers to them.
 
-What they cost to decode depends on their number, not on their bytes, so their number is bounded as that of a request's
-own body is, and responses are decoded one after the other, so that what is beyond the bound is not decoded.
+The cost of decoding depends on the number of items, not on bytes. So their number has the same bound as that of a
+request's own body. Responses are decoded one after the other, so that none beyond the bound is decoded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Examples of bodies and answers: those that routes give as structs, and others made of their schemas.
 
-A made value is, in this order: the first of the schema's `examples`, a constant, a default, what `VALUES` has for the
-field's name, or for strings nothing: then a route has no example, and the check of the document says where.
+A value is made from the first of these that there is: the schema's `examples`, its constant, its default, the field's
+name in `VALUES`. A string with none of them has no value. Then the route has no example, and the check of the document
+says where.
 """
 
 from __future__ import annotations

@@ -1,27 +1,54 @@
 """Why the tokens of a prompt were not billed as read: each of them has exactly one cause.
 
-A prompt is divided, from its beginning, into what was read; what an earlier request had too (`same`); what an earlier
-request had too, but under another model, template or partition (`other`); and what none had. Each part has causes of
-its own, of which the first that applies counts:
+A prompt is divided, from its beginning, into four parts:
 
-1. in `same` and `other`: this request wanted no read (`no_read`), or may not share its KV (`no_store`); the prefix is
-   shorter than the least that is cached (`below_minimum`)
-2. in `other`: `model_changed`, `template_changed`, `partition_changed`
-3. in `same`, where an earlier request had made a promise: that request may not share (`no_store`), the project's leases
-   were at their limit (`lease_limit`), it had not begun to answer (`not_yet_visible`), its text goes on here
-   (`diverged`), it was purged (`purged`), its lease had ended (`lease_expired`), it was older than this request wanted
-   (`no_read`), this request asked for less (`unmarked`) or looked elsewhere (`lookback_exceeded`); else as where there
-   was no promise
-4. in `same`, where there was none: under rules without automatic reuse `diverged`, if the promise reached beyond what
-   is shared, else `unmarked`; under rules with it `no_store`, `not_yet_visible`, `unmarked` (the KV was there, and was
-   billed as a write), `corrupted`, `late`, `other_replica`, `evicted`, and for the rest of a block `diverged` or, since
-   tokens are found in whole blocks, `block_rest`
-5. in what none had: `diverged`, as far as the earlier request was cached; beyond, or if it was continued, `cold`
+| part | its tokens |
+|---|---|
+| read | were billed as read |
+| same | an earlier request of the same family began with them |
+| other | an earlier request under another model, template or partition began with them |
+| new | no earlier request began with them |
 
-What is shared with a request that diverged so early that it is below the minimum, is `diverged` too. Only from a
-relative can a prompt diverge (`is_relative`): what every prompt of a template begins with makes none.
+Within a part the first cause that applies counts. "Promised" are tokens that a lease of an earlier request covers.
 
-What was billed as read although its KV was lost is no miss of the client's: it is in `recomputed`.
+| part | cause | applies if |
+|---|---|---|
+| same, other | `no_read` | this request wanted no read |
+| | `no_store` | this request may not share its KV |
+| | `below_minimum` | the prefix is shorter than the least that is cached |
+| other | `model_changed` | the models differ |
+| | `template_changed` | the templates differ |
+| | `partition_changed` | neither differs |
+| same, promised | `no_store` | the earlier request may not share its KV |
+| | `lease_limit` | the project's leases were at their limit |
+| | `not_yet_visible` | the earlier request had not begun to answer |
+| | `diverged` | its text goes on here; only under rules without automatic reuse |
+| | `purged`, `lease_expired`, `lease_limit` | the lease had ended for this cause |
+| | `no_read` | the lease was older than this request wanted |
+| | `unmarked` | this request's markers end before it; only without automatic reuse |
+| | `lookback_exceeded` | this request looked elsewhere; only without automatic reuse |
+| | | else as under automatic reuse, below |
+| same, without automatic reuse | `diverged` | the earlier request was cached beyond what is shared |
+| | `no_store` | the earlier request may not share all its KV |
+| | `unmarked` | else |
+| same, under automatic reuse | `no_store` | the earlier request may not share its KV |
+| | `not_yet_visible` | the earlier request had not begun to answer |
+| | `diverged` | the KV was there, and both requests have a marker beyond what they share |
+| | `unmarked` | the KV was there, and was billed as a write |
+| | `corrupted`, `late` | the KV was lost, and the replica says how |
+| | `no_store` | the KV was lost, and the earlier request may not share all its KV |
+| | `other_replica` | the KV was lost, and the earlier request ran on another replica |
+| | `evicted` | the KV was lost for another reason |
+| | `diverged` | the rest of a block, if both requests go on differently |
+| | `block_rest` | the rest of a block otherwise: tokens are found in whole blocks |
+| new | `diverged` | the earlier request was cached as far as here |
+| | `cold` | else |
+
+Two requests that diverge so early that the shared prefix is below the minimum have the cause `diverged`, if they were
+long enough without that. Only from a relative can a prompt diverge (`is_relative`): what every prompt of a template
+begins with makes none.
+
+Tokens that were billed as read although their KV was lost are no miss of the client's: they are in `recomputed`.
 """
 
 from __future__ import annotations
@@ -203,8 +230,9 @@ def is_relative(new: RequestRecord, earlier: Earlier) -> bool:
 def path_at(record: RequestRecord, token: int, against: Earlier | None = None) -> str:
     """The JSON path of a token: of the text that it belongs to, else of the message that the template begins there.
 
-    `against`: an earlier request of the same tokens up to this one. Where it has text and this one has the template's,
-    the path is that of the text which ended, or is missing here; so is that of tools and instructions that are missing.
+    `against`: an earlier request with the same tokens up to this one. At a token that the template wrote here and that
+    belongs to a text there, the path is that of the text that ended here; if none did, that of the text there, which is
+    missing here. Tools and instructions that are missing here are named by their path there, too.
     """
     here, before, after = _around(record, token)
     if here is not None:

@@ -6,13 +6,17 @@ how many blocks to compute and how many to fetch so that both end together, or a
 pay. It tells what was begun and how long it took (`begin`, `end`, `computed`).
 
 Times are expected from rates: a fixed time and bytes/s for each tier, seconds per token and per token of context for
-computing, all measured by `turnpike calibrate` or at start and corrected by every piece (exponentially weighted). A
-disk is read beside the steps that compute. From host memory, by whichever way blocks came there, the steps copy them
-themselves: that time is added to the time of computing. Each resource is shared by those who use it now: what is ahead
-of us ends before us, or we get an equal part, whichever is sooner. How quick a tier is follows from all that it read
-while a piece was under way, as most of that time the piece may have waited for those before it. A piece that is late
-counts before it ends, so that a disk that is throttled is noticed at once; what was not used for long is believed to be
-as it was calibrated, and tried again.
+computing. All rates are measured by `turnpike calibrate` or at start, and corrected by every piece (exponentially
+weighted).
+
+- A disk is read beside the steps that compute. Blocks in host memory are copied by the steps themselves, so that this
+  time is added to the time of computing.
+- A resource is shared by those who use it now. Either what is ahead of us ends first, or we get an equal part of it:
+  the sooner of both is expected.
+- The rate of a tier follows from all that it read while a piece was under way: the piece may have waited for most of
+  that time.
+- A late piece counts before it ends, so that a throttled disk is noticed at once.
+- A tier that was not used for long is believed to be as calibrated, and tried again.
 
 No I/O, no clock, no tensors: times come as arguments, in seconds.
 """

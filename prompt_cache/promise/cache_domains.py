@@ -68,8 +68,8 @@ class CacheDomains:
         return self._root(("project", str(tenant_id), str(project_id)))
 
     def project(self, tenant_id: UUID, project_id: UUID, partition: str = "") -> Scope:
-        """The scope of one project, or of a `partition` of it, as the client calls it: whoever has the project's root
-        and data key has those of its partitions, and nobody has them when these are destroyed."""
+        """The scope of one project, or of a `partition` of it, as the client calls it. A partition has the project's
+        data key, and a root that is derived from the project's: it ends when these are destroyed."""
         scope = self._project(tenant_id, project_id)
         return self._partition(scope, partition) if partition else scope
 

@@ -4,8 +4,8 @@ A token is stored while any live lease covers it, and counted once however many 
 that begin alike share their whole blocks. What is beyond a prefix's last whole block is computed again at our cost, so
 it is not stored. Leases that nobody pays for, and those that never began, store nothing.
 
-An hour is recorded once, and final: it is looked at a while after its end, when every transaction that may have begun a
-lease in it is over, and it is certain of every lease in it whether its writer pays for it.
+An hour is recorded once, and is final. It is computed a while after its end (`GRACE`), when every transaction that may
+have begun a lease in it is over. It also waits until it is certain of every lease in it whether its writer pays for it.
 """
 
 from __future__ import annotations

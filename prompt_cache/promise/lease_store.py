@@ -1,8 +1,8 @@
 """Leases in the database: found and written in the transaction that takes the holds, and what becomes of them later.
 
 In the order of locks (`billing.transaction.money_transaction`) leases come last. Whoever decides has locked the
-balances of the requests' tenants, so that no two decide about one project at once, on however many gateways: of
-identical cold prefixes exactly one is written, and the unique index on project and prefix key would refuse a second.
+balances of the requests' tenants. So on however many gateways, only one decides about a project at a time, and of
+identical cold prefixes exactly one is written. The unique index on project and prefix key would refuse a second.
 """
 
 from __future__ import annotations

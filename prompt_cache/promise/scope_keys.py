@@ -158,8 +158,11 @@ class ScopeKeys:
         retention: int | msgspec.UnsetType | None = msgspec.UNSET,
         limits: Sequence[TierLimit] | msgspec.UnsetType = msgspec.UNSET,
     ) -> None:
-        """Set how long the project's KV may leave the device (seconds, 0: never, None: the setting's), or its reserve
-        and limit by tier, or both; what is not given stays. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        """Set a project's cache policy. What is not given stays. Raises ScopeKeyUnreadable, DatabaseUnavailable.
+
+        `retention`: for how many seconds its KV may be kept off the device; 0: not at all, None: as the setting says.
+        `limits`: its reserve and limit in each tier.
+        """
         key = await self.load(tenant_id, project_id)
         of = cache_scope_key.c
         async with self._database.transaction() as session:

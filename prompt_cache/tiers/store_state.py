@@ -31,9 +31,9 @@ class _State(msgspec.Struct, frozen=True):
 class StoreState:
     """The name secret, and a clock that never goes back.
 
-    `sequence` counts microseconds since the Unix epoch, but each number is greater than all before, those of earlier
-    starts too: a ceiling that no number has passed is on the disk, and a start begins above it. So a clock that was set
-    back confuses no record with one from before a purge.
+    `sequence` is the time in microseconds since the Unix epoch, or more: each number is greater than all before it. An
+    upper bound of all numbers issued is stored. A restart continues above it, so numbers never repeat. So after a clock
+    was set back, no record is taken for one from before a purge.
     """
 
     def __init__(self, folder: Path) -> None:

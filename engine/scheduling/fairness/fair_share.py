@@ -17,18 +17,19 @@ G3  A flow's next request is admitted before its lane has charged more than w (2
 G4  Backlogged lanes get engine time by weight, each within 2 L + C µs of its share over any interval. An interactive
     lane that asks for less than its share does not wait, however much the others ask for.
 G5  Idle flows earn nothing: a flow that comes back is served as if it were new.
-G6  Slots and memory: a flow that waits in the lane whose turn it is, within Q of the least served flow, and holds less
-    than its share of slots and memory, gets another slot within `CLAIM_AFTER_S` + `LOOK_EVERY_S` and a few steps, from
-    flows that hold more, whether or not their requests end or their clients read. Where n flows share s < n slots, it
-    is `ROTATION_S` x (1 + n / s) later. A flow has its share when every other flow of its lane holds, by weight, at
-    most one request and an eighth of the flow's own holding more. Claims cost at most `LOSS` of all engine time, and
-    `BURST`; beyond that the next claim waits. `slot_shares` has the rules.
+G6  Slots and memory: a waiting flow that holds less than its share of both gets another slot within `CLAIM_AFTER_S` +
+    `LOOK_EVERY_S` and a few steps. The slot comes from a flow that holds more, even if its requests do not end and its
+    clients do not read. This holds in the lane whose turn it is, for flows within Q of the least served one. Where n
+    flows share s < n slots, it is `ROTATION_S` x (1 + n / s) later. A flow has its share when every other flow of its
+    lane holds, by weight, at most one request and an eighth of the flow's own holding more. Claims cost at most `LOSS`
+    of all engine time, and `BURST`; beyond that the next claim waits. `slot_shares` has the rules.
 
 Order of prefill among admitted requests. The higher lane's prompts come first, as far as its balance allows. A step in
-which an interactive prompt ends is not lengthened by prompts of lower lanes, but every other time. Within a lane the
-order is that of placement, with two exceptions: the prompt of a flow with less service overtakes (remote service is
-extrapolated, `service_totals`), and a prompt that costs at most Q passes one that costs more, unless its flow would get
-more than Q ahead of the other's.
+which an interactive prompt ends is lengthened by prompts of lower lanes only every other time. Within a lane the order
+is that of placement, with two exceptions:
+
+- The prompt of a flow with less service overtakes. Remote service is extrapolated for this (`service_totals`).
+- A prompt that costs at most Q passes one that costs more, unless its flow would get more than Q ahead of the other's.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ CANDIDATES = 8
 MAX_WAKE_UP_DEBT_US = 30_000_000.0
 """The most µs per weight by which a waking flow's counter may exceed the least. More remote service is forgiven."""
 LATE_BORROW_SHARE = 0.5
-"""The part of its loan that a lane may use for a late flow; all of it for one that got less than another by Q."""
+"""The part of its loan that a lane may use for a late flow that is not behind another by more than Q."""
 RUN_PART = 0.1
 """The part of the time from arrival to deadline that is left for running."""
 IDLE = 4096
@@ -141,7 +141,11 @@ class FlowShares:
     def borrow_share(self, before: float) -> float:
         """The part of its loan that the lane may use for its next flow, from 0 to 1.
 
-        0 if the flow was served after `before` (seconds since the Unix epoch); 1 if another flow got more than it by Q.
+        | the next flow | part |
+        |---|---|
+        | was served after `before` (seconds since the Unix epoch): it is not late | 0 |
+        | is late, and another flow got more than Q beyond it | 1 |
+        | is late, and none did | `LATE_BORROW_SHARE` |
         """
         least = self._least()
         if least is None or least.unserved_since >= before:

@@ -4,15 +4,16 @@ Each lane has a balance in µs, its distance from its share.
 
 - When a lane is served, it pays the cost, and the cost is paid out by weight to all lanes with work, itself included.
   So a lane that is alone pays nothing, and capacity that a lane leaves goes to the others at once.
-- A quiet lane is paid as if it had work. Its pay first settles its debt and then goes to its reserve, up to `ROUNDS`
-  rounds' pay. When it has work again, service beyond its share is taken from the reserve first, and the others are not
-  paid for it. The reserve lasts the longer, the less the lane asks for beyond its share.
-- The highest lane with work and with a positive balance or reserve is served. A lane whose next request is late may
-  borrow: its balance may fall to minus its reserve's limit, or to a part of that.
+- A quiet lane is paid as if it had work. Its pay first settles its debt and then goes to its reserve, up to the pay of
+  `ROUNDS` rounds.
+- When it has work again, service beyond its share is taken from the reserve first. The others are not paid for it.
+- The highest lane with work and with a positive balance or reserve is served.
+- A lane whose next request is late may borrow. A loan lets its balance become negative, down to minus the limit of its
+  reserve or a part of that (`FlowShares.borrow_share`).
 
-Reserves and loans let a burst of a higher lane go first for a bounded time. A lower lane waits while the reserve lasts,
-and while a loan lasts, until its own share of that time has come to as much. Lower lanes have small reserves, so that
-capacity which they did not want while quiet does not hold up higher lanes later.
+Reserves and loans let a burst of a higher lane go first for a bounded time. A lower lane then waits while the reserve
+and the loan last. The loan ends when the lower lane's share of the time that it waited has come to as much as the loan.
+Lower lanes have small reserves. So capacity that they did not use while quiet does not delay higher lanes later.
 """
 
 from __future__ import annotations

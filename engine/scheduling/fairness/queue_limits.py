@@ -79,9 +79,12 @@ class QueueBounds:
 def expected_wait(policy: FairShare, request: Request) -> float:
     """Estimated seconds until a request that came now would be admitted, by shares and by what waits.
 
-    In its lane: the queue of its flow, at the flow's share among backlogged flows, but at most the lane's whole queue.
-    Between lanes: at the lane's expected share after the reserves of higher lanes; or, if the other lanes were quiet
-    lately and have long queues now, at its share by weight, but at most until everything that waits is served.
+    Work before it in its lane: the queue of its flow divided by the flow's share among backlogged flows, at most the
+    lane's whole queue. Between lanes, the longer of two estimates counts:
+
+    - this work at the lane's expected share, after the reserves of higher lanes;
+    - this work at the lane's share by weight, at most until everything that waits is served. It is the longer one if
+      the other lanes were quiet lately and have long queues now.
     """
     flows = policy.flows[request.lane]
     backlogged = [flow for flow in flows.flows.values() if flow.waiting and flow.name != request.flow]

@@ -15,8 +15,8 @@ Preemption costs copies or recomputation, so it is bounded in three ways. A flow
 claim and between two, since slots often become free by themselves. A victim has earned back its last preemption, and is
 the cheapest to resume. All claims together may cost `LOSS` of the replica's engine time, and `BURST` more at once.
 
-If every waiting flow has its share, no claim is possible until a request comes, ends, or gets or gives back its blocks,
-or until flows have grown by so many blocks that memory outweighs slots. Until then claims are not computed.
+If every waiting flow has its share, claims are not computed. None is possible until a request comes, ends, gets its
+blocks or gives them back, or until flows have grown by so many blocks that memory outweighs slots.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """/admin/v1/tenants/{tenant}/cache/prefixes, …/leases and …/wasted: what is promised now, and what nobody read.
 
-Only promises are counted, prefix by prefix: of KV that is kept without one nobody notes who reads it, and in which tier
-a prefix lies is known to its replica alone, so that neither is here.
+Only leases are counted, prefix by prefix. KV without a lease is not counted, since nobody notes who reads it. The tier
+of a prefix is not here either, since only its replica knows it.
 """
 
 from __future__ import annotations

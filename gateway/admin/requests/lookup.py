@@ -18,8 +18,8 @@ from waterfall.record import Record
 
 
 class KnownRequest(Struct, frozen=True):
-    """A request of one project: its `event` if it is in the books, its `hold` if it has money reserved or had, the
-    `record` of its times if there is one, and its `task` if it runs in this worker."""
+    """What is known of a request of one project. Each may be missing: `event`, its usage event; `hold`, open or ended;
+    `record`, its times; `task`, if it runs in this worker."""
 
     id: UUID
     tenant_id: UUID
