@@ -102,12 +102,16 @@ def test_a_file_that_is_not_listed_is_named(tmp_path: Path) -> None:
         "billing/tiers.py": 'TIERS = ("dram", "nvme")\n',
         "tests/gateway/test_prices.py": "from billing.usage import METERS\n",
         "docs/waits.md": "Set `--queue-timeout-batch`.\n",
+        "gateway/news.py": "_ANSWER_TIMEOUT_S = 3.0\n",
+        "gateway/weather.py": "async def ask():\n    async with asyncio.timeout(3):\n        pass\n",
         "turnpike/commands/engine.py": "def run():\n    return 0\n",
     }
     _write(tmp_path, files)
     assert unlisted_files(tmp_path) == [
         "docs/changes.md has no section 'An export'",
         'turnpike/commands/engine.py: no exception in docs/changes.md under "A lane\'s share"',
+        "gateway/news.py: not listed in docs/changes.md under 'A wait'",
+        "gateway/weather.py: not listed in docs/changes.md under 'A wait'",
         "billing/tiers.py: not listed in docs/changes.md under 'A cache tier'",
         "tests/gateway/test_prices.py: not listed in docs/changes.md under 'A meter'",
         "docs/waits.md: not listed in docs/changes.md under 'A wait'",
