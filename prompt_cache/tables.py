@@ -1,5 +1,9 @@
-"""The tables of the prompt cache: data keys of projects; its promises (leases, what became of those that ended, their
-labels, the hours of storage); the history of requests, with the sums of what missed."""
+"""The tables of the prompt cache.
+
+- keys: data keys of projects
+- promises: leases, ended leases, their labels, stored token-seconds by hour
+- history: requests, and sums of the tokens that missed
+"""
 
 from __future__ import annotations
 

@@ -197,8 +197,8 @@ class HoldStore(ABC):
         return spent
 
     async def overdue(self, now: int, most: int) -> dict[UUID, UUID]:
-        """Open holds whose time had passed at `now`, of at most so many batches, with their batches; not those that
-        someone else is ending."""
+        """Open holds that had expired at `now`, each with its batch, of at most `most` batches. Holds that another
+        transaction is ending are left out."""
         due: dict[UUID, UUID] = {}
         while not due and (batches := await self._overdue(now, most)):
             later: list[HoldBatch] = []

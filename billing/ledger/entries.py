@@ -1,17 +1,29 @@
 """Double-entry accounts: what each movement of money debits and what it credits, and the balance that follows from it.
 
-Every tenant has its own accounts, in its currency. `clearing` is where money comes from and `goodwill` what we give
-away; `prepaid` and `promo` are what we owe in service; `receivable` is what was used before it was paid; `revenue` is
-what was earned by usage. Invoices have accounts of their own (`billing.invoices.accounting.posting`): `invoiced` was
-asked for beyond usage, `tax` is owed to the state, `charges` was earned by lines that are no usage, `credited` was
-taken back,
-`rounding_carry` is what rounding left for later. An entry debits one account and credits another, so that every
-transaction sums to zero.
+Every tenant has its own accounts, in its currency:
 
-`restricted` is what may be used for one model or project only, and `breakage` was paid and expired unused. Which money
-is used first is the wallet's (`billing.ledger.wallet`); what none covers is receivable, and the next payment goes
-there first. A `return` debits `charges` with what a period's rating takes off its usage, and credits what was owed and
-the grants that paid.
+| account | what it holds |
+|---|---|
+| `clearing` | where money comes from |
+| `goodwill` | what we give away |
+| `prepaid` | what we owe in service, since it was paid |
+| `promo` | what we owe in service, since it was given |
+| `restricted` | what we owe in service for one model or project only |
+| `breakage` | what was paid and expired unused |
+| `receivable` | usage that is not paid yet |
+| `revenue` | what usage earned |
+| `charges` | what invoice lines earned that are no usage |
+| `invoiced` | what invoices asked for beyond usage |
+| `tax` | what we owe to the state |
+| `credited` | what credit notes took back |
+| `rounding_carry` | what rounding left for later |
+
+The last five are those of invoices (`billing.invoices.accounting.posting`). An entry debits one account and credits
+another, so that every transaction sums to zero.
+
+Which money is used first is decided by `billing.ledger.wallet`. Usage that no money covers is receivable, and the next
+payment goes there first. A `return` takes off what a period's rating lowers: it debits `charges`, and credits what was
+owed and the grants that paid.
 """
 
 from __future__ import annotations
@@ -65,11 +77,12 @@ class Transaction(msgspec.Struct, frozen=True):
 
 
 class Balance(msgspec.Struct, frozen=True):
-    """A tenant's money in pico-units: put in, used, reserved by open holds; `overdraft` is what is missing, if so.
+    """A tenant's money in pico-units.
 
-    `promo` is what is left of what was given, `receivable` what was used and not paid, `credit_line` how much that may
-    become. `holds` is how many holds there ever were, `budgets` how many budgets are in force. `restricted` is what is
-    left for one model or project only; it is not in `credit`, and what is held of it is not in `held`.
+    `credit`: put in. `debit`: used. `held`: reserved by open holds. `overdraft`: what is missing, if used and reserved
+    are more than there is. `promo`: left of what was given. `receivable`: used and not paid; `credit_line`: how much
+    this may become. `restricted`: left for one model or project only; `credit` and `held` do not include it. `holds`:
+    how many holds there ever were. `budgets`: how many budgets are in force.
     """
 
     tenant_id: UUID

@@ -1,13 +1,17 @@
 """A tenant's balance and the grants that it is made of: which money a usage takes, and which it gets back.
 
-Money is used in this order: what may be used for one model or project only, then all other; in each by priority (the
-lowest first), then what expires first, then what was there first. Given money has the lower priority unless it is said
-otherwise. What no grant covers is owed (`receivable`).
+Grants are used in this order:
 
-What was given for one model or project stands in `restricted` and counts for `credit` only when it is used. A request
-that it is for is admitted on it first: its hold counts on so much of these grants (`held`) and on the balance for the
-rest. What it counts on is its own until it ends: other usage takes only what is free, so that the money of one never
-has to come from where another's is.
+1. grants for one model or project only, then all others;
+2. of these, by priority, the lowest number first; given money has a lower number than paid money by default;
+3. of these, what expires first;
+4. of these, the oldest.
+
+What no grant covers is owed (`receivable`).
+
+A grant for one model or project stands in `restricted`, and counts for `credit` only when it is used. A request for
+this model or project reserves from such grants first (`held`), and the rest from the balance. What it reserved is its
+own until it ends: other usage takes only what is free, and so no money that a running request counts on.
 """
 
 from __future__ import annotations
@@ -159,9 +163,9 @@ class Wallet:
     def return_charges(self, given: Mapping[UUID, int], money: int, paid: Mapping[UUID, int]) -> list[Entry]:
         """Return what a period's rating takes off its usage; return the entries.
 
-        `given` goes back to these grants. `money` pays what is owed and goes back to grants that were paid: first as
-        much as `paid` says that each paid for the period's usage, then what else was used; each time the latest first.
-        What was never paid by any grant stays out.
+        `given` goes back to these grants. `money` first pays what is owed. The rest goes back to prepaid grants, the
+        latest first: to each as much as it paid for the period's usage (`paid`), then what else was used of it. What no
+        grant ever paid stays out.
         """
         returned: dict[UUID, int] = {}
         for one, pico in given.items():

@@ -51,8 +51,8 @@ budget_window = Table(
     UniqueConstraint("budget_id", "starts_at", name="uq_budget_window_budget_id_starts_at"),
     **STRICT,
 )
-"""What was reserved and used of a budget in one window. Whoever changes it holds the lock of its tenant's balance, but
-for `forgotten`: what of `spent` is of requests whose `budget_charge` is forgotten (`billing.retention`)."""
+"""What was reserved and used of a budget in one window. `forgotten`: the part of `spent` whose rows of `budget_charge`
+were deleted (`billing.retention`). Whoever changes another column holds the lock of its tenant's balance."""
 
 budget_charge = Table(
     "budget_charge",

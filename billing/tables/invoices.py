@@ -118,11 +118,13 @@ invoice = Table(
 )
 """Invoices and credit notes. `content` is a Document as canonical JSON, `sha256` its hash.
 
-Amounts are in minor units. The exact ones say what a bill is made of: `usage_pico` is what the events of the period
-cost, of which `promo_pico` was given and `prepaid_pico` paid in advance; `charges_pico` is all lines that are no usage.
-`returned_pico` of the usage was given back by the lines that lower it (`billing.invoices.accounting.balance_returns`).
-What changes after finalizing: `paid` and `credited`, and `settled_pico`, how much of the usage that was still owed they
-settled.
+Amounts are in minor units, exact ones in pico-units:
+
+- `usage_pico`: what the events of the period cost; `promo_pico` of it was given, `prepaid_pico` was paid in advance
+- `charges_pico`: all lines that are no usage
+- `returned_pico`: usage that was given back by lines that lower it (`billing.invoices.accounting.balance_returns`)
+
+After finalizing only these change: `paid`, `credited`, and `settled_pico`, the owed usage that both of them settled.
 """
 
 invoice_line = Table(

@@ -297,8 +297,8 @@ class DramTier:
         return 2 * len(blocks) * rates.copied
 
     def check(self, waiting: list[Request], transfers: Iterable[Block]) -> None:
-        """Raise AssertionError unless blocks add up (C4): referenced are those kept for `waiting` requests, those that
-        are being copied, and those of `transfers` in flight, and no other."""
+        """Raise AssertionError unless blocks add up (C4). Referenced are blocks that are kept for `waiting` requests,
+        that are being copied, or that `transfers` in flight have, and no others."""
         if self.pool is None:
             return
         self.pool.check()

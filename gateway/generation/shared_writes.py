@@ -1,10 +1,10 @@
 """Identical cold prefixes that arrive together: one request computes them, the others wait until they can be read.
 
-Leases have decided who writes and who reads, and so who is billed for what, before anybody waits here
-(`prompt_cache.promise.lease_decisions`); this only spares the replicas the work. So a wait is bounded, nobody waits for
-a request of a lower lane, and one of another gateway is not waited for. A writer is waited for until its first token.
-If it ends before that, the first of those who wait writes in its place, and the others wait for that one. What made a
-replica fail is refused by the replica's own quarantine, which each writer in turn asks first.
+This only spares the replicas work. Who writes and who reads, and so who is billed for what, is decided before
+(`prompt_cache.promise.lease_decisions`). So a wait is bounded, nobody waits for a request of a lower lane, and nobody
+waits for one of another gateway. A writer is waited for until its first token. If it ends before that, the first of
+those who wait writes in its place, and the others wait for that one. An input that made a replica fail does not fail
+one writer after the other: the replica's quarantine refuses it.
 """
 
 from __future__ import annotations

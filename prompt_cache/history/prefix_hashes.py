@@ -6,8 +6,8 @@ every prefix, at the speed of the processor's AES instructions. The key belongs 
 model, its text digest and the client's partition of the cache. Prompts of two families have nothing in common, and
 neither the tokens nor a key can be computed from the hashes.
 
-No hash is of one token alone: that of the first token is withheld, and so is that of a piece of text that ends before
-`LEAST_PIECE` tokens.
+No hash tells a single token: the hash of the first token is withheld, and so are the hashes of pieces of text that end
+before `LEAST_PIECE` tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Confirming what was decided at admission, when a request has its first token: before anything is told to its client.
 
-At admission it is not certain that a request pays for what it writes: it may never run. So others decide to read what
-nobody has paid for yet. Who has the first token is the writer for good: its leases are `told`. A request that wants to
-read a lease whose writer has no token yet, or has failed, is decided again (`LeaseDecider.decide_again`), and so is a
-writer whose place was taken meanwhile. Nothing here uses the database.
+At admission it is not certain that a request pays for what it writes: it may never run. Until then others may decide
+to read what nobody has paid for. A writer is confirmed at its first token: then its leases are `told`. Two decisions
+are made again (`LeaseDecider.decide_again`): to read a lease whose writer has failed or has no token yet, and to write
+where another has become the writer meanwhile. Nothing here uses the database.
 """
 
 from __future__ import annotations

@@ -220,8 +220,10 @@ class LeaseStore:
             await session.execute(update(ended_lease).where(settled).values(payer=None))
 
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
-        """Requests of which leases of before this instant do not know whether they pay for them: at most so many that
-        have such leases, and as many with such that ended, the longest uncertain first."""
+        """Requests with leases of before this instant of which it is not known whether the request pays for them.
+
+        At most `most` with live leases and `most` with ended ones; in each the longest uncertain first.
+        """
         # all tenants: requests end whoever asked
         live, ended = lease.c, ended_lease.c
         queries = [

@@ -15,8 +15,8 @@ _SPACE = " \t\r\n"
 
 
 class MarkedParser(ABC):
-    """A parser over markers. A family says what a marker of its calls does in `mark`, and what text is in `text`; both
-    are asked outside of the reasoning alone, in which nothing is a call."""
+    """A parser over markers. A family implements `mark`, what a marker of its calls does, and `text`, what a text is.
+    Neither is called within the reasoning, where nothing is a call."""
 
     MARKERS: ClassVar[Mapping[str, str]] = {}
     """The text of a marker of calls → its name."""
