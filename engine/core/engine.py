@@ -20,7 +20,7 @@ from engine.core.request_timeline import RequestTimeline
 from engine.core.timeouts import TimeoutWatch
 from engine.execution.disk_tier import DiskTier
 from engine.execution.executor import StepExecutor
-from engine.execution.model_runner import ModelRunner
+from engine.execution.model_runner import DeviceFailed, ModelRunner
 from engine.grammar.guide import Grammar, Grammars
 from engine.scheduling.dram_tier import MOST_SCOPES
 from engine.scheduling.fairness.fair_share import FairShare
@@ -307,7 +307,7 @@ class Engine:
         return min(times, default=None)
 
     def step(self) -> StepResult:
-        """Run one step if there is work. Returns what happened since the last call."""
+        """Run one step if there is work. Returns what happened since the last call. Raises DeviceFailed."""
         self._expire()
         self._take_copied()
         step = self.scheduler.schedule(self._clock())
@@ -321,7 +321,11 @@ class Engine:
         if step.work:
             self.steps += 1
             began, began_at = time.perf_counter(), time.monotonic()
-            outcomes = self.executor.run(step.work)
+            try:
+                outcomes = self.executor.run(step.work)
+            except DeviceFailed:
+                self.quarantine.record_device_failure({work.request.input_key() for work in step.work})
+                raise
             if len(step.work) == 1 and isinstance(work := step.work[0], Prefill):
                 self.scheduler.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
             self.outputs.commit(step.work, outcomes, began_at)
