@@ -105,7 +105,7 @@ class CudaRunner(ModelRunner):
             return super().run(works)
         except Exception:
             self._drop_ahead()
-            self.slots.token_at[:] = -1
+            self.slots.forget()
             raise
 
     def _run(self, works: Sequence[Work]) -> list[WorkOutcome]:
@@ -155,16 +155,16 @@ class CudaRunner(ModelRunner):
     def _decode(self, works: Sequence[Decode]) -> Flight:
         """This step: what was computed ahead, as far as it was, and a new launch for the rest."""
         starts = np.array([work.start for work in works])
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
+        # Its spare blocks are free once they are read below: only the next launch ahead takes some.
+        self._drop_ahead()
         self.slots.bind(works)
         if ahead is None:
             return self._launch_now(works, starts)
         row_of = self._rows_ahead(ahead, works, starts)
         if row_of is None:
-            self._spare += ahead.spare.values()
             return self._launch_now(works, starts)
         self._bring_home(ahead, works, row_of)
-        self._spare += ahead.spare.values()
         missing = [at for at, row in enumerate(row_of) if row < 0]
         if not missing:
             return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of)
@@ -217,10 +217,12 @@ class CudaRunner(ModelRunner):
         homeless = np.nonzero(~skipped & ~slots.has_room(starts))[0].tolist()
         if skipped.all() or len(homeless) > len(self._spare):
             return None
-        spare = {row: self._spare.pop() for row in homeless}
+        spare = dict(zip(homeless, self._spare, strict=False))
         blocks = np.array([[count + block for count in self.sizes.blocks] for block in spare.values()], np.int32)
         slots.put(slots.rows[homeless], (starts[homeless] // BLOCK_TOKENS).astype(np.int32), blocks)
         ahead = self._launch(flight.works, starts, skipped)
+        # They are taken when nothing can fail any more.
+        del self._spare[: len(spare)]
         ahead.spare = spare
         return ahead
 

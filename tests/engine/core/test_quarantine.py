@@ -200,7 +200,7 @@ def test_a_device_that_failed_ends_the_engine_and_quarantines_nobody(bench: Benc
         bench.finish()
     assert len(calls) == (1 if together else 2)
     assert bench.runs["harmful"].done is None, "the gateway sends it again"
-    (key,) = bench.engine.quarantine._entries
+    (key,) = [request.input_key() for request in bench.engine.scheduler.running]
     assert bench.engine.quarantine.refused_seconds(key) is None
     bench.engine.quarantine.record_device_failure([key])
     assert bench.engine.quarantine.refused_seconds(key) == 3600

@@ -1,0 +1,64 @@
+"""What a step that failed leaves behind: each request that is computed again gets its own answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.execution.cuda.runner import CudaRunner
+from tests.engine.conftest import Bench, generate
+from tests.gpu.execution.fused_bench import SPARE, fused_bench, small_model
+from tests.gpu.execution.tally_model import TallyModel
+
+# The interpreter computes what a mask leaves out as well.
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(160)]
+FIRST, SECOND, THIRD = PROMPT[:60], PROMPT[20:90], PROMPT[50:110]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("failed") / "model")
+
+
+def cuda_runner(bench: Bench) -> CudaRunner:
+    assert isinstance(bench.engine.runner, CudaRunner)
+    bench.engine.runner.on_logits = None  # who looks at logits has them computed otherwise
+    return bench.engine.runner
+
+
+class Fault:
+    """Raises once, at the call of the device after this many."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == -1:
+            raise RuntimeError("CUDA error: out of memory")
+
+
+def test_whatever_call_of_the_device_fails_each_request_reads_its_own_blocks(model: Path) -> None:
+    """The third one gets the slot and the blocks of the second one, and the first one goes into its second block, whose
+    first token is written ahead to a spare one."""
+    bench = fused_bench(model, blocks=5, running=2)
+    runner = cuda_runner(bench)
+    tally = TallyModel(runner)
+    after, fault = 0, Fault(-1)
+    while fault.left < 0:
+        fault = tally.called = Fault(after)
+        first = bench.add(generate(f"first {after}", FIRST, 9, read=False, store="none"))
+        second = bench.add(generate(f"second {after}", SECOND, 3, read=False, store="none"))
+        third = bench.add(generate(f"third {after}", THIRD, 9, read=False, store="none"))
+        bench.finish()
+        assert first.tokens == tally.expected(FIRST, 9), after
+        assert second.tokens == tally.expected(SECOND, 3), after
+        assert third.tokens == tally.expected(THIRD, 9), after
+        after += 1
+    assert after > 20
+    # None was lost, or the engine would no longer be a step ahead where a block ends.
+    assert sorted(runner._spare) == list(range(SPARE))
+    assert len(bench.engine.quarantine) == 0
