@@ -289,16 +289,19 @@ class CudaRunner(ModelRunner):
             return self._prefill_in_graph(works, chunks)
         hidden = self.prefill(chunks)
         # What is not finite makes its row's sum so as well.
-        sums, summed = self.to_host(hidden[: sum(counts)].sum(-1, dtype=torch.float32))
+        sums = hidden[: sum(counts)].sum(-1, dtype=torch.float32)
         ends = np.cumsum(counts) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
         logits = tokens = drawn = None
         if sampling:
             (rows,) = self.upload([ends[sampling].astype(np.int32)])
             logits = self.fused.head(hidden.index_select(0, rows))
+            # The head may make what is not finite of what is.
+            sums.index_add_(0, rows, logits[:, : self.fused.vocabulary].sum(-1, dtype=torch.float32))
+        there, summed = self.to_host(sums)
         if all(_is_chosen_on_device(works[at].request) for at in sampling):
             tokens, drawn = self._choose([works[at] for at in sampling], logits)
-        return Prefilled(works, hidden, sums, [summed, drawn], sampling, logits, tokens)
+        return Prefilled(works, hidden, there, [summed, drawn], sampling, logits, tokens)
 
     def _are_short(self, works: Sequence[Work]) -> bool:
         """Whether a graph computes these chunks; it does not show the hidden states that log probabilities need."""

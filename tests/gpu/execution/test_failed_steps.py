@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.execution.cuda.runner import CudaRunner
 from tests.engine.conftest import Bench, generate
@@ -62,3 +63,27 @@ def test_whatever_call_of_the_device_fails_each_request_reads_its_own_blocks(mod
     # None was lost, or the engine would no longer be a step ahead where a block ends.
     assert sorted(runner._spare) == list(range(SPARE))
     assert len(bench.engine.quarantine) == 0
+
+
+@pytest.mark.parametrize("drawing", [{}, {"temperature": 0.7, "seed": 3}, {"logprobs": 1}, {"logit_bias": {5: 1.0}}])
+def test_logits_of_a_prompt_that_are_not_finite_end_its_request_alone(model: Path, drawing: dict[str, object]) -> None:
+    """A row of the head may be damaged: the hidden states are finite all the same."""
+    bench = fused_bench(model)
+    runner = cuda_runner(bench)
+    tally = TallyModel(runner)
+    head = runner.fused.head
+    (harmful,) = tally.expected(FIRST, 1)
+
+    def damaged(hidden: torch.Tensor) -> torch.Tensor:
+        logits = head(hidden)
+        logits[hidden[:, 0] == harmful, 9] = torch.nan
+        return logits
+
+    runner.fused.head = damaged  # type: ignore[assignment]
+    failing = bench.add(generate("failing", FIRST, 4, **drawing))
+    beside = bench.add(generate("beside", SECOND, 4))
+    bench.finish()
+    assert failing.done is not None
+    assert failing.done.error is not None
+    assert "NaN" in failing.done.error
+    assert beside.tokens == tally.expected(SECOND, 4)
