@@ -18,6 +18,7 @@ import torch
 
 from engine.execution.cuda.decode_steps import DecodeSteps
 from engine.execution.cuda.flights import Flags, Flight, Positions, Prefilled
+from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Prefill
 from engine.execution.cuda.slots import MOST_CHUNKS, Chunk, Slots
@@ -84,7 +85,8 @@ class CudaRunner(ModelRunner):
         blocks = -(-sizes.context // BLOCK_TOKENS) + 1
         self.short = min(_SHORT, sizes.running)
         self.upload = Uploads(device)
-        self.slots = Slots(sizes.running, blocks, len(memories), self.upload, tokens=self.short)
+        # Steps are tried at every count of rows that they are padded to, each row with a slot of its own.
+        self.slots = Slots(padded_rows(sizes.running), blocks, len(memories), self.upload, tokens=self.short)
         self.steps = DecodeSteps(self.fused, list(memories), self.slots, sizes.running, there)
         self.prefill = Prefill(self.fused, memories, bounds, there, self.upload)
         spare = min(memory.data.shape[0] - count for memory, count in zip(memories, sizes.blocks, strict=True))
