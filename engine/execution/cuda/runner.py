@@ -241,6 +241,8 @@ class CudaRunner(ModelRunner):
             row if row >= 0 and ahead.starts[row] == start and (skipped is None or not skipped[row]) else -1
             for row, start in zip(row_of, starts.tolist(), strict=True)
         ]
+        # A grammar may have begun to have a say in its row.
+        row_of = [row if _is_chosen_on_device(work.request) else -1 for row, work in zip(row_of, works, strict=True)]
         # A launch takes as long for a few rows as for one: with few rows to keep, all are launched together.
         missing = sum(row < 0 for row in row_of)
         return row_of if 2 * missing <= len(row_of) else None

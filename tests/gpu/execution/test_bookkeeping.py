@@ -1,4 +1,4 @@
-"""What a step that failed leaves behind: each request that is computed again gets its own answer."""
+"""The runner's bookkeeping: whatever fails or joins, each request reads its own blocks and its own logits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.execution.cuda.runner import CudaRunner
+from protocol.requests import Reasoning
 from tests.engine.conftest import Bench, generate
 from tests.gpu.execution.fused_bench import SPARE, fused_bench, small_model
 from tests.gpu.execution.tally_model import TallyModel
@@ -21,7 +22,7 @@ FIRST, SECOND, THIRD = PROMPT[:60], PROMPT[20:90], PROMPT[50:110]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("failed") / "model")
+    return small_model(tmp_path_factory.mktemp("bookkeeping") / "model")
 
 
 def cuda_runner(bench: Bench) -> CudaRunner:
@@ -87,3 +88,23 @@ def test_logits_of_a_prompt_that_are_not_finite_end_its_request_alone(model: Pat
     assert failing.done.error is not None
     assert "NaN" in failing.done.error
     assert beside.tokens == tally.expected(SECOND, 4)
+
+
+def test_a_grammar_that_begins_to_have_a_say_reads_its_own_rows_logits(model: Path) -> None:
+    """Its row was computed ahead while nothing was to be said, and others join in that very step."""
+    bench = fused_bench(model)
+    tally = TallyModel(cuda_runner(bench))
+    expected = tally.expected(FIRST, 12)
+    # After the sixth token another one is forbidden, which would not come there anyway.
+    reasoning = Reasoning((1,), begin=(expected[5], (expected[6] + 1) % 131), budget=0)
+    assert expected.index(expected[5]) == 5
+    for before in range(10):
+        guided = bench.add(generate(f"guided {before}", FIRST, 12, read=False, reasoning=reasoning))
+        beside = [bench.add(generate(f"beside {before} {n}", SECOND[n:], 20, read=False)) for n in range(2)]
+        for _ in range(before):
+            bench.step()
+        late = bench.add(generate(f"late {before}", THIRD, 4, read=False))
+        bench.finish()
+        assert guided.tokens == expected, before
+        assert [run.tokens for run in beside] == [tally.expected(SECOND[n:], 20) for n in range(2)]
+        assert late.tokens == tally.expected(THIRD, 4)
