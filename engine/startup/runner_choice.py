@@ -59,7 +59,7 @@ def _is_fused(model: Decoder, like: torch.Tensor) -> bool:
 def make_runner(
     model: Decoder, swap: Sequence[KvMemory], like: torch.Tensor, tiling: Tiling, sizes: Sizes
 ) -> ModelRunner:
-    """The runner for `like`'s device, with memory for KV."""
+    """The runner for `like`'s device, with memory for KV. Fused kernels that do not stand their test are not taken."""
     if like.device.type == "cuda":
         from engine.execution.cuda.start import cuda_runner  # noqa: PLC0415  # Triton, which a CPU does without
 
@@ -80,10 +80,10 @@ def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes, digest: 
     """
     if runner.device.type == "cuda":
         from engine.execution.cuda.runner import CudaRunner  # noqa: PLC0415
-        from engine.execution.cuda.start import make_ready as make_cuda_ready  # noqa: PLC0415
+        from engine.execution.cuda.start import measure  # noqa: PLC0415
 
-        if isinstance(runner, CudaRunner):
-            make_cuda_ready(runner, costs)
+        if isinstance(runner, CudaRunner):  # it was tested when it was made
+            measure(costs, runner)
             return
     ensure_batch_invariance(runner, sizes.budget, sizes.running, sizes.context, digest=digest, kept=kept)
     calibrate(costs, runner, sizes.budget, sizes.running)

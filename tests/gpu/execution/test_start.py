@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
+from engine.execution.cuda import start
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner
-from tests.gpu.execution.fused_bench import fused_bench, small_model
+from engine.execution.cuda.start import cuda_runner
+from engine.execution.model_runner import DeviceFailed
+from engine.execution.sizes import Sizes
+from engine.models.registry import load_model, read_config
+from tests.gpu.execution.fused_bench import fused_bench, plain_tiling, small_model
 from tests.gpu.execution.tally_model import TallyModel
+from tests.gpu.kernels.interpreter import DEVICE
 
 TOKENS = 20
 
@@ -33,3 +42,48 @@ def test_steps_are_tried_at_every_count_of_rows_for_any_number_of_requests(model
     for count in (1, runner.steps.counts[-1]):
         logits = probe.decode(np.full(count, TOKENS - 1, np.int32))
         assert torch.equal(logits.argmax(-1).cpu(), expected.expand(count))
+
+
+def runner_of(folder: Path) -> CudaRunner | None:
+    like = torch.zeros((), device=DEVICE)
+    tiling = plain_tiling()
+    model = load_model(folder, read_config(folder), like, tiling, 256)
+    return cuda_runner(model, (), like, tiling, Sizes(4, 128, 256, [8] * len(model.groups)))
+
+
+def out_of_resources(_runner: CudaRunner) -> bool:
+    raise OutOfResources(110_592, 101_376, "shared memory")
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [(lambda _: False, "rows have other bits in other batches"), (out_of_resources, "OutOfResources: .*shared memory")],
+)
+def test_kernels_that_do_not_stand_the_test_are_not_taken(
+    model: Path,
+    test: Callable[[CudaRunner], bool],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(start, "rows_keep_their_bits", lambda _: True)
+    assert runner_of(model) is not None
+    monkeypatch.setattr(start, "rows_keep_their_bits", test)
+    assert runner_of(model) is None
+    assert re.search(f"stock operations compute the steps.*{reason}|{reason}.*stock operations", caplog.text)
+
+
+@pytest.mark.parametrize("error", [DeviceFailed("an illegal memory access"), torch.OutOfMemoryError("no memory")])
+def test_a_device_that_fails_or_is_full_is_not_for_other_operations_either(
+    model: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_runner: CudaRunner) -> bool:
+        raise RuntimeError("CUDA error") if isinstance(error, DeviceFailed) else error
+
+    def check(_runner: CudaRunner) -> None:
+        raise error
+
+    monkeypatch.setattr(start, "rows_keep_their_bits", failing)
+    monkeypatch.setattr(CudaRunner, "check_device", check)
+    with pytest.raises(type(error)):
+        runner_of(model)
