@@ -53,7 +53,7 @@ def _is_fused(model: Decoder, like: torch.Tensor) -> bool:
         return False
     from engine.execution.cuda.model import unsupported  # noqa: PLC0415  # Triton, which a CPU does without
 
-    return unsupported(model) is None
+    return unsupported(model, like.device) is None
 
 
 def make_runner(

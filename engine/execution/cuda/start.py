@@ -36,7 +36,7 @@ def cuda_runner(
     None, with a word in the log, where they do not fit the model, cannot be run on the device, or give a row other bits
     in another batch. Raises DeviceFailed.
     """
-    reason = unsupported(model)
+    reason = unsupported(model, like.device)
     if reason is None:
         runner, reason = _tested_runner(model, swap, like, tiling, sizes)
         if runner is not None:

@@ -55,7 +55,7 @@ def fused_bench(
     like = torch.zeros((), device=DEVICE)
     tiling = plain_tiling()
     model = load_model(folder, read_config(folder), like, tiling, context)
-    assert unsupported(model) is None
+    assert unsupported(model, like.device) is None
     memories = [KvMemory(group, blocks + SPARE, like) for group in model.groups]
     for memory in memories:
         memory.data.fill_(torch.nan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from engine.execution.cuda import start
+from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.start import cuda_runner
 from engine.execution.model_runner import DeviceFailed
 from engine.execution.sizes import Sizes
 from engine.models.registry import load_model, read_config
+from tests.engine.conftest import write_model
 from tests.gpu.execution.fused_bench import fused_bench, plain_tiling, small_model
 from tests.gpu.execution.tally_model import TallyModel
 from tests.gpu.kernels.interpreter import DEVICE
@@ -87,3 +90,23 @@ def test_a_device_that_fails_or_is_full_is_not_for_other_operations_either(
     monkeypatch.setattr(CudaRunner, "check_device", check)
     with pytest.raises(type(error)):
         runner_of(model)
+
+
+@pytest.mark.parametrize(
+    "options", [{"quantize": "fp8", "weights": "packed"}, {"kv_dtype": "fp8"}], ids=["weights", "kv"]
+)
+def test_e4m3_is_left_to_stock_operations_where_the_device_has_none(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(
+        tmp_path, hidden_size=128, intermediate_size=128, head_dim=64, num_attention_heads=2, num_key_value_heads=1
+    )
+    like = torch.zeros((), dtype=torch.bfloat16)
+    capability = 9, 0
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    for plain in (True, False):
+        model = load_model(folder, read_config(folder), like, plain_tiling(), 256, **({} if plain else options))
+        for capability in ((9, 0), (8, 9), (8, 0), (12, 0)):
+            reason = unsupported(model, torch.device("cuda", 0))
+            refused = not plain and capability == (8, 0)
+            assert reason == ("the device does not compute in e4m3" if refused else None)
