@@ -36,16 +36,21 @@ def with_step_sizes(options: ReplicaOptions, model: Decoder, like: torch.Tensor)
     running, budget = options.max_running, options.token_budget
     if _is_fused(model, like):
         large = torch.cuda.get_device_properties(like.device).total_memory >= _LARGE_GPU
-        running = running or _GPU_RUNNING[large]
+        running = running or _within(_GPU_RUNNING[large], budget)
         budget = budget or _GPU_CHUNK[large] + running
     else:
-        running = running or _RUNNING
+        running = running or _within(_RUNNING, budget)
         budget = budget or max(_CHUNK, running + BLOCK_TOKENS)
     if budget < running + BLOCK_TOKENS:
         raise StartError(
             f"token_budget: {budget} is too small for max_running {running}: at least {running + BLOCK_TOKENS}"
         )
     return replace(options, max_running=running, token_budget=budget)
+
+
+def _within(running: int, budget: int) -> int:
+    """At most so many requests: those for which so many tokens in a step are enough, if they are given."""
+    return max(1, min(running, budget - BLOCK_TOKENS)) if budget else running
 
 
 def _is_fused(model: Decoder, like: torch.Tensor) -> bool:
