@@ -303,8 +303,7 @@ class Engine:
     @property
     def next_deadline(self) -> float | None:
         """When `step` has to be called for a timeout, in seconds since the Unix epoch, if nothing happens before."""
-        times = [at for at in (self._timeouts.next, self.scheduler.next_deadline) if at is not None]
-        return min(times, default=None)
+        return min((at for at in (self._timeouts.next, self.scheduler.next_deadline) if at is not None), default=None)
 
     def step(self) -> StepResult:
         """Run one step if there is work. Returns what happened since the last call. Raises DeviceFailed."""
