@@ -20,7 +20,7 @@ from engine.core.request_timeline import RequestTimeline
 from engine.core.timeouts import TimeoutWatch
 from engine.execution.disk_tier import DiskTier
 from engine.execution.executor import StepExecutor
-from engine.execution.model_runner import ModelRunner
+from engine.execution.model_runner import DeviceFailed, ModelRunner
 from engine.grammar.guide import Grammar, Grammars
 from engine.scheduling.dram_tier import MOST_SCOPES
 from engine.scheduling.fairness.fair_share import FairShare
@@ -303,11 +303,10 @@ class Engine:
     @property
     def next_deadline(self) -> float | None:
         """When `step` has to be called for a timeout, in seconds since the Unix epoch, if nothing happens before."""
-        times = [at for at in (self._timeouts.next, self.scheduler.next_deadline) if at is not None]
-        return min(times, default=None)
+        return min((at for at in (self._timeouts.next, self.scheduler.next_deadline) if at is not None), default=None)
 
     def step(self) -> StepResult:
-        """Run one step if there is work. Returns what happened since the last call."""
+        """Run one step if there is work. Returns what happened since the last call. Raises DeviceFailed."""
         self._expire()
         self._take_copied()
         step = self.scheduler.schedule(self._clock())
@@ -321,7 +320,11 @@ class Engine:
         if step.work:
             self.steps += 1
             began, began_at = time.perf_counter(), time.monotonic()
-            outcomes = self.executor.run(step.work)
+            try:
+                outcomes = self.executor.run(step.work)
+            except DeviceFailed:
+                self.quarantine.record_device_failure({work.request.input_key() for work in step.work})
+                raise
             if len(step.work) == 1 and isinstance(work := step.work[0], Prefill):
                 self.scheduler.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
             self.outputs.commit(step.work, outcomes, began_at)

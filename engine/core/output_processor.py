@@ -31,6 +31,10 @@ MAX_ERROR_CHARS = 500
 """Errors go into journal records, which are bounded."""
 
 
+_WANT_OF_MEMORY = "out of memory", "ALLOC_FAILED", "DefaultCPUAllocator"
+"""In errors of CUDA and Triton, of cuBLAS and cuDNN, and of torch on a CPU."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """The counts of a request after a step, for the journal."""
@@ -145,7 +149,7 @@ class OutputProcessor:
 
     def _fail(self, parent: ParentRequest, request: Request, error: Exception) -> None:
         """End a request that failed alone, and quarantine its input unless the machine was short of memory."""
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError):
+        if not _is_want_of_memory(error):
             self._quarantine.record_failure([request.input_key()])
         if isinstance(error, NotFinite):
             # The KV that it read may be the cause: no other request is to read it.
@@ -245,6 +249,13 @@ class OutputProcessor:
                 timeline=parent.timeline.message(sum(child.preemptions for child in parent.children)),
             )
         )
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    """Whether the machine was short of memory. Libraries other than torch's allocator say so in their text alone."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _WANT_OF_MEMORY)
 
 
 def _planned(request: Request) -> Counts:

@@ -62,11 +62,19 @@ class Quarantine:
     def record_failure(self, keys: Collection[bytes]) -> None:
         """Note that these inputs were in work that failed. One that was alone is refused from now on; among others,
         from its second failure."""
+        self._record(keys, alone=len(keys) == 1)
+
+    def record_device_failure(self, keys: Collection[bytes]) -> None:
+        """Note that the device failed in a step with these inputs. The device may be the cause: even one that was alone
+        is refused from its second failure only."""
+        self._record(keys, alone=False)
+
+    def _record(self, keys: Collection[bytes], *, alone: bool) -> None:
         until = self._clock() + self._period
         for key in keys:
             entry = self._entries.pop(key, None)
             failures = 1 + (entry.failures if entry is not None and entry.until > self._clock() else 0)
-            self._entries[key] = QuarantineEntry(failures, len(keys) == 1 or failures > 1, until)
+            self._entries[key] = QuarantineEntry(failures, alone or failures > 1, until)
             if self._entries[key].guilty:
                 logger.error("an input is quarantined", input=key.hex()[:16], failures=failures, for_s=self._period)
         for oldest in list(self._entries)[: max(0, len(self._entries) - _MAX_ENTRIES)]:

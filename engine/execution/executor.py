@@ -1,4 +1,7 @@
-"""Computes a step on the device: begins its copies, then runs its work. A request that fails, fails alone."""
+"""Computes a step on the device: begins its copies, then runs its work. A request that fails, fails alone.
+
+If the device fails, no request did: then `DeviceFailed` ends the engine, and a new process serves them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class StepExecutor:
 
     def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
         """The outcomes of these works. The outcome of a work that fails has its error; the others are computed all the
-        same."""
+        same. Raises DeviceFailed."""
         self.working = works
         self.copies.before(works)
         try:
@@ -55,6 +58,7 @@ class StepExecutor:
             outcomes = self.runner.run(works)
         except Exception:
             logger.exception("a step failed; each of its requests runs alone", requests=len(works))
+            self.runner.check_device()
             return None
         decodes = sum(work.count == 1 for work in works)
         prefill = sum(work.count for work in works) - decodes
@@ -71,5 +75,6 @@ class StepExecutor:
             try:
                 outcomes += self.runner.run([work])
             except Exception as error:
+                self.runner.check_device()
                 outcomes.append(WorkOutcome(error=error))
         return outcomes

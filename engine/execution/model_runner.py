@@ -33,6 +33,10 @@ class NotFinite(Exception):
     """The model computed NaN or infinity for this request."""
 
 
+class DeviceFailed(Exception):
+    """The device computes nothing more for this process, whatever it is asked."""
+
+
 @dataclass(slots=True)
 class WorkOutcome:
     """What became of a work: its sampled token, if it samples, or why it failed.
@@ -82,6 +86,15 @@ class ModelRunner:
     def numerics(self) -> str:
         """What decides the bits of KV beside weights and types: blocks of another kind are not found as ours."""
         return ""
+
+    def check_device(self) -> None:
+        """Raise DeviceFailed if the device computes nothing more: a fault of a CUDA kernel ends all that follows it."""
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+        except Exception as error:
+            raise DeviceFailed(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
 
     def clear(self, blocks: Sequence[Block]) -> None:
         """Clear newly allocated blocks before their first use."""

@@ -8,6 +8,7 @@ agree on the machine at hand is for the caller to test.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import triton
@@ -29,6 +30,21 @@ class LinearTile:
     warps: int
     stages: int
     swapped: bool = True
+
+    def within(self, shared: int, itemsize: int) -> LinearTile:
+        """The same tile with as many stages as `shared` bytes of memory hold: they are fetched ahead, and change no
+        bits."""
+        stage = (self.outputs + self.rows) * self.inputs * itemsize
+        return replace(self, stages=max(1, min(self.stages, shared // stage)))
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    if device.type != "cuda":
+        return 1 << 30  # the interpreter takes any
+    found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return found
 
 
 def tile_for(rows: int, outputs: int, inputs: int, itemsize: int = 2) -> LinearTile:
@@ -84,7 +100,7 @@ def linear(
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]
-    tile = tile or tile_for(rows, outputs, inputs, x.itemsize)
+    tile = tile or tile_for(rows, outputs, inputs, x.itemsize).within(shared_memory(x.device), x.itemsize)
     if inputs % tile.inputs:
         raise ValueError(f"{inputs} inputs are no multiple of {tile.inputs}")
     y = x.new_empty(rows, outputs) if out is None else out

@@ -36,10 +36,10 @@ def with_step_sizes(options: ReplicaOptions, model: Decoder, like: torch.Tensor)
     running, budget = options.max_running, options.token_budget
     if _is_fused(model, like):
         large = torch.cuda.get_device_properties(like.device).total_memory >= _LARGE_GPU
-        running = running or _GPU_RUNNING[large]
+        running = running or _within(_GPU_RUNNING[large], budget)
         budget = budget or _GPU_CHUNK[large] + running
     else:
-        running = running or _RUNNING
+        running = running or _within(_RUNNING, budget)
         budget = budget or max(_CHUNK, running + BLOCK_TOKENS)
     if budget < running + BLOCK_TOKENS:
         raise StartError(
@@ -48,18 +48,23 @@ def with_step_sizes(options: ReplicaOptions, model: Decoder, like: torch.Tensor)
     return replace(options, max_running=running, token_budget=budget)
 
 
+def _within(running: int, budget: int) -> int:
+    """At most so many requests: those for which so many tokens in a step are enough, if they are given."""
+    return max(1, min(running, budget - BLOCK_TOKENS)) if budget else running
+
+
 def _is_fused(model: Decoder, like: torch.Tensor) -> bool:
     if like.device.type != "cuda":
         return False
     from engine.execution.cuda.model import unsupported  # noqa: PLC0415  # Triton, which a CPU does without
 
-    return unsupported(model) is None
+    return unsupported(model, like.device) is None
 
 
 def make_runner(
     model: Decoder, swap: Sequence[KvMemory], like: torch.Tensor, tiling: Tiling, sizes: Sizes
 ) -> ModelRunner:
-    """The runner for `like`'s device, with memory for KV."""
+    """The runner for `like`'s device, with memory for KV. Fused kernels that do not stand their test are not taken."""
     if like.device.type == "cuda":
         from engine.execution.cuda.start import cuda_runner  # noqa: PLC0415  # Triton, which a CPU does without
 
@@ -80,10 +85,10 @@ def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes, digest: 
     """
     if runner.device.type == "cuda":
         from engine.execution.cuda.runner import CudaRunner  # noqa: PLC0415
-        from engine.execution.cuda.start import make_ready as make_cuda_ready  # noqa: PLC0415
+        from engine.execution.cuda.start import measure  # noqa: PLC0415
 
-        if isinstance(runner, CudaRunner):
-            make_cuda_ready(runner, costs)
+        if isinstance(runner, CudaRunner):  # it was tested when it was made
+            measure(costs, runner)
             return
     ensure_batch_invariance(runner, sizes.budget, sizes.running, sizes.context, digest=digest, kept=kept)
     calibrate(costs, runner, sizes.budget, sizes.running)

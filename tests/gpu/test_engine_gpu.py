@@ -140,3 +140,24 @@ def test_speed_is_reported(tmp_path: Path, dtype: Dtype, record_property: Callab
     print(json.dumps({"dtype": dtype, "tokens_per_s": figures}))
     record_property("tokens_per_s", json.dumps(figures))
     assert all(figures.values())
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_stock_operations_take_the_place_of_kernels_that_fail_their_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """With the memory that those had: most of the device's is for KV, which does not fit twice."""
+    from engine.execution.cuda import start  # Triton, on a GPU alone
+    from engine.execution.cuda.runner import CudaRunner
+
+    def test(_runner: CudaRunner) -> bool:
+        if raises:
+            raise RuntimeError("out of resource: shared memory")
+        return False
+
+    prompts = questions()
+    expected = run(engine(tmp_path / "fused", "cuda", "float32"), prompts, 20)
+    monkeypatch.setattr(start, "rows_keep_their_bits", test)
+    stock = engine(tmp_path / "stock", "cuda", "float32", kv_memory=0, swap_share=0.0)
+    assert not isinstance(stock.runner, CudaRunner)
+    assert run(stock, prompts, 20) == expected

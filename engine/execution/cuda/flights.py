@@ -49,9 +49,9 @@ class Flight:
 class Prefilled:
     """A pass over prompts that was queued: hidden states, and logits of the works `sampling`.
 
-    Once `events` have come, `sums` of hidden states by row and the likeliest `tokens` of the works `sampling` are on
-    the host; no tokens where somebody draws otherwise. Of a graph there are no hidden states, and `sums` are its rows'
-    tokens.
+    Once `events` have come, `sums` of hidden states and of logits by row and the likeliest `tokens` of the works
+    `sampling` are on the host; no tokens where somebody draws otherwise. Of a graph there are no hidden states, and
+    `sums` are its rows' tokens.
     """
 
     works: Sequence[Work]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from engine.kernels.linear import LinearTile, fp8_tile_for, linear, tile_for
+from engine.kernels.linear import LinearTile, fp8_tile_for, linear, shared_memory, tile_for
 from engine.layers.linear import Linear, PackedLinear
 from engine.quantization.fp8 import Fp8Weight
 
@@ -97,7 +97,7 @@ class ExactLinear:
         tile = self._tiles.get(rows)
         if tile is None:
             tile = fp8_tile_for(rows) if self.in_fp8 else tile_for(rows, self.outputs, self.inputs, x.itemsize)
-            self._tiles[rows] = tile
+            tile = self._tiles[rows] = tile.within(shared_memory(x.device), x.itemsize)
         if self._scales is None or scales is None:
             return linear(x, self.weight, out, bias=self.bias, tile=tile)
         out = torch.empty(rows, self.outputs, dtype=self.dtype, device=x.device) if out is None else out

@@ -33,6 +33,10 @@ _MOST_GROUPED = 64
 _FP8, _FP8_HEADS = "float8_e4m3fn", (64, 128, 256)
 """KV in 8 bits, and the sizes of heads that may be stored so."""
 
+_WITH_E4M3 = (8, 9)
+"""The first GPUs that compute in e4m3: Ada."""
+_NO_E4M3 = "the device does not compute in e4m3"
+
 Attend: TypeAlias = Callable[["FusedLayer", torch.Tensor, torch.Tensor], None]
 """Writes the attention of a layer's queries [rows, heads, head dim] to the second tensor of the same shape."""
 
@@ -66,21 +70,24 @@ class Rows:
     block_tables: Sequence[torch.Tensor]
 
 
-def unsupported(decoder: Decoder) -> str | None:
-    """Why a model cannot be computed by these kernels; None if it can."""
+def unsupported(decoder: Decoder, device: torch.device) -> str | None:
+    """Why a model cannot be computed by these kernels on this device; None if it can."""
     if decoder.embedding_scale is not None or decoder.head.cap is not None:
         return "embeddings or logits are scaled"
+    e4m3 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= _WITH_E4M3
     computed = str(decoder.norm.weight.dtype).removeprefix("torch.")
     for group in decoder.groups:
         in_fp8 = group.dtype == _FP8 and computed == "bfloat16" and group.head_dim in _FP8_HEADS
         if group.kind == "latent" or not (group.dtype == computed or in_fp8):
             return f"KV is kept as {group.kind} {group.dtype}"
+        if in_fp8 and not e4m3:
+            return _NO_E4M3
         if group.head_dim < _LEAST_INPUTS or decoder.config.heads // group.kv_heads > _MOST_GROUPED:
             return f"there are {decoder.config.heads} heads of {group.head_dim} for {group.kv_heads} of KV"
-    return next((reason for layer in decoder.layers if (reason := _unsupported_layer(layer)) is not None), None)
+    return next((reason for layer in decoder.layers if (reason := _unsupported_layer(layer, e4m3)) is not None), None)
 
 
-def _unsupported_layer(layer: object) -> str | None:
+def _unsupported_layer(layer: object, e4m3: bool) -> str | None:
     if not isinstance(layer, LlamaLayer):
         return f"layers are {type(layer).__name__}"
     if layer.mlp.activation is not silu_times:
@@ -89,6 +96,8 @@ def _unsupported_layer(layer: object) -> str | None:
         in_fp8 = fp8_weight(product) is not None
         if not in_fp8 and (type(product) is not Linear or not product.is_plain):
             return "weights are kept in few bits, or in another order"
+        if in_fp8 and not e4m3:
+            return _NO_E4M3
         if product.inputs % (_LEAST_FP8_INPUTS if in_fp8 else _LEAST_INPUTS):
             return f"a projection has {product.inputs} inputs"
     return None

@@ -18,6 +18,7 @@ import torch
 
 from engine.execution.cuda.decode_steps import DecodeSteps
 from engine.execution.cuda.flights import Flags, Flight, Positions, Prefilled
+from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Prefill
 from engine.execution.cuda.slots import MOST_CHUNKS, Chunk, Slots
@@ -84,7 +85,8 @@ class CudaRunner(ModelRunner):
         blocks = -(-sizes.context // BLOCK_TOKENS) + 1
         self.short = min(_SHORT, sizes.running)
         self.upload = Uploads(device)
-        self.slots = Slots(sizes.running, blocks, len(memories), self.upload, tokens=self.short)
+        # Steps are tried at every count of rows that they are padded to, each row with a slot of its own.
+        self.slots = Slots(padded_rows(sizes.running), blocks, len(memories), self.upload, tokens=self.short)
         self.steps = DecodeSteps(self.fused, list(memories), self.slots, sizes.running, there)
         self.prefill = Prefill(self.fused, memories, bounds, there, self.upload)
         spare = min(memory.data.shape[0] - count for memory, count in zip(memories, sizes.blocks, strict=True))
@@ -105,7 +107,7 @@ class CudaRunner(ModelRunner):
             return super().run(works)
         except Exception:
             self._drop_ahead()
-            self.slots.token_at[:] = -1
+            self.slots.forget()
             raise
 
     def _run(self, works: Sequence[Work]) -> list[WorkOutcome]:
@@ -155,16 +157,16 @@ class CudaRunner(ModelRunner):
     def _decode(self, works: Sequence[Decode]) -> Flight:
         """This step: what was computed ahead, as far as it was, and a new launch for the rest."""
         starts = np.array([work.start for work in works])
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
+        # Its spare blocks are free once they are read below: only the next launch ahead takes some.
+        self._drop_ahead()
         self.slots.bind(works)
         if ahead is None:
             return self._launch_now(works, starts)
         row_of = self._rows_ahead(ahead, works, starts)
         if row_of is None:
-            self._spare += ahead.spare.values()
             return self._launch_now(works, starts)
         self._bring_home(ahead, works, row_of)
-        self._spare += ahead.spare.values()
         missing = [at for at, row in enumerate(row_of) if row < 0]
         if not missing:
             return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of)
@@ -217,10 +219,12 @@ class CudaRunner(ModelRunner):
         homeless = np.nonzero(~skipped & ~slots.has_room(starts))[0].tolist()
         if skipped.all() or len(homeless) > len(self._spare):
             return None
-        spare = {row: self._spare.pop() for row in homeless}
+        spare = dict(zip(homeless, self._spare, strict=False))
         blocks = np.array([[count + block for count in self.sizes.blocks] for block in spare.values()], np.int32)
         slots.put(slots.rows[homeless], (starts[homeless] // BLOCK_TOKENS).astype(np.int32), blocks)
         ahead = self._launch(flight.works, starts, skipped)
+        # They are taken when nothing can fail any more.
+        del self._spare[: len(spare)]
         ahead.spare = spare
         return ahead
 
@@ -237,6 +241,8 @@ class CudaRunner(ModelRunner):
             row if row >= 0 and ahead.starts[row] == start and (skipped is None or not skipped[row]) else -1
             for row, start in zip(row_of, starts.tolist(), strict=True)
         ]
+        # A grammar may have begun to have a say in its row.
+        row_of = [row if _is_chosen_on_device(work.request) else -1 for row, work in zip(row_of, works, strict=True)]
         # A launch takes as long for a few rows as for one: with few rows to keep, all are launched together.
         missing = sum(row < 0 for row in row_of)
         return row_of if 2 * missing <= len(row_of) else None
@@ -287,16 +293,19 @@ class CudaRunner(ModelRunner):
             return self._prefill_in_graph(works, chunks)
         hidden = self.prefill(chunks)
         # What is not finite makes its row's sum so as well.
-        sums, summed = self.to_host(hidden[: sum(counts)].sum(-1, dtype=torch.float32))
+        sums = hidden[: sum(counts)].sum(-1, dtype=torch.float32)
         ends = np.cumsum(counts) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
         logits = tokens = drawn = None
         if sampling:
             (rows,) = self.upload([ends[sampling].astype(np.int32)])
             logits = self.fused.head(hidden.index_select(0, rows))
+            # The head may make what is not finite of what is.
+            sums.index_add_(0, rows, logits[:, : self.fused.vocabulary].sum(-1, dtype=torch.float32))
+        there, summed = self.to_host(sums)
         if all(_is_chosen_on_device(works[at].request) for at in sampling):
             tokens, drawn = self._choose([works[at] for at in sampling], logits)
-        return Prefilled(works, hidden, sums, [summed, drawn], sampling, logits, tokens)
+        return Prefilled(works, hidden, there, [summed, drawn], sampling, logits, tokens)
 
     def _are_short(self, works: Sequence[Work]) -> bool:
         """Whether a graph computes these chunks; it does not show the hidden states that log probabilities need."""

@@ -74,6 +74,14 @@ class Slots:
         if not same:
             self.order = self._sorted()
 
+    def forget(self) -> None:
+        """Take nothing for granted of what the device holds: a step failed, and nobody knows what of it was done."""
+        self.works, self._revisions, self._slots = (), [], {}
+        self.rows = self.order = np.zeros(0, np.int32)
+        self._free = list(range(self.count - 1, -1, -1))
+        self.token_at[:] = self._tables[:] = NOWHERE
+        self.held[:] = 0
+
     def put(self, slots: Ints, places: Ints, blocks: Ints) -> None:
         """Write `blocks` [entries, layer groups] to these places of these slots' tables on the device."""
         if not len(slots):
@@ -123,20 +131,23 @@ class Slots:
         self.rows = np.array([slots[work] for work in works], np.int32)
 
     def _renew(self, changed: Sequence[tuple[Decode, int]]) -> None:
-        slots, places, blocks = [], [], []
+        slots, places, blocks, new_tables = [], [], [], []
         for work, slot in changed:
             request = work.request
             table = np.array(request.table, np.int32)
             # Not only its end: a block that was there already takes the place of the same one that it filled itself.
             new = (table != self._tables[slot, : len(table)]).any(1).nonzero()[0].astype(np.int32)
-            self._tables[slot, new] = table[new]
-            self.held[slot] = len(table)
             self.last_start[slot] = request.prompt + request.max_output - 2
+            new_tables.append((slot, table))
             slots.append(np.full(len(new), slot, np.int32))
             places.append(new)
             blocks.append(table[new])
         if slots:
             self.put(np.concatenate(slots), np.concatenate(places), np.concatenate(blocks))
+        # Only now: what was not written must not pass for it.
+        for slot, table in new_tables:
+            self._tables[slot, : len(table)] = table
+            self.held[slot] = len(table)
 
     def _sorted(self) -> Ints:
         if not len(self.rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 
@@ -30,23 +31,42 @@ _APART = 5
 def cuda_runner(
     model: Decoder, swap: Sequence[KvMemory], like: torch.Tensor, tiling: Tiling, sizes: Sizes
 ) -> CudaRunner | None:
-    """A runner by the fused kernels, with memory for KV; None, with a word in the log, for a model they do not fit."""
-    reason = unsupported(model)
-    if reason is not None:
-        logger.warning("stock operations compute the steps, which is slower", reason=reason)
-        return None
+    """A runner by the fused kernels, tested, with memory for KV.
+
+    None, with a word in the log, where they do not fit the model, cannot be run on the device, or give a row other bits
+    in another batch. Raises DeviceFailed.
+    """
+    reason = unsupported(model, like.device)
+    if reason is None:
+        runner, reason = _tested_runner(model, swap, like, tiling, sizes)
+        if runner is not None:
+            return runner
+        # Its memory is needed for what takes its place.
+        gc.collect()
+        if like.device.type == "cuda":
+            torch.cuda.empty_cache()
+    logger.warning("stock operations compute the steps, which is slower", reason=reason)
+    return None
+
+
+def _tested_runner(
+    model: Decoder, swap: Sequence[KvMemory], like: torch.Tensor, tiling: Tiling, sizes: Sizes
+) -> tuple[CudaRunner | None, str]:
+    """A runner, or why there is none."""
     more = spare_blocks(sizes.running)
     memories = [KvMemory(group, count + more, like) for group, count in zip(model.groups, sizes.blocks, strict=True)]
-    return CudaRunner(model, memories, like.device, tiling, swap, sizes=sizes)
-
-
-def make_ready(runner: CudaRunner, costs: MeasuredCosts) -> bool:
-    """Test that a row's bits do not depend on its batch, and measure steps. Returns whether the test held."""
-    with torch.inference_mode():
-        runner.to_host(runner.steps.tokens[:1])  # compiles it
-        held = ensure_exact(runner)
-        measure(costs, runner)
-    return held
+    runner = CudaRunner(model, memories, like.device, tiling, swap, sizes=sizes)
+    try:
+        with torch.inference_mode():
+            runner.to_host(runner.steps.tokens[:1])  # compiles it
+            held = ensure_exact(runner)
+    except torch.OutOfMemoryError:
+        raise  # others would take as much
+    except Exception as error:
+        logger.exception("the fused kernels cannot be run")
+        runner.check_device()
+        return None, f"{type(error).__name__}: {error}".partition("\n")[0]
+    return (runner, "") if held else (None, "rows have other bits in other batches")
 
 
 def ensure_exact(runner: CudaRunner) -> bool:
@@ -81,7 +101,7 @@ def ensure_exact(runner: CudaRunner) -> bool:
     if held:
         logger.info("output is independent of the batch", **told)
     else:
-        logger.error("kernels depend on the batch: outputs may differ in low bits", **told)
+        logger.error("the fused kernels depend on the batch", **told)
     return held
 
 
@@ -108,6 +128,11 @@ def rows_keep_their_bits(runner: CudaRunner) -> bool:
 
 def measure(costs: MeasuredCosts, runner: CudaRunner) -> None:
     """Tell `costs` what decode steps of each size and prompt tokens take."""
+    with torch.inference_mode():
+        _measure(costs, runner)
+
+
+def _measure(costs: MeasuredCosts, runner: CudaRunner) -> None:
     began = time.perf_counter()
     probe, sizes = Probe(runner, _PROBE_TOKENS), runner.sizes
     between = [1 << row for row in range((sizes.running - 1).bit_length())]

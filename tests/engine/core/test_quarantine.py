@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.core.quarantine import Quarantine
-from engine.execution.model_runner import WorkOutcome
+from engine.execution.model_runner import DeviceFailed, WorkOutcome
 from engine.grammar.guide import Guide
 from engine.sampling.request_state import SamplingState
 from engine.scheduling.step_work import Work
@@ -166,11 +166,60 @@ def test_a_failure_that_does_not_come_again_harms_nobody(bench: Bench):
     assert len(bench.engine.quarantine) == 0
 
 
-def test_want_of_memory_is_nobodys_fault(bench: Bench):
-    poison(bench, lambda: torch.OutOfMemoryError("no memory"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["allocator", "cublas", "triton", "pinned", "cpu"],
+)
+def test_want_of_memory_is_nobodys_fault(bench: Bench, error: Exception):
+    poison(bench, lambda: error)
     bench.one(generate("large", HARMFUL, 5))
     assert ended(bench, "large").reason == "error"
     assert len(bench.engine.quarantine) == 0
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
+def test_a_device_that_failed_ends_the_engine_and_quarantines_nobody(bench: Bench, together: bool):
+    """Also where the device fails only when the work runs alone. A second time its input is suspected."""
+    calls = poison(bench, lambda: RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+    def failing() -> None:
+        if together or len(calls) == 2:
+            raise DeviceFailed("an illegal memory access")
+
+    bench.engine.runner.check_device = failing  # type: ignore[method-assign]  # the fault that is tested
+    harmful = generate("harmful", HARMFUL, 5)
+    bench.add(harmful)
+    with pytest.raises(DeviceFailed, match="an illegal memory access"):
+        bench.finish()
+    assert len(calls) == (1 if together else 2)
+    assert bench.runs["harmful"].done is None, "the gateway sends it again"
+    (key,) = [request.input_key() for request in bench.engine.scheduler.running]
+    assert bench.engine.quarantine.refused_seconds(key) is None
+    bench.engine.quarantine.record_device_failure([key])
+    assert bench.engine.quarantine.refused_seconds(key) == 3600
+
+
+def test_a_cuda_error_that_stays_is_the_devices(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """CUDA tells a fault of a kernel in every call that follows it, so in one that only waits."""
+
+    def failing(device: torch.device) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+
+    runner = bench.engine.runner
+    runner.check_device()
+    runner.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    runner.check_device()
+    monkeypatch.setattr(torch.cuda, "synchronize", failing)
+    with pytest.raises(DeviceFailed, match=r"^AcceleratorError: CUDA error: device-side assert triggered$"):
+        runner.check_device()
 
 
 @pytest.mark.parametrize("told", [None, 3])

@@ -33,6 +33,12 @@ def small_model(folder: Path) -> Path:
     )
 
 
+def plain_tiling() -> Tiling:
+    """A tiling that leaves weights as the fused kernels read them, on a CPU as well."""
+    plain = matmul_kernels.NATIVE.plain
+    return Tiling(1, kernels=replace(matmul_kernels.NATIVE, onednn=plain, transposed=plain))
+
+
 def fused_bench(
     folder: Path,
     blocks: int = 24,
@@ -47,10 +53,9 @@ def fused_bench(
     `swap`: blocks of host memory; `store`: the disk tier's, which needs them.
     """
     like = torch.zeros((), device=DEVICE)
-    plain = matmul_kernels.NATIVE.plain
-    tiling = Tiling(1, kernels=replace(matmul_kernels.NATIVE, onednn=plain, transposed=plain))
+    tiling = plain_tiling()
     model = load_model(folder, read_config(folder), like, tiling, context)
-    assert unsupported(model) is None
+    assert unsupported(model, like.device) is None
     memories = [KvMemory(group, blocks + SPARE, like) for group in model.groups]
     for memory in memories:
         memory.data.fill_(torch.nan)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import silu
 
-from engine.kernels.linear import LinearTile, linear, tile_for
+from engine.kernels.linear import LinearTile, fp8_tile_for, linear, shared_memory, tile_for
 from engine.kernels.paged_kv import PagedKv
 from engine.kernels.rows import rms_norm, rotate_and_append, silu_mul
 from tests.gpu.kernels.interpreter import DEVICE
@@ -39,6 +41,36 @@ def test_linear(dtype: torch.dtype, swapped: bool) -> None:
 def test_inputs_that_no_tile_divides_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of 64"):
         linear(torch.ones(1, 100), torch.ones(8, 100), tile=LinearTile(64, 16, 64, 4, 2))
+
+
+@pytest.mark.parametrize(("name", "shared"), [("H200", 227 << 10), ("A100", 163 << 10), ("L4", 99 << 10)])
+def test_tiles_take_no_more_memory_than_the_device_has(name: str, shared: int) -> None:
+    """And where there is room, as many stages as are the quickest."""
+    for rows in (1, 16, 17, 33, 64, 65, 384, 385, 8_192):
+        for outputs in (2_048, 6_144, 28_672, 128_256):
+            for itemsize in (2, 4):
+                quickest = tile_for(rows, outputs, 4_096, itemsize)
+                tile = quickest.within(shared, itemsize)
+                stage = (tile.outputs + tile.rows) * tile.inputs * itemsize
+                assert 2 * stage <= tile.stages * stage <= shared
+                assert tile == replace(quickest, stages=tile.stages)
+                if name == "H200":
+                    assert tile == quickest
+        assert fp8_tile_for(rows).within(shared, 1) == fp8_tile_for(rows)
+
+
+@pytest.mark.gpu
+def test_the_number_of_stages_changes_no_bits() -> None:
+    """As on a device with less shared memory than this one."""
+    torch.manual_seed(5)
+    device = torch.device("cuda")
+    assert 48 << 10 < shared_memory(device) <= 1 << 20
+    for outputs, inputs in ((4_096, 4_096), (28_672, 4_096), (128_256, 2_048)):
+        weight = random(outputs, inputs, dtype=torch.bfloat16) * 0.02
+        for rows in (1, 16, 33, 65, 385):
+            x, tile = random(rows, inputs, dtype=torch.bfloat16), tile_for(rows, outputs, inputs)
+            less = tile.within(99 << 10, 2)
+            assert torch.equal(linear(x, weight, tile=less), linear(x, weight, tile=tile))
 
 
 @pytest.mark.gpu
