@@ -15,7 +15,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ from turnpike.command_context import CURRENCY, DEFAULT_PROJECT
 from turnpike.command_line import CommandParser
 from turnpike.processes import listener
 from turnpike.processes.children import AFTER_DRAIN_S, Child
-from turnpike.processes.event_loop import run_role
+from turnpike.processes.event_loop import run_role, tasks_beside
 from turnpike.settings.data_folder import (
     DataFolderError,
     gateway_folder,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gateway.server import GatewayServer
     from gateway.services import GatewayServices
     from turnpike.admin_services import AdminServices
+    from turnpike.processes.worker import Job
 
 DEMO_TENANT = "demo"
 DEMO_GRANT_PICO = 100 * 10**12
@@ -96,6 +97,7 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
     from gateway.served_models.registry import ModelRegistry
     from turnpike.admin_services import open_admin_services, read_secrets_of_serve
     from turnpike.processes.gateway import open_gateway_services
+    from turnpike.processes.worker import jobs
 
     registry = ModelRegistry.load(settings.model_folders, settings.aliases)
     (settings.data / "run").mkdir(mode=0o700, exist_ok=True)
@@ -105,6 +107,7 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
     running = [asyncio.create_task(replica.run()) for replica in replicas]
     try:
         async with open_admin_services(settings, "always") as admin:
+            all_jobs = jobs(admin)  # before anything is made: a setting may be wrong
             with acting_as(_starter()):
                 await _provide_demo(admin)
             async with open_gateway_services(settings, admin, secrets, registry) as services:
@@ -115,7 +118,7 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
                     for replica, link in zip(replicas, services.fleet.links, strict=True)
                 ]
                 try:
-                    await _run(admin, services, sockets, running)
+                    await _run(admin, services, all_jobs, sockets, running)
                 finally:
                     for task in watching:
                         task.cancel()
@@ -146,33 +149,29 @@ def _replicas(settings: Settings) -> list[Child]:
 
 
 async def _run(
-    admin: AdminServices, services: GatewayServices, sockets: Sockets, replicas: list[asyncio.Task[None]]
+    admin: AdminServices,
+    services: GatewayServices,
+    all_jobs: Sequence[Job],
+    sockets: Sockets,
+    replicas: list[asyncio.Task[None]],
 ) -> None:
-    """Answer requests and do the worker's jobs until a signal, or until a replica cannot be kept running."""
+    """Answer requests and do the worker's jobs until a signal, or until one of them or a replica cannot be kept
+    running."""
     from gateway.app import create_app
     from gateway.server import GatewayServer
     from turnpike.processes.gateway import serve_until_signal
-    from turnpike.processes.worker import run_worker
+    from turnpike.processes.worker import repeat_jobs
 
     server = GatewayServer(create_app(services), internal=sockets.metrics)
-    tasks = [
-        asyncio.create_task(_announce(admin, services, server, listener.url(sockets.api))),
-        asyncio.create_task(run_worker(admin)),
-    ]
 
-    def replica_ended(_: asyncio.Task[None]) -> None:
+    def leave() -> None:
         server.should_exit = True
 
     for replica in replicas:
-        replica.add_done_callback(replica_ended)
-    try:
+        replica.add_done_callback(lambda _: leave())
+    announcement = _announce(admin, services, server, listener.url(sockets.api))
+    async with tasks_beside(announcement, repeat_jobs(all_jobs), on_failure=leave):
         await serve_until_signal(server, sockets.api)
-    finally:
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                logger.error("a task of serve failed", exc_info=result)
 
 
 class LinkLiveness(Protocol):
