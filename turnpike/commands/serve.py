@@ -233,50 +233,22 @@ async def _provide_demo(admin: AdminServices) -> None:
 
 
 def write_key(file: Path, key: str) -> None:
-    """Write a key to a new file that its owner alone can read. Raises OSError."""
+    """Write a key to a new file that its owner alone can read, in place of an earlier one. Raises OSError."""
+    file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as content:
         content.write(key + "\n")
 
 
 async def _announce(admin: AdminServices, services: GatewayServices, server: GatewayServer, base_url: str) -> None:
-    """Wait until a request would be answered, then say how to send one.
-
-    The API key is made then. A terminal shows it once. Anything else may keep what is written to it, so the key goes to
-    a file of its own there.
-    """
+    """Wait until a request would be answered, then say how to send one. The API key is made then."""
     settings = admin.settings
     models = [model.name for model in services.models]
     model = models[0]
     served = f"model {model}" if len(models) == 1 else f"models {', '.join(models)}"
     while not (server.started and all(map(services.fleet.healthy, models))):  # noqa: ASYNC110  # nothing signals either
         await asyncio.sleep(READY_POLL_S)
-    tenant = await admin.tenancy.tenant(DEMO_TENANT)
-    project = await admin.tenancy.project(tenant.id, DEFAULT_PROJECT)
-    has_key = any(key.project_id == project.id for key in await admin.tenancy.list_keys(tenant.id))
-    # In a checkout the program is .venv/bin/turnpike, which is not in PATH.
-    command = sys.argv[0] if Path(sys.argv[0]).name == "turnpike" else "turnpike"
-    data_dir = f"--data-dir {settings.data_dir}"
-    owner = f"API key of tenant {DEMO_TENANT}, project {DEFAULT_PROJECT}"
-    file = settings.data.absolute() / KEY_FILE
-    if has_key and file.exists():
-        key = f"$(cat {shlex.quote(str(file))})"
-        about = f"{owner}: in the file\n    {file}"
-    elif has_key:
-        key = "$TURNPIKE_API_KEY"
-        about = (
-            "The API key was shown at the first start. Another one:\n"
-            f"    export TURNPIKE_API_KEY=$({command} keys create --tenant {DEMO_TENANT} --project {DEFAULT_PROJECT}"
-            f" {data_dir})"
-        )
-    else:
-        with acting_as(_starter()):
-            issued = (await admin.tenancy.create_key(tenant.id, project.id, "made at the first start")).key
-        if sys.stdout.isatty():
-            key, about = issued, f"{owner} (shown once; keep it):\n    {issued}"
-        else:
-            write_key(file, issued)
-            key, about = f"$(cat {shlex.quote(str(file))})", f"{owner}: written to the file (mode 0600)\n    {file}"
+    key, about = await provide_key(admin)
     record_address(settings, base_url)
     sign_in = await _owner_link(admin, base_url)
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
@@ -284,7 +256,46 @@ async def _announce(admin: AdminServices, services: GatewayServices, server: Gat
         f"\nTurnpike is ready at {base_url} with the {served}.\n\n{about}\n\nAsk it something:\n"
         f'    curl -sS {base_url}/v1/chat/completions -H "Authorization: Bearer {key}"'
         f" -H 'Content-Type: application/json' -d '{body}'\n\n"
-        f"What it cost:\n    {command} usage {data_dir}\n\n{sign_in}Stop with Ctrl-C.",
+        f"What it cost:\n    {_command()} usage --data-dir {settings.data_dir}\n\n{sign_in}Stop with Ctrl-C.",
+    )
+
+
+def _command() -> str:
+    """How this program is called: in a checkout it is .venv/bin/turnpike, which is not in PATH."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "turnpike" else "turnpike"
+
+
+async def provide_key(admin: AdminServices) -> tuple[str, str]:
+    """The demo project's API key, as a shell reads it, and what to say of it; made if the project never had one.
+
+    A terminal shows a new key once. Anything else may keep what is written to it, so the key goes to a file of its own
+    there. The file may be older than the database, and its key may be revoked: it is named only while its key is valid.
+    """
+    from storage.database.base import from_instant
+    from tenancy.keys import parse_key
+
+    tenant = await admin.tenancy.tenant(DEMO_TENANT)
+    project = await admin.tenancy.project(tenant.id, DEFAULT_PROJECT)
+    keys = [key for key in await admin.tenancy.list_keys(tenant.id) if key.project_id == project.id]
+    owner = f"API key of tenant {DEMO_TENANT}, project {DEFAULT_PROJECT}"
+    file = admin.settings.data.absolute() / KEY_FILE
+    in_file = f"$(cat {shlex.quote(str(file))})"
+    if not keys:
+        with acting_as(_starter()):
+            issued = (await admin.tenancy.create_key(tenant.id, project.id, "made at the first start")).key
+        if sys.stdout.isatty():
+            return issued, f"{owner} (shown once; keep it):\n    {issued}"
+        write_key(file, issued)
+        return in_file, f"{owner}: written to the file (mode 0600)\n    {file}"
+    now = from_instant(await admin.database.now())
+    valid = {key.public_id for key in keys if not (key.revoked_at or (key.expires_at and key.expires_at <= now))}
+    kept = parse_key(file.read_text().strip()) if file.exists() else None
+    if kept is not None and kept.public_id in valid:
+        return in_file, f"{owner}: in the file\n    {file}"
+    return "$TURNPIKE_API_KEY", (
+        "The API key was shown at the first start. Another one:\n"
+        f"    export TURNPIKE_API_KEY=$({_command()} keys create --tenant {DEMO_TENANT} --project {DEFAULT_PROJECT}"
+        f" --data-dir {admin.settings.data_dir})"
     )
 
 
@@ -311,7 +322,6 @@ async def _owner_link(admin: AdminServices, base_url: str) -> str:
     if sys.stdout.isatty():
         return f"{about}:\n    {link}\n\n{others}"
     file = admin.settings.data.absolute() / LINK_FILE
-    file.unlink(missing_ok=True)  # of an earlier start
     write_key(file, link)
     return f"{about}: written to the file (mode 0600)\n    {file}\n\n{others}"
 
@@ -325,7 +335,6 @@ async def _links_of_others(admin: AdminServices, base_url: str) -> str:
         return ""
     links = await sign_in_links(admin, base_url)
     file = admin.settings.data.absolute() / LINKS_FILE
-    file.unlink(missing_ok=True)  # of an earlier start
     write_key(file, links)
     return f"Sign in as others, each with another role: links in the file (mode 0600)\n    {file}\n\n"
 
