@@ -34,7 +34,7 @@ async def highest_line_of_debt(audit: AuditContext, row: Any) -> int:
     )
     texts = [text for change in await audit.session.execute(changes) for text in change if text is not None]
     limits = [msgspec.json.decode(text, type=_Limit).limit for text in texts]
-    return max([row.credit_line, *(int(limit.replace(".", "")) for limit in limits)])
+    return max([int(row.credit_line), *(int(limit.replace(".", "")) for limit in limits)])
 
 
 async def _began(audit: AuditContext, row: Any) -> int | None:
