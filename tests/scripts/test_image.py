@@ -1,4 +1,5 @@
-"""What Docker copies into the image: every room of the program, and nothing that an operator keeps beside it."""
+"""What Docker copies into the image: every room of the program, and nothing that an operator keeps beside it; and when
+Compose takes the database for ready."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_every_part_of_the_program_comes_into_the_image() -> None:
     assert len(needed) >= 13
     needed += ["pyproject.toml", "README.md", "LICENSE", "requirements/base.txt", "requirements/torch.txt"]
     needed += ["requirements/base.in", "requirements/node.txt", "scripts/build_console.py", "web/src/main.tsx"]
-    needed += ["models/stdlib-qa/model.safetensors", "web/package-lock.json", "billing/invoices/rendering/invoice.typ"]
+    needed += ["models/stdlib-qa/model.safetensors", "web/package-lock.json"]
     assert [path for path in needed if not (ROOT / path).exists()] == []
     assert [path for path in needed if not copied(path)] == []
 
@@ -58,3 +59,9 @@ def test_git_takes_no_secrets_that_the_documented_set_up_makes() -> None:
     made = ["secrets.json", ".env", "turnpike-demo/turnpike.db", "turnpike-data/secrets.json"]
     ignored = subprocess.run(["git", "check-ignore", *made], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ignored.stdout.split() == made
+
+
+def test_the_database_is_well_when_it_answers_by_the_network_as_the_roles_ask_it() -> None:
+    """PostgreSQL's image initialises the database with a server of its own that listens on the Unix socket alone."""
+    (check,) = re.findall(r"pg_isready.*", (ROOT / "docker-compose.yml").read_text())
+    assert "-h, 127.0.0.1" in check
