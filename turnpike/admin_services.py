@@ -30,7 +30,7 @@ from billing.settlement.settlement import OVERDRAWN
 from billing.transaction.budget_charges import THRESHOLD, name_budget_subjects
 from storage.bus import Bus, LocalBus, RedisBus
 from storage.database import migrate
-from storage.database.database import Database
+from storage.database.database import STATEMENT_S, Database
 from tenancy.authenticator import Authenticator
 from tenancy.directory import project_public_id
 from tenancy.keys import Peppers
@@ -148,8 +148,10 @@ async def prepare_database(settings: Settings, setup: Setup) -> None:
 
 
 @asynccontextmanager
-async def open_admin_services(settings: Settings, setup: Setup = "never") -> AsyncIterator[AdminServices]:
-    """Open the admin services, and close them at the end.
+async def open_admin_services(
+    settings: Settings, setup: Setup = "never", statement_s: float = STATEMENT_S
+) -> AsyncIterator[AdminServices]:
+    """Open the admin services, and close them at the end. `statement_s`: seconds that a statement may take.
 
     Raises NoData, DataFolderError, SecretsError, SchemaMismatch, DatabaseUnavailable, InvalidRedisUrl.
     """
@@ -159,7 +161,7 @@ async def open_admin_services(settings: Settings, setup: Setup = "never") -> Asy
         prepare_data_folder(settings)
     keys = read_secrets(settings)
     await prepare_database(settings, setup)
-    database = await Database.open(settings.database)
+    database = await Database.open(settings.database, statement_s=statement_s)
     bus = open_bus(settings)
     peppers = Peppers(keys.peppers, keys.pepper_current)
     holds, prices = HoldService(database), PriceCatalog(database)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from audit_log.actors import Actor, become
@@ -22,6 +22,7 @@ from turnpike.settings.settings import Settings
 if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
 
+_Work: TypeAlias = "Callable[[AdminServices, argparse.Namespace], Awaitable[int | None]]"
 CURRENCY = "USD"
 """Of a tenant that never had money."""
 DEFAULT_PROJECT = "default"
@@ -29,15 +30,20 @@ EXIT_PENDING = 3
 """The status of a command whose change is kept until another operator approves it."""
 
 
-def with_admin_services(settings: Settings, work: Callable[[AdminServices], Awaitable[int | None]]) -> int:
+def with_admin_services(
+    settings: Settings, work: Callable[[AdminServices], Awaitable[int | None]], *, long: bool = False
+) -> int:
     """Run `work` with the admin services of these settings, and record its changes as made by whoever runs this.
 
-    Returns the exit status that `work` returns, 0 for None. Raises NoData.
+    `long`: its statements may take hours. Returns the exit status that `work` returns, 0 for None. Raises NoData.
     """
+    from storage.database import database
     from turnpike.admin_services import open_admin_services
 
+    statement_s = database.LONG_STATEMENT_S if long else database.STATEMENT_S
+
     async def run() -> int:
-        async with open_admin_services(settings) as admin:
+        async with open_admin_services(settings, statement_s=statement_s) as admin:
             become(await _actor(admin))
             return await _until_pending(work(admin)) or 0
 
@@ -77,14 +83,18 @@ async def _actor(admin: AdminServices) -> Actor:
     return Actor("command", user, user)
 
 
-def admin_command(work: Callable[[AdminServices, argparse.Namespace], Awaitable[int | None]]) -> Command:
+def admin_command(work: _Work, *, long: bool = False) -> Command:
     """Make a command of a function that takes the admin services and the arguments."""
 
     @functools.wraps(work)
     def command(settings: Settings, arguments: argparse.Namespace) -> int:
-        return with_admin_services(settings, lambda admin: work(admin, arguments))
+        return with_admin_services(settings, lambda admin: work(admin, arguments), long=long)
 
     return command
+
+
+long_admin_command = functools.partial(admin_command, long=True)
+"""As `admin_command`, for one that reads all that was ever recorded: an audit."""
 
 
 async def currency_of(admin: AdminServices, tenant_id: UUID) -> str:

@@ -20,6 +20,7 @@ import httpx
 import msgspec
 
 from storage.free_text import problem_of_text
+from storage.reported_error import ReportedError
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -59,7 +60,7 @@ _REFUSED = tuple(
 of clouds), benchmark, multicast and reserved ranges, and tunnels to IPv4 addresses."""
 
 
-class UrlRefused(ValueError):
+class UrlRefused(ReportedError, ValueError):
     """Webhooks may not be sent to this URL or address. The message says why."""
 
 

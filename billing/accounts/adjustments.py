@@ -21,13 +21,14 @@ from billing.events.columns import EventColumns, as_bytes, dimension_ids, event_
 from billing.events.rollups import roll_up
 from billing.events.rows import EventRows
 from billing.integrity.hash_chain import chain_batches
-from billing.ledger.entries import Transaction
+from billing.ledger.entries import Balance, Entry, Transaction
 from billing.ledger.wallet import ModelCost, Wallet
 from billing.money import format_pico
 from billing.periods.periods import book_late
 from billing.prices import PriceCatalog
 from billing.tables.money import usage_event
 from billing.transaction.budget_charges import BudgetCharges, charge_budgets
+from billing.transaction.money_transaction import MoneyTransaction
 from billing.transaction.opening import money_transaction, recorded_money_transaction
 from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
 from storage.database.base import new_id
@@ -46,7 +47,8 @@ class UnknownEvent(ReportedError, LookupError):
 
 
 class InvalidAdjustment(ReportedError, ValueError):
-    """An adjustment that cannot be: nothing changes, more is taken back than there was, or it corrects a correction."""
+    """An adjustment that cannot be: nothing changes, more is taken back than there was, it costs more than is there, or
+    it corrects a correction."""
 
 
 async def adjust(
@@ -62,7 +64,8 @@ async def adjust(
 ) -> UsageEvent:
     """Add to what an event of the tenant says, or take away from it: units by meter. Returns the new event.
 
-    One that is repeated under the same id (a UUIDv7) counts once. Raises UnknownEvent, InvalidAdjustment, InvalidUsage,
+    One that is repeated under the same id (a UUIDv7) counts once. It takes no money that is promised to open holds:
+    usage alone that has arrived may bring a balance below zero. Raises UnknownEvent, InvalidAdjustment, InvalidUsage,
     IdempotencyConflict, PriceMissing, DatabaseUnavailable; then nothing is written.
     """
     check_text("reason", reason, REASON, empty=True)
@@ -110,15 +113,14 @@ async def adjust(
         await money.chain(chained)
         found = (await money.lock([tenant_id]))[tenant_id]
         _refuse_negative(await money.units_left(tenant_id, event_id))
-        wallet = Wallet(found, await money.grants([tenant_id], spent=True))
-        used = ModelCost(event.project_id, event.model, abs(cost))
-        entries = wallet.use([used]) if cost >= 0 else wallet.give_back(used)
-        posted = [Transaction(identity, tenant_id, found.currency, "adjustment", event.period, entries, reason)]
+        wallet, entries = await _pay(money, found, event)
+        currency = found.currency
+        posted = [Transaction(identity, tenant_id, currency, "adjustment", event.period, entries, reason)]
         counted = {identity: await money.budgets.charged(event_id)}
-        notices = await charge_budgets(money, BudgetCharges((), [event], counted, {tenant_id: found.currency}))
+        notices = await charge_budgets(money, BudgetCharges((), [event], counted, {tenant_id: currency}))
         await money.save([wallet.balance], posted if entries else (), notices, list(wallet.changed.values()))
         corrects = public_id("request", event_id)
-        said = {"corrects": corrects, "units": dict(units), "cost": format_pico(cost), "currency": found.currency,
+        said = {"corrects": corrects, "units": dict(units), "cost": format_pico(cost), "currency": currency,
                 "period": event.period}  # fmt: skip
         await record_change(session, "usage.adjusted", target="usage_event", target_id=identity,
                             tenant_id=tenant_id, project_id=event.project_id, reason=reason, after=said)  # fmt: skip
@@ -160,10 +162,27 @@ async def _tried(database: Database, event_id: UUID, event: UsageEvent) -> Usage
     """What a dry run can say: whether enough is there now, and in which period it would be booked."""
     async with money_transaction(database) as money:
         (event,) = (await book_late(money, EventColumns([event]))).events
-        left = await money.units_left(event.tenant_id, event_id)
-    more = event.usage.meters()
-    _refuse_negative({meter: units + more[meter] for meter, units in left.items()})
+        found = (await money.lock([event.tenant_id]))[event.tenant_id]
+        left, more = await money.units_left(event.tenant_id, event_id), event.usage.meters()
+        _refuse_negative({meter: units + more[meter] for meter, units in left.items()})
+        await _pay(money, found, event)
     return event
+
+
+async def _pay(money: MoneyTransaction, before: Balance, event: UsageEvent) -> tuple[Wallet, list[Entry]]:
+    """The tenant's money when it has paid for the adjustment, or got back what it had paid. Raises InvalidAdjustment if
+    there is too little."""
+    wallet = Wallet(before, await money.grants([event.tenant_id], spent=True))
+    used = ModelCost(event.project_id, event.model, abs(event.cost_pico))
+    if event.cost_pico < 0:
+        return wallet, wallet.give_back(used)
+    entries = wallet.use([used])
+    if wallet.balance.overdraft > before.overdraft:
+        cost, available = format_pico(event.cost_pico), format_pico(before.available)
+        raise InvalidAdjustment(
+            f"it costs {cost} {before.currency} and {available} are available: put money in, or raise the line"
+        )
+    return wallet, entries
 
 
 def _refuse_negative(left: Mapping[str, int]) -> None:

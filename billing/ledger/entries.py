@@ -100,7 +100,8 @@ class Balance(msgspec.Struct, frozen=True):
 
     @property
     def available(self) -> int:
-        """What may still be reserved; negative only by as much as usage came in after its hold had expired."""
+        """What may still be reserved; negative only by as much as usage came in after its hold had expired, or as the
+        credit line was lowered below what is used of it."""
         return self.credit - self.debit - self.held + self.credit_line
 
     @property

@@ -7,12 +7,17 @@ epoch, and never will (`protocol.replicas.Fence`), or was declared lost by a per
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 from sqlalchemy import delete, func, select, update
 
 from billing.tables.journals import journal_loss, journal_of_epoch, replica_journal
 from billing.tables.periods import gateway_epoch
 from storage.database.database import Database
+
+SEEN_EVERY_S = 15
+"""How often gateways say to which journals they are connected. Another gateway's word is as good."""
 
 
 class EpochOver(Exception):
@@ -48,6 +53,16 @@ async def register_journal(database: Database, epoch: str, journal: str, replica
         await session.execute(put.on_conflict_do_update(index_elements=["journal"], set_={"seen_at": now}))
         known = database.insert(journal_of_epoch).values(epoch=epoch, journal=journal, cleared_at=None)
         await session.execute(known.on_conflict_do_nothing())
+
+
+async def see_journals(database: Database, journals: Collection[str]) -> None:
+    """Record that a gateway is connected to these journals now. Raises DatabaseUnavailable."""
+    # no entry: a gateway and a replica live
+    of = replica_journal.c
+    async with database.transaction() as session:
+        now = (await session.execute(select(database.clock))).scalar_one()
+        stale = of.journal.in_(journals) & (of.seen_at < now - SEEN_EVERY_S * 1_000_000)
+        await session.execute(update(replica_journal).where(stale).values(seen_at=now))
 
 
 async def is_over(database: Database, epoch: str) -> bool:

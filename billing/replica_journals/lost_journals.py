@@ -18,11 +18,14 @@ from billing.replica_journals.sequences import missing_between
 from billing.tables.journals import journal_loss, journal_of_epoch, replica_journal
 from billing.tables.money import hold_batch
 from billing.tables.periods import gateway_epoch
+from storage.database.base import from_instant
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
 from storage.reported_error import ReportedError
 
 _FOR_EVER = (1 << 31) - 1
+_ALIVE_S = 60
+"""A journal to which a gateway was connected within so many seconds is not declared lost."""
 
 
 class UnknownJournal(ReportedError, ValueError):
@@ -30,7 +33,7 @@ class UnknownJournal(ReportedError, ValueError):
 
 
 class JournalAnswers(ReportedError, ValueError):
-    """The journal is not lost: a replica has it."""
+    """The journal is not lost: a replica has it, or had it a moment ago."""
 
 
 class KnownJournal(msgspec.Struct, frozen=True):
@@ -91,7 +94,8 @@ async def declare_lost(
     database: Database, which: str, *, author: str, reason: str, answering: Collection[str] = ()
 ) -> JournalLoss:
     """Wait no more for a journal: `which` is its identity, or its replica's name if only one of its journals is not
-    here. `answering`: the journals that answer now. A second time changes nothing.
+    here. `answering`: the journals that answer now. Whoever asks may not reach all replicas, so that what gateways are
+    connected to counts too. A second time changes nothing.
 
     Raises UnknownJournal, JournalAnswers, InvalidText, DatabaseUnavailable.
     """
@@ -110,6 +114,12 @@ async def declare_lost(
         if found.journal in answering:
             raise JournalAnswers(f"journal {found.journal} of {found.replica} answers: it is not lost")
         now = (await session.execute(select(database.clock))).scalar_one()
+        if now - found.seen_at < _ALIVE_S * 1_000_000:
+            seen = from_instant(found.seen_at).isoformat(timespec="seconds")
+            raise JournalAnswers(
+                f"a gateway was connected to journal {found.journal} of {found.replica} at {seen}: if it is lost, "
+                f"stop what answers for it, and say so again {_ALIVE_S} s later"
+            )
         compared = {one.journal: one for one in await compare(session, ())}
         until = _until(found, compared.values())
         events = await events_between(session, found.replica, found.since, until)
@@ -131,7 +141,7 @@ def _named(table: Table, which: str) -> ColumnElement[bool]:
 async def _choose(session: AsyncSession, which: str, answering: Collection[str], lost: Collection[str]) -> _Met | None:
     """The journal that is meant; None if it was declared lost already."""
     rows = await session.execute(select(replica_journal).where(_named(replica_journal, which)))
-    met = [_Met(row.journal, row.replica, row.since) for row in rows]
+    met = [_Met(row.journal, row.replica, row.since, row.seen_at) for row in rows]
     exact = [one for one in met if one.journal == which]
     if exact:
         return None if exact[0].journal in lost else exact[0]
@@ -155,6 +165,7 @@ class _Met(msgspec.Struct, frozen=True):
     journal: str
     replica: str
     since: int
+    seen_at: int
 
 
 def _until(journal: _Met, others: Iterable[JournalComparison]) -> int:

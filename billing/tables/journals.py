@@ -16,7 +16,7 @@ replica_journal = Table(
     **STRICT,
 )
 """The journals that gateways have met. `since`: the epoch of the replica in which the journal began. `seen_at`: when a
-gateway connected to it last."""
+gateway was last connected to it, to within a minute: `journals declare-lost` waits for that."""
 
 journal_of_epoch = Table(
     "journal_of_epoch",

@@ -108,8 +108,9 @@ balance = Table(
 Of what is left, `promo` was given and is used first; the rest was paid, and `receivable` was used before it was paid.
 Up to `credit_line` may be used so: 0 for a prepaid tenant. Each column but `held` and `credit_line` is a sum of the
 ledger's entries.
-`overdraft` is 0 but for usage that arrived after its hold had expired and the money was promised to others: then it is
-what is missing. Only settling raises it, so reserving can never bring what is available below zero.
+`overdraft` is 0 but for usage that arrived after its hold had expired and the money was promised to others, and where
+the credit line was lowered below what is used of it: then it is what is missing. Nothing else raises it, so reserving
+can never bring what is available below zero.
 `holds` is how many holds there were, but for those that `billing.retention` forgot: each is open, or has ended once.
 Those that were taken out of an allowance count when their usage is settled.
 `budgets` is how many are in force.

@@ -27,6 +27,7 @@ from billing.tables.money import (
     usage_fact,
 )
 from billing.verification.findings import AuditContext
+from billing.verification.lowered_lines import highest_line_of_debt
 from storage.database.sql_arrays import one_of
 
 GRANT_ACCOUNTS = ("prepaid", "promo", "restricted")
@@ -37,7 +38,8 @@ LEFT = tuple(grant_balance.c[name] for name in ("remaining", "used", "gone", "he
 
 
 async def check_balances(audit: AuditContext) -> None:
-    """Each balance is the sum of its grants, events and open holds, and none is below zero (overdraft)."""
+    """Each balance is the sum of its grants, events and open holds, and none is below zero (overdraft), but for what a
+    credit line covered that was lowered since."""
     cost = usage_event.c.cost_pico
     high, low = func.sum(cost.op("/")(LIMB)), func.sum(cost.op("%")(LIMB))
     debits = {
@@ -60,6 +62,8 @@ async def check_balances(audit: AuditContext) -> None:
         if row is not None and row.overdraft != max(0, row.debit + row.held - row.credit - row.credit_line):
             audit.report("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}")
         elif row is not None and row.overdraft:
+            if row.debit + row.held <= row.credit + await highest_line_of_debt(audit, row):
+                continue  # it was within a credit line, which was lowered since
             detail = f"{row.debit} used and {row.held} held of {row.credit}, credit line {row.credit_line}"
             audit.report("a balance is below zero", tenant, f"by {row.overdraft}: {detail}")
 

@@ -11,6 +11,7 @@ answered, so that any worker can go on at any time.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 import structlog
@@ -40,6 +41,8 @@ class OrphanedHolds:
         """The journals to which the database knows that this epoch may send requests."""
         self._known: dict[tuple[str, str], dict[str, int]] = {}
         """(epoch, journal) -> request -> its last attempt that the journal knew when it last answered, 0 if unknown."""
+        self._said_at = float("-inf")
+        """When the database was last told which journals we are connected to, by the monotonic clock."""
         self._tasks = BackgroundTasks()
 
     def start(self) -> None:
@@ -125,6 +128,7 @@ class OrphanedHolds:
     async def _run(self) -> None:
         while True:
             try:
+                await self._say_connected()
                 for found in await epoch_journals.ended_epochs(self._database):
                     await self._end(found)
             except DatabaseUnavailable:
@@ -132,6 +136,14 @@ class OrphanedHolds:
             except Exception:
                 log.exception("holds of gateways that are gone could not be looked at, trying again")
             await asyncio.sleep(_PAUSE_S)
+
+    async def _say_connected(self) -> None:
+        """Keep those journals from being declared lost whose replicas are connected to us."""
+        if (now := time.monotonic()) - self._said_at < epoch_journals.SEEN_EVERY_S:
+            return
+        if names := {name for link in self._fleet.links if link.up for name in self._names(link)}:
+            await epoch_journals.see_journals(self._database, names)
+            self._said_at = now
 
     async def _end(self, found: epoch_journals.EndedEpoch) -> None:
         """Do for an epoch what can be done now."""

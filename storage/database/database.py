@@ -28,6 +28,11 @@ Dialect = Literal["sqlite", "postgresql"]
 
 SETTING = "TURNPIKE_DATABASE_URL"
 
+STATEMENT_S = 60.0
+"""How long a statement may take that a request, a job or a person waits for."""
+LONG_STATEMENT_S = 86_400.0
+"""How long one of a migration or an audit may take: it grows with all that was ever recorded."""
+
 _CLOCK: dict[Dialect, ColumnElement[int]] = {
     "postgresql": literal_column("(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", Count()),
     "sqlite": literal_column(
@@ -129,10 +134,11 @@ def _sqlite_engine(url: URL, *, reading: bool) -> AsyncEngine:
     return engine
 
 
-_POSTGRESQL: dict[str, Any] = {"timeout": 5, "command_timeout": 60, "server_settings": {"jit": "off"}}
+def _postgresql_options(statement_s: float) -> dict[str, Any]:
+    return {"timeout": 5, "command_timeout": statement_s, "server_settings": {"jit": "off"}}
 
 
-def _postgresql_engine(url: URL, pool_size: int) -> AsyncEngine:
+def _postgresql_engine(url: URL, pool_size: int, statement_s: float) -> AsyncEngine:
     return create_async_engine(
         url.set(drivername="postgresql+asyncpg"),
         hide_parameters=True,
@@ -140,13 +146,13 @@ def _postgresql_engine(url: URL, pool_size: int) -> AsyncEngine:
         max_overflow=pool_size,
         pool_timeout=10,
         pool_pre_ping=True,
-        connect_args=_POSTGRESQL,
+        connect_args=_postgresql_options(statement_s),
     )
 
 
-def _direct(engine: AsyncEngine, pool_size: int) -> AsyncpgPool:
+def _direct(engine: AsyncEngine, pool_size: int, statement_s: float) -> AsyncpgPool:
     _, options = engine.dialect.create_connect_args(engine.url)
-    return AsyncpgPool({**options, **_POSTGRESQL}, pool_size)
+    return AsyncpgPool({**options, **_postgresql_options(statement_s)}, pool_size)
 
 
 def _state(error: Exception) -> str | None:
@@ -189,14 +195,15 @@ class Database:
         self._clock_text: tuple[ColumnElement[int] | None, str] = (None, "")
 
     @classmethod
-    async def open(cls, url: str, pool_size: int = 5) -> Database:
-        """Open without connecting yet. Raises InvalidDatabaseUrl."""
+    async def open(cls, url: str, pool_size: int = 5, statement_s: float = STATEMENT_S) -> Database:
+        """Open without connecting yet. PostgreSQL gets `statement_s` seconds for a statement. Raises
+        InvalidDatabaseUrl."""
         parsed = _parse(url)
         if parsed.drivername == "sqlite":
             return cls("sqlite", _sqlite_engine(parsed, reading=False), _sqlite_engine(parsed, reading=True))
-        engine = _postgresql_engine(parsed, pool_size)
+        engine = _postgresql_engine(parsed, pool_size, statement_s)
         snapshot = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        return cls("postgresql", engine, snapshot, _direct(engine, pool_size))
+        return cls("postgresql", engine, snapshot, _direct(engine, pool_size, statement_s))
 
     @asynccontextmanager
     async def transaction(self, *, write: bool = True) -> AsyncIterator[AsyncSession]:

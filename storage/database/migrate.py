@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
 
-from storage.database.database import Database, DatabaseUnavailable
+from storage.database.database import LONG_STATEMENT_S, Database, DatabaseUnavailable
 from storage.reported_error import ReportedError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ async def upgrade(url: str) -> None:
 
     Raises SchemaMismatch if it is newer than this program, InvalidDatabaseUrl, DatabaseUnavailable.
     """
-    database = await Database.open(url)
+    database = await Database.open(url, statement_s=LONG_STATEMENT_S)
     try:
         if await _current(database) == head():
             return

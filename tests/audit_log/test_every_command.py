@@ -97,7 +97,7 @@ SCRIPT = (
     ("invoices credit-note {invoice} --reason wrong", {"credit_note.issued"}),
     ("periods close 2026-09", {"period.closed"}),
     ("periods declare-dead lost-1 --reason gone", {"journal.gateway_declared_dead"}),
-    ("journals declare-lost r9 --reason burnt", {"journal.declared_lost"}),
+    ("journals declare-lost r9 --replicas unix:{folder}/gone.sock --reason burnt", {"journal.declared_lost"}),
     ("platform set approvals on --operator-key-file {ann}", {"platform_setting.set"}),
     ("tenants credit client 90000 --operator-key-file {ann}", {"change.proposed"}),
     ("approvals approve {change} --operator-key-file {bob}", {"change.approved", "grant.created"}),

@@ -59,7 +59,7 @@ def export_data(settings: Settings, arguments: argparse.Namespace) -> int:
         print(f"{path}: {counted(manifest.rows, 'row')}{f', {sums}' if sums else ''}")
         print(f"{manifest_path(path)}: SHA-256 {manifest.sha256}")
 
-    return with_admin_services(settings, work)
+    return with_admin_services(settings, work, long=True)
 
 
 def _path(output: str | None, file_name: str) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,12 +12,13 @@ import msgspec
 from billing.money import format_pico
 from storage.free_text import counted
 from turnpike.command_context import admin_command, print_table
-from turnpike.command_line import CommandParser
+from turnpike.command_line import CommandError, CommandParser
 from turnpike.operator_identity import act_for
 
 if TYPE_CHECKING:
     from billing.replica_journals.lost_journals import KnownJournal
     from turnpike.admin_services import AdminServices
+    from turnpike.processes.replica_probe import Probe
     from turnpike.settings.settings import Settings
 
 
@@ -35,8 +38,9 @@ async def list_journals(admin: AdminServices, arguments: argparse.Namespace) -> 
     """`turnpike journals list`."""
     from billing.replica_journals.lost_journals import known_journals
     from storage.database.base import from_instant
+    from turnpike.processes.replica_probe import probe_replicas
 
-    answering = await _answering(admin.settings)
+    answering = _journals(await probe_replicas(admin.settings))
     journals = [(_state(journal, answering), journal) for journal in await known_journals(admin.database)]
     if arguments.format == "json":
         rows = [msgspec.to_builtins(journal) | {"state": state} for state, journal in journals]
@@ -62,17 +66,25 @@ async def list_journals(admin: AdminServices, arguments: argparse.Namespace) -> 
 
 @admin_command
 async def declare_journal_lost(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike journals declare-lost REPLICA`."""
+    """`turnpike journals declare-lost REPLICA`.
+
+    Raises CommandError if nobody said where the replicas are: then none could say that it has the journal.
+    """
     from billing.replica_journals.lost_journals import declare_lost
     from storage.database.base import from_instant
     from turnpike.admin_services import system_user
+    from turnpike.processes.replica_probe import ask_replicas
 
+    _check_addresses(admin.settings)
+    asked = await ask_replicas(admin.settings)
+    for address, found in asked.items():
+        print(f"asked {address}: {f'{found.hello.replica} answers' if found else 'nothing answers'}")
     loss = await declare_lost(
         admin.database,
         arguments.journal,
         author=act_for(arguments.by) or system_user(),
         reason=arguments.reason,
-        answering=await _answering(admin.settings),
+        answering=_journals(found for found in asked.values() if found is not None),
     )
     at = from_instant(loss.at).isoformat(timespec="seconds")
     print(
@@ -84,15 +96,26 @@ async def declare_journal_lost(admin: AdminServices, arguments: argparse.Namespa
     )
 
 
-async def _answering(settings: Settings) -> set[str]:
+def _check_addresses(settings: Settings) -> None:
+    """Without `--replicas` the replicas are those of a `serve` in this data folder: there must have been one."""
+    from protocol.addresses import parse_address
+
+    sockets = [parse_address(address).path for address in settings.own_replica_addresses]
+    if not settings.replicas and not any(path and Path(path).exists() for path in sockets):
+        raise CommandError(
+            "--replicas: name the addresses of all replicas, that of the lost one too: they are asked whether one has "
+            "the journal"
+        )
+
+
+def _journals(probes: Iterable[Probe]) -> set[str]:
     """The journals of the replicas that answer.
 
     A replica also answers for the journal that it had before journals had identities.
     """
     from gateway.fleet.replica_link import unnamed_journal
-    from turnpike.processes.replica_probe import probe_replicas
 
-    hellos = [probe.hello for probe in await probe_replicas(settings)]
+    hellos = [probe.hello for probe in probes]
     unnamed = {unnamed_journal(hello.replica) for hello in hellos if not hello.since}
     return unnamed | {hello.journal for hello in hellos if hello.journal}
 

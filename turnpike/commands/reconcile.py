@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from billing.money import format_pico
-from turnpike.command_context import admin_command, print_table, this_month
+from turnpike.command_context import long_admin_command, print_table, this_month
 from turnpike.command_line import CommandParser
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_format("json")
 
 
-@admin_command
+@long_admin_command
 async def reconcile_period(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike reconcile`: 1 if anything was lost or doubled, or if the books differ."""
     from billing.verification.reconciliation import reconcile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from turnpike.command_line import CommandError, CommandParser
@@ -19,7 +20,7 @@ def add_arguments(parser: CommandParser) -> None:
 def create_secrets(_settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike secrets create FILE`."""
     path = Path(arguments.file)
-    if path.exists():
+    if os.path.lexists(path):  # False where the folder cannot be read: writing says so
         raise CommandError(f"{path} exists; it is never overwritten")
     secrets.save(secrets.generate(), path)
     print(f"wrote {path} (mode 0600); back it up apart from the database")

@@ -15,7 +15,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ from turnpike.command_context import CURRENCY, DEFAULT_PROJECT
 from turnpike.command_line import CommandParser
 from turnpike.processes import listener
 from turnpike.processes.children import AFTER_DRAIN_S, Child
-from turnpike.processes.event_loop import run_role
+from turnpike.processes.event_loop import run_role, tasks_beside
 from turnpike.settings.data_folder import (
     DataFolderError,
     gateway_folder,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gateway.server import GatewayServer
     from gateway.services import GatewayServices
     from turnpike.admin_services import AdminServices
+    from turnpike.processes.worker import Job
 
 DEMO_TENANT = "demo"
 DEMO_GRANT_PICO = 100 * 10**12
@@ -96,6 +97,7 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
     from gateway.served_models.registry import ModelRegistry
     from turnpike.admin_services import open_admin_services, read_secrets_of_serve
     from turnpike.processes.gateway import open_gateway_services
+    from turnpike.processes.worker import jobs
 
     registry = ModelRegistry.load(settings.model_folders, settings.aliases)
     (settings.data / "run").mkdir(mode=0o700, exist_ok=True)
@@ -105,6 +107,7 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
     running = [asyncio.create_task(replica.run()) for replica in replicas]
     try:
         async with open_admin_services(settings, "always") as admin:
+            all_jobs = jobs(admin)  # before anything is made: a setting may be wrong
             with acting_as(_starter()):
                 await _provide_demo(admin)
             async with open_gateway_services(settings, admin, secrets, registry) as services:
@@ -115,7 +118,7 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
                     for replica, link in zip(replicas, services.fleet.links, strict=True)
                 ]
                 try:
-                    await _run(admin, services, sockets, running)
+                    await _run(admin, services, all_jobs, sockets, running)
                 finally:
                     for task in watching:
                         task.cancel()
@@ -146,33 +149,29 @@ def _replicas(settings: Settings) -> list[Child]:
 
 
 async def _run(
-    admin: AdminServices, services: GatewayServices, sockets: Sockets, replicas: list[asyncio.Task[None]]
+    admin: AdminServices,
+    services: GatewayServices,
+    all_jobs: Sequence[Job],
+    sockets: Sockets,
+    replicas: list[asyncio.Task[None]],
 ) -> None:
-    """Answer requests and do the worker's jobs until a signal, or until a replica cannot be kept running."""
+    """Answer requests and do the worker's jobs until a signal, or until one of them or a replica cannot be kept
+    running."""
     from gateway.app import create_app
     from gateway.server import GatewayServer
     from turnpike.processes.gateway import serve_until_signal
-    from turnpike.processes.worker import run_worker
+    from turnpike.processes.worker import repeat_jobs
 
     server = GatewayServer(create_app(services), internal=sockets.metrics)
-    tasks = [
-        asyncio.create_task(_announce(admin, services, server, listener.url(sockets.api))),
-        asyncio.create_task(run_worker(admin)),
-    ]
 
-    def replica_ended(_: asyncio.Task[None]) -> None:
+    def leave() -> None:
         server.should_exit = True
 
     for replica in replicas:
-        replica.add_done_callback(replica_ended)
-    try:
+        replica.add_done_callback(lambda _: leave())
+    announcement = _announce(admin, services, server, listener.url(sockets.api))
+    async with tasks_beside(announcement, repeat_jobs(all_jobs), on_failure=leave):
         await serve_until_signal(server, sockets.api)
-    finally:
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                logger.error("a task of serve failed", exc_info=result)
 
 
 class LinkLiveness(Protocol):
@@ -234,50 +233,22 @@ async def _provide_demo(admin: AdminServices) -> None:
 
 
 def write_key(file: Path, key: str) -> None:
-    """Write a key to a new file that its owner alone can read. Raises OSError."""
+    """Write a key to a new file that its owner alone can read, in place of an earlier one. Raises OSError."""
+    file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as content:
         content.write(key + "\n")
 
 
 async def _announce(admin: AdminServices, services: GatewayServices, server: GatewayServer, base_url: str) -> None:
-    """Wait until a request would be answered, then say how to send one.
-
-    The API key is made then. A terminal shows it once. Anything else may keep what is written to it, so the key goes to
-    a file of its own there.
-    """
+    """Wait until a request would be answered, then say how to send one. The API key is made then."""
     settings = admin.settings
     models = [model.name for model in services.models]
     model = models[0]
     served = f"model {model}" if len(models) == 1 else f"models {', '.join(models)}"
     while not (server.started and all(map(services.fleet.healthy, models))):  # noqa: ASYNC110  # nothing signals either
         await asyncio.sleep(READY_POLL_S)
-    tenant = await admin.tenancy.tenant(DEMO_TENANT)
-    project = await admin.tenancy.project(tenant.id, DEFAULT_PROJECT)
-    has_key = any(key.project_id == project.id for key in await admin.tenancy.list_keys(tenant.id))
-    # In a checkout the program is .venv/bin/turnpike, which is not in PATH.
-    command = sys.argv[0] if Path(sys.argv[0]).name == "turnpike" else "turnpike"
-    data_dir = f"--data-dir {settings.data_dir}"
-    owner = f"API key of tenant {DEMO_TENANT}, project {DEFAULT_PROJECT}"
-    file = settings.data.absolute() / KEY_FILE
-    if has_key and file.exists():
-        key = f"$(cat {shlex.quote(str(file))})"
-        about = f"{owner}: in the file\n    {file}"
-    elif has_key:
-        key = "$TURNPIKE_API_KEY"
-        about = (
-            "The API key was shown at the first start. Another one:\n"
-            f"    export TURNPIKE_API_KEY=$({command} keys create --tenant {DEMO_TENANT} --project {DEFAULT_PROJECT}"
-            f" {data_dir})"
-        )
-    else:
-        with acting_as(_starter()):
-            issued = (await admin.tenancy.create_key(tenant.id, project.id, "made at the first start")).key
-        if sys.stdout.isatty():
-            key, about = issued, f"{owner} (shown once; keep it):\n    {issued}"
-        else:
-            write_key(file, issued)
-            key, about = f"$(cat {shlex.quote(str(file))})", f"{owner}: written to the file (mode 0600)\n    {file}"
+    key, about = await provide_key(admin)
     record_address(settings, base_url)
     sign_in = await _owner_link(admin, base_url)
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
@@ -285,7 +256,46 @@ async def _announce(admin: AdminServices, services: GatewayServices, server: Gat
         f"\nTurnpike is ready at {base_url} with the {served}.\n\n{about}\n\nAsk it something:\n"
         f'    curl -sS {base_url}/v1/chat/completions -H "Authorization: Bearer {key}"'
         f" -H 'Content-Type: application/json' -d '{body}'\n\n"
-        f"What it cost:\n    {command} usage {data_dir}\n\n{sign_in}Stop with Ctrl-C.",
+        f"What it cost:\n    {_command()} usage --data-dir {settings.data_dir}\n\n{sign_in}Stop with Ctrl-C.",
+    )
+
+
+def _command() -> str:
+    """How this program is called: in a checkout it is .venv/bin/turnpike, which is not in PATH."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "turnpike" else "turnpike"
+
+
+async def provide_key(admin: AdminServices) -> tuple[str, str]:
+    """The demo project's API key, as a shell reads it, and what to say of it; made if the project never had one.
+
+    A terminal shows a new key once. Anything else may keep what is written to it, so the key goes to a file of its own
+    there. The file may be older than the database, and its key may be revoked: it is named only while its key is valid.
+    """
+    from storage.database.base import from_instant
+    from tenancy.keys import parse_key
+
+    tenant = await admin.tenancy.tenant(DEMO_TENANT)
+    project = await admin.tenancy.project(tenant.id, DEFAULT_PROJECT)
+    keys = [key for key in await admin.tenancy.list_keys(tenant.id) if key.project_id == project.id]
+    owner = f"API key of tenant {DEMO_TENANT}, project {DEFAULT_PROJECT}"
+    file = admin.settings.data.absolute() / KEY_FILE
+    in_file = f"$(cat {shlex.quote(str(file))})"
+    if not keys:
+        with acting_as(_starter()):
+            issued = (await admin.tenancy.create_key(tenant.id, project.id, "made at the first start")).key
+        if sys.stdout.isatty():
+            return issued, f"{owner} (shown once; keep it):\n    {issued}"
+        write_key(file, issued)
+        return in_file, f"{owner}: written to the file (mode 0600)\n    {file}"
+    now = from_instant(await admin.database.now())
+    valid = {key.public_id for key in keys if not (key.revoked_at or (key.expires_at and key.expires_at <= now))}
+    kept = parse_key(file.read_text().strip()) if file.exists() else None
+    if kept is not None and kept.public_id in valid:
+        return in_file, f"{owner}: in the file\n    {file}"
+    return "$TURNPIKE_API_KEY", (
+        "The API key was shown at the first start. Another one:\n"
+        f"    export TURNPIKE_API_KEY=$({_command()} keys create --tenant {DEMO_TENANT} --project {DEFAULT_PROJECT}"
+        f" --data-dir {admin.settings.data_dir})"
     )
 
 
@@ -312,7 +322,6 @@ async def _owner_link(admin: AdminServices, base_url: str) -> str:
     if sys.stdout.isatty():
         return f"{about}:\n    {link}\n\n{others}"
     file = admin.settings.data.absolute() / LINK_FILE
-    file.unlink(missing_ok=True)  # of an earlier start
     write_key(file, link)
     return f"{about}: written to the file (mode 0600)\n    {file}\n\n{others}"
 
@@ -326,7 +335,6 @@ async def _links_of_others(admin: AdminServices, base_url: str) -> str:
         return ""
     links = await sign_in_links(admin, base_url)
     file = admin.settings.data.absolute() / LINKS_FILE
-    file.unlink(missing_ok=True)  # of an earlier start
     write_key(file, links)
     return f"Sign in as others, each with another role: links in the file (mode 0600)\n    {file}\n\n"
 

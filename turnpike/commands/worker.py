@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from turnpike.command_line import CommandError, CommandParser
-from turnpike.processes.event_loop import run_role, stop_event
+from turnpike.processes.event_loop import run_role, stop_event, tasks_beside
 from turnpike.settings.data_folder import prepare_data_folder, protect_data_folder
 from turnpike.settings.settings import WORKER, Settings
 
@@ -41,21 +41,17 @@ def worker(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def _worker(settings: Settings) -> int:
     from turnpike.admin_services import open_admin_services
-    from turnpike.processes.worker import Outage, run_worker
+    from turnpike.processes.worker import Outage, jobs, repeat_jobs
 
     prepare_data_folder(settings)
     protect_data_folder(settings)
     async with open_admin_services(settings, "embedded") as admin:
+        all_jobs, outage = jobs(admin), Outage()  # a setting that is wrong shows before there is a heartbeat
         logger.info("worker runs")
-        outage = Outage()
-        tasks = [
-            asyncio.create_task(run_worker(admin, outage)),
-            asyncio.create_task(_renew_heartbeat(heartbeat_file(settings), lambda: outage.problem)),
-        ]
-        await stop_event().wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        stop = stop_event()
+        heartbeat = _renew_heartbeat(heartbeat_file(settings), lambda: outage.problem)
+        async with tasks_beside(repeat_jobs(all_jobs, outage), heartbeat, on_failure=stop.set):
+            await stop.wait()
     return 0
 
 

@@ -22,9 +22,11 @@ def listen_for_metrics(settings: Settings) -> socket.socket | None:
     if not address:
         return None
     host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) > _LAST_PORT:
+    host = host.removeprefix("[").removesuffix("]")
+    # Without a host it would be all of this machine's addresses: that is written as 0.0.0.0 or [::].
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > _LAST_PORT:
         raise SettingError(f"metrics_listen: {address!r} is not HOST:PORT")
-    return _listen(host.strip("[]"), int(port), host_setting="metrics_listen", port_setting="metrics_listen")
+    return _listen(host, int(port), host_setting="metrics_listen", port_setting="metrics_listen")
 
 
 def is_loopback(host: str) -> bool:
@@ -40,8 +42,9 @@ def _listen(host: str, port: int, *, host_setting: str, port_setting: str) -> so
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except socket.gaierror as error:
-        raise SettingError(f"{host_setting}: {host!r} is not an address of this machine: {error.strerror}") from error
+    except (socket.gaierror, UnicodeError) as error:  # the latter of labels that no name can have, as in a..b
+        cause = error.strerror if isinstance(error, OSError) else "it is no host name"
+        raise SettingError(f"{host_setting}: {host!r} is not an address of this machine: {cause}") from error
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -74,12 +74,19 @@ async def probe(address: str, link_key: bytes, timeout_s: float = TIMEOUT_S) -> 
     return Probe(hello, heartbeat, advancing)
 
 
-async def probe_replicas(settings: Settings) -> list[Probe]:
-    """Probe the configured replicas; those that answer. Raises AddressError."""
+async def ask_replicas(settings: Settings) -> dict[str, Probe | None]:
+    """Probe the configured replicas: the address of each → what it says, None if nothing answers. Raises
+    AddressError."""
     key = read_secrets(settings).link_key
-    probes = (probe(address, key) for address in settings.replica_addresses)
-    answers = await asyncio.gather(*probes, return_exceptions=True)
+    addresses = settings.replica_addresses
+    answers = await asyncio.gather(*(probe(address, key) for address in addresses), return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException) and not isinstance(answer, Unreachable):
             raise answer
-    return [answer for answer in answers if isinstance(answer, Probe)]
+    pairs = zip(addresses, answers, strict=True)
+    return {address: answer if isinstance(answer, Probe) else None for address, answer in pairs}
+
+
+async def probe_replicas(settings: Settings) -> list[Probe]:
+    """Probe the configured replicas; those that answer. Raises AddressError."""
+    return [answer for answer in (await ask_replicas(settings)).values() if answer is not None]

@@ -70,13 +70,9 @@ class Outage:
             self._since = None
 
 
-async def run_worker(admin: AdminServices, outage: Outage | None = None) -> None:
-    """Repeat all jobs for ever; `outage` knows whether the database is away."""
-    await repeat_jobs(jobs(admin), outage)
-
-
 async def repeat_jobs(all_jobs: Sequence[Job], outage: Outage | None = None) -> None:
-    """Repeat these jobs for ever, each at its own pace, whatever becomes of the others."""
+    """Repeat these jobs for ever, each at its own pace, whatever becomes of the others; `outage` knows whether the
+    database is away."""
     outage = outage or Outage()
     async with asyncio.TaskGroup() as group:
         for job in all_jobs:
@@ -106,7 +102,7 @@ async def _repeat(job: Job, outage: Outage) -> None:
 
 def jobs(admin: AdminServices) -> list[Job]:
     """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, keep leases, remove old
-    rows, anchor the audit log."""
+    rows, anchor the audit log. Raises InvalidExport, UrlRefused and SecretsError for settings that are wrong."""
     settings, periods = admin.settings, Periods(admin.database)
     exports = ExportJobs(admin.database, admin.prices, settings.exports)
     dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))

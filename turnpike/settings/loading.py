@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -52,6 +53,8 @@ def add_flags(parser: argparse.ArgumentParser, role: str) -> None:
 def _convert(name: str, value: object, source: str) -> object:
     try:
         converted: object = msgspec.convert(value, _HINTS[name], strict=False)
+        if isinstance(converted, float) and not math.isfinite(converted):
+            raise ValueError(f"{value!r} is not a finite number")
         if name in BY_LANE:
             parse_lane_values(str(converted))
         return converted

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import tempfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ SECRET_BYTES = 32
 
 
 class SecretsError(ReportedError):
-    """The secrets file cannot be read, is not of this version, or is open to others."""
+    """The secrets file cannot be read or written, is not of this version, or is open to others."""
 
 
 class Secrets(msgspec.Struct, frozen=True):
@@ -50,18 +51,26 @@ def generate() -> Secrets:
 
 
 def save(content: Secrets, path: Path) -> None:
-    """Write the file atomically with mode 0600."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".secrets-")
+    """Write the file atomically: with mode 0600, or with the owner and the mode that it had, since a server of another
+    user may read it. Raises SecretsError."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".secrets-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                if path.exists():
+                    before = path.stat()
+                    os.fchown(handle, before.st_uid, before.st_gid)
+                    os.fchmod(handle, stat.S_IMODE(before.st_mode))
+                file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SecretsError(f"secrets_file: cannot write {path}: {error.strerror}") from error
 
 
 def load(path: Path) -> Secrets:

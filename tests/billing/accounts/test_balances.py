@@ -173,6 +173,22 @@ async def test_adjustments_that_cannot_be(database: Database) -> None:
     assert await audit_money(database) == []
 
 
+async def test_a_correction_takes_no_money_that_is_promised(database: Database) -> None:
+    """I7: nothing but usage that has arrived brings a balance below zero, and nobody would be told of this."""
+    tenant, balances, book = await Tenant.rich(database, 2 * COST), Balances(database), PriceCatalog(database)
+    event = await use(database, tenant)
+    await HoldService(database).reserve(tenant.request(COST))
+    for dry_run in (True, False):
+        with pytest.raises(InvalidAdjustment, match=r"costs 0\.0+1600000 USD and 0\.0+ are available"):
+            await adjust(database, book, tenant.id, event.id, {"output": 1}, reason="r", dry_run=dry_run)
+    await balances.set_credit_line(tenant.id, 1_600_000, "USD")
+    await adjust(database, book, tenant.id, event.id, {"output": 1}, reason="r")
+    found = await balances.get(tenant.id)
+    assert found is not None
+    assert (found.available, found.overdraft) == (0, 0)
+    assert await audit_money(database) == []
+
+
 @pytest.mark.slow
 async def test_a_correction_of_a_closed_period_is_booked_in_the_open_one(database: Database) -> None:
     tenant, book = await Tenant.rich(database, 3 * COST), PriceCatalog(database)

@@ -225,6 +225,7 @@ async def test_a_credit_line_is_the_bound_and_not_a_pico_more(database: Database
     await settle(database, book, [tenant.event(hold, Usage(uncached=8))])
     owing = await balances.set_credit_line(tenant.id, TOKEN, "USD")
     assert (owing.available, owing.receivable, owing.overdraft) == (-2 * TOKEN, 3 * TOKEN, 2 * TOKEN)
+    assert await audit_money(database) == [], "it was within the line, which was lowered since"
     with pytest.raises(InsufficientFunds):
         await holds.reserve(tenant.request(1))
     await balances.grant(tenant.id, 3 * TOKEN, "USD")
@@ -233,3 +234,23 @@ async def test_a_credit_line_is_the_bound_and_not_a_pico_more(database: Database
     for amount in (-1, 2**63):
         with pytest.raises(InvalidMoney):
             await balances.set_credit_line(tenant.id, amount, "USD")
+
+
+async def test_a_lowered_line_explains_no_debt_that_was_begun_later(database: Database) -> None:
+    tenant = await Tenant.rich(database, 5 * TOKEN)
+    balances, holds, book = Balances(database), HoldService(database), PriceCatalog(database)
+    await balances.set_credit_line(tenant.id, 3 * TOKEN, "USD")
+    await settle(database, book, [tenant.event(await holds.reserve(tenant.request(8 * TOKEN)), Usage(uncached=8))])
+    running = await holds.reserve(tenant.request(0))
+    await balances.set_credit_line(tenant.id, 0, "USD")
+    assert await audit_money(database) == []
+    await settle(database, book, [tenant.event(running, Usage(uncached=1))])
+    (finding,) = await audit_money(database)
+    assert (finding.what, finding.subject) == ("a balance is below zero", tenant.id), "more than any line covered"
+
+    await balances.grant(tenant.id, 4 * TOKEN, "USD")
+    assert await audit_money(database) == []
+    database.clock = literal(await database.now() + 3 * 86_400 * 10**6, Count())
+    late = await holds.reserve(tenant.request(0))
+    await settle(database, book, [tenant.event(late, Usage(uncached=1))])
+    assert [finding.what for finding in await audit_money(database)] == ["a balance is below zero"], "it owed nothing"

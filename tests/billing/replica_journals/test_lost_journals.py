@@ -27,6 +27,7 @@ from storage.free_text import InvalidText
 from tests.billing.money import Tenant
 
 NOVEMBER = "2026-11"
+LONG_AGO = literal(period_bounds("2026-12")[0] - 61_000_001, Count())
 OLD, NEW = 7, 90
 """Epochs of the replica `r1` in which a journal began."""
 
@@ -55,10 +56,11 @@ async def _use(database: Database, tenant: Tenant, epoch: int, numbers: Sequence
 @pytest.fixture
 async def tenant(database: Database) -> Tenant:
     """Of a replica whose journal was lost: numbers 1, 2 and 4 have events, 3 had not been acknowledged."""
-    database.clock = literal(period_bounds("2026-12")[0] - 1, Count())
+    database.clock = LONG_AGO
     tenant = await Tenant.rich(database, 10**13)
     await _begin(database, "g-1")
     await epoch_journals.register_journal(database, "g-1", "the old one", "r1", OLD)
+    database.clock = literal(period_bounds("2026-12")[0] - 1, Count())
     await _use(database, tenant, OLD, [1, 2, 4])
     return tenant
 
@@ -161,6 +163,23 @@ async def test_a_lost_journal_that_turns_up_is_waited_for_again(database: Databa
 async def test_the_journal_of_a_replica_that_was_too_old_to_name_it_can_be_declared_lost(
     database: Database, tenant: Tenant
 ) -> None:
+    now, database.clock = database.clock, LONG_AGO
     await epoch_journals.register_journal(database, "g-1", "replica r2", "r2", 0)
+    database.clock = now
     loss = await declare_lost(database, "r2", author="me", reason="the disk burned")
     assert (loss.journal, loss.events, loss.missing) == ("replica r2", 0, 0)
+
+
+async def test_a_journal_to_which_a_gateway_was_connected_a_moment_ago_is_not_lost(
+    database: Database, tenant: Tenant
+) -> None:
+    """Whoever says so may not reach its replica: nothing answered, and the gateway has it all the same."""
+    now, database.clock = database.clock, LONG_AGO
+    await epoch_journals.see_journals(database, ["the old one", "never met"])
+    database.clock = now
+    await epoch_journals.see_journals(database, ["the old one"])
+    for which in ("r1", "the old one"):
+        with pytest.raises(JournalAnswers, match="connected"):
+            await declare_lost(database, which, author="me", reason="the disk burned")
+    (known,) = await known_journals(database)
+    assert known.state == "known"

@@ -14,7 +14,7 @@ from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceVersion
 from billing.settlement.lost_attempt_events import AttemptedRequest, LostAttempt, lost_attempt
 from billing.settlement.settlement import JournalEntry, settle
-from billing.tables.journals import journal_of_epoch
+from billing.tables.journals import journal_of_epoch, replica_journal
 from billing.tables.periods import gateway_epoch
 from billing.verification.audit import audit_money
 from gateway.metering.billable_usage import to_billing_counts
@@ -500,3 +500,17 @@ async def test_a_request_that_took_from_an_allowance_is_billed_from_what_it_carr
         events = await stack.settled(before + known)
         assert [event.output for event in events if event.source == "journal"] == [2] * known
         assert await audit_money(stack.database) == []
+
+
+async def test_a_gateway_says_to_which_journals_it_is_connected(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that one that lives cannot be declared lost by somebody who does not reach its replica."""
+    monkeypatch.setattr("billing.replica_journals.epoch_journals.SEEN_EVERY_S", 0)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
+        await stack.ready()
+        async with stack.database.transaction() as session:
+            await session.execute(update(replica_journal).values(seen_at=1))
+        async with asyncio.timeout(60):
+            while await stack.rows("SELECT 1 FROM replica_journal WHERE seen_at = 1"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)

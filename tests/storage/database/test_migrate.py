@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
+import asyncpg
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -34,7 +35,7 @@ from billing.reservation.hold_service import HoldService
 from billing.verification import audit
 from storage.database import migrate
 from storage.database.base import Base, new_id
-from storage.database.database import Database
+from storage.database.database import LONG_STATEMENT_S, STATEMENT_S, Database, DatabaseUnavailable
 
 ROOMS = (
     billing.tables.chain,
@@ -200,3 +201,18 @@ def _fill_first(connection: Connection) -> None:
             "usage_event", id=identity, **ids, model="m", period=period, sequence=sequence, uncached=cost,
             cost_pico=cost, admitted_at=at, price_version=1,
         )  # fmt: skip
+
+
+async def test_a_statement_of_a_migration_has_a_limit_of_its_own(
+    empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statements that rewrite a large table take longer than any that a request may wait for."""
+    assert LONG_STATEMENT_S > 100 * STATEMENT_S
+    monkeypatch.setattr(migrate, "LONG_STATEMENT_S", 0.3)
+    other = await asyncpg.connect(empty_postgres_url)
+    try:
+        await other.execute(f"SELECT pg_advisory_lock({migrate._LOCK})")
+        with pytest.raises(DatabaseUnavailable, match="TimeoutError"):
+            await migrate.upgrade(empty_postgres_url)
+    finally:
+        await other.close()

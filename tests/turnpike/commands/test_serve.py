@@ -1,4 +1,4 @@
-"""A replica whose process stands still is killed and started again; one that only starts slowly is not."""
+"""A replica whose process stands still is killed and started again, and the key that a start names is a valid one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from tenancy.keys import parse_key
 from tests.turnpike.processes.test_children import SECONDS, assert_stops, child
-from turnpike.commands.serve import kill_when_silent
+from turnpike.admin_services import open_admin_services
+from turnpike.commands.serve import DEMO_TENANT, KEY_FILE, kill_when_silent, provide_key
+from turnpike.settings import secrets
+from turnpike.settings.settings import Settings
 
 
 @dataclass
@@ -42,3 +46,26 @@ async def test_a_replica_that_was_heard_and_then_stands_still_is_started_again(t
     assert replica.restarts == 1, "the new one is given its time"
     minding.cancel()
     await assert_stops(replica, running)
+
+
+async def test_the_key_in_the_file_is_named_only_while_it_is_one_of_this_database(tmp_path: Path) -> None:
+    file = tmp_path / KEY_FILE
+    file.write_text("tp_live_of_the_database_before\n")
+    settings = Settings(data_dir=str(tmp_path))
+    secrets.load_or_make(settings.secrets)
+    async with open_admin_services(settings, "always") as admin:
+        tenant = await admin.tenancy.create_tenant(DEMO_TENANT)
+        await admin.tenancy.create_project(tenant.id, "default")
+        key, about = await provide_key(admin)
+        assert (key, "written to the file" in about) == (f"$(cat {file})", True)
+        assert file.stat().st_mode & 0o777 == 0o600
+        made = parse_key(file.read_text().strip())
+        assert made is not None
+        await admin.tenancy.key(made.public_id, tenant.id)
+        key, about = await provide_key(admin)
+        assert (key, "in the file" in about) == (f"$(cat {file})", True)
+
+        await admin.tenancy.revoke(made.public_id, tenant.id, "left in a log")
+        key, about = await provide_key(admin)
+        assert (key, "keys create" in about, str(file) in about) == ("$TURNPIKE_API_KEY", True, False)
+        assert len(await admin.tenancy.list_keys(tenant.id)) == 1, "a person took it away: none is made instead"

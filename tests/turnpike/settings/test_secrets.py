@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.processes import command
 from turnpike.settings import secrets
 from turnpike.settings.secrets import SecretsError
 
@@ -57,3 +60,24 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     secrets.save(missing, path)
     with pytest.raises(SecretsError, match="pepper 2"):
         secrets.load(path)
+
+
+def test_a_rotated_file_can_be_read_by_whom_it_belongs_to(tmp_path: Path) -> None:
+    """An operator rotates it as root; the server that reads it is another user."""
+    path = tmp_path / "secrets.json"
+    secrets.save(secrets.generate(), path)
+    if os.geteuid() == 0:
+        os.chown(path, 10001, 10002)
+    path.chmod(0o400)
+    before = path.stat()
+    assert command("secrets", "rotate-pepper", "--secrets-file", str(path)).returncode == 0
+    after = path.stat()
+    assert (after.st_uid, after.st_gid, stat.S_IMODE(after.st_mode)) == (before.st_uid, before.st_gid, 0o400)
+    assert secrets.load(path).pepper_current == 2
+
+
+def test_where_no_file_can_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    made = command("secrets", "create", str(tmp_path / "file" / "secrets.json"))
+    assert made.returncode == 2
+    assert made.stderr.startswith("turnpike: secrets_file: cannot write ")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from storage.free_text import counted
-from turnpike.command_context import admin_command, print_progress, print_table
+from turnpike.command_context import long_admin_command, print_progress, print_table
 from turnpike.command_line import CommandParser
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_action("counts", text, audit_counts)
 
 
-@admin_command
+@long_admin_command
 async def audit_money(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike audit money`: 1 on any finding."""
     from billing.verification import audit
@@ -40,7 +40,7 @@ async def audit_money(admin: AdminServices, arguments: argparse.Namespace) -> in
     return 1 if findings else 0
 
 
-@admin_command
+@long_admin_command
 async def audit_counts(admin: AdminServices, _arguments: argparse.Namespace) -> int:
     """`turnpike audit counts`: what each replica's journal counted against its usage events; 1 if they differ."""
     from billing.usage import COUNTS

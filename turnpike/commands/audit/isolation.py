@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnpike.command_context import admin_command, print_table
+from turnpike.command_context import long_admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
 from turnpike.commands.audit.isolation_places import TIERS
 
@@ -46,7 +46,7 @@ def add_arguments(parser: CommandParser) -> None:
     action.add_argument("--resume", action="store_true", help=text)
 
 
-@admin_command
+@long_admin_command
 async def audit_isolation(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike audit isolation`: 1 if a project can tell what another has sent, or the audit could not tell."""
     import httpx

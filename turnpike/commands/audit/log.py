@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from storage.free_text import counted
-from turnpike.command_context import admin_command, print_progress, print_table, tenant_id_of
+from turnpike.command_context import long_admin_command, print_progress, print_table, tenant_id_of
 from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
     log.add_argument("--witness", metavar="NUMBER:HEAD", help=text)
 
 
-@admin_command
+@long_admin_command
 async def show_log(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike audit log`: with --verify 1 on any finding."""
     if arguments.verify:
