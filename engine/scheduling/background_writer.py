@@ -5,10 +5,9 @@ then, steps stand still meanwhile. So a few blocks a step are copied ahead, in t
 On the device they stay valid and are found; such a block is *clean*: to evict it costs no copy. This goes on until
 there are as many free and clean blocks as the longest prompt needs.
 
-What is written ahead takes room of host memory that others could use. So it is at most a quarter of it, and
-half of what the device has at most. It drives out neither what others have in reserve, nor blocks of a scope at its
-limit, nor what was written ahead itself. What is used again, so that the device will keep it, is the first to go from
-host memory.
+What is written ahead takes room of host memory that others could use. So it is at most a third of that, and two thirds
+of the device's. It drives out neither what others have in reserve, nor blocks of a scope at its limit, nor what was
+written ahead itself. What is used again, so that the device will keep it, is the first to go from host memory.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _PART = 0.25
 """Copies may take this part of the time of the step that they set out with: they have to be done before it ends."""
 _MOST = 32
 """Blocks that set out with one step, at most. So many do with a step that has no other work."""
-_LOOKS = 16
-"""What comes next is looked up so often while all of it is evicted once."""
+_LOOKS = 4
+"""So often is looked up what comes next while as many blocks as are wanted are evicted."""
 
 
 @dataclass(slots=True)
