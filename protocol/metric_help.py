@@ -14,6 +14,7 @@ HELP = {
     "turnpike_engine_quarantined_inputs": "Inputs that are refused or suspected because the engine failed on them",
     "turnpike_engine_preemptions_total": "Preemptions of running requests, so that others could run",
     "turnpike_engine_dram_blocks_entered_total": "Cached KV blocks that left the device for host memory",
+    "turnpike_engine_dram_blocks_written_ahead_total": "KV blocks copied to host memory before they left the device",
     "turnpike_engine_dram_blocks_damaged_total": "KV blocks that came back from host memory otherwise than they went",
     "turnpike_engine_dram_read_tokens_total": "Prompt tokens whose KV came from host memory",
     "turnpike_engine_nvme_read_tokens_total": "Prompt tokens whose KV came from disk",

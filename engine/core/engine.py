@@ -107,6 +107,8 @@ class Engine:
             disk=disk,
             chooser=first_guess(self.costs.rates, block_bytes, disk_rate),
             block_bytes=block_bytes,
+            # Where a copy takes the step's own time, it costs the same ahead, and in vain if the block is used again.
+            clean=-(-limits.context_tokens // BLOCK_TOKENS) + 1 if self.copies.beside else 0,
         )
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)

@@ -61,9 +61,10 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
 
 def _tier_metrics(engine: Engine) -> dict[str, float]:
     scheduler, restores, disk = engine.scheduler, engine.scheduler.restores, engine.disk
-    saver = scheduler.saver
+    saver, writer = scheduler.saver, scheduler.tiers.writer
     figures: dict[str, float] = {
         "turnpike_engine_dram_blocks_entered_total": scheduler.dram.entered,
+        "turnpike_engine_dram_blocks_written_ahead_total": 0 if writer is None else writer.written,
         "turnpike_engine_dram_blocks_damaged_total": scheduler.dram.damaged,
         "turnpike_engine_dram_read_tokens_total": restores.read_tokens["dram"],
         "turnpike_engine_nvme_read_tokens_total": restores.read_tokens["nvme"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from engine.execution.model_runner import ModelRunner
 from engine.execution.stopwatch import Stopwatch
@@ -15,6 +16,9 @@ class BlockCopies:
 
     `observe`: called with a number of copied blocks and the µs that they took.
     """
+
+    beside: ClassVar[bool] = False
+    """Whether copies go on beside the steps, so that they cost them little."""
 
     def __init__(self, runner: ModelRunner, observe: Callable[[int, float], None]) -> None:
         self.runner = runner

@@ -204,16 +204,24 @@ class DramTier:
 
     def _evicted(self, group: int, block: int, key: bytes, scope: str) -> None:
         """A published block of the device is about to lose its place there."""
-        if not self.may_leave(key, scope):
-            return
         assert self.index is not None
         pool = self.index.pools[group]
-        if not pool.holds(key) and (taken := self._take(group, key, scope)) is not None:
-            entered = self._alone(group, taken)
-            self._out.append((self._alone(group, block), entered))
-            # Nobody else is to fill it before the copy is done.
-            self._pins.append(entered)
-            self.entered += 1
+        if pool.holds(key):
+            pool.mark_duplicate(key, duplicate=False)
+        elif self.may_leave(key, scope):
+            self.entered += self.enter(group, block, key, scope)
+
+    def enter(self, group: int, block: int, key: bytes, scope: str) -> bool:
+        """Copy a published block of the device here with the step that is made, or with the next one. Returns whether
+        there was room."""
+        taken = self._take(group, key, scope)
+        if taken is None:
+            return False
+        entered = self._alone(group, taken)
+        self._out.append((self._alone(group, block), entered))
+        # Nobody else is to fill it before the copy is done.
+        self._pins.append(entered)
+        return True
 
     def _take(self, group: int, key: bytes, scope: str) -> int | None:
         """A published block of one layer group, with one reference, which the next step is to fill."""

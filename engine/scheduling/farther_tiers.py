@@ -1,28 +1,30 @@
 """The tiers beyond the device, host memory and the disk behind it, as far as a step and a purge concern them together.
 
-Each does its own part: `dram_tier` holds blocks and kept KV, `saving` lets blocks go on to disk, `restoring` brings
-blocks back into the requests that wait for them. Without host memory all of this does nothing; without a disk, or in
-layer groups with windows, nothing is saved.
+Each does its own part: `dram_tier` holds blocks and kept KV, `background_writer` copies blocks there before they are
+evicted, `saving` lets blocks go on to disk, `restoring` brings blocks back into the requests that wait for them.
+Without host memory all of this does nothing; without a disk, or in layer groups with windows, nothing is saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from engine.scheduling.background_writer import BackgroundWriter
 from engine.scheduling.disk import Disk
 from engine.scheduling.dram_tier import DramTier
 from engine.scheduling.request import Request
 from engine.scheduling.restoring import Restorer
 from engine.scheduling.saving import Saver
-from engine.scheduling.step_costs import Rates
+from engine.scheduling.step_costs import Rates, StepCosts
 from engine.scheduling.step_work import Step
 from prompt_cache.kv.grouped_pool import Block, GroupedPool
 from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute
 
 
 class FartherTiers:
-    """A replica's `dram`, `restores` and, where there is a disk, `saver`.
+    """A replica's `dram`, `restores` and, where there is a disk, `saver`; with `clean`, a background `writer`.
 
+    `clean`: how many blocks the writer keeps free or clean; 0 for no writer.
     `device`, `dram`: the pools of blocks, None for no host memory; `disk`: the tier beyond, which needs `dram`.
     `joined`: called with a request when restored blocks have joined its KV.
     """
@@ -36,11 +38,13 @@ class FartherTiers:
         joined: Callable[[Request], None],
         chooser: FetchOrRecompute,
         block_bytes: int,
+        clean: int = 0,
     ) -> None:
         self.dram = DramTier(dram, device)
         self.disk = None if self.dram.index is None else disk
         self.restores = Restorer(self.dram, self.disk, joined, chooser, block_bytes)
         self.saver = None if self.disk is None else Saver(self.dram, self.disk)
+        self.writer = BackgroundWriter(self.dram, device, clean) if clean and self.dram.index is not None else None
         self.now = 0.0
         """When the last step began, in seconds since the Unix epoch."""
 
@@ -69,10 +73,12 @@ class FartherTiers:
         if self.saver is not None and self.restores.came:
             self.saver.on_disk(self.restores.came)
 
-    def end(self, step: Step, rates: Rates) -> None:
-        """The step has its work: let blocks that are to be saved leave with it."""
+    def end(self, step: Step, costs: StepCosts) -> None:
+        """The step has its work: let blocks that are to be saved, or will be evicted next, leave with it."""
         if self.saver is not None and self.saver.wishes:
-            self.saver.advance(step, rates, alone=not step.work)
+            self.saver.advance(step, costs.rates, alone=not step.work)
+        if self.writer is not None and self.writer.pending:
+            self.writer.advance(step, costs)
         self.dram.end()
 
     def copied(self, step: Step, bad: Collection[int]) -> Iterable[Request]:
@@ -81,6 +87,8 @@ class FartherTiers:
         self.dram.copied(step)
         if self.saver is not None:
             self.saver.copied(step)
+        if self.writer is not None:
+            self.writer.copied(step)
         return spoiled
 
     def save_only(self, now: float, rates: Rates) -> Step:
@@ -94,8 +102,8 @@ class FartherTiers:
 
     @property
     def saves(self) -> bool:
-        """Whether a step without work would save something."""
-        return self.saver is not None and self.saver.pending
+        """Whether a step without work would save something, or write it ahead."""
+        return (self.saver is not None and self.saver.pending) or (self.writer is not None and self.writer.pending)
 
     @property
     def next_deadline(self) -> float | None:

@@ -53,8 +53,8 @@ class Scheduler:
 
     `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `disk`: the tier beyond,
     which needs `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two tokens by lane.
-    `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. Raises ValueError for a budget that
-    is too small.
+    `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: how many blocks the
+    background writer keeps free or clean; 0 for no writer. Raises ValueError for a budget that is too small.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Scheduler:
         disk: Disk | None = None,
         chooser: FetchOrRecompute | None = None,
         block_bytes: int = BLOCK_BYTES,
+        clean: int = 0,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
             raise ValueError(
@@ -90,6 +91,7 @@ class Scheduler:
             joined=self._joined,
             chooser=chooser or first_guess(self.costs.rates, block_bytes),
             block_bytes=block_bytes,
+            clean=clean,
         )
         self.dram, self.restores, self.saver = self.tiers.dram, self.tiers.restores, self.tiers.saver
         self.blocks = PrefixBlocks(pool, self.tiers)
@@ -200,7 +202,7 @@ class Scheduler:
         if self.prefilling.requests:
             self.prefilling.fill(step, self._room(), now)
         if self.dram.pool is not None:
-            self.tiers.end(step, self.costs.rates)
+            self.tiers.end(step, self.costs)
             self.waits = bool(self.restores.active) and not (step.work or step.back or step.out or step.began)
         return step
 

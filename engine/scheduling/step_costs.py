@@ -53,6 +53,9 @@ class StepCosts(Protocol):
     def prefill_within(self, target: float, decodes: int) -> float:
         """How many tokens can be prefilled beside `decodes` decodes in a step of `target` µs; may be infinite."""
 
+    def step_time(self, prefill: int, decodes: int) -> float:
+        """How many µs a step of `prefill` prompt tokens and `decodes` decodes is expected to take."""
+
     def observe(self, prefill: int, decodes: int, took: float) -> None:
         """A step of `prefill` prompt tokens and `decodes` decodes took `took` µs."""
 
@@ -68,6 +71,9 @@ class FixedCosts:
 
     def prefill_within(self, target: float, decodes: int) -> float:
         return max(0.0, (target - self.rates.step_time(0, decodes)) / self.rates.uncached)
+
+    def step_time(self, prefill: int, decodes: int) -> float:
+        return self.rates.step_time(prefill, decodes)
 
     def observe(self, prefill: int, decodes: int, took: float) -> None:
         """Nothing is learned."""
@@ -110,6 +116,9 @@ class MeasuredCosts:
         if self._prefill is None or not (self._decode or self._calibrated):
             return math.inf
         return max(0.0, (target - self.decode_time(decodes)) / self._prefill)
+
+    def step_time(self, prefill: int, decodes: int) -> float:
+        return self.decode_time(decodes) + prefill * self._rates.uncached
 
     def decode_time(self, decodes: int) -> float:
         """µs of a decode step: measured for its batch size, else scaled from the nearest measured size."""

@@ -77,9 +77,11 @@ class Step:
     On a GPU copies go on beside the work, and beside later steps. They are done when `Scheduler.copied` is called.
     """
 
-    __slots__ = ("back", "began", "fresh", "out", "pins", "returns", "saves", "work")
+    __slots__ = ("ahead", "back", "began", "fresh", "out", "pins", "returns", "saves", "work")
 
     def __init__(self) -> None:
+        self.ahead = 0
+        """How many of `out` were written ahead: their places on the device are not needed yet."""
         self.out: list[tuple[Block, Block]] = []
         """(block on the device, block in host memory)"""
         self.back: list[tuple[Block, Block]] = []

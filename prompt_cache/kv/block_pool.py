@@ -45,6 +45,8 @@ class BlockPool:
         self.available = total
         """How many blocks `allocate` can return: free ones, and cached ones that it would evict."""
         self.evictions = 0
+        self.turnover = 0
+        """Blocks that were taken, or came to rest under a key: after so many what would be evicted next may differ."""
         self._on_free = on_free
         self._on_take = on_take
         self.on_evict: Callable[[int, bytes, str], None] | None = None
@@ -90,6 +92,7 @@ class BlockPool:
         if count > self.available:
             raise OutOfBlocks(f"{count} blocks requested, {self.available} of {self.total} available")
         self.available -= count
+        self.turnover += count
         free = self._free
         blocks = free[: -count - 1 : -1]
         del free[len(free) - len(blocks) :]
@@ -123,6 +126,7 @@ class BlockPool:
                     resting.append(block)
         if resting:
             resting.reverse()
+            self.turnover += len(resting)
             self._order.release(resting)
             if self._limited:
                 for scope in {self._scope[block] for block in resting} & self._limited.keys():
@@ -161,6 +165,20 @@ class BlockPool:
                 del awaited[key]
                 if (block := self._index.get(key)) is not None:
                     self._order.dismiss(block)
+
+    def coming(self, count: int) -> list[tuple[int, bytes, str]]:
+        """(block, key, scope) of at most `count` blocks that would be evicted next, in about that order.
+
+        None that a waiting request will look for, and none that would be taken from a reserve.
+        """
+        return [(block, self._key[block] or b"", self._scope[block]) for block in self._order.coming(count)]
+
+    def mark_duplicate(self, key: bytes, *, duplicate: bool) -> None:
+        """Whether a nearer tier has the block with this key too, and will keep it: then it is evicted before all
+        others."""
+        block = self._index.get(key)
+        if block is not None:
+            (self._order.duplicated if duplicate else self._order.sole)(block)
 
     def retain(self, keys: Iterable[bytes], until: float) -> None:
         """A lease on the blocks of these keys lasts until then, in the seconds of `expire`: they are worth more."""
@@ -246,6 +264,10 @@ class BlockPool:
     def held_by(self, scope: str) -> int:
         """How many published blocks the scope has."""
         return len(self._scopes.get(scope, ()))
+
+    def is_at_limit(self, scope: str) -> bool:
+        """Whether the scope has to give up a block for each that it publishes."""
+        return scope in self._limited and self.held_by(scope) >= self._limited[scope]
 
     def _keep_to_limit(self, scope: str) -> None:
         if self.held_by(scope) <= self._limited[scope]:

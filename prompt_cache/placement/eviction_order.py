@@ -40,11 +40,23 @@ class EvictionOrder(Protocol):
         """Give up so many entries, those of the least value, and return them in that order; fewer if the others are in
         use."""
 
+    def coming(self, count: int) -> list[int]:
+        """The entries that `victims` would give up now, in about that order, at most so many. They are kept.
+
+        None that a waiting request will read, and none that would be taken from a reserve. May be fewer than there are.
+        """
+
     def expect(self, entry: int) -> None:
         """A waiting request will read this: give it up after all others."""
 
     def dismiss(self, entry: int) -> None:
         """Nobody waits for this any more."""
+
+    def duplicated(self, entry: int) -> None:
+        """A nearer tier has this too, and will not give it up soon: give it up before all others."""
+
+    def sole(self, entry: int) -> None:
+        """No nearer tier has this, or not for long: it counts as any other."""
 
     def retain(self, entries: Sequence[int], until: float) -> None:
         """A lease on these lasts until then, in the seconds that `expire` is told."""
@@ -66,7 +78,8 @@ class EvictionOrder(Protocol):
 class LeafFirst:
     """Knows which entries may be given up: resting ones that no held entry follows. A subclass orders these.
 
-    Entries that a waiting request will read are given up last, the least recently released first.
+    Duplicates are given up first, entries that a waiting request will read last; among either, the one that could be
+    given up for the longest time goes first.
     """
 
     def __init__(self, entries: int) -> None:
@@ -81,6 +94,9 @@ class LeafFirst:
         self._expected: dict[int, None] = {}
         self._awaited: OrderedDict[int, None] = OrderedDict()
         """Expected entries that could be given up."""
+        self._duplicates: dict[int, None] = {}
+        self._offered_duplicates: OrderedDict[int, None] = OrderedDict()
+        """Those that could be given up."""
 
     # ------------------------------------------------------------ what the subclass says
 
@@ -172,7 +188,7 @@ class LeafFirst:
         """As `EvictionOrder.victims`."""
         given_up: list[int] = []
         while len(given_up) < count:
-            entry = self._least()
+            entry = next(iter(self._offered_duplicates)) if self._offered_duplicates else self._least()
             if entry is None and self._awaited:
                 entry = next(iter(self._awaited))
             elif entry is None:
@@ -182,25 +198,26 @@ class LeafFirst:
             self._give_up(entry, given_up, count)
         return given_up
 
+    def coming(self, count: int) -> list[int]:
+        """As `EvictionOrder.coming`. Here the first one alone."""
+        entry = next(iter(self._offered_duplicates)) if self._offered_duplicates else self._least()
+        return [] if entry is None else [entry][:count]
+
     def expect(self, entry: int) -> None:
         """As `EvictionOrder.expect`."""
-        if entry not in self._expected:
-            queued = self._resting[entry] and not self._followers[entry]
-            if queued:
-                self._withdraw(entry)
-            self._expected[entry] = None
-            if queued:
-                self._offer(entry)
+        self._mark(entry, self._expected, marked=True)
 
     def dismiss(self, entry: int) -> None:
         """As `EvictionOrder.dismiss`."""
-        if entry in self._expected:
-            queued = self._resting[entry] and not self._followers[entry]
-            if queued:
-                self._withdraw(entry)
-            del self._expected[entry]
-            if queued:
-                self._offer(entry)
+        self._mark(entry, self._expected, marked=False)
+
+    def duplicated(self, entry: int) -> None:
+        """As `EvictionOrder.duplicated`."""
+        self._mark(entry, self._duplicates, marked=True)
+
+    def sole(self, entry: int) -> None:
+        """As `EvictionOrder.sole`."""
+        self._mark(entry, self._duplicates, marked=False)
 
     def retain(self, entries: Sequence[int], until: float) -> None:
         """As `EvictionOrder.retain`. Here leases do not matter."""
@@ -217,6 +234,20 @@ class LeafFirst:
 
     # ------------------------------------------------------------ inside
 
+    def _mark(self, entry: int, marks: dict[int, None], *, marked: bool) -> None:
+        """Change what decides when an entry's turn comes."""
+        if (entry in marks) == marked:
+            return
+        queued = self._resting[entry] and not self._followers[entry]
+        if queued:
+            self._withdraw(entry)
+        if marked:
+            marks[entry] = None
+        else:
+            del marks[entry]
+        if queued:
+            self._offer(entry)
+
     def _give_up(self, entry: int, given_up: list[int], count: int) -> None:
         """Give up one entry, and perhaps those before it that are worth as little, until there are `count`."""
         self._withdraw(entry)
@@ -227,12 +258,16 @@ class LeafFirst:
     def _offer(self, entry: int, *, first: bool = False) -> None:
         if entry in self._expected:
             self._awaited[entry] = None
+        elif entry in self._duplicates:
+            self._offered_duplicates[entry] = None
         else:
             self._queue(entry, first=first)
 
     def _withdraw(self, entry: int) -> None:
         if entry in self._expected:
             del self._awaited[entry]
+        elif entry in self._duplicates:
+            del self._offered_duplicates[entry]
         else:
             self._unqueue(entry)
 
@@ -240,6 +275,7 @@ class LeafFirst:
         """The entry is held no longer; its parent may be next."""
         self._resting[entry] = 0
         self._expected.pop(entry, None)
+        self._duplicates.pop(entry, None)
         parent = self._parent[entry]
         self._parent[entry] = NO_PARENT
         self._serial[entry] = 0

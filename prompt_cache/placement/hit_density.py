@@ -22,9 +22,12 @@ Per entry the work is O(1); giving one up takes O(log n) in the number of (class
 from __future__ import annotations
 
 import heapq
+import itertools
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeAlias
 
 from prompt_cache.placement.eviction_order import NO_PARENT, LeafFirst
 from prompt_cache.placement.reuse_hazard import BIN_OF_AGE, BINS, TICKS, ReuseHazard
@@ -76,12 +79,41 @@ class _Share:
     @property
     def protected(self) -> bool:
         """Whether others cannot take from it now."""
-        return self.held < self.reserve + self.largest and self.reserve > 0
+        return self.keeps(0)
+
+    def keeps(self, taken: int) -> bool:
+        """Whether others could not take from it any more once so much was taken."""
+        return self.reserve > 0 and self.held - taken < self.reserve + self.largest
 
     def grow(self, size: int) -> None:
         """An entry of this size is one of its own now."""
         self.held += size
         self.largest = max(self.largest, size)
+
+
+class _Ends:
+    """A lane's ticks, from both ends: worth rises to the age at which most are read and falls after it, so that it is
+    least at either end."""
+
+    __slots__ = ("_first", "_last", "lane")
+
+    def __init__(self, lane: _Lane) -> None:
+        self.lane = lane
+        self._first, self._last = 0, len(lane.ticks) - 1
+
+    def next(self, *, youngest: bool) -> int | None:
+        """The youngest or the oldest tick that was not returned yet, None if all were."""
+        if self._first > self._last:
+            return None
+        if youngest:
+            self._last -= 1
+            return self.lane.ticks[self._last + 1]
+        self._first += 1
+        return self.lane.ticks[self._first - 1]
+
+
+_Offer: TypeAlias = tuple[float, int, int, _Share, Iterator[int], Callable[[], None] | None]
+"""(worth, tick, number, share, entries in their order, what offers those after them)"""
 
 
 class HitDensity(LeafFirst):
@@ -185,6 +217,8 @@ class HitDensity(LeafFirst):
     def set_share(self, scope: str, reserve: int, limit: int | None, entries: Sequence[int]) -> None:
         """As `EvictionOrder.set_share`."""
         own = self._shares.get(scope)
+        for entry in entries if reserve > 0 else ():
+            self.sole(entry)
         if reserve <= 0 and limit is None:
             self._move(entries, self._shared)
             self._shares.pop(scope, None)
@@ -204,6 +238,11 @@ class HitDensity(LeafFirst):
         if entry is not None:
             self._give_up(entry, [], 1)
         return entry
+
+    def duplicated(self, entry: int) -> None:
+        """As `EvictionOrder.duplicated`, but where a scope has a reserve: what it holds there is its own."""
+        if not self._share[entry].reserve:
+            super().duplicated(entry)
 
     def _move(self, entries: Sequence[int], share: _Share) -> None:
         def move(entry: int) -> None:
@@ -376,7 +415,7 @@ class HitDensity(LeafFirst):
         self._withdraw(entry)
         parents, followers, serials = self._parent, self._followers, self._serial
         ghosts, most, classes, ticks = self._ghosts, self._most_ghosts, self._class, self._tick
-        plain = not (self._shares or self._expected or self._leases or self._depth)
+        plain = not (self._shares or self._expected or self._duplicates or self._leases or self._depth)
         while True:
             self._share[entry].held -= 1 if self._sizes is None else self._sizes[entry]
             which, tick = classes[entry], ticks[entry]
@@ -406,7 +445,62 @@ class HitDensity(LeafFirst):
             if not plain:
                 self._leases.pop(entry, None)
                 self._expected.pop(entry, None)
+                self._duplicates.pop(entry, None)
             entry = parent
+
+    def coming(self, count: int) -> list[int]:
+        """As `EvictionOrder.coming`: what `victims` would do, without doing it. O(log n) an entry."""
+        found = dict.fromkeys(itertools.islice(self._offered_duplicates, count))
+        if len(found) < count == 1:
+            entry = self._least()
+            return [] if entry is None else [entry]
+        parents, serials, followers, expected = self._parent, self._serial, self._followers, self._expected
+        left: dict[int, int] = {}
+        """entry -> how many entries that follow it are not found"""
+        taken: dict[_Share, int] = {}
+        number = itertools.count()
+        heap: list[_Offer] = []
+
+        def offer(ends: _Ends, *, youngest: bool) -> None:
+            tick, lane = ends.next(youngest=youngest), ends.lane
+            if tick is not None:
+                further = partial(offer, ends, youngest=youngest)
+                worth, entries = self._worth(lane, tick), iter(lane.by_tick[tick])
+                offered: _Offer = (worth, tick, next(number), lane.share, entries, further)
+                heapq.heappush(heap, offered)
+
+        for share in (self._shared, *self._shares.values()):
+            for lane in share.lanes.values():
+                ends = _Ends(lane)
+                offer(ends, youngest=False)
+                offer(ends, youngest=True)
+        while heap and len(found) < count:
+            _, tick, _, share, entries, further = heap[0]
+            kept = share.keeps(taken.get(share, 0))
+            entry = None if kept else next(entries, None)
+            if entry is None:
+                heapq.heappop(heap)
+                if not kept and further is not None:
+                    further()
+                continue
+            which, weight = self._class[entry], self._weight(entry)
+            while True:
+                found[entry] = None
+                taken[share] = taken.get(share, 0) + self._size(entry)
+                parent = parents[entry]
+                if parent < 0 or self._parent_serial[entry] != serials[parent] or len(found) >= count:
+                    break
+                left[parent] = left.get(parent, followers[parent]) - 1
+                if left[parent] or not self._resting[parent] or parent in expected or parent in self._duplicates:
+                    break
+                alike = self._class[parent] == which and self._tick[parent] == tick and self._weight(parent) == weight
+                if not alike or self._share[parent] is not share or share.keeps(taken[share]):
+                    tick = self._tick[parent]
+                    worth = self._worth_at(self._class[parent], self._weight(parent), tick)
+                    heapq.heappush(heap, (worth, tick, next(number), self._share[parent], iter((parent,)), None))
+                    break
+                entry = parent
+        return list(found)
 
     def _alike(self, entry: int, parent: int) -> bool:
         """Whether these, of one class and tick, are in the same lane, and nobody waits for them."""
@@ -414,6 +508,7 @@ class HitDensity(LeafFirst):
             self._share[entry] is self._share[parent]
             and not self._share[parent].protected
             and (not self._expected or (entry not in self._expected and parent not in self._expected))
+            and (not self._duplicates or (entry not in self._duplicates and parent not in self._duplicates))
             and (not self._leases or (entry in self._leases) == (parent in self._leases))
             and (self._depth is None or self._weight(entry) == self._weight(parent))
         )
@@ -430,8 +525,11 @@ class HitDensity(LeafFirst):
         heapq.heappush(self._candidates, (self._worth(lane, tick), tick, self._proposals, lane))
 
     def _worth(self, lane: _Lane, tick: int) -> float:
+        return self._worth_at(lane.which, lane.weight, tick)
+
+    def _worth_at(self, which: int, weight: float, tick: int) -> float:
         age = self._now - tick
-        return lane.weight * self._hazard.worth[lane.which][BIN_OF_AGE[age] if age < len(BIN_OF_AGE) else BINS]
+        return weight * self._hazard.worth[which][BIN_OF_AGE[age] if age < len(BIN_OF_AGE) else BINS]
 
     def _least(self) -> int | None:
         for built in (bool(self._candidates), True):

@@ -134,6 +134,49 @@ def test_the_scheduler_hears_of_copies_when_they_are_done(make: Make, check: Che
     assert bench.engine.scheduler.dram.damaged == 0
 
 
+def test_what_was_written_ahead_is_evicted_without_a_copy(make: Make, check: Check) -> None:
+    cold = make(blocks=24).one(generate("cold", prompt(), OUTPUT))
+    bench = make(blocks=12, swap=24)
+    check(bench.one(generate("first", prompt(), OUTPUT)), cold)
+    for seed in (1, 2):
+        bench.one(generate(f"{seed}", prompt(seed=seed), OUTPUT))
+        bench.finish()
+    writer = bench.engine.scheduler.tiers.writer
+    assert writer is not None
+    assert writer.written >= 4
+    assert bench.engine.scheduler.dram.entered == 0
+    check(bench.one(generate("warm", prompt(), OUTPUT)), cold)
+    assert bench.counts("warm").read_dram >= 4 * 64
+    assert bench.engine.scheduler.dram.damaged == 0
+
+
+def test_what_is_being_written_ahead_may_be_evicted(make: Make, check: Check) -> None:
+    """Its place is somebody else's then, who has to wait until the copy is done."""
+    cold = make(blocks=24).one(generate("cold", prompt(), OUTPUT))
+    bench = make(blocks=12, swap=24)
+    bench.one(generate("first", prompt(), OUTPUT))
+    copies = bench.engine.copies
+    assert isinstance(copies, StreamedCopies)
+    begin = copies.begin
+
+    def slow(step: Step) -> None:
+        with torch.cuda.stream(copies._out):
+            torch.cuda._sleep(1 << 26)
+        begin(step)
+
+    copies.begin = slow  # type: ignore[method-assign]
+    for seed in (1, 2, 3):
+        bench.add(generate(f"{seed}", prompt(seed=seed), 1))
+    bench.finish()
+    copies.begin = begin  # type: ignore[method-assign]
+    writer = bench.engine.scheduler.tiers.writer
+    assert writer is not None
+    assert writer.written > 0
+    check(bench.one(generate("warm", prompt(), OUTPUT)), cold)
+    assert bench.counts("warm").read > 0
+    assert bench.engine.scheduler.dram.damaged == 0
+
+
 def test_who_leaves_while_blocks_come_back_leaves_nothing_behind(make: Make, check: Check) -> None:
     """Its blocks are somebody else's at once; what was on its way to them must not arrive later."""
     cold = make(blocks=24).one(generate("cold", prompt(seed=3), OUTPUT))

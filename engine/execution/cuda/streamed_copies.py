@@ -55,6 +55,8 @@ class _Copying:
 class StreamedCopies(BlockCopies):
     """Copies in streams: out what a step waits for, out all else, and back; see the module."""
 
+    beside = True
+
     def __init__(self, runner: ModelRunner, observe: Callable[[int, float], None]) -> None:
         super().__init__(runner, observe)
         self._first = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]

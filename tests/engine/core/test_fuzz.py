@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from engine.execution.block_copies import BlockCopies
 from engine.execution.model_runner import WorkOutcome
 from engine.scheduling.step_work import Work
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
@@ -127,8 +128,15 @@ class Fuzz:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("swap", "disk"), [(0, False), (12, False), (24, True)], ids=["recompute", "dram", "disk"])
-def test_random_interventions_leak_nothing_and_counts_are_exact(benches: Benches, swap: int, disk: bool):
+@pytest.mark.parametrize(
+    ("swap", "disk", "ahead"),
+    [(0, False, False), (12, False, False), (24, True, False), (25, True, True)],
+    ids=["recompute", "dram", "disk", "written ahead"],
+)
+def test_random_interventions_leak_nothing_and_counts_are_exact(
+    benches: Benches, swap: int, disk: bool, ahead: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(BlockCopies, "beside", ahead)
     store = MemoryStore() if disk else None
     bench = benches(blocks=40, running=8, budget=200, swap=swap, store=store, max_waiting=30)
     # As if computing were far slower than reading, whatever else this machine does.
@@ -150,5 +158,7 @@ def test_random_interventions_leak_nothing_and_counts_are_exact(benches: Benches
     read = bench.engine.scheduler.restores.read_tokens
     assert (read["dram"] > 0) == (swap > 0)
     assert (read["nvme"] > 0) == disk
+    writer = bench.engine.scheduler.tiers.writer
+    assert (writer is not None and writer.written > 100) == ahead
     for reason in ("stop", "length", "abort", "deadline", "rejected"):
         assert fuzz.checked[reason] > 20, f"hardly anything ended by {reason}"

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.core.metrics import engine_metrics, memory_load
+from engine.execution.block_copies import BlockCopies
 from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
@@ -98,6 +99,25 @@ def test_what_left_the_device_comes_back_from_dram(tiny_model: Path, budget: int
     assert began.counts.read_dram == counts.read_dram
     check(bench.one(generate("again", prompt(), OUTPUT)), cold(tiny_model))
     assert bench.counts("again").read_hbm == BLOCKS * 64
+
+
+def test_what_was_written_ahead_is_evicted_without_a_copy(tiny_model: Path, monkeypatch: pytest.MonkeyPatch):
+    assert make_bench(tiny_model, swap=24).engine.scheduler.tiers.writer is None, "a step would take longer for it"
+    monkeypatch.setattr(BlockCopies, "beside", True)
+    bench = make_bench(tiny_model, blocks=12, running=1, swap=24)
+    check(bench.one(generate("first", prompt(), OUTPUT)), cold(tiny_model))
+    for seed in (1, 2):
+        bench.one(generate(f"{seed}", prompt(seed=seed), OUTPUT))
+        bench.finish()
+    assert bench.engine.pool.evictions >= 4
+    metrics = engine_metrics(bench.engine)
+    assert metrics["turnpike_engine_dram_blocks_entered_total"] == 0
+    assert metrics["turnpike_engine_dram_blocks_written_ahead_total"] >= 4
+    written = metrics["turnpike_engine_dram_blocks_written_ahead_total"]
+    assert _dram(bench).cached == written, "they count in both tiers: they take room in both"
+    check(bench.one(generate("warm", prompt(), OUTPUT)), cold(tiny_model))
+    assert bench.counts("warm").read_dram >= 4 * 64
+    assert bench.counts("warm").read == BLOCKS * 64, "each token is read once"
 
 
 @pytest.mark.parametrize("budget", only_fast(65, of=[65, 130, 200, 300, 512]))

@@ -107,15 +107,19 @@ class Tiers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk = ManualDisk()
-        self.begin(24, 16)
+        self.begin(24, 16, 0)
 
-    @initialize(blocks=st.sampled_from([13, 20, 24]), host=st.sampled_from([6, 16, 40]))
-    def begin(self, blocks: int, host: int) -> None:
+    @initialize(
+        blocks=st.sampled_from([13, 20, 24]), host=st.sampled_from([6, 16, 40]), clean=st.sampled_from([0, 3, 40])
+    )
+    def begin(self, blocks: int, host: int, clean: int) -> None:
         self.disk = ManualDisk()
         self.pool = GroupedPool([(blocks, 0)])
         self.dram = GroupedPool([(host, 0)])
         costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=4))
-        self.scheduler = Scheduler(self.pool, 200, 4, FairShare(costs), costs=costs, dram=self.dram, disk=self.disk)
+        self.scheduler = Scheduler(
+            self.pool, 200, 4, FairShare(costs), costs=costs, dram=self.dram, disk=self.disk, clean=clean
+        )
         for scope in SCOPES:
             self.scheduler.dram.introduce(ScopeAccess(scope, scope.encode() * 32, 1000.0))
         self.now = 1.0
@@ -126,6 +130,8 @@ class Tiers(RuleBasedStateMachine):
         """Block of the device -> the tokens up to its end, whose KV it holds; likewise the host's."""
         self.host: dict[int, tuple[int, ...]] = {}
         self.records: dict[bytes, tuple[int, ...]] = {}
+        self.storable: dict[str, list[Request]] = {}
+        """Those that allow that their KV is stored, by scope."""
         self.copying: deque[Copying] = deque()
         self.lag = 0
         """Steps whose copies may still be on their way when a step ends."""
@@ -160,6 +166,8 @@ class Tiers(RuleBasedStateMachine):
             store=store,  # type: ignore[arg-type]
             retain=((length, self.now + retain),) if retain else (),
         )
+        if store == "all":
+            self.storable.setdefault(scope, []).append(request)
         self.scheduler.add(request)
 
     @precondition(lambda self: self.alive)
@@ -187,6 +195,15 @@ class Tiers(RuleBasedStateMachine):
     def forget(self, scope: str) -> None:
         self.scheduler.forget(scope)
         assert not self.dram.pools[0].held_by(scope)
+
+    @precondition(lambda self: self.alive)
+    @rule(at=st.integers(0, 99), first=st.integers(0, 7), count=st.integers(1, 4))
+    def purge(self, at: int, first: int, count: int) -> None:
+        """Also of what is on its way, either way."""
+        request = self.alive[sorted(self.alive)[at % len(self.alive)]]
+        keys = request.keys[first : first + count]
+        self.scheduler.purge(request.segments[0][2], keys)
+        assert not any(pool.find([key]) for pool in (self.pool, self.dram) for key in keys)
 
     @rule(at=st.integers(0, 99))
     def damage_something(self, at: int) -> None:
@@ -250,7 +267,11 @@ class Tiers(RuleBasedStateMachine):
             return
         copying.bad = []
         for device, host in copying.step.out:
-            self.host[host[0]] = self.device.get(device[0], ())
+            self.host[host[0]] = held = self.device.get(device[0], ())
+            may_leave = any(
+                tuple(request.tokens[: len(held) - 1]) == held[1:] for request in self.storable.get(str(held[0]), ())
+            )
+            assert may_leave, "it leaves the device, which nobody allowed"
         for index, (host, device) in enumerate(copying.step.back):
             if self.damage and self.damage.pop() % 2:
                 copying.bad.append(index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -32,6 +33,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.scope: dict[int, str] = {}
         self.in_use: set[int] = set()
         self.expected: set[int] = set()
+        self.duplicates: set[int] = set()
         self.now = 0.0
 
     def followed(self, entry: int) -> bool:
@@ -43,6 +45,7 @@ class OrderMachine(RuleBasedStateMachine):
     def drop(self, entry: int) -> None:
         del self.parent[entry], self.scope[entry]
         self.expected.discard(entry)
+        self.duplicates.discard(entry)
         self.in_use.discard(entry)
 
     def free(self) -> list[int]:
@@ -98,6 +101,21 @@ class OrderMachine(RuleBasedStateMachine):
         self.expected.discard(entry)
 
     @precondition(lambda self: self.parent)
+    @rule(data=st.data())
+    def duplicated(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(sorted(self.parent)))
+        self.order.duplicated(entry)
+        if self.scope[entry] != "reserved":
+            self.duplicates.add(entry)
+
+    @precondition(lambda self: self.duplicates)
+    @rule(data=st.data())
+    def sole(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(sorted(self.duplicates)))
+        self.order.sole(entry)
+        self.duplicates.discard(entry)
+
+    @precondition(lambda self: self.parent)
     @rule(data=st.data(), lasts=st.integers(1, 5))
     def retain(self, data: st.DataObject, lasts: int) -> None:
         self.order.retain(self.path(data.draw(st.sampled_from(sorted(self.parent)))), self.now + lasts)
@@ -133,9 +151,15 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4))
     def victims(self, count: int) -> None:
         resting = len(self.parent) - len(self.in_use)
+        coming = self.order.coming(count)
+        self.check_coming(coming, count)
         victims = self.order.victims(count)
         assert len(victims) == min(count, resting), "what rests can be given up, whatever it is"
+        if count == 1 and coming:
+            assert victims == coming
         for entry in victims:
+            first = [other for other in self.duplicates - self.in_use - self.expected if not self.followed(other)]
+            assert entry in first or not first, "what a nearer tier has as well is kept for longer"
             open_to_all = [
                 other
                 for other, scope in self.scope.items()
@@ -145,6 +169,23 @@ class OrderMachine(RuleBasedStateMachine):
             if entry not in open_to_all:
                 assert not open_to_all, "a reserve, or what somebody waits for, is given up before the rest"
             self.check_given_up(entry)
+
+    def check_coming(self, coming: list[int], count: int) -> None:
+        """They could be given up in this order, before all that somebody waits for, and out of no reserve."""
+        assert len(set(coming)) == len(coming) <= count
+        for at, entry in enumerate(coming):
+            assert entry not in self.in_use | self.expected
+            followers = {other for other, parent in self.parent.items() if parent == entry}
+            assert followers <= set(coming[:at])
+        reserved = sum(self.scope[entry] == "reserved" for entry in coming)
+        assert not reserved or self.held("reserved") - reserved >= RESERVE
+        if len(coming) < count:
+            assert not [
+                entry
+                for entry, scope in self.scope.items()
+                if entry not in self.in_use | self.expected | set(coming) and scope != "reserved"
+                if not {other for other, parent in self.parent.items() if parent == entry} - set(coming)
+            ], "more could be given up"
 
     @invariant()
     def remembers_little(self) -> None:
@@ -167,6 +208,43 @@ def read(pool: BlockPool, prompt: list[str]) -> int:
         table.append(parent)
     pool.free(table)
     return found
+
+
+@pytest.mark.parametrize("attention_tokens", [None, 64.0])
+@pytest.mark.parametrize("shares", [False, True])
+def test_what_comes_next_is_what_is_evicted(attention_tokens: float | None, shares: bool) -> None:
+    """In almost all cases: a tick that passes, or a reserve that gives way, may change it."""
+    random, total = Random(7), 300
+    pool = BlockPool(total, order=HitDensity(total, 64, attention_tokens))
+    if shares:
+        pool.set_share("reserved", total // 5)
+        pool.set_share("limited", 0, total // 6)
+    asked: list[tuple[list[bytes], str]] = []
+    foretold = evicted = 0
+    for number in range(300):
+        keys, scope = [b"%d.%d" % (number, at) for at in range(random.randrange(1, 50))], ""
+        if shares:
+            scope = random.choice(["", "", "reserved", "limited"])
+        if asked and random.random() < 0.5:
+            earlier, scope = random.choice(asked[-30:])
+            keys = earlier[: random.randrange(1, len(earlier) + 1)] + keys[:20]
+        asked.append((keys, scope))
+        if random.random() < 0.1:
+            pool.retain(keys, number + 5.0)
+        pool.expire(float(number))
+        table = pool.find(keys)
+        pool.share(table)
+        found = len(table)
+        before = pool.free_blocks
+        coming = {key for _, key, _ in pool.coming(max(0, len(keys) - found - before))}
+        table += pool.allocate(len(keys) - found)
+        foretold += sum(not pool.holds(key) for key in coming)
+        evicted += max(0, len(keys) - found - before)
+        for at in range(found, len(keys)):
+            table[at] = pool.publish(table[at], keys[at], scope, table[at - 1] if at else NO_PARENT)
+        pool.free(table)
+    assert evicted > 1000
+    assert foretold / evicted > (0.9 if shares else 0.98)
 
 
 def prompts(name: str, count: int) -> Iterator[list[str]]:
