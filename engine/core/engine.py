@@ -116,10 +116,8 @@ class Engine:
             runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars
         )
         self._clock = clock
-        self._introduced: dict[str, Scope] = {}
-        """The scopes that gateways told of, by name."""
-        self._retentions: dict[str, float] = {}
-        """Their retentions in seconds, as gateways that know their keys said last."""
+        self._introduced: dict[str, Scope] = {}  # by the name that a gateway told
+        self._retentions: dict[str, float] = {}  # their seconds, as gateways that know their keys said last
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = TimeoutWatch(self._requests, limits.queue_timeouts)
         self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine)

@@ -39,7 +39,7 @@ class _Group:
     """How many blocks are to be free or clean."""
     seen: int = -(1 << 60)
     """The device's turnover when it was looked up what comes next."""
-    window: set[bytes] = field(default_factory=set)
+    upcoming: set[bytes] = field(default_factory=set)
     """Keys of the blocks that come next."""
     dirty: deque[tuple[bytes, str]] = field(default_factory=deque)
     """Key and scope of those that are still to be copied, in order."""
@@ -53,7 +53,7 @@ class _Group:
     def due(self) -> bool:
         """Whether it is to be looked up what comes next."""
         moved = self.device.turnover - self.seen >= self.slack
-        return moved and (self.device.free_blocks < self.target or bool(self.window))
+        return moved and (self.device.free_blocks < self.target or bool(self.upcoming))
 
 
 class BackgroundWriter:
@@ -101,16 +101,16 @@ class BackgroundWriter:
 
     def _look(self, group: _Group) -> None:
         """See which blocks come next: a few more than wanted, as some will be gone when it is looked up again."""
-        before = group.window
+        before = group.upcoming
         group.seen = group.device.turnover
         wanted = group.target - group.device.free_blocks
         coming = group.device.coming(wanted + group.slack) if wanted > 0 else []
-        group.window = {key for _, key, _ in coming}
+        group.upcoming = {key for _, key, _ in coming}
         group.dirty = deque((key, scope) for _, key, scope in coming if not group.host.holds(key))
-        for key in before - group.window:
+        for key in before - group.upcoming:
             if group.device.holds(key):
                 group.host.mark_duplicate(key, duplicate=True)
-        for key in group.window - before:
+        for key in group.upcoming - before:
             group.host.mark_duplicate(key, duplicate=False)
 
     def _write(self, number: int, group: _Group, step: Step) -> bool:
@@ -136,4 +136,4 @@ class BackgroundWriter:
         if group.host.free_blocks:
             return True
         # Where that was written ahead itself, host memory would not keep what is written now either.
-        return any(key not in group.window for _, key, _ in group.host.coming(1))
+        return any(key not in group.upcoming for _, key, _ in group.host.coming(1))
