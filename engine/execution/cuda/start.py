@@ -9,15 +9,20 @@ import numpy as np
 import structlog
 import torch
 
+from engine.execution.cuda.draws import StepRows, compose, drawing_of
+from engine.execution.cuda.flights import to_host
 from engine.execution.cuda.linears import use_library, use_stream
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner, spare_blocks
+from engine.execution.cuda.seen_tokens import SeenTokens
 from engine.execution.sizes import Sizes
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
+from engine.sampling.request_state import SamplingState
 from engine.scheduling.step_costs import MeasuredCosts
+from protocol.requests import Sampling
 
 logger = structlog.get_logger("engine.cuda")
 
@@ -43,8 +48,9 @@ def cuda_runner(
 def make_ready(runner: CudaRunner, costs: MeasuredCosts) -> bool:
     """Test that a row's bits do not depend on its batch, and measure steps. Returns whether the test held."""
     with torch.inference_mode():
-        runner.to_host(runner.steps.tokens[:1])  # compiles it
+        to_host(runner.steps.tokens[:1])  # compiles it
         held = ensure_exact(runner)
+        compile_draws(runner)
         measure(costs, runner)
     return held
 
@@ -83,6 +89,26 @@ def ensure_exact(runner: CudaRunner) -> bool:
     else:
         logger.error("kernels depend on the batch: outputs may differ in low bits", **told)
     return held
+
+
+def compile_draws(runner: CudaRunner) -> None:
+    """Draw tokens in every way, so that no request finds a kernel that is still to be compiled."""
+    began = time.perf_counter()
+    limits = Sampling(1, top_k=2, top_p=0.5)
+    changes = Sampling(1, top_k=2, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
+    states = [SamplingState(sampling, [0], [0]) for sampling in (limits, changes)]
+    drawings = [drawing_of(state.sampling, state) for state in states]
+    place = np.zeros(1, np.int32)
+    draws = compose(np.stack([one.parameters for one in drawings]), [1], drawings[1:], place, runner.upload)
+    assert draws is not None
+    seen = SeenTokens(1, runner.fused.vocabulary, runner.upload)
+    seen.follow(place, np.ones(1, np.int64), states[1:])
+    ones, numbers = runner.upload([np.ones(2, np.int32), np.arange(2, dtype=np.int32)])
+    tokens, logits = torch.zeros_like(ones), torch.zeros_like(runner.steps.logits[:1]).repeat(2, 1)
+    there = StepRows(ones, ones, ones, numbers, tokens, torch.zeros_like(ones))
+    runner.steps.drawer(logits, draws, seen.counts, there)
+    tokens.tolist()
+    logger.info("tokens can be drawn", s=round(time.perf_counter() - began, 2))
 
 
 def rows_keep_their_bits(runner: CudaRunner) -> bool:
