@@ -32,24 +32,29 @@ class Likeliest:
         slots: torch.Tensor,
         tokens: torch.Tensor,
         latest: torch.Tensor,
+        at: torch.Tensor | None = None,
     ) -> None:
         """Write each row's token to `tokens` [rows] and to `latest` at the row's slot; all int32.
 
         `logits` [rows, at least the vocabulary]. Rows with position −1 are padding and write nothing to `latest`.
+        `at` int32: these logits are those of such rows, changed, so that minus infinity is a token that is forbidden.
         """
         rows = len(logits)
         _parts[(rows, self._parts)](
             logits, self._values, self._tokens, logits.stride(0), self._parts,
-            VOCABULARY=self.vocabulary, PART=_PART, num_warps=4, **LAUNCH,
+            VOCABULARY=self.vocabulary, PART=_PART, CHANGED=at is not None, num_warps=4, **LAUNCH,
         )  # fmt: skip
         _best[(rows,)](
-            self._values, self._tokens, positions, slots, tokens, latest, self._parts,
+            self._values, self._tokens, positions, slots, tokens, latest, at, self._parts,
             PARTS_PADDED=triton.next_power_of_2(self._parts), num_warps=1, **LAUNCH,
         )  # fmt: skip
 
 
 @triton.jit
-def _parts(logits, values, tokens, row_stride, parts, VOCABULARY: tl.constexpr, PART: tl.constexpr):
+def _parts(
+    logits, values, tokens, row_stride, parts,
+    VOCABULARY: tl.constexpr, PART: tl.constexpr, CHANGED: tl.constexpr,
+):  # fmt: skip
     wait_for_inputs()
     let_next_begin()
     row = tl.program_id(0).to(tl.int64)
@@ -58,7 +63,8 @@ def _parts(logits, values, tokens, row_stride, parts, VOCABULARY: tl.constexpr, 
     inside = token < VOCABULARY
     value = tl.load(logits + row * row_stride + token, mask=inside, other=float("-inf")).to(tl.float32)
     # x · 0 is NaN, which differs from itself, for NaN and for both infinities.
-    broken = tl.sum((inside & (value * 0.0 != value * 0.0)).to(tl.int32), 0)
+    checked = value if CHANGED else value * 0.0
+    broken = tl.sum((inside & (checked != checked)).to(tl.int32), 0)
     best = tl.max(value, 0)
     first = tl.min(tl.where(value == best, token, VOCABULARY), 0)
     tl.store(values + row * parts + part, best)
@@ -66,7 +72,7 @@ def _parts(logits, values, tokens, row_stride, parts, VOCABULARY: tl.constexpr, 
 
 
 @triton.jit
-def _best(values, tokens, positions, slots, out, latest, parts, PARTS_PADDED: tl.constexpr):
+def _best(values, tokens, positions, slots, out, latest, at, parts, PARTS_PADDED: tl.constexpr):
     wait_for_inputs()
     let_next_begin()
     row = tl.program_id(0).to(tl.int64)
@@ -77,6 +83,8 @@ def _best(values, tokens, positions, slots, out, latest, parts, PARTS_PADDED: tl
     best = tl.max(value, 0)
     first = tl.min(tl.where(value == best, token, 2147483647), 0)
     first = tl.where(tl.min(token, 0) < 0, -1, first)
+    if at is not None:
+        row = tl.load(at + row).to(tl.int64)
     tl.store(out + row, first)
     if tl.load(positions + row) >= 0:
         tl.store(latest + tl.load(slots + row), tl.maximum(first, 0))

@@ -12,6 +12,8 @@ counts) of the tokens that share the bits found so far.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import triton
@@ -42,9 +44,13 @@ def parameters_of(sampling: Sampling) -> Parameters:
     return row
 
 
-def draws(given: Parameters) -> bool:
-    """Whether any of these rows, int64 [rows, WORDS], does not take its likeliest token."""
-    return bool((given[:, 1].view(np.float64) != 0).any())
+@dataclass(frozen=True)
+class DrawnRows:
+    """Which rows of a step are drawn, int32 [drawn], and how: int64 [drawn, WORDS], on the host and there."""
+
+    given: Parameters
+    at: torch.Tensor
+    words: torch.Tensor
 
 
 class DeviceSampler:
@@ -62,23 +68,24 @@ class DeviceSampler:
     def __call__(
         self,
         logits: torch.Tensor,
-        given: Parameters,
-        parameters: torch.Tensor,
+        drawn: DrawnRows,
         positions: torch.Tensor,
         slots: torch.Tensor,
         tokens: torch.Tensor,
         latest: torch.Tensor,
+        *,
+        changed: bool = False,
     ) -> None:
-        """Replace the likeliest tokens of rows whose temperature is not 0, in `tokens` and by slot in `latest`.
+        """Replace the likeliest tokens of the rows `drawn`, in `tokens` and by slot in `latest`.
 
-        `logits` [rows, at least the vocabulary]; `parameters` int32 [rows, 2 · WORDS]: the words of `given` there.
-        `positions` int32: of the tokens before those that are drawn; −1 for padding. Rows whose token is negative stay.
+        `logits` [rows, at least the vocabulary]: of all rows, or where they are `changed` of the drawn ones alone.
+        All else int32 by row: `positions` of the tokens before those that are drawn; −1 for padding. Rows whose token
+        is negative stay, and so do those whose temperature is 0.
         """
-        rows = len(given)
-        words = parameters.view(torch.int64)
+        given, rows = drawn.given, len(drawn.given)
         # What 16 bits hold shares all further bits.
         levels = (16 if logits.dtype == torch.bfloat16 else 32) // _DIGIT.value
-        on = logits, words, tokens, self._least, self._sums
+        on = logits, drawn.at, drawn.words, tokens, self._least, self._sums
         self._least[:rows].fill_(-1)
         for kind, limited in ((_TOP_K, given[:, 4] > 0), (_TOP_P, given[:, 2].view(np.float64) < 1.0)):
             if not limited.any():
@@ -86,18 +93,19 @@ class DeviceSampler:
             for level in range(levels):
                 _sum_by_digit[(rows, self._parts)](
                     *on, self._found, logits.stride(0), self._parts,
-                    level, KIND=kind, VOCABULARY=self.vocabulary, PART=_PART, num_warps=8,
+                    level, KIND=kind, VOCABULARY=self.vocabulary, PART=_PART, CHANGED=changed, num_warps=8,
                 )  # fmt: skip
                 _choose_digit[(rows,)](
-                    words, self._sums, self._found, self._least, self._parts,
+                    drawn.words, self._sums, self._found, self._least, self._parts,
                     level, levels, KIND=kind, PARTS_PADDED=triton.next_power_of_2(self._parts), num_warps=4,
                 )  # fmt: skip
         _sum_kept[(rows, self._parts)](
-            *on, logits.stride(0), self._parts, VOCABULARY=self.vocabulary, PART=_PART, num_warps=8
+            *on, logits.stride(0), self._parts, VOCABULARY=self.vocabulary, PART=_PART, CHANGED=changed, num_warps=8
         )
         _draw[(rows,)](
             *on, positions, slots, latest, logits.stride(0), self._parts,
-            VOCABULARY=self.vocabulary, PART=_PART, PARTS_PADDED=triton.next_power_of_2(self._parts), num_warps=8,
+            VOCABULARY=self.vocabulary, PART=_PART, PARTS_PADDED=triton.next_power_of_2(self._parts), CHANGED=changed,
+            num_warps=8,
         )  # fmt: skip
 
 
@@ -151,18 +159,19 @@ def _load(logits, row, token, inside, row_stride):
 
 @triton.jit(do_not_specialize=["level"])
 def _sum_by_digit(
-    logits, words, tokens, least, sums, found, row_stride, parts, level,
-    KIND: tl.constexpr, VOCABULARY: tl.constexpr, PART: tl.constexpr,
+    logits, at, words, tokens, least, sums, found, row_stride, parts, level,
+    KIND: tl.constexpr, VOCABULARY: tl.constexpr, PART: tl.constexpr, CHANGED: tl.constexpr,
 ):  # fmt: skip
     """Of the tokens that begin with the bits found so far: the sum by their next digit."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = _number(words, row, 1)
-    chosen = tl.load(tokens + row)
+    there = tl.load(at + row).to(tl.int64)
+    chosen = tl.load(tokens + there)
     if (temperature == 0.0) | (chosen < 0) | (not _is_limited(words, row, KIND)):
         return
     token = part * PART + tl.arange(0, PART)
     inside = token < VOCABULARY
-    values = _load(logits, row, token, inside, row_stride)
+    values = _load(logits, row if CHANGED else there, token, inside, row_stride)
     place = _in_order(values)
     shift = 32 - _DIGIT * (level + 1)
     if level > 0:
@@ -170,11 +179,11 @@ def _sum_by_digit(
     if KIND == _TOP_K:
         summed = inside.to(tl.int64)
     else:
-        highest = _load(logits, row, chosen, chosen >= 0, row_stride)
+        highest = _load(logits, row if CHANGED else there, chosen, chosen >= 0, row_stride)
         summed = _weights(values, highest, temperature, tl.load(least + row), 0.0, inside)
     digit = (place >> shift) & (_DIGITS - 1)
-    for at in tl.static_range(_DIGITS):
-        tl.store(sums + ((row * parts + part) * _DIGITS) + at, tl.sum(tl.where(digit == at, summed, 0), 0))
+    for each in tl.static_range(_DIGITS):
+        tl.store(sums + ((row * parts + part) * _DIGITS) + each, tl.sum(tl.where(digit == each, summed, 0), 0))
 
 
 @triton.jit(do_not_specialize=["level", "levels"])
@@ -216,18 +225,20 @@ def _choose_digit(
 
 @triton.jit
 def _sum_kept(
-    logits, words, tokens, least, sums, row_stride, parts, VOCABULARY: tl.constexpr, PART: tl.constexpr
+    logits, at, words, tokens, least, sums, row_stride, parts,
+    VOCABULARY: tl.constexpr, PART: tl.constexpr, CHANGED: tl.constexpr,
 ):  # fmt: skip
     """The sum of the weights that are kept, by part."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = _number(words, row, 1)
-    chosen = tl.load(tokens + row)
+    there = tl.load(at + row).to(tl.int64)
+    chosen = tl.load(tokens + there)
     if (temperature == 0.0) | (chosen < 0):
         return
     token = part * PART + tl.arange(0, PART)
     inside = token < VOCABULARY
-    values = _load(logits, row, token, inside, row_stride)
-    highest = _load(logits, row, chosen, chosen >= 0, row_stride)
+    values = _load(logits, row if CHANGED else there, token, inside, row_stride)
+    highest = _load(logits, row if CHANGED else there, chosen, chosen >= 0, row_stride)
     weights = _weights(values, highest, temperature, tl.load(least + row), _number(words, row, 3), inside)
     tl.store(sums + ((row * parts + part) * _DIGITS), tl.sum(weights, 0))
 
@@ -252,30 +263,31 @@ def _uniform(seed, position):
 
 @triton.jit
 def _draw(
-    logits, words, tokens, least, sums, positions, slots, latest, row_stride, parts,
-    VOCABULARY: tl.constexpr, PART: tl.constexpr, PARTS_PADDED: tl.constexpr,
+    logits, at, words, tokens, least, sums, positions, slots, latest, row_stride, parts,
+    VOCABULARY: tl.constexpr, PART: tl.constexpr, PARTS_PADDED: tl.constexpr, CHANGED: tl.constexpr,
 ):  # fmt: skip
     """The first token at which the sum of the weights passes the row's random part of the whole."""
     row = tl.program_id(0).to(tl.int64)
     temperature = _number(words, row, 1)
-    chosen = tl.load(tokens + row)
+    there = tl.load(at + row).to(tl.int64)
+    chosen = tl.load(tokens + there)
     if (temperature == 0.0) | (chosen < 0):
         return
     part = tl.arange(0, PARTS_PADDED)
     by_part = tl.load(sums + ((row * parts + part) * _DIGITS), mask=part < parts, other=0)
     until = tl.cumsum(by_part, 0)
-    position = tl.load(positions + row).to(tl.int64) + 1
+    position = tl.load(positions + there).to(tl.int64) + 1
     whole = tl.sum(by_part, 0)
     target = (_uniform(tl.load(words + row * WORDS), position) * whole.to(tl.float64)).to(tl.int64)
     target = tl.minimum(target, whole - 1)
     before = tl.sum(tl.where(until <= target, by_part, 0), 0)
-    at = tl.sum((until <= target).to(tl.int32), 0)
-    token = at * PART + tl.arange(0, PART)
+    chosen_part = tl.sum((until <= target).to(tl.int32), 0)
+    token = chosen_part * PART + tl.arange(0, PART)
     inside = token < VOCABULARY
-    values = _load(logits, row, token, inside, row_stride)
-    highest = _load(logits, row, chosen, chosen >= 0, row_stride)
+    values = _load(logits, row if CHANGED else there, token, inside, row_stride)
+    highest = _load(logits, row if CHANGED else there, chosen, chosen >= 0, row_stride)
     weights = _weights(values, highest, temperature, tl.load(least + row), _number(words, row, 3), inside)
-    drawn = at * PART + tl.sum((before + tl.cumsum(weights, 0) <= target).to(tl.int32), 0)
-    tl.store(tokens + row, drawn)
+    drawn = chosen_part * PART + tl.sum((before + tl.cumsum(weights, 0) <= target).to(tl.int32), 0)
+    tl.store(tokens + there, drawn)
     if position > 0:
-        tl.store(latest + tl.load(slots + row), drawn)
+        tl.store(latest + tl.load(slots + there), drawn)

@@ -3,6 +3,9 @@
 Bias is added (OpenAI's `logit_bias`). The repetition penalty divides positive logits of tokens in the prompt or output
 and multiplies negative ones (CTRL, Keskar et al. 2019). A token that was sampled c times then loses
 c · frequency_penalty, and presence_penalty if c > 0 (OpenAI's API reference).
+
+Bias is one stage, the penalties are another: each is computed in float64 and rounded to fp32, so that every device has
+the same bits (`engine.kernels.logit_shaper`).
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ from engine.sampling.grammar_allowance import MASKS_S, StepAllowance
 from engine.sampling.request_state import SamplingState
 
 _WORD = 32
-_LARGEST = 1e300
+LARGEST = 2.0**126
+"""The largest changed logit. Tiny or repeated penalties would make logits infinite, and differences of infinities are
+NaN."""
 
 
 def shape_logits(
     values: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance | None = None
 ) -> torch.Tensor:
-    """Change float64 logits [rows, padded vocabulary] in place, and return them.
+    """Change fp32 logits [rows, padded vocabulary] in place, and return them.
 
     `allowance`: the step's grammar time; rows for whose mask none is left are marked `put_off`.
     """
@@ -38,7 +43,8 @@ def _bias(values: torch.Tensor, rows: Sequence[SamplingState]) -> None:
         ats, tokens, biases = zip(*entries, strict=True)
         device = values.device
         place = (torch.tensor(ats, device=device), torch.tensor(tokens, device=device))
-        values[place] += torch.tensor(biases, dtype=torch.float64, device=device)
+        biased = values[place].double() + torch.tensor(biases, dtype=torch.float64, device=device)
+        values[place] = biased.clamp_(-LARGEST, LARGEST).float()
 
 
 def _penalize(values: torch.Tensor, rows: Sequence[tuple[int, SamplingState]]) -> None:
@@ -60,10 +66,10 @@ def _penalize(values: torch.Tensor, rows: Sequence[tuple[int, SamplingState]]) -
     repetition = spread([sampling.repetition_penalty for _, sampling, _ in tables], torch.float64)
     frequency = spread([sampling.frequency_penalty for _, sampling, _ in tables], torch.float64)
     presence = spread([sampling.presence_penalty for _, sampling, _ in tables], torch.float64)
-    seen = values[places]
-    # Tiny or repeated penalties would make logits infinite, and differences of infinities are NaN.
-    seen = torch.where(seen > 0, seen / repetition, seen * repetition).clamp_(-_LARGEST, _LARGEST)
-    values[places] = (seen - drawn * frequency - (drawn > 0) * presence).clamp_(-_LARGEST, _LARGEST)
+    seen = values[places].double()
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition).clamp_(-LARGEST, LARGEST)
+    seen = (seen - drawn * frequency - (drawn > 0) * presence).clamp_(-LARGEST, LARGEST)
+    values[places] = seen.float()
 
 
 def _forbid_stops(values: torch.Tensor, rows: Sequence[SamplingState]) -> None:

@@ -5,9 +5,9 @@ The order: logit bias; repetition, frequency and presence penalties; forbidden t
 takes the most likely token after the first three. Last, near its token limit, a grammar replaces a token after which
 the output could not be completed.
 
-Random numbers are counter-based (`counter_random`), and every operation is row-wise in float64, so that a row's token
-is the same in any batch (E1). Tokens that are equally likely at a threshold are all kept, so that the result does not
-depend on the order of a sort.
+Random numbers are counter-based (`counter_random`), and every operation is row-wise, so that a row's token is the same
+in any batch (E1). Tokens that are equally likely at a threshold are all kept, so that the result does not depend on the
+order of a sort.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingState], allowance: StepA
     shaped = [index for index, row in enumerate(rows) if row.changes_logits]
     values = None
     if shaped:
-        values = shape_logits(logits[shaped].double(), [rows[index] for index in shaped], allowance)
+        values = shape_logits(logits[shaped].float(), [rows[index] for index in shaped], allowance)
         for index, token in zip(shaped, _likeliest(values), strict=True):
             tokens[index] = token
     drawn = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
     if drawn:
         chosen = logits[drawn]
-        above = (chosen - chosen.amax(-1, keepdim=True)).double()
         if values is not None:
             places = {index: place for place, index in enumerate(shaped)}
             changed = [at for at, index in enumerate(drawn) if index in places]
-            own = values[[places[drawn[at]] for at in changed]]
-            above[changed] = own - own.amax(-1, keepdim=True)
+            chosen[changed] = values[[places[drawn[at]] for at in changed]]
+        above = (chosen - chosen.amax(-1, keepdim=True)).double()
         for index, token in zip(drawn, _draw(above, [rows[index] for index in drawn]), strict=True):
             tokens[index] = token
     if shaped:
@@ -145,22 +144,36 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[in
     By the model's own distribution, before bias, penalties, grammar and temperature. With the same top-k whatever is
     asked, so that a row's values are the same in any batch. Computed in float64, returned as float32.
     """
+    return told_logprobs(logprob_values(logits, torch.tensor(tokens, device=logits.device)), counts)
+
+
+def logprob_values(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """What `told_logprobs` reads, on the device: float64 [rows, 1 + 2 · likeliest].
+
+    Of each row the log probability of its token, then the ids of its likeliest tokens, then their log probabilities.
+    """
     values = logits.double()
     highest = values.amax(-1, keepdim=True)
     # cumsum adds a row from left to right; sum would split a single long row among threads.
     total = highest + (values - highest).exp_().cumsum(-1)[:, -1:].log()
-    chosen = values.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]) - total
+    chosen = values.gather(-1, tokens.long()[:, None]) - total
     best = logits.topk(min(MOST_LOGPROBS, logits.shape[-1]), -1)
-    ids, tops = best.indices.tolist(), _as_lists(best.values.double() - total)
+    return torch.cat([_rounded(chosen), best.indices.double(), _rounded(best.values.double() - total)], -1)
+
+
+def told_logprobs(values: torch.Tensor, counts: Sequence[int]) -> list[TokenLogprob]:
+    """The log probabilities of rows of `logprob_values`."""
+    likeliest = values.shape[-1] // 2
+    ids, tops = values[:, 1 : 1 + likeliest].long().tolist(), values[:, 1 + likeliest :].tolist()
     return [
         TokenLogprob(logprob, _most_likely(ids[at], tops[at], counts[at]))
-        for at, (logprob,) in enumerate(_as_lists(chosen))
+        for at, logprob in enumerate(values[:, 0].tolist())
     ]
 
 
-def _as_lists(logprobs: torch.Tensor) -> list[list[float]]:
-    values: list[list[float]] = logprobs.float().clamp_min_(_LEAST).tolist()
-    return values
+def _rounded(logprobs: torch.Tensor) -> torch.Tensor:
+    """float32 values, in float64."""
+    return logprobs.float().clamp_min_(_LEAST).double()
 
 
 def _most_likely(ids: list[int], logprobs: list[float], count: int) -> tuple[tuple[int, float], ...]:

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.execution.cuda.draws import Drawer, Draws, StepRows
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Slots
 from engine.kernels.decode_attention import DecodeAttention, DecodeBatch
-from engine.kernels.likeliest import Likeliest
-from engine.kernels.sampler import DeviceSampler, Parameters
 from engine.kernels.uploads import Ints
 from engine.kv_cache.memory import KvMemory
 
@@ -33,7 +32,10 @@ def row_counts(most: int) -> list[int]:
 
 @dataclass
 class Captured:
-    """The step of one count of rows. `rows` int32 [4, at least count]: slots, positions, order, places of tokens."""
+    """The step of one count of rows.
+
+    `rows` int32 [5, at least count]: slots, positions, order, places of tokens, whether the tokens are counted.
+    """
 
     rows: torch.Tensor
     graph: torch.cuda.CUDAGraph | None = None
@@ -58,8 +60,9 @@ class DecodeSteps:
         self.windows = [memory.group.window for memory in memories]
         first = {layer.group: layer.kv for layer in reversed(model.layers)}
         self._attentions = [DecodeAttention(most, model.heads, first[group], bounds) for group in range(len(memories))]
-        self._likeliest = Likeliest(most, model.vocabulary, device)
-        self._sampler = DeviceSampler(most, model.vocabulary, device)
+        self.drawer = Drawer(most, model.vocabulary, device)
+        self._inputs = torch.zeros(most, dtype=torch.int32, device=device)
+        """The tokens that a step computed: it may have written the next ones to where it found them."""
         self.tokens = torch.zeros(most, dtype=torch.int32, device=device)
         self.logits = torch.empty(most, model.head.outputs, dtype=model.embedding.dtype, device=device)
         self._captured: dict[int, Captured] = {}
@@ -86,34 +89,37 @@ class DecodeSteps:
         positions: Ints,
         order: Ints,
         sources: Ints | None = None,
-        sampling: Parameters | None = None,
+        *,
+        draws: Draws | None = None,
+        counted: Ints | None = None,
     ) -> None:
         """Compute a step: its tokens are in `tokens` and its logits in `logits`, from the first row on.
 
         `positions` −1 for rows that are not to be computed; `order` has each row once. `sources`: where rows find their
-        tokens, and leave those that follow; their slots if None. `sampling`: how they are drawn, if not all of them are
-        the likeliest ones.
+        tokens, and leave those that follow; their slots if None. `draws`: how those are drawn, if not all of them are
+        the likeliest ones; `counted`: which rows' own tokens are counted before that.
         """
         rows, count = len(slots), self.padded(len(slots))
         step = self._captured.get(count) or self._prepare(count)
         with self._uploads.filling(step.rows) as given:
             given[0, :rows], given[1, :rows], given[2, :rows] = slots, positions, order
             given[3, :rows] = slots if sources is None else sources
-            given[0, rows:], given[1, rows:], given[3, rows:] = 0, -1, 0
+            given[4, :rows] = 0 if counted is None else counted
+            given[0, rows:], given[1, rows:], given[3, rows:], given[4, rows:] = 0, -1, 0, 0
             given[2, rows:] = np.arange(rows, given.shape[1])
         if step.graph is None:
             self._compute(step.rows[:, :count])
         else:
             step.graph.replay()
-        if sampling is not None:
-            (parameters,) = self._uploads([sampling.view(np.int32)])
-            at, places = step.rows[1, :rows], step.rows[3, :rows]
-            self._sampler(self.logits[:rows], sampling, parameters, at, places, self.tokens, self.slots.latest)
+        if draws is not None:
+            _, positions_there, _, places, counting = step.rows
+            there = StepRows(self._inputs, counting, positions_there, places, self.tokens, self.slots.latest)
+            self.drawer(self.logits, draws, self.slots.seen.counts, there)
 
     def _prepare(self, count: int) -> Captured:
         device = self.model.device
-        # Each of the four begins at an aligned address, for which kernels are compiled.
-        whole = torch.zeros(4, count + -count % 4, dtype=torch.int32, device=device)
+        # Each of the five begins at an aligned address, for which kernels are compiled.
+        whole = torch.zeros(5, count + -count % 4, dtype=torch.int32, device=device)
         whole[1] = -1
         whole[2] = torch.arange(whole.shape[1], device=device)
         step, rows = Captured(whole), whole[:, :count]
@@ -133,7 +139,7 @@ class DecodeSteps:
     def _compute(self, rows: torch.Tensor) -> None:
         count = rows.shape[1]
         streamed = self.model.streams(count)
-        slots, positions, order, sources = rows
+        slots, positions, order, sources, _ = rows
         tables = self.slots.block_tables
         batches = [DecodeBatch(positions, slots, order, table) for table in tables]
         for attention, batch, window in zip(self._attentions, batches, self.windows, strict=True):
@@ -142,9 +148,9 @@ class DecodeSteps:
         def attend(layer: FusedLayer, query: torch.Tensor, mixed: torch.Tensor) -> None:
             self._attentions[layer.group](query, layer.kv, batches[layer.group], layer.scores, mixed, ahead=streamed)
 
-        latest = self.slots.latest.index_select(0, sources)
+        latest = torch.index_select(self.slots.latest, 0, sources, out=self._inputs[:count])
         hidden = self.model(Rows(latest, positions, slots, tables), attend, streamed=streamed)
         logits = self.logits[:count]
         head = self.model.head
         head(hidden, out=logits, streamed=streamed and head.streamed_rows >= count)
-        self._likeliest(logits, positions, sources, self.tokens[:count], self.slots.latest)
+        self.drawer.likeliest(logits, positions, sources, self.tokens[:count], self.slots.latest)

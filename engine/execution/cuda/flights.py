@@ -10,10 +10,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.execution.cuda.draws import is_drawn_on_device
+from engine.kernels.host_words import write_to_host
+from engine.kernels.uploads import Uploads
+from engine.sampling.sampler import logprob_values, told_logprobs
 from engine.scheduling.step_work import Decode, Work
+from protocol.requests import TokenLogprob
 
 Positions: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
+
+
+_TOLD_AT_ONCE = 64
+"""Rows whose log probabilities are computed at a time."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Log probabilities of some rows of a pass, and of how many likeliest tokens: on the host once `event` has come."""
+
+    rows: Sequence[int]
+    counts: Sequence[int]
+    values: torch.Tensor
+    event: torch.cuda.Event | None
+
+    def wait(self, rows: int) -> list[TokenLogprob | None]:
+        """By row."""
+        if self.event is not None:
+            self.event.synchronize()
+        found: list[TokenLogprob | None] = [None] * rows
+        for row, logprob in zip(self.rows, told_logprobs(self.values, self.counts), strict=True):
+            found[row] = logprob
+        return found
 
 
 @dataclass
@@ -22,7 +50,7 @@ class Flight:
 
     `row_of` says at which row each of `works` was computed, None for its own; rows behind those of `tokens` are in
     `more`. `skipped` rows were not computed; `spare` has, by row, the spare block to which its token was written.
-    `shown` are logits of all of `works` that somebody wants to see.
+    `shown` are logits of all of `works` that somebody wants to see, `told` what clients want to know of some.
     """
 
     works: Sequence[Decode]
@@ -34,6 +62,7 @@ class Flight:
     row_of: list[int] | None = None
     more: Flight | None = None
     shown: torch.Tensor | None = None
+    told: Told | None = None
 
     def wait(self) -> list[int]:
         """The likeliest tokens of `works`."""
@@ -44,14 +73,25 @@ class Flight:
             tokens += self.more.wait()
         return tokens if self.row_of is None else [tokens[row] for row in self.row_of]
 
+    def logprobs(self) -> list[TokenLogprob | None]:
+        """What is told of each of `works`."""
+        if self.told is None and self.more is None:
+            return [None] * len(self.works)
+        found: list[TokenLogprob | None] = [None] * len(self.tokens)
+        if self.told is not None:
+            found = self.told.wait(len(self.tokens))
+        if self.more is not None:
+            found += self.more.logprobs()
+        return found if self.row_of is None else [found[row] for row in self.row_of]
+
 
 @dataclass(frozen=True)
 class Prefilled:
     """A pass over prompts that was queued: hidden states, and logits of the works `sampling`.
 
     Once `events` have come, `sums` of hidden states and of logits by row and the likeliest `tokens` of the works
-    `sampling` are on the host; no tokens where somebody draws otherwise. Of a graph there are no hidden states, and
-    `sums` are its rows' tokens.
+    `sampling` are on the host; no tokens where somebody draws otherwise. `told` is of the works `sampling`, by their
+    place there. Of a graph there are no hidden states, and `sums` are its rows' tokens.
     """
 
     works: Sequence[Work]
@@ -61,3 +101,51 @@ class Prefilled:
     sampling: list[int]
     logits: torch.Tensor | None
     tokens: torch.Tensor | None
+    told: Told | None = None
+
+
+def to_host(there: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """A copy on the host of 32-bit elements, which is there once the event has come."""
+    if there.device.type != "cuda":
+        return there.clone(), None
+    here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+    write_to_host(there, here)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return here, event
+
+
+def exact(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """fp32 logits as the general sampler takes them, where the padding is never drawn."""
+    values = logits.float()
+    values[:, vocabulary:] = -torch.inf
+    return values
+
+
+def tell(
+    works: Sequence[Work],
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    upload: Uploads,
+    *,
+    vocabulary: int,
+    skipped: Flags | None = None,
+) -> Told | None:
+    """Queue the log probabilities of what the device draws: behind them the next step may write over the logits."""
+    counts = {
+        row: count
+        for row, work in enumerate(works)
+        if (count := work.request.sampling.logprobs) is not None
+        and (skipped is None or not skipped[row])
+        and is_drawn_on_device(work.request)
+    }
+    if not counts:
+        return None
+    rows = list(counts)
+    groups = [rows[first : first + _TOLD_AT_ONCE] for first in range(0, len(rows), _TOLD_AT_ONCE)]
+    parts = [
+        # A row that is not finite has no token, and nothing is told of it.
+        logprob_values(exact(logits.index_select(0, some), vocabulary), tokens.index_select(0, some).clamp_min_(0))
+        for some in upload([np.array(group, np.int32) for group in groups])
+    ]
+    return Told(rows, list(counts.values()), *to_host(torch.cat(parts)))

@@ -2,11 +2,10 @@
 
 A step's decodes are one captured graph, its prompt chunks one more pass: a graph as well if they are short, as behind a
 cached prefix, since to launch a pass kernel by kernel takes the host longer than the device computes it. Rows have the
-same bits in all of them, in any company (E1). While no logits are changed before a token is drawn, and none are told,
-the next step is queued before this one's tokens are read: the device goes on while the host hands out what came. What
-was computed ahead for a request that ended, or gave way, is left alone: it was written behind the request's last token,
-which nobody reads. Where the next token has no block yet, it is written to a spare one, and copied when the scheduler
-has given the block.
+same bits in all of them, in any company (E1). While no grammar has a say in a token, the next step is queued
+before this one's tokens are read: the device goes on while the host hands out what came. What was computed ahead for a
+request that ended, or gave way, is left alone: it was written behind the request's last token, which nobody reads.
+Where the next token has no block yet, it is written to a spare one, and copied when the scheduler has given the block.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ import numpy as np
 import torch
 
 from engine.execution.cuda.decode_steps import DecodeSteps
-from engine.execution.cuda.flights import Flags, Flight, Positions, Prefilled
+from engine.execution.cuda.draws import Draws, changed_rows, is_drawn_on_device
+from engine.execution.cuda.first_tokens import FirstTokens
+from engine.execution.cuda.flights import Flags, Flight, Positions, Prefilled, exact, tell, to_host
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Prefill
@@ -25,17 +26,15 @@ from engine.execution.cuda.slots import MOST_CHUNKS, Chunk, Slots
 from engine.execution.model_runner import ModelRunner, NotFinite, WorkOutcome
 from engine.execution.sizes import Sizes
 from engine.kernels.attention_splits import split_bounds
-from engine.kernels.host_words import write_to_host
-from engine.kernels.likeliest import NOT_FINITE, Likeliest
-from engine.kernels.sampler import DeviceSampler, draws, parameters_of
-from engine.kernels.uploads import Uploads
+from engine.kernels.likeliest import NOT_FINITE
+from engine.kernels.uploads import Ints, Uploads
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
-from engine.scheduling.request import Request
 from engine.scheduling.step_work import Decode, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
+from protocol.requests import TokenLogprob
 
 _SHORT = 256
 """Prompt tokens of a step, at most, that a graph computes."""
@@ -85,9 +84,12 @@ class CudaRunner(ModelRunner):
         blocks = -(-sizes.context // BLOCK_TOKENS) + 1
         self.short = min(_SHORT, sizes.running)
         self.upload = Uploads(device)
+        size = self.fused.vocabulary
         # Steps are tried at every count of rows that they are padded to, each row with a slot of its own.
-        self.slots = Slots(padded_rows(sizes.running), blocks, len(memories), self.upload, tokens=self.short)
+        slots = padded_rows(sizes.running)
+        self.slots = Slots(slots, blocks, len(memories), size, self.upload, tokens=self.short)
         self.steps = DecodeSteps(self.fused, list(memories), self.slots, sizes.running, there)
+        self._first_tokens = FirstTokens(self.steps.drawer, size, self.upload)
         self.prefill = Prefill(self.fused, memories, bounds, there, self.upload)
         spare = min(memory.data.shape[0] - count for memory, count in zip(memories, sizes.blocks, strict=True))
         self._spare = list(range(spare))
@@ -113,13 +115,13 @@ class CudaRunner(ModelRunner):
     def _run(self, works: Sequence[Work]) -> list[WorkOutcome]:
         decodes = [work for work in works if isinstance(work, Decode)]
         prefills = works[len(decodes) :]
-        drawn = [at for at, work in enumerate(decodes) if not _is_chosen_on_device(work.request)]
+        drawn = [at for at, work in enumerate(decodes) if not is_drawn_on_device(work.request)]
         flight = self._decode(decodes) if decodes else None
         logits = None if flight is None else self._wanted_logits(flight, drawn)
         prefilled = self._prefill(prefills) if prefills else None
         if flight is not None and not drawn and (prefilled is None or prefilled.tokens is not None):
             self._ahead = self._launch_ahead(flight)
-        outcomes = [] if flight is None else _outcomes(flight.wait())
+        outcomes = [] if flight is None else _outcomes(flight.wait(), flight.logprobs())
         if logits is not None and self.on_logits is not None:
             self.on_logits(decodes, logits[:, : self.fused.vocabulary])
             logits = logits[drawn]
@@ -169,7 +171,7 @@ class CudaRunner(ModelRunner):
         self._bring_home(ahead, works, row_of)
         missing = [at for at, row in enumerate(row_of) if row < 0]
         if not missing:
-            return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of)
+            return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of, told=ahead.told)
         kept = [at for at, row in enumerate(row_of) if row >= 0]
         shown = self._exact(self.steps.logits[[row_of[at] for at in kept]]) if self.on_logits is not None else None
         more = self._launch_now([works[at] for at in missing], starts[missing], np.array(missing))
@@ -178,7 +180,7 @@ class CudaRunner(ModelRunner):
             shown = logits[np.argsort([*kept, *missing])]
         for place, at in enumerate(missing):
             row_of[at] = len(ahead.tokens) + place
-        return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of, more=more, shown=shown)
+        return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of, more=more, shown=shown, told=ahead.told)
 
     def _launch_now(self, works: Sequence[Decode], starts: Positions, rows: Positions | None = None) -> Flight:
         """Launch `works`, which are these rows of the bound ones, all of them if None."""
@@ -186,31 +188,41 @@ class CudaRunner(ModelRunner):
         stale = np.nonzero(self.slots.token_at[slots] != starts)[0].tolist()
         if stale:
             self.slots.tell(slots[stale], [works[row].tokens[0] for row in stale])
-        return self._launch(works, starts, rows=rows)
+        return self._launch(works, starts, self._draws(works, slots), rows=rows)
 
     def _launch(
-        self, works: Sequence[Decode], starts: Positions, skipped: Flags | None = None, rows: Positions | None = None
+        self,
+        works: Sequence[Decode],
+        starts: Positions,
+        draws: Draws | None,
+        skipped: Flags | None = None,
+        rows: Positions | None = None,
     ) -> Flight:
         slots, order = self.slots.rows, self.slots.order
         if rows is not None:
             # In the order that all rows have.
             slots, order = slots[rows], np.argsort(np.argsort(order)[rows]).astype(np.int32)
         positions = starts if skipped is None else np.where(skipped, -1, starts)
-        self.steps.run(slots, positions.astype(np.int32), order, sampling=self.slots.sampling_of(slots))
+        counted = None if draws is None else self._counted(draws, works, starts, skipped)
+        self.steps.run(slots, positions.astype(np.int32), order, draws=draws, counted=counted)
         computed = slots if skipped is None else slots[~skipped]
         self.slots.token_at[computed] = (starts if skipped is None else starts[~skipped]) + 1
-        tokens, event = self.to_host(self.steps.tokens[: len(works)])
-        return Flight(works, starts, tokens, event, skipped)
+        tokens, event = to_host(self.steps.tokens[: len(works)])
+        told = tell(
+            works, self.steps.logits, self.steps.tokens, self.upload, vocabulary=self.fused.vocabulary, skipped=skipped
+        )
+        return Flight(works, starts, tokens, event, skipped, told=told)
 
-    def to_host(self, there: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """A copy on the host of 32-bit elements, which is there once the event has come."""
-        if self.device.type != "cuda":
-            return there.clone(), None
-        here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
-        write_to_host(there, here)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return here, event
+    def _draws(self, works: Sequence[Decode], slots: Ints) -> Draws | None:
+        return self.slots.draws_of(slots, changed_rows([work.request for work in works]))
+
+    def _counted(self, draws: Draws, works: Sequence[Decode], starts: Positions, skipped: Flags | None) -> Ints:
+        """Which of the rows count their own token on the device; the others' are counted there."""
+        rows, places = draws.penalized(skipped)
+        states = [row for at in rows.tolist() if (row := works[at].request.row) is not None]
+        counted = np.zeros(len(works), np.int32)
+        counted[rows] = self.slots.seen.follow(places, starts[rows], states)
+        return counted
 
     def _launch_ahead(self, flight: Flight) -> Flight | None:
         """Queue the step after this one, but for rows that end with it; None if there is none, or no room for it."""
@@ -219,10 +231,15 @@ class CudaRunner(ModelRunner):
         homeless = np.nonzero(~skipped & ~slots.has_room(starts))[0].tolist()
         if skipped.all() or len(homeless) > len(self._spare):
             return None
+        draws = self._draws(flight.works, slots.rows)
+        if draws is not None:
+            rows, places = draws.penalized(skipped)
+            if not slots.seen.follows(places, starts[rows]):
+                return None
         spare = dict(zip(homeless, self._spare, strict=False))
         blocks = np.array([[count + block for count in self.sizes.blocks] for block in spare.values()], np.int32)
         slots.put(slots.rows[homeless], (starts[homeless] // BLOCK_TOKENS).astype(np.int32), blocks)
-        ahead = self._launch(flight.works, starts, skipped)
+        ahead = self._launch(flight.works, starts, draws, skipped)
         # They are taken when nothing can fail any more.
         del self._spare[: len(spare)]
         ahead.spare = spare
@@ -242,7 +259,7 @@ class CudaRunner(ModelRunner):
             for row, start in zip(row_of, starts.tolist(), strict=True)
         ]
         # A grammar may have begun to have a say in its row.
-        row_of = [row if _is_chosen_on_device(work.request) else -1 for row, work in zip(row_of, works, strict=True)]
+        row_of = [row if is_drawn_on_device(work.request) else -1 for row, work in zip(row_of, works, strict=True)]
         # A launch takes as long for a few rows as for one: with few rows to keep, all are launched together.
         missing = sum(row < 0 for row in row_of)
         return row_of if 2 * missing <= len(row_of) else None
@@ -277,9 +294,7 @@ class CudaRunner(ModelRunner):
         return self._exact(self.steps.logits[rows])
 
     def _exact(self, logits: torch.Tensor) -> torch.Tensor:
-        exact = logits.float()
-        exact[:, self.fused.vocabulary :] = -torch.inf
-        return exact
+        return exact(logits, self.fused.vocabulary)
 
     # ------------------------------------------------------------ prompts
 
@@ -296,16 +311,16 @@ class CudaRunner(ModelRunner):
         sums = hidden[: sum(counts)].sum(-1, dtype=torch.float32)
         ends = np.cumsum(counts) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
-        logits = tokens = drawn = None
+        logits = tokens = drawn = told = None
         if sampling:
             (rows,) = self.upload([ends[sampling].astype(np.int32)])
             logits = self.fused.head(hidden.index_select(0, rows))
             # The head may make what is not finite of what is.
             sums.index_add_(0, rows, logits[:, : self.fused.vocabulary].sum(-1, dtype=torch.float32))
-        there, summed = self.to_host(sums)
-        if all(_is_chosen_on_device(works[at].request) for at in sampling):
-            tokens, drawn = self._choose([works[at] for at in sampling], logits)
-        return Prefilled(works, hidden, there, [summed, drawn], sampling, logits, tokens)
+        there, summed = to_host(sums)
+        if all(is_drawn_on_device(works[at].request) for at in sampling):
+            tokens, drawn, told = self._first_tokens([works[at] for at in sampling], logits)
+        return Prefilled(works, hidden, there, [summed, drawn], sampling, logits, tokens, told)
 
     def _are_short(self, works: Sequence[Work]) -> bool:
         """Whether a graph computes these chunks; it does not show the hidden states that log probabilities need."""
@@ -319,33 +334,16 @@ class CudaRunner(ModelRunner):
         positions = np.concatenate([np.arange(work.start, work.start + work.count) for work in works])
         rows = len(slots)
         self.steps.run(slots, positions.astype(np.int32), np.arange(rows, dtype=np.int32), sources)
-        found, event = self.to_host(self.steps.tokens[:rows])
+        found, event = to_host(self.steps.tokens[:rows])
         ends = np.cumsum([work.count for work in works]) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
         (last,) = self.upload([ends[sampling].astype(np.int32)])
         # Copies: the next step writes over them.
         logits = self.steps.logits.index_select(0, last) if sampling else None
-        tokens = drawn = None
-        if all(_is_chosen_on_device(works[at].request) for at in sampling):
-            tokens, drawn = self._choose([works[at] for at in sampling], logits)
-        return Prefilled(works, None, found, [event, drawn], sampling, logits, tokens)
-
-    def _choose(
-        self, works: Sequence[Work], logits: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """The tokens of these works, whose rows of logits these are, on the host once the event has come."""
-        if logits is None:
-            return torch.zeros(0, dtype=torch.int32), None
-        rows, size = len(works), self.fused.vocabulary
-        nothing = torch.full((rows,), -1, dtype=torch.int32, device=self.device)
-        tokens = torch.empty_like(nothing)
-        Likeliest(rows, size, self.device)(logits, nothing, nothing, tokens, nothing)
-        given = np.stack([parameters_of(work.request.sampling) for work in works])
-        if draws(given):
-            at = np.array([work.start + work.count - 1 for work in works], np.int32)
-            parameters, positions, places = self.upload([given.view(np.int32), at, np.arange(rows, dtype=np.int32)])
-            DeviceSampler(rows, size, self.device)(logits, given, parameters, positions, places, tokens, tokens)
-        return self.to_host(tokens)
+        tokens = drawn = told = None
+        if all(is_drawn_on_device(works[at].request) for at in sampling):
+            tokens, drawn, told = self._first_tokens([works[at] for at in sampling], logits)
+        return Prefilled(works, None, found, [event, drawn], sampling, logits, tokens, told)
 
     def _finish_prefill(self, done: Prefilled) -> list[WorkOutcome]:
         """Wait for a pass over prompts; what it samples is drawn later."""
@@ -363,9 +361,11 @@ class CudaRunner(ModelRunner):
             for work, first, good in zip(works, firsts.tolist(), sound, strict=True)
         ]
         if done.tokens is not None:
-            for at, token in zip(done.sampling, done.tokens.tolist(), strict=True):
+            many = len(done.sampling)
+            told = [None] * many if done.told is None else done.told.wait(many)
+            for at, token, logprob in zip(done.sampling, done.tokens.tolist(), told, strict=True):
                 if outcomes[at].error is None:
-                    outcomes[at].token = token
+                    outcomes[at].token, outcomes[at].logprob = token, logprob
         return outcomes
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -376,11 +376,8 @@ def _not_finite() -> NotFinite:
     return NotFinite("the model computed NaN or infinity")
 
 
-def _outcomes(tokens: Sequence[int]) -> list[WorkOutcome]:
-    return [WorkOutcome(token) if token != NOT_FINITE else WorkOutcome(error=_not_finite()) for token in tokens]
-
-
-def _is_chosen_on_device(request: Request) -> bool:
-    """Whether the token is drawn from the logits as they are, and nothing else is told of it."""
-    row = request.row
-    return request.sampling.logprobs is None and (row is None or not row.changes_logits)
+def _outcomes(tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> list[WorkOutcome]:
+    return [
+        WorkOutcome(token, None, logprob) if token != NOT_FINITE else WorkOutcome(error=_not_finite())
+        for token, logprob in zip(tokens, logprobs, strict=True)
+    ]

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.kernels.sampler import WORDS, Parameters, draws, parameters_of
+from engine.execution.cuda.draws import Drawing, Draws, compose, drawing_of
+from engine.execution.cuda.seen_tokens import SeenTokens
+from engine.kernels.sampler import WORDS
 from engine.kernels.uploads import Ints, Uploads
 from engine.scheduling.step_work import Decode
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
@@ -39,7 +41,9 @@ class Slots:
     `last_start` by slot: the last position that the request computes before it ends by its length.
     """
 
-    def __init__(self, count: int, blocks: int, groups: int, upload: Uploads, *, tokens: int = 0) -> None:
+    def __init__(
+        self, count: int, blocks: int, groups: int, vocabulary: int, upload: Uploads, *, tokens: int = 0
+    ) -> None:
         self.upload, device = upload, upload.device
         self.count = count
         tables = (count + MOST_CHUNKS, blocks)
@@ -52,7 +56,11 @@ class Slots:
         self.works: Sequence[Decode] = ()
         self.rows: Ints = np.zeros(0, np.int32)
         self.order: Ints = np.zeros(0, np.int32)
+        self.seen = SeenTokens(count, vocabulary, upload)
         self._parameters = np.zeros((count, WORDS.value), np.int64)
+        self._drawings: dict[int, Drawing] = {}
+        self._draws: tuple[tuple[bytes, Sequence[int]], Draws | None] | None = None
+        """The last answer of `draws_of`, and to what."""
         self._tables = np.full((count, blocks, groups), NOWHERE, np.int32)
         """What was written to the tables on the device."""
         self._free = list(range(count - 1, -1, -1))
@@ -81,6 +89,8 @@ class Slots:
         self._free = list(range(self.count - 1, -1, -1))
         self.token_at[:] = self._tables[:] = NOWHERE
         self.held[:] = 0
+        self.seen.forget(slice(None))
+        self._drawings, self._draws = {}, None
 
     def put(self, slots: Ints, places: Ints, blocks: Ints) -> None:
         """Write `blocks` [entries, layer groups] to these places of these slots' tables on the device."""
@@ -97,10 +107,17 @@ class Slots:
         there = self.upload([slots, np.array(tokens, np.int32)])
         self.latest.index_copy_(0, there[0].long(), there[1])
 
-    def sampling_of(self, slots: Ints) -> Parameters | None:
-        """How the tokens of these slots are drawn; None if all of them take the likeliest one."""
-        given = self._parameters[slots]
-        return given if draws(given) else None
+    def draws_of(self, slots: Ints, changed: Sequence[int]) -> Draws | None:
+        """How rows with these slots get their tokens, of which the device changes the logits of the rows `changed`.
+
+        None if all of them take the likeliest one.
+        """
+        asked = slots.tobytes(), changed
+        if self._draws is None or self._draws[0] != asked:
+            theirs = slots[list(changed)]
+            drawings = [self._drawings[slot] for slot in theirs.tolist()]
+            self._draws = asked, compose(self._parameters[slots], changed, drawings, theirs, self.upload)
+        return self._draws[1]
 
     def place(self, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
         """Write what short chunks need behind the slots, in the place of the last ones.
@@ -125,7 +142,10 @@ class Slots:
                 slot = slots[work] = self._free.pop()
                 self.token_at[slot], self.held[slot] = NOWHERE, 0
                 self._tables[slot] = NOWHERE
-                self._parameters[slot] = parameters_of(work.request.sampling)
+                drawing = self._drawings[slot] = drawing_of(work.request.sampling, work.request.row)
+                self._parameters[slot] = drawing.parameters
+                self.seen.until[slot] = NOWHERE
+                self._draws = None
         # A copy: it must not change while we compare with it.
         self.works = list(works) if not isinstance(works, list) else works
         self.rows = np.array([slots[work] for work in works], np.int32)

@@ -10,15 +10,20 @@ import numpy as np
 import structlog
 import torch
 
+from engine.execution.cuda.draws import StepRows, compose, drawing_of
+from engine.execution.cuda.flights import to_host
 from engine.execution.cuda.linears import use_library, use_stream
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner, spare_blocks
+from engine.execution.cuda.seen_tokens import SeenTokens
 from engine.execution.sizes import Sizes
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
+from engine.sampling.request_state import SamplingState
 from engine.scheduling.step_costs import MeasuredCosts
+from protocol.requests import Sampling
 
 logger = structlog.get_logger("engine.cuda")
 
@@ -58,8 +63,9 @@ def _tested_runner(
     runner = CudaRunner(model, memories, like.device, tiling, swap, sizes=sizes)
     try:
         with torch.inference_mode():
-            runner.to_host(runner.steps.tokens[:1])  # compiles it
+            to_host(runner.steps.tokens[:1])  # compiles it
             held = ensure_exact(runner)
+            compile_draws(runner)
     except torch.OutOfMemoryError:
         raise  # others would take as much
     except Exception as error:
@@ -103,6 +109,26 @@ def ensure_exact(runner: CudaRunner) -> bool:
     else:
         logger.error("the fused kernels depend on the batch", **told)
     return held
+
+
+def compile_draws(runner: CudaRunner) -> None:
+    """Draw tokens in every way, so that no request finds a kernel that is still to be compiled."""
+    began = time.perf_counter()
+    limits = Sampling(1, top_k=2, top_p=0.5)
+    changes = Sampling(1, top_k=2, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
+    states = [SamplingState(sampling, [0], [0]) for sampling in (limits, changes)]
+    drawings = [drawing_of(state.sampling, state) for state in states]
+    place = np.zeros(1, np.int32)
+    draws = compose(np.stack([one.parameters for one in drawings]), [1], drawings[1:], place, runner.upload)
+    assert draws is not None
+    seen = SeenTokens(1, runner.fused.vocabulary, runner.upload)
+    seen.follow(place, np.ones(1, np.int64), states[1:])
+    ones, numbers = runner.upload([np.ones(2, np.int32), np.arange(2, dtype=np.int32)])
+    tokens, logits = torch.zeros_like(ones), torch.zeros_like(runner.steps.logits[:1]).repeat(2, 1)
+    there = StepRows(ones, ones, ones, numbers, tokens, torch.zeros_like(ones))
+    runner.steps.drawer(logits, draws, seen.counts, there)
+    tokens.tolist()
+    logger.info("tokens can be drawn", s=round(time.perf_counter() - began, 2))
 
 
 def rows_keep_their_bits(runner: CudaRunner) -> bool:

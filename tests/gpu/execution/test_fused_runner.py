@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from engine.execution.cuda import draws
+from engine.execution.cuda.decode_steps import DecodeSteps
+from engine.execution.cuda.flights import Flight
+from engine.execution.cuda.runner import CudaRunner
+from engine.execution.cuda.start import compile_draws
 from protocol.requests import Generate
 from tests.engine.conftest import Run, generate, make_bench
 from tests.gpu.execution.fused_bench import fused_bench, small_model
@@ -135,3 +142,119 @@ def test_what_is_not_finite_fails_alone(model: Path) -> None:
     assert failing.done.error is not None
     assert "NaN" in failing.done.error
     assert_same(beside, expected)
+
+
+PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.9, "repetition_penalty": 1.3}
+
+
+def told(run: Run) -> list[float]:
+    """Of each token its own log probability, then those of the likeliest."""
+    return [value for one in run.logprobs for value in (one.logprob, *(likely for _, likely in one.top))]
+
+
+def changed_requests() -> list[Generate]:
+    """Requests whose logits are changed, in each way, and told; beside one whose logits are not."""
+    bias = dict.fromkeys(range(0, 131, 7), 3.0)
+    return [
+        generate("greedy", PROMPT[:9], 7),
+        generate("penalized", PROMPT[3:12], 8, temperature=0.0, **PENALTIES),
+        generate("drawn", PROMPT[5:15], 6, temperature=0.9, seed=3, frequency_penalty=1.5, logit_bias=bias),
+        generate("late", PROMPT[2:11], 5, logit_bias={3: -100.0, 40: 4.0}, min_tokens=3, stop_tokens=(40,)),
+        generate("told", PROMPT[4:12], 6, temperature=1.1, seed=4, presence_penalty=1.0, logprobs=3),
+    ]
+
+
+@pytest.fixture
+def on_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step of the fused runner waits for a token that the host draws."""
+
+    def fails(*_args: object) -> None:
+        raise AssertionError("the host was to draw a token")
+
+    monkeypatch.setattr(CudaRunner, "_draw_rows", fails)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_device_alone")
+def test_changed_logits_are_drawn_from_on_the_device(model: Path) -> None:
+    """Alone, and together as one after the other comes: what was computed ahead is kept for some, and for some not."""
+    stock, alone, together = make_bench(model), fused_bench(model), fused_bench(model)
+    with torch.inference_mode():
+        compile_draws(alone.engine.runner)
+    runs = []
+    for request in changed_requests():
+        runs.append(together.add(request))
+        together.step()
+    together.finish()
+    for request, run in zip(changed_requests(), runs, strict=True):
+        expected = stock.one(request)
+        assert_near(run, expected)
+        assert_same(run, alone.one(request))
+        assert told(run) == pytest.approx(told(expected), abs=1e-4)
+        assert len(told(run)) == (24 if request.id == "told" else 0)
+    # The slots that they had are others' now.
+    again = [
+        together.add(request)
+        for request in (msgspec.structs.replace(each, id=each.id + "2") for each in reversed(changed_requests()))
+    ]
+    together.finish()
+    assert [run.tokens for run in reversed(again)] == [run.tokens for run in runs]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_device_alone")
+def test_a_request_with_penalties_gives_way_and_comes_back(model: Path) -> None:
+    stock = make_bench(model)
+    bench = fused_bench(model, blocks=3)
+    old = bench.add(generate("old", PROMPT[:60], 12, **PENALTIES))
+    young = bench.add(generate("young", PROMPT[40:98], 12, read=False, lane="batch", **PENALTIES))
+    bench.finish()
+    assert bench.engine.scheduler.preemptions > 0
+    assert old.tokens == stock.one(generate("old", PROMPT[:60], 12, **PENALTIES)).tokens
+    assert young.tokens == stock.one(generate("young", PROMPT[40:98], 12, **PENALTIES)).tokens
+
+
+@pytest.mark.slow
+def test_a_slot_has_nothing_of_the_request_before(model: Path) -> None:
+    """The other one begins at the very position to which the first one was counted."""
+    bench, stock = fused_bench(model), make_bench(model)
+    penalties = {"frequency_penalty": -9.0}
+    bench.one(generate("first", PROMPT[:9], 4, **penalties))
+    request = generate("second", PROMPT[20:32], 4, **penalties)
+    assert bench.one(request).tokens == stock.one(request).tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "most_edits"), [((Flight, "wait"), 9), ((DecodeSteps, "run"), 0)], ids=["waiting", "launching"]
+)
+def test_a_step_that_failed_counts_nothing_twice(
+    model: Path, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], most_edits: int
+) -> None:
+    """Behind it the next one may have been queued, or not, since the host draws from too many changed logits.
+
+    Each of its requests runs again. A token comes twice and never again.
+    """
+    monkeypatch.setattr(draws, "MOST_EDITS", most_edits)
+    requests = [
+        generate(name, PROMPT[:9], 6, temperature=0.0, presence_penalty=-100.0, frequency_penalty=60.0, logit_bias=bias)
+        for name, bias in (("one", {}), ("another", {3: 0.5}))
+    ]
+    expected = [make_bench(model).one(request).tokens for request in requests]
+    bench = fused_bench(model)
+    runs = [bench.add(request) for request in requests]
+    for _ in range(3):
+        bench.step()
+    calls = []
+    original = getattr(*where)
+
+    def fail_once(*given: Any, **more: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 1:
+            raise RuntimeError("the device is gone")
+        return original(*given, **more)
+
+    monkeypatch.setattr(*where, fail_once)
+    bench.finish()
+    assert len(calls) > 2
+    assert [run.tokens for run in runs] == expected

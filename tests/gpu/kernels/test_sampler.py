@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.kernels.likeliest import NOT_FINITE, Likeliest
-from engine.kernels.sampler import DeviceSampler, parameters_of
+from engine.kernels.sampler import DeviceSampler, DrawnRows, parameters_of
 from engine.sampling.request_state import SamplingState
 from engine.sampling.sampler import sample
 from protocol.requests import Sampling
@@ -29,8 +29,9 @@ def drawn(logits: torch.Tensor, samplings: list[Sampling], positions: list[int])
     tokens, latest = torch.full_like(at, -7), torch.full_like(at, -7)
     Likeliest(rows, VOCABULARY, DEVICE)(logits, at, slots, tokens, latest)
     given = np.stack([parameters_of(sampling) for sampling in samplings])
-    there = torch.from_numpy(given.view(np.int32)).to(DEVICE)
-    DeviceSampler(rows, VOCABULARY, DEVICE)(logits, given, there, at, slots, tokens, latest)
+    numbers = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    drawn = DrawnRows(given, numbers, torch.from_numpy(given).to(DEVICE))
+    DeviceSampler(rows, VOCABULARY, DEVICE)(logits, drawn, at, slots, tokens, latest)
     return tokens.tolist(), latest.tolist()
 
 
