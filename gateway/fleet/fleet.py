@@ -110,7 +110,7 @@ class Fleet:
         ]
         if not healthy:
             if self.disks_full(model):
-                raise Unavailable(f"The disk of the model {model!r}'s replica is full.", retry_after=5.0)
+                raise Unavailable(f"The disk of a replica of {model!r} is full; try again shortly.", retry_after=5.0)
             raise Unavailable(f"No replica of the model {model!r} is ready; try again shortly.", retry_after=2.0)
         return healthy
 

@@ -45,9 +45,9 @@ class RunningTasks:
         if self.draining:
             raise _stopping()
         if self._deps.disk.full:
-            raise Unavailable("The gateway's disk is full, so nothing is started.", retry_after=5.0)
+            raise Unavailable("The gateway's disk is full; try again shortly.", retry_after=5.0)
         if self._deps.recorder.failing:
-            raise Unavailable("Usage cannot be recorded at present, so nothing is started.", retry_after=5.0)
+            raise Unavailable("Usage cannot be recorded at present; try again shortly.", retry_after=5.0)
 
     def check_model(self, model: str) -> None:
         """Raise Unavailable if no request to this served model can be taken now."""
