@@ -150,9 +150,11 @@ def test_what_a_tenant_got_from_a_dead_replica_counts_on_the_living_one(deployme
 
     def take_the_slot() -> bool:
         """Until all have queued; False if the answer was over before."""
-        client = OpenAI(base_url=both + "/v1", api_key=modest, max_retries=0, timeout=60)
         tier = {"service_tier": "priority"}
-        with client.completions.create(model=NAME, prompt="Go", max_tokens=4000, stream=True, extra_body=tier) as slot:
+        with (
+            OpenAI(base_url=both + "/v1", api_key=modest, max_retries=0, timeout=60) as client,
+            client.completions.create(model=NAME, prompt="Go", max_tokens=4000, stream=True, extra_body=tier) as slot,
+        ):
             for _ in slot:
                 taken.set()
                 if queued.is_set():
@@ -179,7 +181,7 @@ def test_what_a_tenant_got_from_a_dead_replica_counts_on_the_living_one(deployme
 
 def complete(base: str, key: str, prompt: str, tokens: int) -> int:
     """Ask for a text completion; returns how many tokens came."""
-    client = OpenAI(base_url=base + "/v1", api_key=key, max_retries=0, timeout=60)
-    answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=tokens, temperature=0)
+    with OpenAI(base_url=base + "/v1", api_key=key, max_retries=0, timeout=60) as client:
+        answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=tokens, temperature=0)
     assert answer.usage is not None
     return answer.usage.completion_tokens

@@ -47,11 +47,26 @@ def until(client: OpenAI, name: str, seconds: float, *states: str) -> Any:
     raise AssertionError(f"{name} is {response.status} after {seconds} s")
 
 
-def test_responses_outlive_the_gateway_that_runs_them(pair: Pair) -> None:
-    def client_at(base: str) -> OpenAI:
-        return OpenAI(base_url=f"{base}/v1", api_key=pair.key, max_retries=0, timeout=120)
+def client_at(base: str, key: str) -> OpenAI:
+    return OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0, timeout=120)
 
-    here, there = client_at(pair.base), client_at(pair.other_base)
+
+def test_responses_outlive_the_gateway_that_runs_them(pair: Pair) -> None:
+    with client_at(pair.base, pair.key) as here, client_at(pair.other_base, pair.key) as there:
+        finished = _kill_under_responses(pair, here, there)
+        again = there.responses.create(
+            model=NAME, input="And now?", previous_response_id=finished, background=True, max_output_tokens=20
+        )
+        until(there, again.id, 60, "completed", "incomplete")
+
+    pair.start("gateway")
+    pair.wait_ready()
+    pair.wait_settled()
+    assert_books(pair)
+
+
+def _kill_under_responses(pair: Pair, here: OpenAI, there: OpenAI) -> str:
+    """Kill the gateway `here` while it runs three responses; the one that has ended before is returned."""
 
     def begin(tokens: int) -> str:
         question = f"Count to {tokens}."
@@ -61,10 +76,11 @@ def test_responses_outlive_the_gateway_that_runs_them(pair: Pair) -> None:
     until(here, finished, 60, "completed", "incomplete")
     told, cancelled = begin(1500), begin(1500)
     known = []
-    for event in here.responses.retrieve(told, stream=True):
-        known.append(event)
-        if len(known) > 20:
-            break
+    with here.responses.retrieve(told, stream=True) as stream:
+        for event in stream:
+            known.append(event)
+            if len(known) > 20:
+                break
     pair.processes["gateway"].kill()
 
     rest = list(there.responses.retrieve(told, stream=True, starting_after=known[-1].sequence_number))
@@ -80,12 +96,4 @@ def test_responses_outlive_the_gateway_that_runs_them(pair: Pair) -> None:
 
     assert there.responses.cancel(cancelled).status in ("cancelled", "failed")
     assert there.responses.retrieve(finished).output_text
-    again = there.responses.create(
-        model=NAME, input="And now?", previous_response_id=finished, background=True, max_output_tokens=20
-    )
-    until(there, again.id, 60, "completed", "incomplete")
-
-    pair.start("gateway")
-    pair.wait_ready()
-    pair.wait_settled()
-    assert_books(pair)
+    return finished

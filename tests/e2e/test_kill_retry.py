@@ -30,10 +30,13 @@ def test_requests_of_a_killed_replica_are_answered_by_the_other(tmp_path: Path, 
             deployment.start("worker")
             for replica in ("engine-0", "engine-1"):
                 wait_for_figure(deployment.base, "turnpike_replica_healthy", replica, least=1.0)
-            client = OpenAI(base_url=deployment.base + "/v1", api_key=deployment.key, max_retries=0, timeout=200)
+            v1 = deployment.base + "/v1"
 
             def ask(number: int) -> int:
-                answer = client.completions.create(model=NAME, prompt=f"{number} is", max_tokens=TOKENS, temperature=0)
+                with OpenAI(base_url=v1, api_key=deployment.key, max_retries=0, timeout=200) as client:
+                    answer = client.completions.create(
+                        model=NAME, prompt=f"{number} is", max_tokens=TOKENS, temperature=0
+                    )
                 assert answer.usage is not None
                 return answer.usage.completion_tokens
 

@@ -121,8 +121,8 @@ def test_a_fresh_database_server_needs_one_start(tmp_path: Path) -> None:
         port = free_port()
         with process(tmp_path / "logs", "serve", "--port", str(port), *arguments) as running:
             key = first_key(running)
-            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
-            assert client.completions.create(model="stdlib-qa", prompt="hi", max_tokens=2).usage
+            with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60) as client:
+                assert client.completions.create(model="stdlib-qa", prompt="hi", max_tokens=2).usage
             assert running.stop() == 0, running.errors
             assert "chmod 700" in running.errors
         files = [path for path in data.rglob("*") if path.is_file()]
@@ -210,14 +210,14 @@ def test_a_small_memory_is_served_with_kv_and_weights_in_few_bits(tmp_path: Path
     small = ("--kv-dtype", "fp8", "--quantize", "fp8", "--weights", "packed", "--kv-memory", str(8 << 20))
     with process(tmp_path, "serve", "--port", str(port), "--data-dir", str(tmp_path / "data"), *small) as running:
         key = first_key(running)
-        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
         question = "What does str.split return? " * 40
-        cold, warm = (
-            client.chat.completions.create(
-                model="stdlib-qa", messages=[{"role": "user", "content": question}], temperature=0, max_tokens=24
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60) as client:
+            cold, warm = (
+                client.chat.completions.create(
+                    model="stdlib-qa", messages=[{"role": "user", "content": question}], temperature=0, max_tokens=24
+                )
+                for _ in range(2)
             )
-            for _ in range(2)
-        )
         assert cold.choices[0].message.content
         assert warm.choices[0].message.content == cold.choices[0].message.content
         assert warm.usage is not None

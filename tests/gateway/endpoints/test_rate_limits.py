@@ -83,11 +83,10 @@ async def test_anthropics_headers(stack: Stack) -> None:
 async def test_openais_client_understands(stack: Stack) -> None:
     stack.say("Hi")
     await set_limits(stack, key=True, requests_per_minute=1)
-    client = stack.openai()
-    await client.chat.completions.create(**BODY)  # type: ignore[call-overload]
-    with pytest.raises(RateLimitError, match="The key's limit of 1 requests a minute"):
+    async with stack.openai() as client:
         await client.chat.completions.create(**BODY)  # type: ignore[call-overload]
-    await client.close()
+        with pytest.raises(RateLimitError, match="The key's limit of 1 requests a minute"):
+            await client.chat.completions.create(**BODY)  # type: ignore[call-overload]
 
 
 async def left(stack: Stack, name: str) -> int:
