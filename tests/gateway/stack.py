@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from argon2 import PasswordHasher
@@ -50,6 +50,9 @@ from turnpike.admin_services import WEBHOOK_TOPICS
 from webhooks.addresses import AddressPolicy
 from webhooks.endpoints import WebhookEndpoints
 from webhooks.signing import SecretCipher
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
 
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
 GRANT = 10 * 10**12
@@ -115,6 +118,12 @@ class Stack:
             http_client=DefaultAsyncHttpxClient(verify=False),  # reading all authorities' certificates takes 20 ms
             **options,
         )
+
+    def anthropic(self, **options: Any) -> AsyncAnthropic:
+        from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient  # takes seconds, for which few tests need to wait
+
+        options = {"api_key": self.key, "max_retries": 0, **options}
+        return AsyncAnthropic(base_url=self.base, http_client=DefaultAsyncHttpxClient(verify=False), **options)
 
     def tokens(self, text_: str, *, end: bool = True) -> list[int]:
         """The tiny model's output for a text."""

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from gateway.conversation.chat_template import ChatTemplate
 from gateway.conversation.prompt import Prompt, make_prompt
@@ -112,10 +111,16 @@ def prompt_of(name: str, said: str, **fields: Any) -> Prompt:
     return make_prompt(turns, template_of(name), TOKENIZER, 100_000, tools)
 
 
+def tokenizer_of_transformers(template: str) -> Any:
+    from transformers import PreTrainedTokenizerFast  # takes a second, for which no other test needs to wait
+
+    return PreTrainedTokenizerFast(tokenizer_object=make_tokenizer(), chat_template=template)
+
+
 @pytest.mark.parametrize("name", ["lines", "reader", "spoken"])
 @pytest.mark.parametrize("said", ["Köln", "", "  a\n", "<|end|>", '"\\'])
 def test_the_text_is_that_of_transformers(name: str, said: str) -> None:
-    theirs = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer(), chat_template=TEMPLATES[name])
+    theirs = tokenizer_of_transformers(TEMPLATES[name])
     expected = theirs.apply_chat_template(
         messages(said), tools=definitions(said), tokenize=False, add_generation_prompt=True
     )
@@ -177,7 +182,7 @@ def test_an_answer_goes_on_where_the_last_turn_ends(name: str, said: str) -> Non
     prompt = make_prompt(turns, template_of(name), TOKENIZER, 100_000, continued=True)
     assert prompt.spans[-1].path == "$.c"
     assert prompt.spans[-1].end == len(prompt.tokens)
-    theirs = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer(), chat_template=TEMPLATES[name])
+    theirs = tokenizer_of_transformers(TEMPLATES[name])
     said_there = [{"role": "user", "content": "a"}, {"role": "assistant", "content": f"So.\n{said}"}]
     expected = theirs.apply_chat_template(said_there, tokenize=False, continue_final_message=True)
     rendered = template_of(name).render(turns, continued=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx2
-from anthropic import Anthropic
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from openai import OpenAI
@@ -82,6 +81,8 @@ class Answering:
     """The clients, answered with `body`."""
 
     def __init__(self) -> None:
+        from anthropic import Anthropic  # takes seconds, for which few tests need to wait
+
         self.body = b""
         transport = httpx2.MockTransport(
             lambda _: httpx2.Response(200, content=self.body, headers={"content-type": "text/event-stream"})

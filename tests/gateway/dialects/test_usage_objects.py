@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anthropic.types
 import msgspec
 import openai.types
 from hypothesis import given
@@ -57,6 +56,8 @@ def test_the_writes_of_openais_report_add_up(usage: Usage) -> None:
 
 @given(USAGES)
 def test_anthropic_shows_disjoint_parts(usage: Usage) -> None:
+    import anthropic.types  # takes seconds, for which no other test needs to wait
+
     shown = anthropic_usage.message_usage(usage, lane="standard")
     data = msgspec.json.encode(shown)
     assert anthropic_usage.usage_in(msgspec.json.decode(data, type=anthropic_usage.MessageUsage)) == usage

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import anthropic.types
 import httpx
 import openai.types.responses.response as openai_types
 import pytest
@@ -25,7 +24,7 @@ from prompt_cache.tables import cache_request, lease
 from protocol.requests import Lost
 from storage.database.database import Database
 from tests.gateway.endpoints.test_message_caching import LEASED
-from tests.gateway.endpoints.test_messages import client_of, events_of, raw
+from tests.gateway.endpoints.test_messages import events_of, raw
 from tests.gateway.stack import Stack, running_stack
 from turnpike.commands.cache import explain
 
@@ -189,13 +188,15 @@ async def test_text_completions_are_explained_too(stack: Stack) -> None:
 
 @pytest.mark.slow
 async def test_anthropic_diagnostics(stack: Stack) -> None:
+    import anthropic.types
+
     marked: Any = {"type": "ephemeral"}
 
     def asked(question: str, system: str = RULES * 2) -> dict[str, Any]:
         messages = [{"role": "user", "content": question}]
         return {"model": "tiny", "max_tokens": 5, "system": system, "messages": messages, "cache_control": marked}
 
-    async with client_of(stack) as client:
+    async with stack.anthropic() as client:
         first = await client.messages.create(**asked("Why?"), diagnostics={"previous_message_id": None})
         assert first.diagnostics is not None
         assert first.diagnostics.cache_miss_reason is None

@@ -14,7 +14,7 @@ from billing.prices import PriceCatalog
 from billing.usage import LEASE_CLASSES
 from protocol.requests import Generate
 from storage.database.database import Database
-from tests.gateway.endpoints.test_messages import ASK, client_of, events_of, raw
+from tests.gateway.endpoints.test_messages import ASK, events_of, raw
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import PRICES, Stack, running_stack
 
@@ -74,7 +74,7 @@ async def usage_of(stack: Stack, request: dict[str, Any]) -> tuple[int, int, int
 
 async def test_a_marked_system_is_written_once_and_read_after(stack: Stack) -> None:
     system = [text(RULES, FIVE)]
-    async with client_of(stack) as client:
+    async with stack.anthropic() as client:
         first = await client.messages.create(**body(system=system))
         second = await client.messages.create(**body("And textwrap.fill?", system=system))
     marked = 2 + len(stack.tokens(RULES, end=False))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
-from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 
 from billing.prices import in_every_lane
 from billing.prices.approval import PriceSheets
@@ -22,11 +20,6 @@ ASK: Any = {
     "messages": [{"role": "user", "content": "What does textwrap.dedent do?"}],
 }
 LONG = "Remove any common leading whitespace from every line in text. " * 4
-
-
-def client_of(stack: Stack, **options: Any) -> AsyncAnthropic:
-    options = {"api_key": stack.key, "max_retries": 0, **options}
-    return AsyncAnthropic(base_url=stack.base, http_client=DefaultAsyncHttpxClient(verify=False), **options)
 
 
 async def raw(stack: Stack, body: Any, path: str = "/v1/messages", **headers: str) -> httpx.Response:
@@ -55,7 +48,7 @@ def last_generate(stack: Stack) -> Any:
 @pytest.mark.slow
 async def test_a_whole_message(stack: Stack) -> None:
     stack.say("It dedents.")
-    async with client_of(stack) as client:
+    async with stack.anthropic() as client:
         sent = await client.messages.with_raw_response.create(**ASK)
     message = await sent.parse()
     assert message.id.startswith("msg_")
@@ -77,7 +70,7 @@ async def test_a_whole_message(stack: Stack) -> None:
 
 async def test_the_stream_helper(stack: Stack) -> None:
     stack.say("Grüße aus 東京! 👩‍👩‍👧", pause=0.002)
-    async with client_of(stack) as client, client.messages.stream(**ASK) as stream:
+    async with stack.anthropic() as client, client.messages.stream(**ASK) as stream:
         text = "".join([piece async for piece in stream.text_stream])
         message = await stream.get_final_message()
     assert text == "Grüße aus 東京! 👩‍👩‍👧"
@@ -164,7 +157,7 @@ async def test_tokens_are_counted_as_they_are_billed(stack: Stack) -> None:
         "system": [{"type": "text", "text": "Be brief."}],
         "tools": [{"name": "look", "description": "Look it up.", "input_schema": {"type": "object"}}],
     }
-    async with client_of(stack) as client:
+    async with stack.anthropic() as client:
         counted = await client.messages.count_tokens(model="tiny", messages=ASK["messages"], **fields)  # type: ignore[arg-type]
         stack.say("yes")
         message = await client.messages.create(**ASK, **fields)
@@ -174,7 +167,7 @@ async def test_tokens_are_counted_as_they_are_billed(stack: Stack) -> None:
 
 async def test_what_is_prewarmed_is_answered_with_nothing(stack: Stack) -> None:
     stack.replica.script = Script(tokens=[])
-    async with client_of(stack) as client:
+    async with stack.anthropic() as client:
         message = await client.messages.create(**{**ASK, "max_tokens": 0})
     assert message.content == []
     assert message.stop_reason == "max_tokens"
@@ -193,7 +186,7 @@ async def test_what_is_prewarmed_is_answered_with_nothing(stack: Stack) -> None:
 
 async def test_an_answer_goes_on_from_the_assistants_turn(stack: Stack) -> None:
     stack.say(" common whitespace.")
-    async with client_of(stack) as client:
+    async with stack.anthropic() as client:
         message = await client.messages.create(
             **{**ASK, "messages": [*ASK["messages"], {"role": "assistant", "content": "It removes"}]}
         )
@@ -264,7 +257,9 @@ async def test_keys_and_versions(stack: Stack) -> None:
 
 
 async def test_errors_as_the_client_knows_them(stack: Stack) -> None:
-    async with client_of(stack) as client:
+    import anthropic
+
+    async with stack.anthropic() as client:
         with pytest.raises(anthropic.NotFoundError) as missing:
             await client.messages.create(**{**ASK, "model": "none"})
         assert missing.value.request_id is not None
@@ -282,7 +277,7 @@ async def test_errors_as_the_client_knows_them(stack: Stack) -> None:
         error = unpaid.value.body["error"]  # type: ignore[index]
         assert (error["type"], error["details"]["error_code"]) == ("billing_error", "insufficient_quota")
         assert error["insufficient_funds"]["affordable_max_tokens"] > 0
-    async with client_of(stack, api_key="tp_wrong") as client:
+    async with stack.anthropic(api_key="tp_wrong") as client:
         with pytest.raises(anthropic.AuthenticationError):
             await client.messages.create(**ASK)
     await stack.replica.stop()
@@ -295,7 +290,9 @@ async def test_errors_as_the_client_knows_them(stack: Stack) -> None:
 
 
 async def test_models_in_both_shapes(stack: Stack) -> None:
-    async with client_of(stack) as client:
+    import anthropic
+
+    async with stack.anthropic() as client:
         models = [model async for model in client.models.list(limit=1)]
         one = await client.models.retrieve("tiny")
         assert [model.id for model in models] == ["tiny"]

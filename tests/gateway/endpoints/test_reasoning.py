@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anthropic import AsyncAnthropic
 
 from gateway.fleet.replica_link import FleetOptions
 from gateway.services import GatewayOptions
@@ -84,7 +83,7 @@ async def test_thinking_comes_back_under_its_signature_alone(thinking: Stack, di
     wish = {"type": "adaptive", "display": display}
     asks: Any = {"messages": ASK, "max_tokens": 2000, "thinking": wish}
     async with (
-        AsyncAnthropic(api_key=thinking.key, base_url=thinking.base, max_retries=0) as client,
+        thinking.anthropic() as client,
         client.messages.stream(model="tiny", **asks) as stream,
     ):
         kinds = [event.delta.type async for event in stream if event.type == "content_block_delta"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic import AsyncAnthropic
-from anthropic.types import ToolParam
 
 from protocol.requests import Generate
 from tests.gateway.stack import Stack
+
+if TYPE_CHECKING:
+    from anthropic.types import ToolParam
 
 WEATHER = {
     "type": "object",
@@ -27,10 +28,6 @@ ANTHROPIC_TOOLS: list[ToolParam] = [
 ]
 ARGUMENTS = {"city": "Köln", "days": 2}
 CALLS = f'I look.\nTool call: {json.dumps({"name": "weather", "arguments": ARGUMENTS})}\nTool call: {{"name": "now"}}'
-
-
-def anthropic(stack: Stack) -> AsyncAnthropic:
-    return AsyncAnthropic(api_key=stack.key, base_url=stack.base, max_retries=0)
 
 
 async def chat(stack: Stack, **options: Any) -> Any:
@@ -77,7 +74,7 @@ async def test_chat_streams_calls_as_the_official_helper_expects(stack: Stack) -
 @pytest.mark.slow
 async def test_messages_answer_with_calls(stack: Stack) -> None:
     stack.say(CALLS)
-    async with anthropic(stack) as client:
+    async with stack.anthropic() as client:
         answer = await client.messages.create(
             model="tiny", max_tokens=200, messages=[{"role": "user", "content": "Weather?"}], tools=ANTHROPIC_TOOLS
         )
@@ -119,7 +116,7 @@ async def test_the_answer_of_a_tool_goes_back_in_both_dialects_as_the_same_promp
         ANTHROPIC_TOOLS[0],
         {"name": "now", "input_schema": {"type": "object", "properties": {}}},  # type: ignore[typeddict-unknown-key]
     ]
-    async with anthropic(stack) as client:
+    async with stack.anthropic() as client:
         await client.messages.create(
             model="tiny",
             max_tokens=50,
@@ -187,7 +184,7 @@ async def test_a_required_call_that_the_limit_cuts_off_is_a_part_of_a_call(stack
     assert (response["status"], item["status"], item["type"], item["name"]) == (
         "incomplete", "incomplete", "function_call", "now"
     )  # fmt: skip
-    async with anthropic(stack) as client:
+    async with stack.anthropic() as client:
         message = await client.messages.create(
             model="tiny",
             max_tokens=100,

@@ -114,7 +114,7 @@ async def test_anthropic_usage_and_costs(stack: Stack) -> None:
     past = await _past(stack)
     wanted = _used(past)
     span = {"starting_at": "2026-11-01T00:00:00Z", "ending_at": "2026-12-01T00:00:00Z"}
-    async with anthropic.AsyncAnthropic(api_key=stack.admin_key, base_url=stack.base, max_retries=0) as client:
+    async with stack.anthropic(api_key=stack.admin_key) as client:
 
         async def results(path: str, **asked: Any) -> list[Any]:
             found, page = [], None
@@ -156,7 +156,7 @@ async def test_anthropic_usage_and_costs(stack: Stack) -> None:
             await results("cost_report", bucket_width="1h")
         assert refusal.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
         assert refusal.value.request_id
-    async with anthropic.AsyncAnthropic(api_key="tp_live_wrong", base_url=stack.base, max_retries=0) as nobody:
+    async with stack.anthropic(api_key="tp_live_wrong") as nobody:
         with pytest.raises(anthropic.AuthenticationError) as stranger:
             await nobody.get("/v1/organizations/cost_report", cast_to=Response, options={"params": span})
         assert stranger.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
