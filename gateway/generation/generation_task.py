@@ -92,6 +92,7 @@ class GenerationTask:
         self._started = time.monotonic()
         self._deadline = time.time() + deps.admission.timeouts.request
         self._last_token = 0.0
+        self._held_s = 0.0
         self._began_s: float | None = None
         """Seconds from the start until a replica began."""
         self._trace = TaskTrace(self.marks)
@@ -157,6 +158,7 @@ class GenerationTask:
             await domains.prepare(payer.tenant_id, payer.project_id)
             self.marks.mark(SCOPE_KEYS)
         hold = self._hold = await self._reserve()
+        self._held_s = time.monotonic() - self._started
         self.marks.mark(HOLD)
         if (refused := await self._hear_limits()) is not None:
             await recorder.release(hold, "rate limited")
@@ -463,7 +465,8 @@ class GenerationTask:
         """Usage and its acknowledgement, what is remembered, and then the last chunk."""
         deps, prepared = self._deps, self.prepared
         delivered = self._choices.tokens if outcome.status == "ok" else self.delivery.delivered
-        ended = EndedRequest(prepared, hold, stream, outcome, self._began, self._began_s, self._lost, done, delivered)
+        after_s = None if self._began_s is None else self._began_s - self._held_s
+        ended = EndedRequest(prepared, hold, stream, outcome, self._began, after_s, self._lost, done, delivered)
         recording = UsageRecording(deps)
         freed = self._end_permit()
         unrecorded = Interrupted("The answer's usage could not be recorded.")

@@ -86,8 +86,8 @@ class Explanation(Struct, frozen=True):
 
 
 class Observed:
-    """A request that has ended. `misses`, `lost`: what its replica said. `began_s`: seconds from its start until others
-    could read what it computed. `root`: that of its project's scope."""
+    """A request that has ended. `misses`, `lost`: what its replica said. `began_s`: seconds from its admission until
+    others could read what it computed. `root`: that of its project's scope."""
 
     def __init__(
         self,

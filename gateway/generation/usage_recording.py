@@ -35,7 +35,7 @@ class EndedRequest(Struct, frozen=True):
     outcome: Outcome
     began: Began | None
     began_s: float | None
-    """Seconds from the request's start until the replica began."""
+    """Seconds from when the hold was taken until the replica began."""
     lost: tuple[Lost, ...]
     """What of the prompt the replica computed although it lay in a farther tier."""
     done: Done | None

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from pydantic import TypeAdapter
 from sqlalchemy import select, update
 
+from billing.holds.records import Hold, HoldRequest
 from billing.money import PICO, format_pico
 from billing.prices import PriceCatalog
 from prompt_cache.history.records import pack, unpack
@@ -107,6 +108,26 @@ async def test_what_was_damaged_or_came_too_late_is_told_as_that(stack: Stack) -
     assert found["read_tokens"] == 64
     assert told[:3] == [("late", 64), ("corrupted", 64), ("evicted", told[2][1])]
     assert all(miss["advice"] for miss in found["misses"])
+
+
+async def test_what_was_admitted_late_is_visible_once_it_is_answered(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks after an answer finds what it wrote, however long that request waited for its hold."""
+    reserve = stack.gateway.services.holds.reserve
+
+    async def late(asked: HoldRequest) -> Hold:
+        await asyncio.sleep(0.5)
+        return await reserve(asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stack.gateway.services.holds, "reserve", late)
+        await stack.post(asking("Why?", RULES * 12))
+    second = await stack.post(asking("Why?", RULES * 12))
+    await written(stack, 2)
+    found = await explained(stack, second.json()["id"])
+    assert found["misses"]
+    assert "not_yet_visible" not in {miss["cause"] for miss in found["misses"]}
 
 
 @pytest.mark.slow
