@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 FAST_EXAMPLES = 20
 """Of 100, which is hypothesis's default."""
-ALL_CPU_S = 110.0
+ALL_CPU_S = 90.0
 """What the tests of a fast run may take together before it names the dearest. On busy cores the same work takes up to
 half as much again, so that this only says and does not fail."""
 _SHOWN = 15

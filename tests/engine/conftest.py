@@ -40,7 +40,7 @@ from protocol.requests import (
     TokenLogprob,
     Tokens,
 )
-from tests.engine.families import kept_families
+from tests.engine.families import KeptFamilies
 from tests.engine.tiny_tokenizer import write_tokenizer
 
 # Threads of torch spin while they wait for each other after each operation. With as many test workers as cores they
@@ -118,7 +118,7 @@ def family_folders(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPat
     """The folder of a family's tiny model, by the family's name. They are kept for later runs: transformers takes
     seconds to import."""
     cache = getattr(pytestconfig, "cache", None)  # there is none with `-p no:cacheprovider`
-    return kept_families(cache.mkdir("families") if cache else tmp_path_factory.mktemp("families")).joinpath
+    return KeptFamilies(cache.mkdir("families") if cache else tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="session")

@@ -184,24 +184,33 @@ def write_family(name: str, folder: Path, **changes: object) -> Path:
     return folder
 
 
-def kept_families(base: Path) -> Path:
-    """A folder in `base` with a folder for each family, by its name; it is written if none is left of an earlier run.
+class KeptFamilies:
+    """Gives each family's folder by its name; it is written when it is first asked for, unless one is left of an
+    earlier run.
 
-    Its name says what it was made with, and so whether it is still what would be written.
+    They lie in a folder of `base` whose name says what they are made with, and so whether they are still what would be
+    written.
     """
-    made_with = [Path(__file__).read_bytes(), *(version(name).encode() for name in ("torch", "transformers"))]
-    folder = base / sha256(b"\0".join(made_with)).hexdigest()[:16]
-    if not folder.exists():
-        written = Path(tempfile.mkdtemp(dir=base))
-        for name in FAMILIES:
-            write_family(name, written / name)
-        try:
-            written.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-            shutil.rmtree(written)  # another worker was faster
-    return folder
+
+    def __init__(self, base: Path) -> None:
+        made_with = [Path(__file__).read_bytes(), *(version(name).encode() for name in ("torch", "transformers"))]
+        self._folder = base / sha256(b"\0".join(made_with)).hexdigest()[:16]
+        self._folder.mkdir(exist_ok=True)
+
+    def __call__(self, name: str) -> Path:
+        folder = self._folder / name
+        if not folder.exists():
+            written = Path(tempfile.mkdtemp(dir=self._folder)) / name
+            with torch.random.fork_rng(devices=[]):  # what a test draws does not depend on what was left
+                write_family(name, written)
+            try:
+                written.rename(folder)
+            except OSError:
+                if not folder.exists():
+                    raise
+                shutil.rmtree(written)  # another worker was faster
+            written.parent.rmdir()
+        return folder
 
 
 def by_transformers(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -32,6 +32,7 @@ async def test_answers_come_in_the_order_of_calls(script: RedisScript, redis_url
     assert await script.run([("k", (b"one",)), ("k", (2,)), ("k", (b"three",))]) == [b"one", b"2", b"three"]
 
 
+@pytest.mark.slow
 async def test_a_late_answer_is_nobodys(redis_url: str) -> None:
     script = RedisScript(redis_url, ECHO, timeout=0.1)
     assert await answered(script, b"first") == b"first"

@@ -121,6 +121,7 @@ def is_polite(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 async def test_a_trial_has_a_lower_priority_by_the_time_that_it_used_and_not_by_the_clock(trials: TrialClient) -> None:
     """On a machine that is busy a trial waits; that is no reason to let it wait for longer."""
     await verdict(trials, regex="a")

@@ -26,9 +26,7 @@ PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(100)]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def imported() -> None:
-    """Transformers takes seconds to import, which are no test's own."""
-    from transformers import AutoConfig, LlamaForCausalLM  # noqa: F401
+def quiet_transformers() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()

@@ -30,12 +30,6 @@ PROMPT = [(7 * i * i + 3 * i) % VOCABULARY for i in range(150)]
 OUTPUT = 64
 
 
-@pytest.fixture(scope="module", autouse=True)
-def imported() -> None:
-    """Transformers takes seconds to import, which are no test's own."""
-    from transformers import LlamaForCausalLM  # noqa: F401
-
-
 def drawn(logits: torch.Tensor, sampling: Sampling, start: int) -> list[int]:
     """What the sampler draws from these logits at the positions from `start`."""
     return sample(logits, [SamplingState(sampling, [0] * (start + index)) for index in range(len(logits))])

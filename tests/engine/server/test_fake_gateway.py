@@ -35,6 +35,7 @@ async def test_silence_is_not_waited_out(line: tuple[asyncio.StreamReader, socke
     assert await hear_within(reader, 0.2) == BEAT
 
 
+@pytest.mark.slow
 async def test_a_pause_is_no_silence(line: tuple[asyncio.StreamReader, socket.socket]):
     """A machine that stands still holds up the replica as well: when we look, it has not said anything yet."""
     reader, replica = line

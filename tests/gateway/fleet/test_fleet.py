@@ -123,6 +123,7 @@ async def test_a_silent_link_is_closed(model: ServedModel, tmp_path: Path) -> No
         assert len(replica.dials) >= 2
 
 
+@pytest.mark.slow
 async def test_a_pause_of_ours_is_not_the_replicas_silence(model: ServedModel, tmp_path: Path) -> None:
     replica = FakeReplica(tmp_path / "r", model.text_digest)
     async with fleet_of(model, replica) as fleet:

@@ -78,6 +78,7 @@ async def test_places_of_a_killed_worker_come_back(tenant: Tenant, fresh_sqlite_
     await limiter.close()
 
 
+@pytest.mark.slow
 async def test_places_are_renewed_for_as_long_as_a_request_runs(
     tenant: Tenant, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ async def back(tenant: Tenant, limiter: Limiter) -> bool:
     return not limiter.degraded
 
 
+@pytest.mark.slow
 async def test_a_silent_redis_delays_a_request_by_its_timeout_and_soon_not_at_all(
     tenant: Tenant, redis: RedisServer
 ) -> None:
