@@ -85,7 +85,7 @@ test-fast: install-dev ## What to run after each change: something of every room
 
 slow-tests: install-dev ## Measure which tests `make test-fast` leaves out (tests/slow_tests.txt)
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest $(TWO) $(FAST) -m "not slow and not e2e and not gpu" --write-slow-tests 0.1
+	$(BIN)/python -m pytest $(TWO) $(FAST) -m "not slow and not e2e and not gpu" --write-slow-tests 0.06
 
 test-faults: install-dev ## 10,000 faults of each kind in cache records, and what became of them: five minutes
 	TIER_FAULTS=10000 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/tiers/test_faults.py

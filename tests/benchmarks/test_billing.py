@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_hot_tenant_runs_and_the_books_are_in_order(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     arguments = ["hot-tenant", "--seconds", "0.3", "--clients", "4", "--workers", "1", "--database", "sqlite"]
