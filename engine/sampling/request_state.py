@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 import torch
 
@@ -19,13 +21,15 @@ class TokenCounts:
     """
 
     def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
-        self._places: dict[int, int] = {}
-        self._ids = torch.empty(_FIRST_CAPACITY, dtype=torch.int64)
-        self._counts = torch.empty(_FIRST_CAPACITY, dtype=torch.float64)
-        for token in dict.fromkeys(prompt):
-            self._place(token)
-        for token in output:
-            self.add(token)
+        sampled = Counter(output)
+        found = dict.fromkeys(chain(prompt, sampled))
+        self._places = dict(zip(found, range(len(found)), strict=True))
+        # A tensor takes microseconds for each element that is written alone.
+        room = max(_FIRST_CAPACITY, 2 * len(found))
+        self._ids = torch.empty(room, dtype=torch.int64)
+        self._counts = torch.empty(room, dtype=torch.float64)
+        self._ids[: len(found)] = torch.tensor(list(found), dtype=torch.int64)
+        self._counts[: len(found)] = torch.tensor([sampled[token] for token in found], dtype=torch.float64)
 
     def add(self, token: int) -> None:
         """Count a sampled token."""
