@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.sampling.grammar_allowance import MASKS_S, StepAllowance
@@ -60,9 +61,9 @@ def _penalize(values: torch.Tensor, rows: Sequence[tuple[int, SamplingState]]) -
 
     places = (
         spread([at for at, _, _ in tables], torch.int64),
-        torch.cat([counts.ids for _, _, counts in tables]).to(device),
+        torch.from_numpy(np.concatenate([counts.ids for _, _, counts in tables])).to(device),
     )
-    drawn = torch.cat([counts.counts for _, _, counts in tables]).to(device)
+    drawn = torch.from_numpy(np.concatenate([counts.counts for _, _, counts in tables])).to(device)
     repetition = spread([sampling.repetition_penalty for _, sampling, _ in tables], torch.float64)
     frequency = spread([sampling.frequency_penalty for _, sampling, _ in tables], torch.float64)
     presence = spread([sampling.presence_penalty for _, sampling, _ in tables], torch.float64)

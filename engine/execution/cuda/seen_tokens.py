@@ -59,10 +59,10 @@ class SeenTokens:
     def _fill(self, places: Ints, states: Sequence[SamplingState]) -> None:
         self._grow(int(places.max()) + 1)
         counts = [state.counts for state in states if state.counts is not None]
-        tokens = [_ints(count.ids) for count in counts]
+        tokens = [count.ids.astype(np.int32) for count in counts]
         there, owners, ids, sampled = self._upload(
             [places, np.repeat(places, [len(one) for one in tokens]), np.concatenate(tokens),
-             np.concatenate([_ints(count.counts) for count in counts])]
+             np.concatenate([count.counts.astype(np.int32) for count in counts])]
         )  # fmt: skip
         clear_counts(self.counts, there)
         enter_counts(self.counts, owners, ids, sampled)
@@ -73,8 +73,3 @@ class SeenTokens:
             wider = self.counts.new_empty(min(max(_FIRST, rows, 2 * held), len(self.until)), vocabulary)
             wider[:held] = self.counts
             self.counts = wider
-
-
-def _ints(values: torch.Tensor) -> Ints:
-    ints: Ints = values.numpy().astype(np.int32)
-    return ints

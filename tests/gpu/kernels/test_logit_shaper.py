@@ -142,7 +142,7 @@ def test_the_reference_s_tokens_step_by_step(seed: int, what: list[str]) -> None
         for slot, state in zip(slots, states, strict=True):
             if state.counts is not None:
                 counts = torch.full((SMALL,), -1, dtype=torch.int32)
-                counts[state.counts.ids] = state.counts.counts.int()
+                counts[state.counts.ids] = torch.from_numpy(state.counts.counts).int()
                 assert torch.equal(device.seen.counts[slot].cpu(), counts)
 
 
