@@ -307,7 +307,7 @@ def make_options(folder: Path, model: Path, /, **changes: object) -> ReplicaOpti
         ({"address": "http://x"}, "listen: 'http://x' is not a replica's address; expected unix:PATH or tcp:HOST:PORT"),
         ({"address": "tcp:localhost:70000"}, "is not a replica's address; expected unix:PATH or tcp:HOST:PORT"),
         ({"context": 63}, "context: 63 tokens are less than a block of KV, 64"),
-        ({"token_budget": 64}, "token_budget: 64 is too small for max_running 64: at least 128"),
+        ({"token_budget": 64}, "token_budget: 64 is too small for max_running 1: at least 65"),
         ({"context": 4096}, "context: 4096 tokens are more than the model's 2048"),
         ({"kv_memory": 100}, "kv_memory: 100 bytes hold 0 blocks"),
         ({"data": Path("/dev/null/x")}, "/dev/null/x: the journal folder cannot be used"),
