@@ -1,12 +1,17 @@
-"""What the money machine is built of: actions that take place as often as their weight says, and books that fail."""
+"""What the money machine is built of: actions by their weight, books that fail, and the tally of a run."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
+from uuid import UUID
 
 import msgspec
 from hypothesis import strategies as st
+
+from billing.verification.audit import audit_money
+from storage.database.database import Database
 
 T = TypeVar("T")
 
@@ -58,3 +63,25 @@ class Fragile:
             return await found(*arguments, **named)
 
         return call
+
+
+class Tally:
+    """What a run came to."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.tenants = 0
+        self.done: Counter[str] = Counter()
+        """How often each action took place."""
+        self.overdrawn: set[UUID] = set()
+        """Tenants whose usage came after its hold had ended and its money was promised to others, or whose credit line
+        was lowered below what was used of it."""
+        self.unexplained: set[UUID] = set()
+        """Those of them who owe more than any credit line covered that they had."""
+
+    async def check_books(self, database: Database) -> None:
+        """The books are right; those who are overdrawn are named but for what a lowered line explains, and nobody
+        else."""
+        found = await audit_money(database)
+        assert {finding.what for finding in found} <= {"a balance is below zero"}
+        assert self.unexplained <= {finding.subject for finding in found} <= self.overdrawn

@@ -201,6 +201,7 @@ def test_page_locked_memory_may_be_given_up_at_any_time(captured: bool) -> None:
     like = torch.zeros((), dtype=torch.float16, device="cuda")
     for _ in range(20):
         memories = host_memories(layout.groups(), [300], like)
+        assert memories[0].data.is_pinned()
         if captured:
             graph, ones = torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
             torch.cuda.synchronize()
@@ -208,6 +209,7 @@ def test_page_locked_memory_may_be_given_up_at_any_time(captured: bool) -> None:
                 ones += 1
                 memories.clear()
             graph.replay()
+            assert ones.tolist() == [2.0] * 8
         del memories
 
 

@@ -10,7 +10,6 @@ import asyncio
 import copy
 import os
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from types import ModuleType
@@ -52,10 +51,9 @@ from billing.settlement.settlement import settle
 from billing.tables.money import usage_event
 from billing.transaction.opening import money_transaction
 from billing.usage import Release, SpoolRecord, Usage, UsageEvent
-from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
-from tests.billing.machine_parts import ACTIONS, Crash, Fragile, action
+from tests.billing.machine_parts import ACTIONS, Crash, Fragile, Tally, action
 from tests.billing.money import Tenant
 from tests.billing.money_model import Aside, Money, Pot, Request, Window
 
@@ -89,28 +87,6 @@ amounts = st.integers(0, 12).map(lambda tokens: tokens * TOKEN)
 models = st.sampled_from(MODELS)
 crashes = st.none() | st.integers(0, 12)
 """At which of the books' calls the process ends first, if it does."""
-
-
-class Tally:
-    """What a run came to."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.tenants = 0
-        self.done: Counter[str] = Counter()
-        """How often each action took place."""
-        self.overdrawn: set[UUID] = set()
-        """Tenants whose usage came after its hold had ended and its money was promised to others, or whose credit line
-        was lowered below what was used of it."""
-        self.unexplained: set[UUID] = set()
-        """Those of them who owe more than any credit line covered that they had."""
-
-    async def check_books(self, database: Database) -> None:
-        """The books are right; those who are overdrawn are named but for what a lowered line explains, and nobody
-        else."""
-        found = await audit_money(database)
-        assert {finding.what for finding in found} <= {"a balance is below zero"}
-        assert self.unexplained <= {finding.subject for finding in found} <= self.overdrawn
 
 
 class MoneyMachine(RuleBasedStateMachine):

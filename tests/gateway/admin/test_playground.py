@@ -85,13 +85,18 @@ async def test_a_stream_ends_with_its_cost(stack: Stack) -> None:
         assert event.output == chunks[-1]["usage"]["completion_tokens"]
 
 
+async def key_of_the_request(stack: Stack) -> str:
+    """The public id of the key of the only request."""
+    (event,) = await stack.settled(1)
+    keys = {key.id: key for key in await stack.tenancy.list_keys(stack.tenant.id)}
+    return keys[as_id(event.key_id)].public_id
+
+
 async def test_the_key_is_made_by_the_user_and_ends_it_when_revoked(stack: Stack, desks: Desks) -> None:
     async with browser_of(stack) as ann:
         await signed_in(stack, ann)
         assert (await ask(ann, stack)).status_code == 200
-        (event,) = await stack.settled(1)
-        keys = {key.id: key for key in await stack.tenancy.list_keys(stack.tenant.id)}
-        key = keys[as_id(event.key_id)].public_id
+        key = await key_of_the_request(stack)
         entries = await desks.own().get("/audit?limit=100&action=key.created")
         made = [entry for entry in entries["data"] if entry["target"]["id"] == key]
         assert len(made) == 1, entries
@@ -128,9 +133,7 @@ async def test_nobody_gets_a_secret_of_the_key_that_stands_for_a_colleague(stack
     async with browser_of(stack) as ann:
         await signed_in(stack, ann)
         assert (await ask(ann, stack)).status_code == 200
-    (event,) = await stack.settled(1)
-    keys = {key.id: key for key in await stack.tenancy.list_keys(stack.tenant.id)}
-    key = keys[as_id(event.key_id)].public_id
+    key = await key_of_the_request(stack)
     for role in ("developer", "owner"):
         refused = await desks.own(role).post(f"/tenants/{stack.tenant.name}/keys/{key}/rotate", {}, 409)
         assert refused["error"]["code"] == "wrong_state"

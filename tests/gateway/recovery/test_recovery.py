@@ -514,3 +514,4 @@ async def test_a_gateway_says_to_which_journals_it_is_connected(
         async with asyncio.timeout(60):
             while await stack.rows("SELECT 1 FROM replica_journal WHERE seen_at = 1"):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+        assert await stack.rows("SELECT 1 FROM replica_journal WHERE seen_at > 1")

@@ -7,30 +7,15 @@ from uuid import UUID
 import pytest
 
 from prompt_cache.promise.lease_blocks import LeaseBlocks, LeaseSpan
-from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseWish, Mark
 from prompt_cache.promise.lease_store import LeaseStore
-from storage.database.base import new_id
 from storage.database.database import Database
-
-PROJECT = UUID(int=1)
+from tests.prompt_cache.promise.decided_leases import PROJECT, decided
 
 
 async def written(store: LeaseStore, database: Database, path: str) -> UUID:
-    """The lease of a request that marks this prefix, and reads what there is of it."""
-    wish = LeaseWish(
-        request_id=new_id(),
-        tenant_id=PROJECT,
-        project_id=PROJECT,
-        model="m",
-        marks=(Mark(100 * len(path), path.encode(), "1h"),),
-        lookups=tuple(path[:end].encode() for end in range(1, len(path))),
-    )
-    async with database.transaction() as session:
-        decider: LeaseDecider = await store.decider(session, await database.now_in(session), [wish])
-        decision = decider.decide(wish)
-        decider.take(wish, decision)
-        await store.save(session, decider)
-    await store.settle_writes({wish.request_id: 10**6})
+    """The lease of a request that marks this prefix, and reads what there is of it; it is paid for."""
+    request, decision = await decided(store, database, path, tokens=100)
+    await store.settle_writes({request: 10**6})
     return decision.written[0].id
 
 

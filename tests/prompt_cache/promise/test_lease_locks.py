@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from uuid import UUID
 
 import pytest
 from sqlalchemy import select, text, update
 
 from prompt_cache.promise.confirmations import Confirmation
-from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseDecision, LeaseWish, Mark
+from prompt_cache.promise.lease_decisions import LeaseDecision
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.tables import lease
-from storage.database.base import new_id
 from storage.database.database import Database, TransactionConflict, retried_after_conflict
+from tests.prompt_cache.promise.decided_leases import PROJECT, decided
 from tests.waiting import LONG_S
-
-PROJECT = UUID(int=1)
 
 
 @pytest.fixture
@@ -30,20 +27,7 @@ async def database(fresh_postgres_url: str) -> AsyncIterator[Database]:
 
 async def written(store: LeaseStore, database: Database, path: str) -> LeaseDecision:
     """What is decided for a request that marks this prefix, and reads what there is of it."""
-    wish = LeaseWish(
-        request_id=new_id(),
-        tenant_id=PROJECT,
-        project_id=PROJECT,
-        model="m",
-        marks=(Mark(64 * len(path), path.encode(), "1h"),),
-        lookups=tuple(path[:end].encode() for end in range(1, len(path))),
-    )
-    async with database.transaction() as session:
-        decider: LeaseDecider = await store.decider(session, await database.now_in(session), [wish])
-        decision = decider.decide(wish)
-        decider.take(wish, decision)
-        await store.save(session, decider)
-    return decision
+    return (await decided(store, database, path, tokens=64))[1]
 
 
 async def waiting(database: Database) -> None:
