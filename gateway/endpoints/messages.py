@@ -10,6 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from gateway.admission.admission import Payer
+from gateway.admission.cache_plans import cache_plan
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.anthropic.conversation_turns import ReadThinking
 from gateway.dialects.anthropic.messages_response import MessageIdentity, MessageWriter, TokenCount
@@ -72,6 +73,7 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         context.model = model.name
         payer.check(model.name)
         prompt = await gateway.admission.prompt(payer.tenant_id, model, generation)
+        cache_plan(generation, prompt, model)  # a marker that a request would be refused for
         return json_response(TokenCount(len(prompt.tokens)))
 
     return [create_message, count_tokens]

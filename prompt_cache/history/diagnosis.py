@@ -247,6 +247,11 @@ def path_at(record: RequestRecord, token: int, against: Earlier | None = None) -
     return before.path if before is not None and before.end == token and text.start < token else text.path
 
 
+def text_around(new: RequestRecord, token: int) -> str:
+    """The path of the text in whose middle this token is; empty if there is none. No block ends inside a text."""
+    return next((span.path for span in new.spans if span.start < token < span.end), "")
+
+
 def _around(record: RequestRecord, token: int) -> tuple[SpanNote | None, SpanNote | None, SpanNote | None]:
     """The span that has this token, the one before it, and the one after it."""
     before = None
@@ -403,7 +408,7 @@ def _promised(
         yield miss("lease_limit", record.at)
     elif record.visible_at is None or record.visible_at > new.at:
         yield miss("not_yet_visible", record.visible_at)
-    elif not looked and not new.automatic and (inside := _text_around(new, entry.tokens)):
+    elif not looked and not new.automatic and (inside := text_around(new, entry.tokens)):
         yield Miss(start, end, "diverged", inside, record.id, record.at, entry.lease, entry.tokens)
     elif ended is not None:
         yield miss(ended.cause, ended.at)
@@ -417,11 +422,6 @@ def _promised(
         yield miss("lookback_exceeded")
     else:
         yield from _unpromised(new, earlier, start, end, entry.lease)
-
-
-def _text_around(new: RequestRecord, token: int) -> str:
-    """The path of the text in whose middle this token is; empty if there is none. No block ends inside a text."""
-    return next((span.path for span in new.spans if span.start < token < span.end), "")
 
 
 def _unpromised(new: RequestRecord, earlier: Earlier, start: int, end: int, lease: str = "") -> Iterator[Miss]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,6 @@ from prompt_cache.tiers.store_state import StoreState, has_state, state_folder
 from prompt_cache.tiers.tombstones import Tombstones
 
 _US = 1_000_000
-_IDENTITY_NAME = re.compile("[0-9a-f]{32}")
 
 
 class Held(msgspec.Struct):
@@ -189,7 +187,7 @@ class Inspection:
 def _check_store(folder: Path) -> None:
     """Raises StoreUnusable unless a replica made this folder: whoever inspects must not make a store of another."""
     try:
-        found = any(_IDENTITY_NAME.fullmatch(path.name) for path in identities(folder))
+        found = bool(identities(folder))
     except (FileNotFoundError, NotADirectoryError):
         raise StoreUnusable(f"there is no cache folder {folder}") from None
     except OSError as error:

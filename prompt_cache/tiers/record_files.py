@@ -13,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 FOLDERS = 256
 """Folders of records, by the first byte of their names."""
 _LOCK, _NEW, _IDENTITY = "lock", "new", "identity.json"
+_IDENTITY_NAME = re.compile("[0-9a-f]{32}")
 _WAIT_WRITE_WAIT = 7
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
 if _sync_file_range is not None:
@@ -218,8 +220,9 @@ class RecordFiles:
             return os.pread(file, length, 0)
 
     def others(self) -> list[Path]:
-        """The folders of other identities, those first that were not used for the longest time."""
-        return [path for path in identities(self.folder) if path != self.records]
+        """The folders of other identities, those first that were not used for the longest time. What no store has
+        described is left alone: nobody knows whose it is."""
+        return [path for path in identities(self.folder) if path != self.records and (path / _IDENTITY).is_file()]
 
 
 @contextlib.contextmanager
@@ -274,8 +277,12 @@ def _write_back(file: int) -> None:
 
 
 def identities(folder: Path) -> list[Path]:
-    """The folders of all identities, no links, those first that were not used for the longest time. Raises OSError."""
-    return sorted((path for path in folder.iterdir() if _is_folder(path)), key=_last_opened)
+    """The folders of all identities, no links, those first that were not used for the longest time. Raises OSError.
+
+    Others may keep something of their own in the folder: what has not the name of an identity is none.
+    """
+    named = (path for path in folder.iterdir() if _IDENTITY_NAME.fullmatch(path.name))
+    return sorted((path for path in named if _is_folder(path)), key=_last_opened)
 
 
 def _name(text: str) -> bytes | None:

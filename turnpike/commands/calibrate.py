@@ -86,14 +86,16 @@ def _folder(settings: Settings, named: Path | None) -> Path:
 
 
 def _keep(settings: Settings, folder: Path, rate: TierRate) -> None:
-    """Keep what was measured of the disk, for replicas."""
+    """Keep what was measured of the disk, for each replica that `serve` starts."""
     from prompt_cache.tiers.disk_calibration import VERSION, DiskCalibration, write_calibration
 
     kept = DiskCalibration(VERSION, str(folder), time.time(), rate.fixed_s, rate.bytes_per_s)
-    try:
-        write_calibration(settings.calibration, kept)
-    except OSError as error:
-        raise CommandError(f"{settings.calibration} cannot be written: {error}") from error
+    for replica in settings.own_replicas:
+        try:
+            replica.data.mkdir(parents=True, exist_ok=True)
+            write_calibration(replica.calibration, kept)
+        except OSError as error:
+            raise CommandError(f"{replica.calibration} cannot be written: {error}") from error
 
 
 def _meaning(rates: ModelRates, tiers: Mapping[Place, TierRate]) -> dict[str, Any]:

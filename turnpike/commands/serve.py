@@ -131,18 +131,14 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
 
 
 def _replicas(settings: Settings) -> list[Child]:
-    """A replica of each model. Journals and caches are each one's own; the first one's are where an only one's are."""
+    """A replica of each model."""
     several = len(settings.model_folders) > 1
     children = []
     for at, (folder, address) in enumerate(zip(settings.model_folders, settings.own_replica_addresses, strict=True)):
-        environment = to_environment(settings) | {
+        environment = to_environment(settings.of_replica(at)) | {
             "TURNPIKE_SECRETS_FILE": str(settings.secrets),  # the file that was just made
             "TURNPIKE_MODEL": str(folder),
         }
-        if at:
-            environment["TURNPIKE_DATA_DIR"] = str(settings.data / f"replica-{at}")
-            if settings.disk_folder:
-                environment["TURNPIKE_DISK_FOLDER"] = str(Path(settings.disk_folder) / f"replica-{at}")
         name = f"replica of {folder.resolve().name}" if several else "replica"
         children.append(Child(name, ["engine", "--listen", address, "--replica-name", f"replica-{at}"], environment))
     return children

@@ -479,6 +479,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         folder = self.data / "run"
         return [f"unix:{(folder / f'replica-{at}.sock').absolute()}" for at in range(len(self.model_folders))]
 
+    def of_replica(self, at: int) -> Settings:
+        """The settings of a replica that `serve` starts. Journals and caches are each one's own; those of the first lie
+        where those of an only one do."""
+        if not at:
+            return self
+        name = f"replica-{at}"
+        return msgspec.structs.replace(
+            self,
+            data_dir=str(self.data / name),
+            disk_folder=str(Path(self.disk_folder) / name) if self.disk_folder else "",
+            secrets_file=str(self.secrets),
+        )
+
+    @property
+    def own_replicas(self) -> list[Settings]:
+        """The settings of the replicas that `serve` starts, and of those that it has started here before."""
+        count = len(self.model_folders)
+        while self.of_replica(count).data.is_dir():
+            count += 1
+        return [self.of_replica(at) for at in range(count)]
+
     @property
     def aliases(self) -> dict[str, str]:
         """Names that clients may use too → the served models' own. Raises SettingError."""

@@ -31,7 +31,7 @@ _TYPES: dict[str, MissType] = {
 
 
 class CacheMissReason(Struct, frozen=True):
-    """`cache_missed_input_tokens` is there where something changed."""
+    """`cache_missed_input_tokens` is there where something changed: what would have been read else, and was not."""
 
     type: MissType
     cache_missed_input_tokens: int | UnsetType = UNSET

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec.structs import replace
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, TextBlock
 from gateway.dialects.anthropic.conversation_turns import Message, ReadThinking, read_messages, read_system, unsigned
@@ -22,7 +23,7 @@ from gateway.dialects.json_paths import decode, json_bytes, json_object
 from gateway.dialects.large_bodies import check_large_messages
 from gateway.dialects.max_cost import MaxCost, parse_max_cost
 from gateway.errors import InvalidField, InvalidRequest
-from gateway.generation_request import CacheDirectives, GenerationRequest, Grammar, ReasoningWish, tag_of
+from gateway.generation_request import CacheDirectives, CacheMarker, GenerationRequest, Grammar, ReasoningWish, tag_of
 from protocol.requests import Lane
 
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -170,7 +171,6 @@ def parse(body: bytes, version: str = _NEWEST, *, read_thinking: ReadThinking = 
     grammar = _grammar(request.output_config)
     _check_together(request, stops, grammar, continued=prompt["continued"])
     user = (request.metadata.user_id if request.metadata else None) or ""
-    control = request.cache_control
     generation = GenerationRequest(
         surface="anthropic",
         model=request.model,
@@ -187,11 +187,8 @@ def parse(body: bytes, version: str = _NEWEST, *, read_thinking: ReadThinking = 
         grammar=grammar,
         max_cost_pico=parse_max_cost(request.max_cost),
         tag=user,
-        cache=CacheDirectives(
-            markers=prompt.pop("markers"),
-            automatic=control is not None,
-            automatic_lease=None if control is None else control.ttl,
-            automatic_path="$.cache_control",
+        cache=replace(
+            _directives(request, prompt.pop("markers")),
             prewarm=request.max_tokens == 0,
             tags=(tag_of(user),) if user else (),
             compare_with=None if request.diagnostics is None else request.diagnostics.previous_message_id or "",
@@ -208,8 +205,20 @@ def parse_count(body: bytes, version: str = _NEWEST, *, read_thinking: ReadThink
     check_large_messages(body)
     request = decode(_count_decoder, body)
     prompt = _prompt(request, version, read_thinking)
-    del prompt["markers"]
-    return GenerationRequest(surface="anthropic", model=request.model, **prompt)
+    return GenerationRequest(
+        surface="anthropic", model=request.model, cache=_directives(request, prompt.pop("markers")), **prompt
+    )
+
+
+def _directives(request: PromptFields, markers: tuple[CacheMarker, ...]) -> CacheDirectives:
+    """What the request says of where to cache its prompt."""
+    control = request.cache_control
+    return CacheDirectives(
+        markers=markers,
+        automatic=control is not None,
+        automatic_lease=None if control is None else control.ttl,
+        automatic_path="$.cache_control",
+    )
 
 
 def _prompt(request: PromptFields, version: str, read_thinking: ReadThinking) -> dict[str, Any]:

@@ -8,9 +8,9 @@ price.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Protocol, TypeAlias
+from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.dialects.openai.unsupported_fields import UnsupportedFields
 from gateway.errors import InvalidField
@@ -65,15 +65,22 @@ class CacheFields(UnsupportedFields, frozen=True, kw_only=True):
         return bool(self.prompt_cache_options is not None and self.prompt_cache_options.prewarm)
 
 
+class MarkableTool(Struct, frozen=True, kw_only=True):
+    """A tool up to whose end the prompt may be cached: by Anthropic's marker alone, since OpenAI has none for tools."""
+
+    prompt_cache_breakpoint: ClassVar[None] = None
+    cache_control: CacheControl | UnsetType | None = UNSET
+
+
 class MarkedPart(Protocol):
-    """A content part, or a message, that may be marked in either way."""
+    """A content part, a message or a tool that may be marked."""
 
     @property
     def prompt_cache_breakpoint(self) -> ExplicitBreakpoint | None:
         """OpenAI's marker."""
 
     @property
-    def cache_control(self) -> CacheControl | None:
+    def cache_control(self) -> CacheControl | UnsetType | None:
         """Anthropic's marker."""
 
 
@@ -142,6 +149,6 @@ def _markers(marked: Sequence[Marked], lease: str | None) -> tuple[CacheMarker, 
         own, control = piece.part.prompt_cache_breakpoint, piece.part.cache_control
         if own is not None:
             markers.append(CacheMarker(piece.path, f"{piece.at}.prompt_cache_breakpoint", own.ttl or lease))
-        if control is not None:
+        if control:
             markers.append(CacheMarker(piece.path, f"{piece.at}.cache_control", control.lease))
     return tuple(markers)

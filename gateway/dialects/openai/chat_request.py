@@ -16,7 +16,13 @@ from msgspec.structs import replace
 from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import check_large_body
-from gateway.dialects.openai.cache_fields import CacheControl, ExplicitBreakpoint, Marked, parse_directives
+from gateway.dialects.openai.cache_fields import (
+    CacheControl,
+    ExplicitBreakpoint,
+    MarkableTool,
+    Marked,
+    parse_directives,
+)
 from gateway.dialects.openai.common_request import (
     CompletionFields,
     Integer64,
@@ -30,6 +36,7 @@ from gateway.dialects.openai.tools import (
     CallId,
     ChatTool,
     ChatToolChoice,
+    FunctionTool,
     MessageToolCall,
     read_calls,
     read_choice,
@@ -161,17 +168,23 @@ def parse(body: bytes) -> ChatCall:
         **parse_common(request),
         choices=request.n or 1,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        cache=parse_directives(request, _marked(request.messages, turns, body), request.metadata),
+        cache=parse_directives(request, _marked(request, turns, body), request.metadata),
     )
     return ChatCall(generation if not generation.cache.prewarm else prewarming(generation), stream, include_usage)
 
 
-def _marked(messages: Sequence[Message], turns: Sequence[Turn], body: bytes) -> list[Marked]:
-    """The parts and messages that are marked. A message is marked at its last part."""
+def _marked(request: ChatRequest, turns: Sequence[Turn], body: bytes) -> list[Marked]:
+    """The tools, parts and messages that are marked. A message is marked at its last part; a tool itself, or within its
+    function, as clients send either."""
     marked: list[Marked] = []
     if b"cache" not in body and b"\\u" not in body:  # no marker's name stands there, nor may be written otherwise
         return marked
-    for index, (message, turn) in enumerate(zip(messages, turns, strict=True)):
+    for index, tool in enumerate(request.tools or ()):
+        if isinstance(tool, FunctionTool):
+            at = f"$.tools[{index}]"
+            markable: tuple[tuple[str, MarkableTool], ...] = (at, tool), (f"{at}.function", tool.function)
+            marked += (Marked(at, place, part) for place, part in markable if part.cache_control)
+    for index, (message, turn) in enumerate(zip(request.messages, turns, strict=True)):
         at = f"$.messages[{index}]"
         parts = message.content if isinstance(message, MarkablePart) else None
         if isinstance(parts, list):

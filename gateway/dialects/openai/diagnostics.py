@@ -43,7 +43,7 @@ def openai_diagnostics(explanation: Explanation | None) -> PromptCacheDiagnostic
         return PromptCacheDiagnostics("unavailable")
     if comparison.changed:
         reason = _REASONS[comparison.changed]
-        return PromptCacheDiagnostics("cache_miss", reason, comparison.missed, comparison.reusable)
+        return PromptCacheDiagnostics("cache_miss", reason, comparison.diverged, comparison.reusable)
     return PromptCacheDiagnostics("cache_hit" if comparison.read else "unavailable")
 
 

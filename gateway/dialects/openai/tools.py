@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import json_object
+from gateway.dialects.openai.cache_fields import MarkableTool
 from gateway.errors import InvalidField
 from gateway.generation_request import Tool, ToolCall, ToolChoice
 
@@ -27,7 +28,7 @@ CalledName: TypeAlias = Annotated[str, Meta(max_length=256)]
 """A name that a model gave, which need not be one of a tool."""
 
 
-class FunctionDefinition(Struct, frozen=True):
+class FunctionDefinition(MarkableTool, frozen=True):
     """A function that the model may call. With `strict` arguments fulfil all of the schema, or the request is refused;
     without it all that every grammar engine knows of it, or all where a call is required."""
 
@@ -37,7 +38,7 @@ class FunctionDefinition(Struct, frozen=True):
     strict: bool | None = None
 
 
-class FunctionTool(Struct, frozen=True, tag="function", tag_field="type"):
+class FunctionTool(MarkableTool, frozen=True, tag="function", tag_field="type"):
     function: FunctionDefinition
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.admission.cache_plans import cache_plan
 from gateway.dialects.openai import chat_request, completions_request
+from gateway.dialects.openai.responses import request as responses_request
 from gateway.errors import GatewayError, InvalidRequest
-from gateway.generation_request import CacheDirectives
+from gateway.generation_request import CacheDirectives, CacheMarker
 from gateway.served_models.served_model import ServedModel
 
 USER = {"role": "user", "content": "hi"}
@@ -100,6 +101,33 @@ def test_parts_beside_calls_and_reasoning_are_marked_too() -> None:
     assert [marker.path for marker in markers] == ["$.messages[1].content[0].text", "$.messages[2].content[0].text"]
 
 
+def test_tools_are_marked_by_anthropics_marker() -> None:
+    """On the tool, or in its function: clients send either. A group of the Responses API ends at its last tool."""
+    function = {"name": "f", "parameters": {}}
+    chat = [
+        {"type": "function", "function": function},
+        {"type": "function", "function": {**function, "name": "g", **CONTROL}},
+        {
+            "type": "function",
+            "function": {**function, "name": "h"},
+            "cache_control": {"type": "ephemeral", "ttl": "1h"},
+        },
+    ]
+    found = said(tools=chat, messages=[{**USER, **CONTROL}]).markers
+    assert found == (
+        CacheMarker("$.tools[1]", "$.tools[1].function.cache_control", "5m"),
+        CacheMarker("$.tools[2]", "$.tools[2].cache_control", "1h"),
+        CacheMarker("$.messages[0].content", "$.messages[0].cache_control", "5m"),
+    )
+    group = {"type": "namespace", "name": "n", "tools": [{"type": "function", **function}], **CONTROL}
+    body = {"model": "m", "input": "hi", "tools": [{"type": "custom", "name": "c", **CONTROL}, group]}
+    call = responses_request.generation_of(responses_request.decode_request(json.dumps(body).encode()))
+    assert [(marker.path, marker.marker_path) for marker in call.generation.cache.markers] == [
+        ("$.tools[0]", "$.tools[0].cache_control"),
+        ("$.tools[1].tools[0]", "$.tools[1].cache_control"),
+    ]
+
+
 def test_anthropics_markers_add_no_breakpoint_of_ours() -> None:
     assert not said(**content(part(**CONTROL))).automatic
     assert not said(prompt_cache_options={"mode": "explicit"}, **content(part(**BREAKPOINT))).automatic
@@ -131,6 +159,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt_cache_retention": "12h"}, "$.prompt_cache_retention"),
     ({"prompt_cache_retention": True}, "$.prompt_cache_retention"),
     ({"cache_control": "ephemeral"}, "$.cache_control"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}, "cache_control": 1}]}, "$.tools[0].cache_control"),
     ({"cache_control": {}}, "$.cache_control.type"),
     ({"cache_control": {"type": "eternal"}}, "$.cache_control.type"),
     ({"cache_control": {"type": "ephemeral", "ttl": "30m"}}, "$.cache_control.ttl"),

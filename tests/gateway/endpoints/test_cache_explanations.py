@@ -229,7 +229,7 @@ async def test_anthropic_diagnostics(stack: Stack) -> None:
         assert changed.diagnostics is not None
         reason = changed.diagnostics.cache_miss_reason
         assert isinstance(reason, anthropic.types.CacheMissSystemChanged)
-        assert reason.cache_missed_input_tokens > 50
+        assert reason.cache_missed_input_tokens == first.usage.cache_creation_input_tokens
         asked_else = await client.messages.create(**asked("How?"), diagnostics=named)
         assert asked_else.diagnostics is not None
         assert isinstance(asked_else.diagnostics.cache_miss_reason, anthropic.types.CacheMissMessagesChanged)
@@ -243,6 +243,29 @@ async def test_anthropic_diagnostics(stack: Stack) -> None:
     told = dict(events_of(streamed.text))["message_delta"]["diagnostics"]
     assert told["cache_miss_reason"]["type"] == "messages_changed"
     assert told["cache_explanation"]["misses"][0]["path"] == "$.messages[0].content"
+
+
+async def test_a_system_prompt_that_goes_on_was_changed(stack: Stack) -> None:
+    """All that was cached begins the prompt, and is not found: the marked text ends elsewhere."""
+
+    async def told(system: str, **fields: Any) -> dict[str, Any]:
+        marked = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
+        messages = [{"role": "user", "content": "Why?"}]
+        return (await raw(stack, {**CHAT, "system": marked, "messages": messages, **fields})).json()
+
+    first = await told(RULES * 3)
+    written_tokens = first["usage"]["cache_creation_input_tokens"]
+    assert written_tokens > 0
+    named = {"diagnostics": {"previous_message_id": first["id"]}}
+    changed = await told(RULES * 3 + "Be brief.", **named)
+    assert changed["usage"]["cache_read_input_tokens"] == 0
+    reason = {"type": "system_changed", "cache_missed_input_tokens": written_tokens}
+    assert changed["diagnostics"]["cache_miss_reason"] == reason
+    assert (await told(RULES * 3, **named))["diagnostics"]["cache_miss_reason"] is None
+    shorter = await told(RULES * 2, **named)
+    missed = shorter["diagnostics"]["cache_miss_reason"]
+    assert missed["type"] == "system_changed"
+    assert missed["cache_missed_input_tokens"] > shorter["usage"]["cache_creation_input_tokens"] > 0
 
 
 @pytest.mark.slow

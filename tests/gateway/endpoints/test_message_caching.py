@@ -231,12 +231,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", WRONG)
 async def test_what_the_rules_refuse_names_the_marker(stack: Stack, case: str) -> None:
     request, path = WRONG[case]
-    answer = await raw(stack, request)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["message"].startswith(path), error
-    assert error["details"]["path"] == path
+    for route in ("/v1/messages", "/v1/messages/count_tokens"):
+        answer = await raw(stack, request, route)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith(path), error
+        assert error["details"]["path"] == path
 
 
 @pytest.mark.slow

@@ -229,6 +229,23 @@ def test_records_of_another_identity_are_reclaimed(folder: Path, identity: Store
         assert [path.name for path in folder.iterdir() if path.is_dir()] == [identity.name]
 
 
+def test_what_others_keep_in_the_folder_is_left_alone(folder: Path) -> None:
+    """As on a disk that is not the cache's alone, or where `serve` keeps a second replica's records."""
+    with opened(folder / "replica-1") as other:
+        assert put(other, 1)
+    for name in ("photos/2026", "0123456789abcdef0123456789abcdef", "ab"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "one").write_bytes(b"precious")
+    before = sorted(path for path in folder.rglob("*") if path.is_file())
+    with opened(folder) as store:
+        assert store.scan()
+        store.maintain()
+        assert "reclaimed" not in store.counters
+        assert all(path.exists() for path in before)
+    with opened(folder / "replica-1") as other:
+        assert get(other, 1)
+
+
 def test_scopes_come_from_the_protocol() -> None:
     made = ScopeAccess.of(Scope("s", b"r", b"k" * 32, (TierLimit("dram", 1, 2), TierLimit("nvme", 3, 4)), 5.0))
     assert made == ScopeAccess("s", b"k" * 32, 5.0, 3, 4)

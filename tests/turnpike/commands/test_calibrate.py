@@ -23,15 +23,19 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_machine_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    second = tmp_path / "data" / "replica-1"  # as `serve` makes it for a second model
+    second.mkdir(parents=True)
     assert cli.main(["calibrate", "--no-model", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["disk_bytes_per_s"].keys() == {"1", "8", "32"}
     assert min(figures["disk_bytes_per_s"].values()) > 0
     assert figures["memory_bytes_per_s"] > figures["disk_fixed_us"]
     assert figures["models"] == []
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["calibration.json"], "what it wrote beside is gone"
+    files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {"calibration.json"}, "what it wrote beside is gone"
     rate = read_disk_rate(tmp_path / "data" / "calibration.json", tmp_path / "data" / "kv")
     assert rate is not None
+    assert read_disk_rate(second / "calibration.json", second / "kv") == rate
     assert 0 < rate.bytes_per_s < max(figures["disk_bytes_per_s"].values()), "what is read is also opened"
     assert rate.fixed_s == pytest.approx(figures["disk_fixed_us"] / 1e6, abs=1e-7)
     assert (tmp_path / "data" / "calibration.json").stat().st_mode & 0o77 == 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -40,7 +42,9 @@ def add_arguments(parser: CommandParser) -> None:
     purge = parser.add_action("purge", "delete records for good; the replica has to be stopped", purge_records)
     for action in (stats, fsck, scrub, purge):
         action.add_argument(
-            "--folder", metavar="DIR", help="the replica's folder of records; default: that of --disk-folder"
+            "--folder",
+            metavar="DIR",
+            help="a replica's folder of records; default: that of --disk-folder, and those of serve's other replicas",
         )
         action.add_format("json")
     for action in (fsck, scrub):
@@ -76,7 +80,7 @@ async def show_stats(admin: AdminServices, arguments: argparse.Namespace) -> Non
     """`turnpike cache stats`."""
     from prompt_cache.tiers.inspection import look
 
-    found = look(_folder(admin.settings, arguments))
+    found = [one for folder in _folders(admin.settings, arguments) for one in look(folder)]
     names = await _scope_names(admin)
     if arguments.format == "json":
         rows = [
@@ -106,8 +110,8 @@ async def show_stats(admin: AdminServices, arguments: argparse.Namespace) -> Non
 @admin_command
 async def check_files(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike cache fsck`: 1 if damage was found that is not repaired."""
-    with _inspection(admin, arguments) as inspection:
-        return _report(inspection, list(inspection.check()), arguments)
+    with _inspections(admin, arguments) as inspections:
+        return _report(inspections, [found for one in inspections for found in one.check()], arguments)
 
 
 @admin_command
@@ -122,8 +126,8 @@ async def scrub_records(admin: AdminServices, arguments: argparse.Namespace) -> 
             root = domains.root(one.tenant_id, one.project_id)
             name = domains.name(one.tenant_id, one.project_id, one.generation)
             accesses[name] = ScopeAccess(name, one.key.derive(root), float("inf"))
-    with _inspection(admin, arguments) as inspection:
-        return _report(inspection, list(inspection.check(accesses.get)), arguments)
+    with _inspections(admin, arguments) as inspections:
+        return _report(inspections, [found for one in inspections for found in one.check(accesses.get)], arguments)
 
 
 @admin_command
@@ -139,40 +143,44 @@ async def purge_records(admin: AdminServices, arguments: argparse.Namespace) -> 
         tenant_id, project_id = await _project(admin, *arguments.of)
         listed = [one for one in await _listed(admin) if one.project_id == project_id]
         scopes = [domains.name(tenant_id, project_id, one.generation) for one in listed]
-    with _inspection(admin, arguments) as inspection:
-        told = inspection.purge(scopes, expired_only=arguments.expired, dry_run=arguments.dry_run)
+    with _inspections(admin, arguments) as inspections:
+        purged = {
+            one.folder: one.purge(scopes, expired_only=arguments.expired, dry_run=arguments.dry_run)
+            for one in inspections
+        }
     if not arguments.dry_run:
         async with admin.database.transaction() as session:  # the records lie on this machine, not in the database
-            await record_change(
-                session,
-                "cache_records.purged",
-                target="kv_folder",
-                target_id=str(_folder(admin.settings, arguments)),
-                tenant_id=tenant_id,
-                project_id=project_id,
-                before={"records": told["records"], "bytes": told["bytes"], "expired_only": arguments.expired},
-            )
+            for folder, told in purged.items():
+                await record_change(
+                    session,
+                    "cache_records.purged",
+                    target="kv_folder",
+                    target_id=str(folder),
+                    tenant_id=tenant_id,
+                    project_id=project_id,
+                    before={"records": told["records"], "bytes": told["bytes"], "expired_only": arguments.expired},
+                )
+    records, size = (sum(told[name] for told in purged.values()) for name in ("records", "bytes"))
     if arguments.format == "json":
-        print(msgspec.json.encode({"records": told["records"], "bytes": told["bytes"]}).decode())
+        print(msgspec.json.encode({"records": records, "bytes": size}).decode())
     else:
-        print(f"{'would purge' if arguments.dry_run else 'purged'} {told['records']} records, {told['bytes']} bytes")
+        print(f"{'would purge' if arguments.dry_run else 'purged'} {records} records, {size} bytes")
 
 
-def _report(inspection: Inspection, found: list[Finding], arguments: argparse.Namespace) -> int:
+def _report(inspections: Sequence[Inspection], found: list[Finding], arguments: argparse.Namespace) -> int:
     """Print what was found, and delete it if that was asked for."""
+    checked, tombstones = sum(one.checked for one in inspections), sum(one.tombstones for one in inspections)
     causes = Counter(finding.cause for finding in found)
     left = [finding for finding in found if not (arguments.repair and _deleted(finding.file))]
     if arguments.format == "json":
         shown = [msgspec.to_builtins(finding) for finding in found[:_MOST_SHOWN]]
-        told = {"checked": inspection.checked, "tombstones": inspection.tombstones, "causes": causes, "found": shown}
+        told = {"checked": checked, "tombstones": tombstones, "causes": causes, "found": shown}
         print(msgspec.json.encode(told).decode())
     else:
         print_table(("cause", "files"), sorted(causes.items()))
         deleted = f"{len(found) - len(left)} deleted, {len(left)} cannot be deleted" if left else "all deleted"
         repaired = f", {deleted}" if arguments.repair and found else ""
-        print(
-            f"{inspection.checked} files, {len(found)} of no use{repaired}; {inspection.tombstones} purges remembered"
-        )
+        print(f"{checked} files, {len(found)} of no use{repaired}; {tombstones} purges remembered")
     return 1 if {finding.cause for finding in left} - _HARMLESS else 0
 
 
@@ -185,18 +193,25 @@ def _deleted(file: str) -> bool:
     return True
 
 
-def _inspection(admin: AdminServices, arguments: argparse.Namespace) -> Inspection:
+@contextlib.contextmanager
+def _inspections(admin: AdminServices, arguments: argparse.Namespace) -> Iterator[list[Inspection]]:
+    """The folders, all held alone before anything is done in one of them."""
     from prompt_cache.tiers.inspection import Inspection
     from prompt_cache.tiers.store_errors import StoreLocked
 
-    try:
-        return Inspection(_folder(admin.settings, arguments))
-    except StoreLocked as error:
-        raise StoreLocked(f"{error}: stop it first; `turnpike cache stats` works beside it") from error
+    with contextlib.ExitStack() as held:
+        try:
+            yield [held.enter_context(Inspection(folder)) for folder in _folders(admin.settings, arguments)]
+        except StoreLocked as error:
+            raise StoreLocked(f"{error}: stop it first; `turnpike cache stats` works beside it") from error
 
 
-def _folder(settings: Settings, arguments: argparse.Namespace) -> Path:
-    return Path(os.path.abspath(arguments.folder)) if arguments.folder else settings.kv_folder
+def _folders(settings: Settings, arguments: argparse.Namespace) -> list[Path]:
+    """The folder that is named; else that of a replica alone, and what further replicas of `serve` have left."""
+    if arguments.folder:
+        return [Path(os.path.abspath(arguments.folder))]
+    first, *further = (one.kv_folder for one in settings.own_replicas)
+    return [first, *(folder for folder in further if folder.is_dir())]
 
 
 # ---------------------------------------------------------------- keys

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from gateway.dialects.json_paths import json_object
-from gateway.dialects.openai.cache_fields import CacheControl, ExplicitBreakpoint
+from gateway.dialects.openai.cache_fields import CacheControl, ExplicitBreakpoint, MarkableTool
 from gateway.dialects.openai.tools import MOST_TOOLS, CalledName
 
 MOST_REFERENCES = 256
@@ -68,7 +68,7 @@ class CustomFormat(Struct, frozen=True, omit_defaults=True):
     definition: str | None = None
 
 
-class ResponseTool(Struct, frozen=True, kw_only=True):
+class ResponseTool(MarkableTool, frozen=True, kw_only=True):
     """A tool: a function, which takes JSON, a custom one, which takes text, or a named group of both."""
 
     type: Literal["function", "custom", "namespace", "web_search"]

@@ -183,7 +183,7 @@ def generation_of(
 ) -> ResponsesCall:
     """What the request asks for, after the items of earlier responses. Raises InvalidRequest naming the path."""
     objects = JsonObjects()
-    tools, names = read_response_tools(request.tools or (), objects)
+    tools, names, marked = read_response_tools(request.tools or (), objects)
     reader = TurnReader(objects, unseal)
     if request.instructions:
         reader.text("system", request.instructions, "$.instructions")
@@ -216,7 +216,7 @@ def generation_of(
         tag=(request.metadata or {}).get(TAG, ""),
         grammar=_grammar(request.text),
         logprobs=request.logprobs,
-        cache=parse_directives(request, reader.marked, request.metadata),
+        cache=parse_directives(request, [*marked, *reader.marked], request.metadata),
     )
     return ResponsesCall(prewarming(generation) if generation.cache.prewarm else generation, names)
 

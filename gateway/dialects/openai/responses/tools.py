@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from gateway.dialects.json_objects import JsonObjects
+from gateway.dialects.openai.cache_fields import Marked
 from gateway.dialects.openai.responses.input_items import ChosenTool, NamedTool, ResponseTool, ResponseToolChoice
 from gateway.dialects.openai.tools import (
     MOST_TOOLS,
@@ -56,20 +57,24 @@ def model_name(name: str, namespace: str | UnsetType | None = None) -> str:
     return f"{namespace}{_JOINT}{name}" if namespace else name
 
 
-def read_response_tools(tools: Sequence[ResponseTool], objects: JsonObjects) -> tuple[tuple[Tool, ...], ToolNames]:
-    """The tools that the model is told of, and what the client calls them. Raises InvalidRequest naming the path."""
+def read_response_tools(
+    tools: Sequence[ResponseTool], objects: JsonObjects
+) -> tuple[tuple[Tool, ...], ToolNames, list[Marked]]:
+    """The tools that the model is told of, what the client calls them, and those that it marked. Raises InvalidRequest
+    naming the path."""
     reader = _Reader(objects)
     for index, tool in enumerate(tools):
         reader.read(tool, f"$.tools[{index}]")
     if len(reader.tools) > MOST_TOOLS:
         raise InvalidField("$.tools", f"there are more than {MOST_TOOLS}")
-    return tuple(reader.tools), ToolNames(reader.names)
+    return tuple(reader.tools), ToolNames(reader.names), reader.marked
 
 
 class _Reader:
     def __init__(self, objects: JsonObjects) -> None:
         self.tools: list[Tool] = []
         self.names: dict[str, CalledAs] = {}
+        self.marked: list[Marked] = []
         self._objects = objects
         self._taken: dict[str, set[str]] = {}
         """The names of each group."""
@@ -91,6 +96,8 @@ class _Reader:
                 self._add(tool, self._function(tool, path, namespace), namespace)
             case "custom":
                 self._add(tool, self._custom(tool, path, namespace), namespace)
+        if tool.cache_control and self.tools:
+            self.marked.append(Marked(self.tools[-1].path, path, tool))
 
     def _add(self, tool: ResponseTool, read: Tool, namespace: str) -> None:
         name = model_name(tool.name, namespace)

@@ -91,6 +91,20 @@ def test_stats_name_projects(replica: Replica) -> None:
     assert "acme/default" in replica.run("cache stats")[1]
 
 
+def test_all_replicas_of_serve_are_looked_after(replica: Replica) -> None:
+    second = Replica(replica.run, replica.settings.of_replica(1).kv_folder, replica.settings)
+    second.serve()
+    assert [one["held"]["records"] for one in json.loads(replica.run("cache stats --format json")[1])] == [12, 12]
+    assert "24 files, 0 of no use" in replica.run("cache fsck")[1]
+    with opened(second.folder):
+        assert replica.run("cache purge --all")[0] == 75
+    assert replica.found("acme") == 3, "nothing is purged where not all can be"
+    assert "purged 12 records" in replica.run("cache purge --of acme default")[1]
+    assert (replica.found("acme"), second.found("acme")) == (0, 0)
+    assert "6 files" in replica.run(f"cache fsck --folder {second.folder}")[1]
+    assert (replica.found("other"), second.found("other")) == (3, 3)
+
+
 @pytest.mark.slow
 def test_fsck_and_scrub_find_damage_and_repair_it(replica: Replica) -> None:
     assert replica.run("cache fsck")[0] == 0
