@@ -29,7 +29,9 @@ Dialect = Literal["sqlite", "postgresql"]
 SETTING = "TURNPIKE_DATABASE_URL"
 
 STATEMENT_S = 60.0
-"""How long a statement may take that a request, a job or a person waits for."""
+"""How long a statement may take that a request waits for, or a job that must not be late."""
+JOB_STATEMENT_S = 3_600.0
+"""How long one of an export, of a worker's clearing up or of a command may take: it grows with a period's usage."""
 LONG_STATEMENT_S = 86_400.0
 """How long one of a migration or an audit may take: it grows with all that was ever recorded."""
 
@@ -46,8 +48,13 @@ _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
 """Classes of SQLSTATE: no connection, not authorized, no such database, no resources, shutting down, I/O error, and
 transactions that may be retried."""
 _POSTGRESQL_CONFLICT = "40"
+_POSTGRESQL_CANCELED = "57014"
+"""The SQLSTATE of a statement that took longer than it may, or that an operator canceled."""
+_SILENT_S = 5.0
+"""A server that does not answer is given up so long after it should have ended the statement itself."""
 _POSTGRESQL_UNSTORABLE = "22021"
 """The SQLSTATE of a text with a character that the server's encoding has not: of UTF-8, U+0000 alone."""
+_CANCELED = "a statement took longer than it may, or was canceled"
 _UNSTORABLE = "a text has the character U+0000, which the database cannot hold"
 
 
@@ -73,6 +80,10 @@ class DatabaseUnavailable(ReportedError):
 
 class TransactionConflict(DatabaseUnavailable):
     """PostgreSQL ended this transaction for the sake of another that was in its way: a deadlock, for example."""
+
+
+class StatementTimeout(DatabaseUnavailable):
+    """A statement took longer than it may, and was ended. The database is not away: the same takes as long again."""
 
 
 class UnstorableText(ReportedError, ValueError):
@@ -135,7 +146,8 @@ def _sqlite_engine(url: URL, *, reading: bool) -> AsyncEngine:
 
 
 def _postgresql_options(statement_s: float) -> dict[str, Any]:
-    return {"timeout": 5, "command_timeout": statement_s, "server_settings": {"jit": "off"}}
+    settings = {"jit": "off", "statement_timeout": str(round(statement_s * 1000))}
+    return {"timeout": 5, "command_timeout": statement_s + _SILENT_S, "server_settings": settings}
 
 
 def _postgresql_engine(url: URL, pool_size: int, statement_s: float) -> AsyncEngine:
@@ -234,6 +246,8 @@ class Database:
         except Exception as error:
             if (_state(error) or "").startswith(_POSTGRESQL_CONFLICT):
                 raise TransactionConflict(f"{SETTING}: another transaction was in the way: {_cause(error)}") from error
+            if _state(error) == _POSTGRESQL_CANCELED:
+                raise StatementTimeout(_CANCELED) from error
             if _is_unavailable(error):
                 raise DatabaseUnavailable(f"{SETTING}: the database is not available: {_cause(error)}") from error
             if _state(error) == _POSTGRESQL_UNSTORABLE:
@@ -266,6 +280,8 @@ class Database:
             async with self._direct.transaction() if transaction else self._direct.connection() as connection:
                 yield connection
         except Exception as error:
+            if _state(error) == _POSTGRESQL_CANCELED:
+                raise StatementTimeout(_CANCELED) from error
             if _is_unavailable(error):
                 raise DatabaseUnavailable(type(error).__name__) from error
             if _state(error) == _POSTGRESQL_UNSTORABLE:
