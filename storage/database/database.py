@@ -43,6 +43,7 @@ _CLOCK: dict[Dialect, ColumnElement[int]] = {
     ),
 }
 _SQLITE_PRAGMAS = ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+_SQLITE_DAMAGED = ("file is not a database", "malformed")
 _SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "full", "interrupted")
 _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
 """Classes of SQLSTATE: no connection, not authorized, no such database, no resources, shutting down, I/O error, and
@@ -84,6 +85,12 @@ class TransactionConflict(DatabaseUnavailable):
 
 class StatementTimeout(DatabaseUnavailable):
     """A statement took longer than it may, and was ended. The database is not away: the same takes as long again."""
+
+
+class DatabaseDamaged(DatabaseUnavailable):
+    """The file is no SQLite database, or is damaged. No retry helps."""
+
+    temporary = False
 
 
 class UnstorableText(ReportedError, ValueError):
@@ -186,6 +193,10 @@ def _is_unavailable(error: Exception) -> bool:
     return is_unavailable(error) or isinstance(error, (OSError, TimeoutError, sqlalchemy.exc.TimeoutError))
 
 
+def _is_damaged(error: Exception) -> bool:
+    return isinstance(error, sqlalchemy.exc.DatabaseError) and any(text in str(error.orig) for text in _SQLITE_DAMAGED)
+
+
 def _cause(error: Exception) -> str:
     """The class of the driver's own error. Its text may hold data that must not be logged."""
     cause = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None else error
@@ -248,6 +259,10 @@ class Database:
                 raise TransactionConflict(f"{SETTING}: another transaction was in the way: {_cause(error)}") from error
             if _state(error) == _POSTGRESQL_CANCELED:
                 raise StatementTimeout(_CANCELED) from error
+            if _is_damaged(error):
+                raise DatabaseDamaged(
+                    f"{SETTING}: {self.engine.url.database} is no SQLite database, or damaged"
+                ) from error
             if _is_unavailable(error):
                 raise DatabaseUnavailable(f"{SETTING}: the database is not available: {_cause(error)}") from error
             if _state(error) == _POSTGRESQL_UNSTORABLE:

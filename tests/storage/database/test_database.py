@@ -15,6 +15,7 @@ from billing.tables.money import balance, refused_settlement
 from storage.database.base import from_instant, new_id, to_instant
 from storage.database.database import (
     Database,
+    DatabaseDamaged,
     DatabaseUnavailable,
     InvalidDatabaseUrl,
     StatementTimeout,
@@ -215,5 +216,16 @@ async def test_a_statement_that_takes_too_long_is_told_from_a_database_that_is_a
             async with database.direct() as connection:
                 await connection.execute("SELECT pg_sleep(60)")
         await database.ping()
+    finally:
+        await database.close()
+
+
+async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "d.db").write_text("this was never a database " * 10)
+    database = await Database.open(f"sqlite:///{tmp_path}/d.db")
+    try:
+        with pytest.raises(DatabaseDamaged, match=r"d\.db is no SQLite database") as refusal:
+            await database.ping()
+        assert not refusal.value.temporary, "who starts it again meets the same"
     finally:
         await database.close()
