@@ -24,6 +24,8 @@ def parse_address(text: str) -> Address:
     if kind == "unix" and rest:
         return Address(text, path=rest)
     host, _, port = rest.rpartition(":")
+    host = host.strip("[] ")
+    # A replica that listened at no host would listen at all of its machine's addresses.
     if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
-        return Address(text, host=host.strip("[]"), port=int(port))
+        return Address(text, host=host, port=int(port))
     raise AddressError(f"{text!r} is not a replica's address; expected unix:PATH or tcp:HOST:PORT")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -115,10 +115,14 @@ class Fenced(Message, frozen=True, tag="Fenced"):
     requests: tuple[tuple[str, int], ...] = ()
 
 
+Tier = Literal["hbm", "dram", "nvme"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+
+
 class TierLimit(Value, frozen=True):
     """How many bytes a scope may hold in one tier. Others cannot take its `reserve`; it holds no more than `limit`."""
 
-    tier: Literal["hbm", "dram", "nvme"]
+    tier: Tier
     reserve: int
     limit: int
 
@@ -172,7 +176,7 @@ class Drain(Message, frozen=True, tag="Drain"):
 class TierLoad(Value, frozen=True):
     """Blocks of a layer group in one tier: `free` + `referenced` + `cached` = `total` (C4)."""
 
-    tier: Literal["hbm", "dram", "nvme"]
+    tier: Tier
     group: int
     free: int
     referenced: int

@@ -35,12 +35,13 @@ def with_admin_services(
 ) -> int:
     """Run `work` with the admin services of these settings, and record its changes as made by whoever runs this.
 
-    `long`: its statements may take hours. Returns the exit status that `work` returns, 0 for None. Raises NoData.
+    `long`: its statements may take a day, not an hour. Returns the exit status that `work` returns, 0 for None.
+    Raises NoData.
     """
     from storage.database import database
     from turnpike.admin_services import open_admin_services
 
-    statement_s = database.LONG_STATEMENT_S if long else database.STATEMENT_S
+    statement_s = database.LONG_STATEMENT_S if long else database.JOB_STATEMENT_S
 
     async def run() -> int:
         async with open_admin_services(settings, statement_s=statement_s) as admin:

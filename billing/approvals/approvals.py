@@ -112,8 +112,10 @@ class Approvals:
 
 
 def permission_to_decide(kind: str) -> Needed:
-    """The permission, at the platform, that approving or withdrawing a change of this kind needs."""
-    return "prices.approve" if kind == SHEET_KIND else KINDS[kind].permission  # type: ignore[index]
+    """The permission, at the platform, that approving or withdrawing a change of this kind needs. Of a kind that we do
+    not know, a newer version's, it is the one that all kinds need."""
+    known = KINDS.get(kind)  # type: ignore[call-overload]
+    return "prices.approve" if kind == SHEET_KIND else known.permission if known else "approvals.decide"
 
 
 def _check_own_or_may(change: PendingChange, may: May, actor: Actor) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.accounts.balances import Balances, CreditLine
 from billing.invoices.credit_notes import CreditArguments, credit_in
 from billing.money import format_pico
-from billing.pending_changes import ChangeKind, PendingChange
+from billing.pending_changes import ApprovalRefused, ChangeKind, PendingChange
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
 from billing.rating.contract_store import Contracts, TermsArguments
@@ -99,15 +99,23 @@ KINDS: Mapping[ChangeKind, Kind] = {
 
 async def make(makers: Makers, session: AsyncSession, change: PendingChange) -> str:
     """Make a change that was approved, in this transaction; what came of it. Raises what its checks raise."""
-    kind = KINDS[change.kind]  # type: ignore[index]
+    kind = _kind_of(change)
     return await kind.make(makers, session, change, _arguments(kind, change))
 
 
 async def check(makers: Makers, change: PendingChange) -> None:
     """Check, before the transaction, what is checked by other connections. Raises what its checks raise."""
-    kind = KINDS[change.kind]  # type: ignore[index]
+    kind = _kind_of(change)
     if kind.check is not None:
         await kind.check(makers, _arguments(kind, change))
+
+
+def _kind_of(change: PendingChange) -> Kind:
+    """Raises ApprovalRefused for a kind that we do not know."""
+    for name, kind in KINDS.items():
+        if name == change.kind:
+            return kind
+    raise ApprovalRefused(f"{change.id} is of the kind {change.kind!r}, which a newer version knows: approve it there")
 
 
 def _arguments(kind: Kind, change: PendingChange) -> Any:

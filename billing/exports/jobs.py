@@ -25,7 +25,7 @@ from billing.exports.files import ExportOrder, dataset_of, export, format_of, ma
 from billing.prices import PriceCatalog
 from billing.tables.exports import export_job
 from storage.database.base import new_id
-from storage.database.database import Database, DatabaseUnavailable
+from storage.database.database import Database, DatabaseUnavailable, StatementTimeout
 
 JobState = Literal["queued", "running", "done", "failed", "expired"]
 
@@ -170,7 +170,7 @@ class ExportJobs:
         account_codes: Mapping[str, str] | None = None,
         provider: str = PROVIDER,
     ) -> bool:
-        """Run one job; False if none was waiting. A failure is stored with the job.
+        """Run one job; False if none was waiting. A failure is stored with the job, after MAX_ATTEMPTS runs for good.
 
         `names` reads the names of tenants and projects. Raises DatabaseUnavailable; then the job is run again later.
         """
@@ -191,9 +191,9 @@ class ExportJobs:
             manifest = await export(self._database, self._prices, order, self.path(job), self._progress(job))
             stated = msgspec.structs.replace(manifest, file=job.file_name)
             await self._finish(job, "done", rows=manifest.rows, manifest=msgspec.json.encode(stated).decode())
-        except DatabaseUnavailable:
-            raise  # the lease runs out, and a worker tries again
         except Exception as error:
+            if isinstance(error, DatabaseUnavailable) and not isinstance(error, StatementTimeout):
+                raise  # the lease runs out, and a worker tries again
             log.exception("an export failed", export=str(job.id), dataset=job.dataset, attempt=job.attempts)
             if job.attempts >= MAX_ATTEMPTS or isinstance(error, InvalidExport):
                 await self._finish(job, "failed", error=f"{type(error).__name__}: {error}"[:500])
@@ -219,8 +219,11 @@ class ExportJobs:
         # no entry: the order is recorded, not how its work goes on
         async with self._database.transaction() as session:  # all tenants: a worker runs every tenant's jobs
             now = (await session.execute(select(self._database.clock))).scalar_one()
-            free = or_(_OF.state == "queued", (_OF.state == "running") & (_OF.leased_until < now))
-            first = select(export_job).where(free).order_by(_OF.id).limit(1)
+            left = (_OF.state == "running") & (_OF.leased_until < now)
+            # Who ran it as often as this came to no end, and nobody was left to say why: a process without memory.
+            lost = {"state": "failed", "finished_at": now, "error": f"none of {MAX_ATTEMPTS} runs came to its end"}
+            await session.execute(update(export_job).where(left, _OF.attempts >= MAX_ATTEMPTS).values(lost))
+            first = select(export_job).where(or_(_OF.state == "queued", left)).order_by(_OF.id).limit(1)
             row = (await session.execute(self._database.locked(first, skip=True))).one_or_none()
             if row is None:
                 return None

@@ -27,9 +27,8 @@ from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds, expected_wait
 from engine.scheduling.request import Request
-from engine.scheduling.restoring import DISK_RATE, first_guess
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
-from engine.scheduling.step_costs import FixedCosts, Rates, StepCosts
+from engine.scheduling.step_costs import DISK_RATE, FixedCosts, Rates, StepCosts, first_guess
 from engine.scheduling.step_work import Prefill, Step
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool

@@ -166,14 +166,16 @@ class DramTier:
             here.append(taken)
         return tuple(here)
 
-    def reserve(self) -> Block | None:
-        """A block with one reference and no key, for another thread to fill; None if there is no room."""
-        if self.index is None or not self.index.available:
+    def allocate(self, scope: str) -> Block | None:
+        """A block with one reference and no key, for another thread to fill with one of this scope; None if there is no
+        room."""
+        try:
+            return None if self.index is None else self.index.allocate_spare(scope)
+        except OutOfBlocks:
             return None
-        return self.index.allocate(1)[0]
 
     def publish(self, block: Block, key: bytes, scope: str) -> None:
-        """A reserved block was filled and verified: it may be found, and its reference is dropped."""
+        """An allocated block was filled and verified: it may be found, and its reference is dropped."""
         assert self.index is not None
         table = [block]
         self.index.publish(table, 0, key, scope)
@@ -227,9 +229,10 @@ class DramTier:
         """A published block of one layer group, with one reference, which the next step is to fill."""
         assert self.index is not None
         pool = self.index.pools[group]
-        if not pool.available:
+        try:
+            [taken] = pool.allocate_spare(1, scope)
+        except OutOfBlocks:
             return None
-        [taken] = pool.allocate(1)
         pool.publish(taken, key, scope)
         self._keep_until(key, scope)
         return taken

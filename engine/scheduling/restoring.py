@@ -18,11 +18,10 @@ from itertools import groupby, zip_longest
 from engine.scheduling.disk import Disk, Transfer
 from engine.scheduling.dram_tier import DramTier
 from engine.scheduling.request import Request
-from engine.scheduling.step_costs import Rates
 from engine.scheduling.step_work import Step
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
-from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Missing, Place, Plan, TierRate
+from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute, Missing, Place, Plan
 from protocol.requests import LANES
 
 MOST_COPIES = 4096
@@ -32,17 +31,9 @@ TIMEOUT_MARGIN_S = 0.05
 chunk in vain costs more than waiting."""
 TIMEOUT_MARGIN_PART = 0.05
 """The same margin as a part of the time that computing all the blocks would take. The longer of both applies."""
-DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
-"""What is believed of a disk that was not calibrated, before blocks were read from it."""
 BLOCK_BYTES = 1 << 19
 MOST_DAMAGED = 1024
 """Damaged blocks that are remembered until somebody asks for them."""
-
-
-def first_guess(rates: Rates, block_bytes: int, disk: TierRate = DISK_RATE) -> FetchOrRecompute:
-    """What chooses between fetching and computing, by the rates that are known at the start."""
-    memory = TierRate(0.0, block_bytes / max(rates.copied, 1e-3) * 1e6)
-    return FetchOrRecompute({"dram": memory, "nvme": disk}, ComputeRate(rates.uncached / 1e6))
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +49,7 @@ class Restore:
     progress: bool = False
     """Whether something has come since the deadline was set."""
     pending: list[int] = field(default_factory=list)
-    """Indices that are still to come, in order; the last comes first."""
+    """Indices that are still to come. The last comes first."""
     came: dict[int, bool] = field(default_factory=dict)
     """index -> whether it came from disk: verified, on the device, and not joined yet."""
     copying: dict[int, bool] = field(default_factory=dict)
@@ -172,7 +163,8 @@ class Restorer:
                 continue
             if self.disk.fetch_room <= 0 or not self._on_disk(request, index, key):
                 break
-            self._fetch(request.block_key_and_scope(index)[1], key)
+            if not self._fetch(request.block_key_and_scope(index)[1], key):
+                break
 
     # ------------------------------------------------------------ a step
 
@@ -250,9 +242,8 @@ class Restorer:
         most = coming * BLOCK_TOKENS if restore.came or restore.copying else len(request.tokens)
         if not pending:
             return most
-        if not restore.late and now >= restore.deadline:
-            self.late += 1
-            restore.late = True
+        if now >= restore.deadline:
+            self._wait_no_longer(restore)
         if restore.late:
             return most
         plan = self._plan(restore, pending, now)
@@ -308,6 +299,12 @@ class Restorer:
         )
         return max(plan.late_s, plan.seconds + max(TIMEOUT_MARGIN_S, TIMEOUT_MARGIN_PART * alone))
 
+    def _wait_no_longer(self, restore: Restore) -> None:
+        """Computing goes on. What still comes is used where the front has not got to yet."""
+        if not restore.late:
+            self.late += 1
+            restore.late = True
+
     def _turns(self) -> list[Request]:
         """Restoring requests, the higher lanes first, one of each flow in turn."""
         flows: dict[tuple[int, str], list[Request]] = {}
@@ -351,27 +348,28 @@ class Restorer:
                     continue
                 if self.disk is None or not self.disk.holds(scope, key):
                     gone.append(index)
-                elif self.disk.fetch_room > 0:
+                elif self.disk.fetch_room > 0 and self._fetch(scope, key):
                     restore.from_disk.add(index)
-                    self._fetch(scope, key)
                 else:
+                    if not self.fetches and not self._copying:  # nothing on its way will make room
+                        self._wait_no_longer(restore)
                     break
             for index in gone:
                 restore.pending.remove(index)
                 request.lost.pop(index, None)
             self.join(request)
 
-    def _fetch(self, scope: str, key: bytes) -> None:
+    def _fetch(self, scope: str, key: bytes) -> bool:
+        """Begin to read a block; whether host memory has room for it."""
         assert self.disk is not None
-        access, block = self.dram.scopes.get(scope), self.dram.reserve()
-        if block is None:
-            return
-        if access is None:
-            self.dram.free(block)
-            return
+        access = self.dram.scopes.get(scope)
+        block = None if access is None else self.dram.allocate(scope)
+        if access is None or block is None:
+            return False
         piece = self.chooser.begin("nvme", self.block_bytes, self._now)
         transfer = self.fetches[key] = Transfer(access, key, block, piece=piece, began=self._now)
         self.disk.fetch(transfer)
+        return True
 
     def _take_fetched(self, transfers: Sequence[Transfer]) -> None:
         failed: set[bytes] = set()

@@ -31,8 +31,8 @@ from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefilling import Prefilling
 from engine.scheduling.prefix_blocks import PrefixBlocks
 from engine.scheduling.request import Request
-from engine.scheduling.restoring import BLOCK_BYTES, first_guess
-from engine.scheduling.step_costs import FixedCosts, StepCosts
+from engine.scheduling.restoring import BLOCK_BYTES
+from engine.scheduling.step_costs import FixedCosts, StepCosts, first_guess
 from engine.scheduling.step_work import Step, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool

@@ -23,8 +23,7 @@ from engine.layers.linear import best_tiling
 from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
-from engine.scheduling.restoring import DISK_RATE
-from engine.scheduling.step_costs import MeasuredCosts
+from engine.scheduling.step_costs import DISK_RATE, MeasuredCosts
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id

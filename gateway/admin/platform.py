@@ -136,7 +136,7 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             turns_on = name == APPROVALS and body.value == "on"
             if turns_on and not two_decide(await wait(tenancy.list_operator_keys())):
                 raise Conflict(
-                    "Approvals take two operators, each with an owner's key: "
+                    "Approvals take two operators, each with an owner's key that does not expire: "
                     "`turnpike keys create --operator --name WHO`; the keys of both name a user, or neither's.",
                     code="second_operator_required",
                 )

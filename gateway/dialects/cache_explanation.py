@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -14,7 +14,7 @@ from gateway.metering.miss_prices import LongerLease, MissPrice
 from gateway.request_context import public_name
 from prompt_cache.history.diagnosis import Cause, Miss
 
-ADVICE: dict[Cause, str] = {
+ADVICE: dict[str, str] = {
     "no_read": "The request asked not to read the cache, or only what is younger.",
     "no_store": "With no-store KV stays in the device's memory: no lease is written, and nothing outlives it there.",
     "below_minimum": "What is shorter than the model's least cacheable length is not cached.",
@@ -35,6 +35,7 @@ ADVICE: dict[Cause, str] = {
     "diverged": "The prompt differs from an earlier one here: move what changes behind what stays.",
     "cold": "No earlier request had these tokens.",
 }
+_UNKNOWN = "This gateway does not know the cause: a newer one found it."
 
 
 class LongerLeaseObject(Struct, frozen=True):
@@ -110,7 +111,7 @@ def explanation_of(finding: Finding) -> CacheExplanation:
 
 def _miss(miss: Miss, price: MissPrice | None) -> MissObject:
     return MissObject(
-        cause=miss.cause,
+        cause=cast(Cause, miss.cause),  # a newer gateway's document lists its own
         start=miss.start,
         end=miss.end,
         tokens=miss.tokens,
@@ -121,7 +122,7 @@ def _miss(miss: Miss, price: MissPrice | None) -> MissObject:
         ttl=miss.lease or None,
         cost=None if price is None else format_pico(price.cost_pico),
         longer_ttl=None if price is None or price.longer is None else _longer(price.longer),
-        advice=ADVICE[miss.cause],
+        advice=ADVICE.get(miss.cause, _UNKNOWN),
     )
 
 

@@ -371,13 +371,15 @@ class GenerationTask:
                 return None
 
     def _know_prompt(self, read: PromptRead | None) -> None:
-        """It has a token, or has ended: what became of the prompt is known for good. `read`: what the replica says of
-        it; an older one says nothing, and then what it planned counts."""
+        """It has a token, or has ended. `read`: what became of the prompt, for good. An older replica says that at the
+        end alone; until then only a plan without farther tiers is a fact."""
         if self._began is None or self._prompt_known:
             return
-        self._prompt_known = True
         if read is not None:
             self._began, self._lost = replace(self._began, counts=read.counts), read.lost
+        elif not _is_certain(self._began):
+            return
+        self._prompt_known = True
         if self._promise is not None and self._promise.kept:
             self._tell_start(self._began)
 
@@ -396,7 +398,7 @@ class GenerationTask:
     def _tell_start(self, began: Began) -> None:
         """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise. What is
         still to come from farther tiers is no fact yet: limits and `Cache-Status` wait until the prompt is known."""
-        known = self._prompt_known or began.counts.read == began.counts.read_hbm
+        known = self._prompt_known or _is_certain(began)
         try:
             usage = usage_of(began.counts, self.prepared.terms, 0, "none")
             prepared, counted = self.prepared, usage.prompt - sum(usage.read.values())
@@ -568,3 +570,8 @@ class GenerationTask:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _is_certain(began: Began) -> bool:
+    """Whether nothing of what it plans to read can still fail to come: no block is in a farther tier."""
+    return began.counts.read == began.counts.read_hbm

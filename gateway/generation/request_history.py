@@ -39,6 +39,7 @@ from prompt_cache.history.records import (
     MOST_PIECES,
     MOST_SPANS,
     MOST_TAILS,
+    Computed,
     Entry,
     PieceNote,
     RequestRecord,
@@ -159,11 +160,11 @@ class Observed:
             parts=prepared.terms.leases,
             billed_read=sum(event.usage.read.values()),
             found=event.counts.prompt - event.counts.computed,
-            misses=self._misses,
+            misses=tuple(Computed(one.start, one.end, one.cause) for one in self._misses),
             price_version=event.price_version,
             cost_pico=event.cost_pico,
             tails=_tails(generation, secret, spans),
-            lost=self._lost[:MOST_LOST],
+            lost=tuple(Computed(one.start, one.end, one.cause) for one in self._lost[:MOST_LOST]),
         )
         return Noted(record, nodes)
 

@@ -94,7 +94,7 @@ _SECOND = 1_000_000
 
 
 class Miss(Struct, frozen=True, array_like=True):
-    """The tokens [start, end) missed because of `cause`.
+    """The tokens [start, end) missed because of `cause`: one of CAUSES, or a word of the newer gateway that wrote it.
 
     `path`: the JSON path in this request of its first token; of `diverged`, of the token `differs_at`, from which on
     the prompt is another, and which may lie behind `start`. `against`: the earlier request that it is compared with.
@@ -104,7 +104,7 @@ class Miss(Struct, frozen=True, array_like=True):
 
     start: int
     end: int
-    cause: Cause
+    cause: str
     path: str = ""
     against: UUID | None = None
     at: int | None = None
@@ -481,7 +481,7 @@ def _lost(new: RequestRecord, record: RequestRecord, start: int, end: int, lease
         yield Miss(start, end, otherwise, against=record.id, lease=lease)
 
 
-def _told(new: RequestRecord) -> Iterator[tuple[int, int, Cause]]:
+def _told(new: RequestRecord) -> Iterator[tuple[int, int, str]]:
     """What the replica lost, in order: where each part stands if all that it found stands at the prompt's beginning."""
     at = new.found
     for lost in new.lost:

@@ -9,8 +9,6 @@ import msgspec
 from msgspec import Struct
 
 from prompt_cache.promise.lease_terms import LeasePart
-from protocol.requests import Lost, StorePolicy
-from protocol.requests import Miss as EngineMiss
 
 MOST_SPANS = 2000
 MOST_PIECES = 256
@@ -36,6 +34,15 @@ class PieceNote(Struct, frozen=True, array_like=True):
     path: str
 
 
+class Computed(Struct, frozen=True, array_like=True):
+    """The replica computed the prompt tokens [start, end) because of `cause`: a word of the protocol, perhaps of a
+    newer one than ours."""
+
+    start: int
+    end: int
+    cause: str
+
+
 class Entry(Struct, frozen=True, array_like=True):
     """A promise that a request made or renewed for its first `tokens` tokens: a lease of class `lease`.
 
@@ -51,7 +58,8 @@ class Entry(Struct, frozen=True, array_like=True):
 
 
 class RequestRecord(Struct, frozen=True, kw_only=True, array_like=True):
-    """One request. Instants are microseconds since the Unix epoch, by the database's clock.
+    """One request. Instants are microseconds since the Unix epoch, by the database's clock. Gateways of two versions
+    share these records, so that no field is limited to the words of one.
 
     `at`: when it was admitted. `visible_at`: from when on others could read what it wrote, None if never. `family`:
     names whose prompts its tokens can be compared with. `nodes`: the keys of its prefixes. `partition`, `format`: keys
@@ -84,7 +92,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, array_like=True):
     root_path: str
     automatic: bool
     read: str
-    store: StorePolicy
+    store: str
     read_min: int
     lookups: tuple[int, ...] | None
     max_age: int | None
@@ -93,11 +101,11 @@ class RequestRecord(Struct, frozen=True, kw_only=True, array_like=True):
     parts: tuple[LeasePart, ...]
     billed_read: int
     found: int
-    misses: tuple[EngineMiss, ...]
+    misses: tuple[Computed, ...]
     price_version: int
     cost_pico: int
     tails: tuple[bytes, ...] = ()
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[Computed, ...] = ()
 
     @property
     def extent(self) -> int:

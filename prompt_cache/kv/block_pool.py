@@ -56,6 +56,8 @@ class BlockPool:
         self._order: EvictionOrder = HitDensity(total) if order is None else order
         self._awaited_keys: dict[bytes, int] = {}
         """key -> how many waiting requests will look for it"""
+        self._reserved: set[str] = set()
+        """Scopes with a reserve."""
         self._limited: dict[str, int] = {}
         """scope -> how many blocks it may hold at most, where it has a limit"""
         self._references = [0] * total
@@ -91,6 +93,26 @@ class BlockPool:
         """Take `count` blocks, each with one reference and no key. Raises OutOfBlocks without taking any."""
         if count > self.available:
             raise OutOfBlocks(f"{count} blocks requested, {self.available} of {self.total} available")
+        short = count - len(self._free)
+        return self._take(count, self._order.victims(short) if short > 0 else [])
+
+    def allocate_spare(self, count: int, scope: str = "") -> list[int]:
+        """As `allocate`, for what can be computed again as well: it evicts nothing that is in the reserve of another
+        scope than `scope`, and nothing that a waiting request will look for."""
+        short = count - len(self._free)
+        victims: list[int] = []
+        # Several only after a look whether there are so many, so that none is evicted in vain.
+        if short == 1 or (short > 1 and (not self._reserved or len(self._order.coming(short)) == short)):
+            victims = self._order.spare_victims(short, scope)
+        if len(victims) < short:
+            self._evict(victims)
+            for block in victims:
+                self._release(block)
+            raise OutOfBlocks(f"{count} blocks requested, fewer of {self.total} are free or not reserved")
+        return self._take(count, victims)
+
+    def _take(self, count: int, victims: list[int]) -> list[int]:
+        """Free blocks, and `victims` that are given up for the others."""
         self.available -= count
         self.turnover += count
         free = self._free
@@ -98,8 +120,7 @@ class BlockPool:
         del free[len(free) - len(blocks) :]
         if blocks and self._on_take is not None:
             self._on_take(blocks)
-        if len(blocks) < count:
-            victims = self._order.victims(count - len(blocks))
+        if victims:
             self._evict(victims)
             blocks += victims
         for block in blocks:
@@ -255,6 +276,7 @@ class BlockPool:
         own. Blocks in use are not evicted, so that it may be exceeded while requests run.
         """
         self._order.set_share(scope, reserve, limit, [self._index[key] for key in self._scopes.get(scope, ())])
+        (self._reserved.add if reserve > 0 else self._reserved.discard)(scope)
         if limit is None:
             self._limited.pop(scope, None)
         else:

@@ -139,18 +139,32 @@ class GroupedPool:
         return allocated
 
     def mirror(self, blocks: Sequence[Block]) -> list[Block]:
-        """Take a block for each of these blocks of another pool, in the same groups.
+        """Take a block for each of these blocks of another pool, in the same groups, none out of a reserve.
 
         Raises OutOfBlocks without taking any.
         """
-        counts = [len(numbers) for _, numbers in self._columns(blocks)]
-        if any(count > pool.available for pool, count in zip(self.pools, counts, strict=True)):
-            raise OutOfBlocks(f"{max(counts)} blocks requested, {self.available} available")
-        taken = [iter(pool.allocate(count)) for pool, count in zip(self.pools, counts, strict=True)]
+        taken = self._allocate_spare([len(numbers) for _, numbers in self._columns(blocks)], "")
+        columns = [iter(numbers) for numbers in taken]
         return [
-            tuple([ABSENT if number == ABSENT else next(own) for own, number in zip(taken, block, strict=True)])
+            tuple([ABSENT if number == ABSENT else next(own) for own, number in zip(columns, block, strict=True)])
             for block in blocks
         ]
+
+    def allocate_spare(self, scope: str) -> Block:
+        """Take a block in every group, none out of the reserve of another scope. Raises OutOfBlocks."""
+        return tuple(numbers[0] for numbers in self._allocate_spare([1] * len(self.pools), scope))
+
+    def _allocate_spare(self, counts: Sequence[int], scope: str) -> list[list[int]]:
+        """As many blocks as asked for in each group, or none at all."""
+        taken: list[list[int]] = []
+        try:
+            for pool, count in zip(self.pools, counts, strict=True):
+                taken.append(pool.allocate_spare(count, scope))
+        except OutOfBlocks:
+            for pool, numbers in zip(self.pools, taken, strict=False):
+                pool.free(numbers)
+            raise
+        return taken
 
     def free(self, blocks: Sequence[Block]) -> None:
         """Drop one reference of each block in each group that has it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 NO_PARENT = -1
@@ -39,6 +39,10 @@ class EvictionOrder(Protocol):
     def victims(self, count: int) -> list[int]:
         """Give up so many entries, those of the least value, and return them in that order; fewer if the others are in
         use."""
+
+    def spare_victims(self, count: int, scope: str) -> list[int]:
+        """The same for what this scope can do without: none that a waiting request will read, and none that would be
+        taken from another scope's reserve."""
 
     def coming(self, count: int) -> list[int]:
         """The entries that `victims` would give up now, in about that order, at most so many. They are kept.
@@ -128,6 +132,10 @@ class LeafFirst:
         """A queued entry that should be kept, for when there is nothing else."""
         return None
 
+    def _least_of_scope(self, scope: str) -> int | None:
+        """The queued entry of the least value in the scope's own share, None if it has no share."""
+        return None
+
     def grow(self, more: int) -> None:
         """From now on there are so many more entries."""
         self._parent += [NO_PARENT] * more
@@ -186,13 +194,19 @@ class LeafFirst:
 
     def victims(self, count: int) -> list[int]:
         """As `EvictionOrder.victims`."""
+        return self._victims(count, lambda: next(iter(self._awaited)) if self._awaited else self._last_resort())
+
+    def spare_victims(self, count: int, scope: str) -> list[int]:
+        """As `EvictionOrder.spare_victims`."""
+        return self._victims(count, lambda: self._least_of_scope(scope))
+
+    def _victims(self, count: int, otherwise: Callable[[], int | None]) -> list[int]:
+        """`otherwise`: says which one goes when nothing is left that is worth least and nobody's reserve."""
         given_up: list[int] = []
         while len(given_up) < count:
             entry = next(iter(self._offered_duplicates)) if self._offered_duplicates else self._least()
-            if entry is None and self._awaited:
-                entry = next(iter(self._awaited))
-            elif entry is None:
-                entry = self._last_resort()
+            if entry is None:
+                entry = otherwise()
             if entry is None:
                 break
             self._give_up(entry, given_up, count)

@@ -125,7 +125,7 @@ class HitDensity(LeafFirst):
 
     `sizes`: what an entry counts against reserves and limits, kept by the tier; None for 1 each. Then there are no
     entries at first: a tier that counts in bytes does not know how many it will have, and calls `grow`. `total` is then
-    an estimate. `keep_reserves`: whether reserves hold though nothing else is left, for a tier that can refuse.
+    an estimate.
     """
 
     def __init__(
@@ -135,12 +135,10 @@ class HitDensity(LeafFirst):
         attention_tokens: float | None = None,
         *,
         sizes: Sequence[int] | None = None,
-        keep_reserves: bool = False,
     ) -> None:
         entries = total if sizes is None else 0
         super().__init__(entries)
         self._sizes = sizes
-        self._keep_reserves = keep_reserves
         self._hazard = ReuseHazard(total, _USES[-1] + 1, len(_EXTENSIONS) + 1)
         self._tick_entries = max(_LEAST_TICK, total // TICKS)
         self._now = 0
@@ -551,7 +549,11 @@ class HitDensity(LeafFirst):
 
     def _last_resort(self) -> int | None:
         """An entry of a reserve: what is running cannot wait, but what is cached can be computed again."""
-        return None if self._keep_reserves else self._least_of(self._shares.values())
+        return self._least_of(self._shares.values())
+
+    def _least_of_scope(self, scope: str) -> int | None:
+        share = self._shares.get(scope)
+        return None if share is None else self._least_of([share])
 
     def _least_of(self, shares: Iterable[_Share]) -> int | None:
         """The entry worth least in these shares."""

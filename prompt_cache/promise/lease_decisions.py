@@ -289,7 +289,8 @@ class LeaseDecider:
         shorter one that is asked for. None where no such class has a price."""
         writable = wish.readable if wish.writable is None else wish.writable
         before, wanted = self._at((wish.project_id, mark.key)), mark.lease_class
-        if before is not None and before.is_live(self.now) and LIFE_S[wanted] > LIFE_S[before.lease_class]:
+        # A class that we do not know, a newer gateway's, is neither renewed nor replaced.
+        if before is not None and before.is_live(self.now) and LIFE_S[wanted] > LIFE_S.get(before.lease_class, 0):
             if before.lease_class not in writable:
                 return None
             wanted = before.lease_class

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from prompt_cache.tables import cache_scope_key
-from protocol.replicas import TierLimit
+from protocol.replicas import TIERS, TierLimit
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database
 from storage.free_text import REASON, check_text
@@ -309,7 +309,9 @@ class ScopeKeys:
 
 
 def _limits(text: str | None) -> tuple[TierLimit, ...]:
-    return msgspec.json.decode(text, type=tuple[TierLimit, ...]) if text else ()
+    """Limits as a row has them. One of a tier that we do not know, a newer gateway's, is left out."""
+    limits = msgspec.json.decode(text) if text else []
+    return msgspec.convert([limit for limit in limits if limit[0] in TIERS], tuple[TierLimit, ...])
 
 
 def _bound_to(project_id: UUID, generation: int) -> bytes:

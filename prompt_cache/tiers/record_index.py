@@ -53,7 +53,7 @@ class RecordIndex:
         """A row's place among its scope's, and the record's in its prompt."""
         self._sizes = array("I")
         self._expires = array("d")
-        self._order = HitDensity(total, entry_tokens, attention_tokens, sizes=self._sizes, keep_reserves=True)
+        self._order = HitDensity(total, entry_tokens, attention_tokens, sizes=self._sizes)
         self._run: dict[int, None] = {}
         """The rows of the prompt that is being written, in order: they come to rest together."""
         self._orphans: dict[bytes, set[int]] = {}
@@ -243,7 +243,7 @@ class RecordIndex:
         within its scope's reserve. Their names and sizes."""
         given_up: dict[bytes, int] = {}
         while size > 0 and len(given_up) < most:
-            if rows := self._order.victims(1):
+            if rows := self._order.spare_victims(1, ""):
                 name, held = self._drop(rows[0])
                 given_up[name] = held
                 size -= held

@@ -29,7 +29,9 @@ Dialect = Literal["sqlite", "postgresql"]
 SETTING = "TURNPIKE_DATABASE_URL"
 
 STATEMENT_S = 60.0
-"""How long a statement may take that a request, a job or a person waits for."""
+"""How long a statement may take that a request waits for, or a job that must not be late."""
+JOB_STATEMENT_S = 3_600.0
+"""How long one of an export, of a worker's clearing up or of a command may take: it grows with a period's usage."""
 LONG_STATEMENT_S = 86_400.0
 """How long one of a migration or an audit may take: it grows with all that was ever recorded."""
 
@@ -41,13 +43,19 @@ _CLOCK: dict[Dialect, ColumnElement[int]] = {
     ),
 }
 _SQLITE_PRAGMAS = ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+_SQLITE_DAMAGED = ("file is not a database", "malformed")
 _SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "full", "interrupted")
 _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
 """Classes of SQLSTATE: no connection, not authorized, no such database, no resources, shutting down, I/O error, and
 transactions that may be retried."""
 _POSTGRESQL_CONFLICT = "40"
+_POSTGRESQL_CANCELED = "57014"
+"""The SQLSTATE of a statement that took longer than it may, or that an operator canceled."""
+_SILENT_S = 5.0
+"""A server that does not answer is given up so long after it should have ended the statement itself."""
 _POSTGRESQL_UNSTORABLE = "22021"
 """The SQLSTATE of a text with a character that the server's encoding has not: of UTF-8, U+0000 alone."""
+_CANCELED = "a statement took longer than it may, or was canceled"
 _UNSTORABLE = "a text has the character U+0000, which the database cannot hold"
 
 
@@ -73,6 +81,16 @@ class DatabaseUnavailable(ReportedError):
 
 class TransactionConflict(DatabaseUnavailable):
     """PostgreSQL ended this transaction for the sake of another that was in its way: a deadlock, for example."""
+
+
+class StatementTimeout(DatabaseUnavailable):
+    """A statement took longer than it may, and was ended. The database is not away: the same takes as long again."""
+
+
+class DatabaseDamaged(DatabaseUnavailable):
+    """The file is no SQLite database, or is damaged. No retry helps."""
+
+    temporary = False
 
 
 class UnstorableText(ReportedError, ValueError):
@@ -135,7 +153,8 @@ def _sqlite_engine(url: URL, *, reading: bool) -> AsyncEngine:
 
 
 def _postgresql_options(statement_s: float) -> dict[str, Any]:
-    return {"timeout": 5, "command_timeout": statement_s, "server_settings": {"jit": "off"}}
+    settings = {"jit": "off", "statement_timeout": str(round(statement_s * 1000))}
+    return {"timeout": 5, "command_timeout": statement_s + _SILENT_S, "server_settings": settings}
 
 
 def _postgresql_engine(url: URL, pool_size: int, statement_s: float) -> AsyncEngine:
@@ -172,6 +191,10 @@ def _is_unavailable(error: Exception) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return (_state(error) or "").startswith(_POSTGRESQL_UNAVAILABLE)
     return is_unavailable(error) or isinstance(error, (OSError, TimeoutError, sqlalchemy.exc.TimeoutError))
+
+
+def _is_damaged(error: Exception) -> bool:
+    return isinstance(error, sqlalchemy.exc.DatabaseError) and any(text in str(error.orig) for text in _SQLITE_DAMAGED)
 
 
 def _cause(error: Exception) -> str:
@@ -234,6 +257,12 @@ class Database:
         except Exception as error:
             if (_state(error) or "").startswith(_POSTGRESQL_CONFLICT):
                 raise TransactionConflict(f"{SETTING}: another transaction was in the way: {_cause(error)}") from error
+            if _state(error) == _POSTGRESQL_CANCELED:
+                raise StatementTimeout(_CANCELED) from error
+            if _is_damaged(error):
+                raise DatabaseDamaged(
+                    f"{SETTING}: {self.engine.url.database} is no SQLite database, or damaged"
+                ) from error
             if _is_unavailable(error):
                 raise DatabaseUnavailable(f"{SETTING}: the database is not available: {_cause(error)}") from error
             if _state(error) == _POSTGRESQL_UNSTORABLE:
@@ -266,6 +295,8 @@ class Database:
             async with self._direct.transaction() if transaction else self._direct.connection() as connection:
                 yield connection
         except Exception as error:
+            if _state(error) == _POSTGRESQL_CANCELED:
+                raise StatementTimeout(_CANCELED) from error
             if _is_unavailable(error):
                 raise DatabaseUnavailable(type(error).__name__) from error
             if _state(error) == _POSTGRESQL_UNSTORABLE:

@@ -14,6 +14,7 @@ from storage.reported_error import ReportedError
 from tenancy.rights.key_limits import NO_LIMITS, InvalidLimit, KeyLimits, Network
 from tenancy.rights.permissions import (
     PROJECT_KEY_PERMISSIONS,
+    ROLES,
     Permission,
     Role,
     permissions_of_role,
@@ -64,7 +65,10 @@ class KeyGrant(Struct, frozen=True):
 
 def covers_role(principal: Principal, role: Role, tenant_id: UUID | None, project_id: UUID | None) -> bool:
     """Whether the principal's own roles allow all that this role allows at this scope. What narrows the principal does
-    not count: who gives a role asks besides what the principal may do."""
+    not count: who gives a role asks besides what the principal may do. Nobody's allow what a role does that we do not
+    know, a newer version's."""
+    if role not in ROLES:
+        return False
     unlimited = replace(principal, permissions=None, limits=NO_LIMITS, expires_at=None)
     given = permissions_of_role(role, platform=tenant_id is None)
     return all(unlimited.may(one, tenant_id, project_id) for one in given)

@@ -270,3 +270,12 @@ def test_addresses_are_inside_networks_whatever_their_form() -> None:
         ("2001:db9::7", False), ("", False), ("192.0.2.7, 10.0.0.1", False), ("192.0.2.007", False),
     ):  # fmt: skip
         assert is_inside(address, allowed) == inside, address
+
+
+def test_a_role_that_we_do_not_know_is_given_and_taken_by_nobody() -> None:
+    """A newer version's, of which we cannot tell what it may do."""
+    owner = Principal("session", new_id(), "user", memberships=(Membership("owner"),))
+    for place in ((None, None), (HERE, None), (HERE, PROJECT)):
+        assert not may_take(owner, "auditor", *place)  # type: ignore[arg-type]
+        assert not may_take_over(owner, (Membership("auditor", *place),))  # type: ignore[arg-type]
+        assert not Principal("session", new_id(), "x", memberships=(Membership("auditor", *place),)).may("keys.read")  # type: ignore[arg-type]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from storage.bus import BusUnavailable, LocalBus
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import InvalidText
-from tenancy.administration.operators import TooFewOperators, check_two_remain
-from tenancy.keys import Peppers
-from tenancy.repositories import InvalidKeyChange, NameTaken, NoSuchRecord, Tenancy
+from tenancy.administration.operators import TooFewOperators, check_two_remain, two_decide
+from tenancy.keys import IssuedKey, Peppers
+from tenancy.repositories import InvalidKeyChange, KeyChange, NameTaken, NoSuchRecord, Tenancy, grant_of
 
 pytestmark = pytest.mark.both_databases
 
@@ -109,6 +111,42 @@ async def test_of_three_operators_two_remain_though_all_are_revoked_at_once(tena
     )
     assert sum(isinstance(one, TooFewOperators) for one in ended) == 2
     assert sum(key.revoked_at is None for key in await tenancy.list_operator_keys()) == 2
+
+
+async def test_the_last_owners_keys_are_given_no_end(tenancy: Tenancy) -> None:
+    """Once one had expired, nobody could approve anything or turn approvals off."""
+    later = (time.time_ns() // 1000) + 3600 * 1_000_000
+    ann = await tenancy.create_operator_key("ann")
+    await tenancy.create_operator_key("bob", expires_at=later)
+    assert not two_decide(await tenancy.list_operator_keys())
+    cat = await tenancy.create_operator_key("cat")
+    assert two_decide(await tenancy.list_operator_keys())
+
+    async def end(key: IssuedKey, at: int | None) -> None:
+        after = replace(grant_of(await tenancy.key(key.public_id)), expires_at=at)
+        guard = partial(check_two_remain, public_id=key.public_id, after=after)
+        await tenancy.change_key(key.public_id, KeyChange(expires_at=at), guard=guard)
+
+    with pytest.raises(TooFewOperators, match="does not expire"):
+        await end(ann, later)
+    with pytest.raises(TooFewOperators):
+        await tenancy.revoke(cat.public_id, guard=partial(check_two_remain, public_id=cat.public_id))
+    dan = await tenancy.create_operator_key("dan")
+    await end(ann, later)
+    with pytest.raises(TooFewOperators):
+        await end(dan, later)
+
+
+async def test_where_all_owners_keys_expire_they_may_be_prolonged(tenancy: Tenancy) -> None:
+    """As an earlier version let it come about: what makes it better, or no worse, is no fault."""
+    now = time.time_ns() // 1000
+    ann, _ = [await tenancy.create_operator_key(name, expires_at=now + 10**9) for name in ("ann", "bob")]
+    for at in (now + 2 * 10**9, None):
+        after = replace(grant_of(await tenancy.key(ann.public_id)), expires_at=at)
+        guard = partial(check_two_remain, public_id=ann.public_id, after=after)
+        await tenancy.change_key(ann.public_id, KeyChange(expires_at=at), guard=guard)
+    with pytest.raises(TooFewOperators):
+        await tenancy.revoke(ann.public_id, guard=partial(check_two_remain, public_id=ann.public_id))
 
 
 async def test_owners_keys_are_not_revoked_for_keys_that_cannot_turn_approvals_off(tenancy: Tenancy) -> None:

@@ -154,7 +154,7 @@ async def _project(admin: AdminServices, tenant_id: UUID, arguments: argparse.Na
 @admin_command
 async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike keys change KEY`."""
-    from tenancy.administration.operators import check_two_remain, decides
+    from tenancy.administration.operators import check_two_remain
     from tenancy.repositories import KeyChange, grant_of
 
     found = await admin.tenancy.key(_public_id(arguments.key))
@@ -177,8 +177,8 @@ async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
     )
     after.check_scopes(_scopes(arguments))
     guard = None
-    if found.kind == "operator" and not decides(after) and await approvals_are_on(admin):
-        guard = partial(check_two_remain, public_id=found.public_id)
+    if found.kind == "operator" and await approvals_are_on(admin):
+        guard = partial(check_two_remain, public_id=found.public_id, after=after)
         guard(await admin.tenancy.list_operator_keys())
     if all(value is msgspec.UNSET for value in msgspec.structs.astuple(change)):
         raise CommandError("nothing to change: say --name, --role, --expires or a limit")

@@ -34,12 +34,18 @@ async def show_platform(admin: AdminServices, _arguments: argparse.Namespace) ->
     """`turnpike platform show`."""
     from billing.calendar import format_instant
     from billing.platform_settings import NAMES
+    from tenancy.administration.operators import two_decide
 
     print_table(("setting", "value"), [(name, await admin.platform.value(name)) for name in NAMES])
     for change in await admin.platform.history():
         why = f": {change.reason}" if change.reason else ""
         at = format_instant(change.at)
         print(f"{at}  {change.name} {change.value} by {change.actor} ({change.via}){why}")
+    if await approvals_are_on(admin) and not two_decide(await admin.tenancy.list_operator_keys()):
+        print(
+            "approvals are on, and fewer than two operators have an owner's key that does not expire: without two, "
+            "nobody can approve anything or turn approvals off (`turnpike keys change KEY --expires none`)"
+        )
 
 
 def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -56,8 +62,8 @@ def set_platform(settings: Settings, arguments: argparse.Namespace) -> int:
         turns_on = arguments.name == APPROVALS and arguments.value == "on"
         if turns_on and not two_decide(await admin.tenancy.list_operator_keys()):
             raise CommandError(
-                "approvals take two operators, each with an owner's key: `turnpike keys create --operator --name WHO`; "
-                "the keys of both name a user (--user), or neither's"
+                "approvals take two operators, each with an owner's key that does not expire: `turnpike keys create "
+                "--operator --name WHO`; the keys of both name a user (--user), or neither's"
             )
         if await approvals_are_on(admin) and not arguments.second_operator_key_file:
             await own_operator(admin, "platform.write")

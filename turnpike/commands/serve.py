@@ -97,7 +97,7 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
     from gateway.served_models.registry import ModelRegistry
     from turnpike.admin_services import open_admin_services, read_secrets_of_serve
     from turnpike.processes.gateway import open_gateway_services
-    from turnpike.processes.worker import jobs
+    from turnpike.processes.worker import job_database, jobs
 
     registry = ModelRegistry.load(settings.model_folders, settings.aliases)
     (settings.data / "run").mkdir(mode=0o700, exist_ok=True)
@@ -106,8 +106,8 @@ async def _serve(settings: Settings, sockets: Sockets) -> int:
     # Replicas take longest to start, so they start first, beside the migration.
     running = [asyncio.create_task(replica.run()) for replica in replicas]
     try:
-        async with open_admin_services(settings, "always") as admin:
-            all_jobs = jobs(admin)  # before anything is made: a setting may be wrong
+        async with open_admin_services(settings, "always") as admin, job_database(admin) as database:
+            all_jobs = jobs(admin, database)  # before anything is made: a setting may be wrong
             with acting_as(_starter()):
                 await _provide_demo(admin)
             async with open_gateway_services(settings, admin, secrets, registry) as services:

@@ -41,12 +41,12 @@ def worker(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def _worker(settings: Settings) -> int:
     from turnpike.admin_services import open_admin_services
-    from turnpike.processes.worker import Outage, jobs, repeat_jobs
+    from turnpike.processes.worker import Outage, job_database, jobs, repeat_jobs
 
     prepare_data_folder(settings)
     protect_data_folder(settings)
-    async with open_admin_services(settings, "embedded") as admin:
-        all_jobs, outage = jobs(admin), Outage()  # a setting that is wrong shows before there is a heartbeat
+    async with open_admin_services(settings, "embedded") as admin, job_database(admin) as database:
+        all_jobs, outage = jobs(admin, database), Outage()  # a setting that is wrong shows before there is a heartbeat
         logger.info("worker runs")
         stop = stop_event()
         heartbeat = _renew_heartbeat(heartbeat_file(settings), lambda: outage.problem)

@@ -23,7 +23,6 @@ def listen_for_metrics(settings: Settings) -> socket.socket | None:
         return None
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    # Without a host it would be all of this machine's addresses: that is written as 0.0.0.0 or [::].
     if not host or not (port.isascii() and port.isdecimal()) or int(port) > _LAST_PORT:
         raise SettingError(f"metrics_listen: {address!r} is not HOST:PORT")
     return _listen(host, int(port), host_setting="metrics_listen", port_setting="metrics_listen")
@@ -38,10 +37,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _listen(host: str, port: int, *, host_setting: str, port_setting: str) -> socket.socket:
+    if not host.strip():  # it would mean all of this machine's addresses
+        raise SettingError(f"{host_setting}: there is no address; all of this machine's are written as 0.0.0.0 or ::")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:  # the latter of labels that no name can have, as in a..b
         cause = error.strerror if isinstance(error, OSError) else "it is no host name"
         raise SettingError(f"{host_setting}: {host!r} is not an address of this machine: {cause}") from error

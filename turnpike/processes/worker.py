@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 import structlog
@@ -20,7 +21,7 @@ from billing.service_levels.service_hours import forget_old as forget_service_ho
 from prompt_cache.history.store import History
 from response_store.store import FORGOTTEN, forget_expired
 from storage.backoff import Backoff
-from storage.database.database import DatabaseUnavailable
+from storage.database.database import JOB_STATEMENT_S, Database, DatabaseUnavailable, StatementTimeout
 from turnpike.admin_services import AdminServices, webhook_dispatcher
 from turnpike.processes.lease_upkeep import LeaseUpkeep
 from turnpike.settings.data_folder import read_secrets
@@ -86,6 +87,10 @@ async def _repeat(job: Job, outage: Outage) -> None:
         more = False
         try:
             more = await job.run()
+        except StatementTimeout as error:
+            logger.error("a statement of a job took too long, trying again", job=job.name, cause=str(error))
+            await backoff.wait()
+            continue
         except DatabaseUnavailable as error:
             outage.job_failed(job.name, error)
             await backoff.wait()
@@ -100,11 +105,28 @@ async def _repeat(job: Job, outage: Outage) -> None:
             await asyncio.sleep(job.every_s)
 
 
-def jobs(admin: AdminServices) -> list[Job]:
+@asynccontextmanager
+async def job_database(admin: AdminServices) -> AsyncIterator[Database]:
+    """The same database for jobs that nobody waits for, whose statements grow with what was recorded. They have a bound
+    of their own, and connections of their own. SQLite, where no statement has a bound, needs no second one."""
+    if admin.database.dialect == "sqlite":
+        yield admin.database
+        return
+    database = await Database.open(admin.settings.database, pool_size=3, statement_s=JOB_STATEMENT_S)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def jobs(admin: AdminServices, database: Database) -> list[Job]:
     """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, keep leases, remove old
-    rows, anchor the audit log. Raises InvalidExport, UrlRefused and SecretsError for settings that are wrong."""
+    rows, anchor the audit log. Raises InvalidExport, UrlRefused and SecretsError for settings that are wrong.
+
+    `database`: of `job_database`. What others wait for while it is done, as when a period closes, does not use it.
+    """
     settings, periods = admin.settings, Periods(admin.database)
-    exports = ExportJobs(admin.database, admin.prices, settings.exports)
+    exports = ExportJobs(database, admin.prices, settings.exports)
     dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)
     leases = LeaseUpkeep(admin.database, admin.holds, admin.prices)
@@ -126,16 +148,16 @@ def jobs(admin: AdminServices) -> list[Job]:
         if removed := await exports.remove_old(settings.export_keep_days * _DAY_S):
             logger.info("old exports are removed", exports=removed)
         removed = await dispatcher.remove_old(settings.webhook_keep_days * _DAY_S)
-        holds = await forget_holds(admin.database, settings.hold_keep_days * _DAY_S)
-        charges = await forget_charges(admin.database, settings.budget_keep_days * _DAY_S)
-        windows = await forget_windows(admin.database, settings.budget_keep_days * _DAY_S)
-        history = await History(admin.database).forget_old()
-        served = await forget_service_hours(admin.database)
+        holds = await forget_holds(database, settings.hold_keep_days * _DAY_S)
+        charges = await forget_charges(database, settings.budget_keep_days * _DAY_S)
+        windows = await forget_windows(database, settings.budget_keep_days * _DAY_S)
+        history = await History(database).forget_old()
+        served = await forget_service_hours(database)
         users = await admin.users.forget_old()
-        responses = await forget_expired(admin.database)
-        waterfall_store = WaterfallStore(admin.database, settings.waterfall_keep_days * _DAY_S)
+        responses = await forget_expired(database)
+        waterfall_store = WaterfallStore(database, settings.waterfall_keep_days * _DAY_S)
         waterfalls = await waterfall_store.forget_old()
-        refused = await RefusedRequestStore(admin.database, settings.waterfall_keep_days * _DAY_S).forget_old()
+        refused = await RefusedRequestStore(database, settings.waterfall_keep_days * _DAY_S).forget_old()
         gone = {"webhooks": removed, "holds": holds, "charges": charges, "windows": windows, "history": history}
         gone |= {"served": served, "users": users, "responses": responses, "waterfalls": waterfalls}
         gone |= {"refused_requests": refused}
@@ -147,8 +169,8 @@ def jobs(admin: AdminServices) -> list[Job]:
         return removed >= REMOVAL_BATCH or at_most >= BATCH or responses >= FORGOTTEN
 
     async def anchor() -> bool:
-        if anchored := await anchor_chains(admin.database):
-            witness = await latest_witness(admin.database)
+        if anchored := await anchor_chains(database):
+            witness = await latest_witness(database)
             logger.info("the audit log is anchored", chains=anchored, witness=witness and witness.text)
         return False
 

@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -50,6 +50,12 @@ def add_flags(parser: argparse.ArgumentParser, role: str) -> None:
             group.add_argument(flag_name(name), dest=name, metavar=name.upper(), default=None, help=text)
 
 
+def _choices(name: str) -> tuple[str, ...]:
+    """The values of a setting that can have no others."""
+    of = get_args(_HINTS[name])[0]
+    return get_args(of) if get_origin(of) is Literal else ()
+
+
 def _convert(name: str, value: object, source: str) -> object:
     try:
         converted: object = msgspec.convert(value, _HINTS[name], strict=False)
@@ -59,6 +65,8 @@ def _convert(name: str, value: object, source: str) -> object:
             parse_lane_values(str(converted))
         return converted
     except (msgspec.ValidationError, ValueError) as error:
+        if choices := _choices(name):
+            raise SettingError(f"{name} (from {source}): {value!r} is not one of {', '.join(choices)}") from error
         raise SettingError(f"{name} (from {source}): {error}") from error
 
 

@@ -80,7 +80,9 @@ class Rotation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class KeyObject(Struct, frozen=True, kw_only=True):
     """A key. `id` is the part of it that may be logged. `permissions`: all that it allows. `old_secret_until`: until
-    then the secret from before the last rotation is valid too; `old_secret_used_at` says when it last was used."""
+    then the secret from before the last rotation is valid too; `old_secret_used_at` says when it last was used.
+    `stands_in`: it stands for a person who asks in the console, without a key. It has no secret, and none is given to
+    it."""
 
     object: Literal["api_key"] = "api_key"
     id: str
@@ -102,6 +104,7 @@ class KeyObject(Struct, frozen=True, kw_only=True):
     rotated_at: str | None
     old_secret_until: str | None
     old_secret_used_at: str | None
+    stands_in: bool
 
 
 class KeyWithSecret(KeyObject, frozen=True, kw_only=True):
@@ -150,6 +153,7 @@ def key_object(key: ApiKey) -> KeyObject:
         rotated_at=_instant(key.rotated_at),
         old_secret_until=_instant(overlap),
         old_secret_used_at=_instant(key.previous_used_at),
+        stands_in=key.stands_in,
     )
 
 

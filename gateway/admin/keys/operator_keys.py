@@ -43,7 +43,7 @@ from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.administration.operators import TooFewOperators, check_two_remain, decides, holder_of
+from tenancy.administration.operators import TooFewOperators, check_two_remain, holder_of
 from tenancy.repositories import OperatorsGuard, grant_of
 from tenancy.rights.delegation import KeyGrant, check_delegation
 from tenancy.tables import ApiKey
@@ -79,8 +79,8 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         with user_errors():
             return None if reference is None else (await wait(gateway.services.users.accounts.find(reference))).id
 
-    async def enough_remain_without(key: str) -> OperatorsGuard | None:
-        return partial(check_two_remain, public_id=key) if await approvals_are_on() else None
+    async def enough_remain(key: str, after: KeyGrant | None = None) -> OperatorsGuard | None:
+        return partial(check_two_remain, public_id=key, after=after) if await approvals_are_on() else None
 
     @get(_PATH, opt=demands("platform.read") | describes(KeyList, query=page()))
     async def list_operator_keys(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -143,7 +143,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             after = changed_grant(found, change)
             check_delegation(principal_of(request), after)
             after.check_scopes(body.scopes or ())
-            guard = None if decides(after) else await enough_remain_without(found.public_id)
+            guard = await enough_remain(found.public_id, after)
             with _too_few():
                 changed = await wait(tenancy.change_key(key, change, reason=body.reason, guard=guard))
             return json_response(key_object(changed))
@@ -172,7 +172,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
     async def revoke_operator_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Revoke an operator's key for good, everywhere within a second."""
         found, reason = await operator_key(key), reason_of(request)
-        guard = await enough_remain_without(found.public_id)
+        guard = await enough_remain(found.public_id)
         with key_errors(), _too_few():
             await wait(tenancy.revoke(key, reason=reason, guard=guard))
             return json_response(key_object(await wait(tenancy.key(key))))

@@ -16,7 +16,7 @@ from billing.exports.jobs import MAX_ATTEMPTS, MAX_UNFINISHED, ExportJobs, Expor
 from billing.prices import PriceCatalog
 from billing.tables.exports import export_job
 from storage.database.base import new_id
-from storage.database.database import Database
+from storage.database.database import Database, DatabaseUnavailable, StatementTimeout
 from tests.billing.money import Tenant
 from tests.billing.recorded import record
 
@@ -126,6 +126,41 @@ async def test_a_job_that_fails_says_why(database: Database, tmp_path: Path) -> 
     failed = await jobs.get(tenant, asked.id)
     assert "NotADirectoryError" in (failed.error or "")
     assert not await jobs.run_next(_names)
+
+
+async def test_a_job_that_no_worker_survives_is_not_run_for_ever(database: Database, tmp_path: Path) -> None:
+    """As one that takes more memory than there is, or that runs into the bound of a statement."""
+    jobs, tenant, runs = ExportJobs(database, PriceCatalog(database), tmp_path), new_id(), 0
+    asked = await jobs.queue(tenant, new_id(), "usage", "2026-11", "csv")
+
+    async def killed() -> DisplayNames:
+        nonlocal runs
+        runs += 1
+        raise DatabaseUnavailable("as if the process had ended")
+
+    for _ in range(MAX_ATTEMPTS):
+        with pytest.raises(DatabaseUnavailable):
+            await jobs.run_next(killed)
+        async with database.transaction() as session:
+            await session.execute(update(export_job).values(leased_until=1))
+    assert not await jobs.run_next(killed)
+    failed = await jobs.get(tenant, asked.id)
+    assert (failed.state, failed.attempts, runs) == ("failed", MAX_ATTEMPTS, MAX_ATTEMPTS)
+    assert "none of 3 runs came to its end" in (failed.error or "")
+
+
+async def test_a_job_whose_statement_takes_too_long_fails_and_says_so(database: Database, tmp_path: Path) -> None:
+    jobs, tenant = ExportJobs(database, PriceCatalog(database), tmp_path), new_id()
+    asked = await jobs.queue(tenant, new_id(), "usage", "2026-11", "csv")
+
+    async def slow() -> DisplayNames:
+        raise StatementTimeout("a statement took longer than it may")
+
+    for _ in range(MAX_ATTEMPTS):
+        assert await jobs.run_next(slow)
+        async with database.transaction() as session:
+            await session.execute(update(export_job).values(leased_until=1))
+    assert "StatementTimeout" in ((await jobs.get(tenant, asked.id)).error or "")
 
 
 async def test_what_is_refused(database: Database, tmp_path: Path) -> None:

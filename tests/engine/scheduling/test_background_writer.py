@@ -185,6 +185,35 @@ def test_what_host_memory_may_not_hold_is_not_written(what: str):
     assert device.dram.pools[0].held_by("a") == (5 if what == "limit" else 0)
 
 
+@pytest.mark.parametrize("clean", [0, PROMPT + 1])
+def test_an_eviction_does_not_take_the_reserve_of_another_scope_in_host_memory(clean: int):
+    device = Device(blocks=100, host=40, clean=clean)
+    for seed in range(11, 19):
+        device.run(device.add(seed, scope="b", blocks=36))
+    device.rest()
+    assert device.dram.pools[0].held_by("b") == 40
+    device.dram.set_share("b", (30, 40))
+    for seed in range(1, 8):
+        device.run(device.add(seed))
+    device.rest()
+    assert device.dram.pools[0].held_by("b") == 30
+    assert device.dram.pools[0].held_by("a") == 10
+    for seed in range(21, 26):
+        device.run(device.add(seed, scope="b", blocks=36))
+    assert device.dram.pools[0].held_by("b") >= 30, "its own blocks may make room for its own"
+
+
+def test_the_kv_of_a_preempted_request_does_not_take_a_reserve_in_host_memory():
+    device = Device(blocks=100, host=40, clean=0)
+    for seed in range(11, 19):
+        device.run(device.add(seed, scope="b", blocks=36))
+    device.dram.set_share("b", (35, 40))
+    for request in [device.add(seed, blocks=24, output=300) for seed in range(1, 5)]:
+        device.run(request)
+    assert device.scheduler.preemptions, "they did not need more than there is"
+    assert device.dram.pools[0].held_by("b") >= 35
+
+
 def test_what_is_used_again_is_the_first_to_go_from_host_memory():
     device = Device(blocks=100, host=60)
 

@@ -317,3 +317,23 @@ class Tiers(RuleBasedStateMachine):
 
 TestTiers = Tiers.TestCase
 TestTiers.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)
+
+
+def test_what_host_memory_has_no_room_for_is_not_waited_for():
+    """A reserve that others fill is not taken for blocks that come from disk, and nothing makes room."""
+    tiers = Tiers()
+    tiers.pool = GroupedPool([(24, 0)])
+    tiers.dram = GroupedPool([(6, 0)], block_bytes=[1])
+    costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=4))
+    tiers.scheduler = Scheduler(tiers.pool, 1000, 4, FairShare(costs), costs=costs, dram=tiers.dram, disk=tiers.disk)
+    tiers.dram.set_share("b", (6, 6))
+    table = tiers.dram.allocate(6)
+    for index in range(6):
+        tiers.dram.publish(table, index, b"%d" % index, "b")
+    tiers.dram.free(table)
+    tiers.left_by_an_earlier_start(0, "a", 7)
+    tiers.add(0, 500, 1, "standard", "a", "all", 0.0)
+    tiers.step()
+    assert not tiers.alive, "it waits for what cannot come"
+    assert not tiers.disk.fetching
+    assert tiers.dram.pools[0].held_by("b") == 6

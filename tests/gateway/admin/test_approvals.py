@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 
 from audit_log.actors import Actor, acting_as
 from billing.accounts.balances import Balances
 from billing.pending_changes import ChangePending
 from billing.platform_settings import APPROVALS, PlatformSettings
+from billing.tables.approvals import pending_change
 from tenancy.users.identifiers import user_public_id
 from tests.gateway.admin.test_keys import Holder
 from tests.gateway.admin.test_members import signed_in
@@ -147,3 +149,16 @@ async def test_details_are_for_people(stack: Stack) -> None:
     grant, line = (await Holder(stack, key).ask("GET", f"{PATH}?state=pending"))["data"]
     assert (line["details"]["amount"], line["details"]["currency"]) == ("2.500000000000", "USD")
     assert grant["details"]["expires_at"].startswith("2100-01-01T00:00:00"), "an instant, as everywhere in the API"
+
+
+async def test_a_kind_of_change_that_we_do_not_know_is_listed_and_not_made(stack: Stack) -> None:
+    """A newer gateway keeps it."""
+    await PlatformSettings(stack.database).set(APPROVALS, "on", by="Ann and bob", via="test")
+    bob = Holder(stack, (await stack.tenancy.create_operator_key("bob")).key)
+    change = await _grant_by(stack, "Ann")
+    async with stack.database.transaction() as session:
+        await session.execute(update(pending_change).values(kind="payee.set"))
+    (listed,) = (await bob.ask("GET", f"{PATH}?state=pending"))["data"]
+    assert (listed["kind"], listed["approver_roles"]) == ("payee.set", ["owner", "finance"])
+    assert (await bob.error("POST", f"{PATH}/{change}/approve", status=403))[0] == "not_allowed"
+    assert (await bob.ask("POST", f"{PATH}/{change}/withdraw"))["state"] == "withdrawn"

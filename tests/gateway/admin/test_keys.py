@@ -176,6 +176,16 @@ async def test_a_key_is_limited_to_models_lanes_and_addresses(stack: Stack) -> N
     await holder.chat()
 
 
+async def test_a_key_without_a_secret_says_so(stack: Stack) -> None:
+    """It stands for a person who asks in the console: the console offers no rotation, which would be refused."""
+    admin = Holder(stack, stack.admin_key)
+    stand_in = await stack.tenancy.stand_in_key(stack.tenant.id, stack.project.id, "ann", "Ann's", now=0)
+    listed = {key["id"]: key["stands_in"] for key in (await admin.ask("GET", KEYS))["data"]}
+    assert listed[stand_in.public_id] is True
+    assert listed[stack.public_id] is False
+    assert (await admin.error("POST", f"{KEYS}/{stand_in.public_id}/rotate", status=409))[0] == "wrong_state"
+
+
 async def test_what_is_wrong_with_a_key_is_named(stack: Stack) -> None:
     admin = Holder(stack, stack.admin_key)
     for body, param in (

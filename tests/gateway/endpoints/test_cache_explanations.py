@@ -20,7 +20,9 @@ from sqlalchemy import select, update
 from billing.holds.records import Hold, HoldRequest
 from billing.money import PICO, format_pico
 from billing.prices import PriceCatalog
-from prompt_cache.history.records import pack, unpack
+from prompt_cache.history.diagnosis import pack as pack_diagnosis
+from prompt_cache.history.diagnosis import unpack as unpack_diagnosis
+from prompt_cache.history.records import Computed, pack, unpack
 from prompt_cache.tables import cache_request, lease
 from protocol.requests import Lost
 from storage.database.database import Database
@@ -95,6 +97,27 @@ async def test_a_changed_prompt_is_explained_by_any_of_its_ids(stack: Stack) -> 
     # 0.40 was paid and 0.04 would have been, per million
     assert miss["cost"] == format_pico(miss["tokens"] * (400_000 - 40_000))
     assert PICO == 10**12
+
+
+async def test_what_a_newer_gateway_wrote_is_told_in_its_words(stack: Stack) -> None:
+    """While gateways of two versions run beside each other, one reads causes that it does not know."""
+    first = await stack.post(asking("Why?"))
+    await written(stack, 1)
+    async with stack.database.transaction() as session:
+        row = (await session.execute(select(cache_request))).one()
+        told = unpack_diagnosis(row.diagnosis)
+        misses = (replace(told.misses[0], cause="rotted"), *told.misses[1:])
+        newer = {
+            "record": pack(replace(unpack(row.record), store="tape", lost=(Computed(0, 64, "rotted"),))),
+            "diagnosis": pack_diagnosis(replace(told, misses=misses)),
+        }
+        await session.execute(update(cache_request).values(newer))
+    found = await explained(stack, first.json()["id"])
+    assert found["misses"][0]["cause"] == "rotted"
+    assert found["misses"][0]["advice"]
+    second = await stack.post(asking("Why?"))
+    await written(stack, 2)
+    assert (await explained(stack, second.json()["id"]))["nearest"] == first.headers["x-request-id"]
 
 
 async def test_what_was_damaged_or_came_too_late_is_told_as_that(stack: Stack) -> None:

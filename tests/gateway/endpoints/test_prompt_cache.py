@@ -287,16 +287,16 @@ async def test_the_official_client_does_not_retry_a_miss(stack: Stack) -> None:
         (VERSION, (), 'turnpike; hit; detail="nvme:32"'),
         (VERSION, (Lost(0, 16, "late"),), 'turnpike; hit; detail="nvme:16"'),
         (VERSION, (Lost(0, 32, "corrupted"),), "turnpike; fwd=uri-miss"),
-        (PROMPT_VERSION - 1, (Lost(0, 32, "late"),), 'turnpike; hit; detail="nvme:32"'),
+        (PROMPT_VERSION - 1, (Lost(0, 32, "late"),), None),
     ],
 )
 async def test_a_stream_tells_what_came_and_not_what_was_planned(
-    stack: Stack, version: int, lost: tuple[Lost, ...], status: str
+    stack: Stack, version: int, lost: tuple[Lost, ...], status: str | None
 ) -> None:
     stack.say("ok", read_nvme=32, lost=lost)
     stack.replica.version = version
     answer = await stack.post({"model": "tiny", "messages": messages(), "stream": True})
-    assert answer.headers["cache-status"] == status
+    assert answer.headers.get("cache-status") == status
     (event,) = await stack.settled(1)
     assert event.count_read_nvme == 32 - sum(part.end - part.start for part in lost)
 

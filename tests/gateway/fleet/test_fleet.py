@@ -49,7 +49,20 @@ def request(identity: str, tokens: int = 4) -> Generate:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "unix:", "tcp:host", "tcp::80", "tcp:h:0", "tcp:h:65536", "tcp:h:x", "/run/x", "http://x"]
+    "text",
+    [
+        "",
+        "unix:",
+        "tcp:host",
+        "tcp::80",
+        "tcp:[]:80",
+        "tcp: :80",
+        "tcp:h:0",
+        "tcp:h:65536",
+        "tcp:h:x",
+        "/run/x",
+        "http://x",
+    ],
 )
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(AddressError, match="expected unix:PATH or tcp:HOST:PORT"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.generation.delivery import Started
 from gateway.limits.permit import AskedPermit
@@ -79,14 +80,19 @@ async def test_a_start_is_told_at_once_and_where_kv_came_from_with_the_first_tok
     await harness.finish()
 
 
-async def test_an_older_replica_is_believed_with_its_first_token(model: ServedModel) -> None:
+async def test_an_older_replica_s_plan_is_no_fact_before_the_end(model: ServedModel) -> None:
+    """It does not say with its first token what came."""
     harness, settled = await running(model, PLANNED)
     token(harness, None)
     await harness.settle()
-    told = await started(harness)
-    assert told.counts is not None
-    assert told.counts.read_nvme == 3
-    assert len(settled.uncached) == 1
+    assert (await started(harness)).counts is None
+    assert settled.uncached == []
+    await harness.happen("leave")
+    stream = harness.stream
+    assert stream is not None
+    stream.hear(Done(stream.request_id, stream.attempt, "abort", structs.replace(CAME, output=1), 1))
+    await harness.settle()
+    assert settled.uncached == [len(PROMPT)]
     await harness.finish()
 
 

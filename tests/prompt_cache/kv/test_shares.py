@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cache_policies import key_of
 from benchmarks.cache_traces import Trace, chat
-from prompt_cache.kv.block_pool import BlockPool
+from prompt_cache.kv.block_pool import BlockPool, OutOfBlocks
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.placement.eviction_order import NO_PARENT
 
@@ -85,6 +85,26 @@ def test_a_reserve_gives_way_to_running_requests() -> None:
     pool.set_share("s", 20)
     read(pool, [b"%d" % number for number in range(20)], "s")
     assert len(pool.allocate(20)) == 20, "a request cannot wait for ever for what is only cached"
+
+
+def test_what_can_be_computed_again_takes_no_place_from_the_reserve_of_another() -> None:
+    pool = BlockPool(20)
+    pool.set_share("s", 12)
+    read(pool, [b"s%d" % number for number in range(14)], "s")
+    read(pool, [b"o%d" % number for number in range(6)], "o")
+    assert len(pool.allocate_spare(7, "o")) == 7
+    assert pool.held_by("s") + pool.held_by("o") == 13
+    before = pool.evictions
+    with pytest.raises(OutOfBlocks):
+        pool.allocate_spare(2, "o")
+    assert pool.evictions == before, "a block was evicted in vain"
+    assert len(pool.allocate_spare(1, "o")) == 1
+    with pytest.raises(OutOfBlocks):
+        pool.allocate_spare(1, "o")
+    assert pool.held_by("s") == 12
+    assert len(pool.allocate_spare(1, "s")) == 1, "its own blocks make room for its own"
+    assert pool.held_by("s") == 11
+    pool.check()
 
 
 def test_shares_in_bytes_are_divided_among_layer_groups() -> None:

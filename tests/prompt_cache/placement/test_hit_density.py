@@ -170,6 +170,21 @@ class OrderMachine(RuleBasedStateMachine):
                 assert not open_to_all, "a reserve, or what somebody waits for, is given up before the rest"
             self.check_given_up(entry)
 
+    @rule(count=st.integers(1, 4), scope=st.sampled_from(SCOPES))
+    def spare_victims(self, count: int, scope: str) -> None:
+        victims = self.order.spare_victims(count, scope)
+        for entry in victims:
+            assert entry not in self.expected, "somebody waits for it"
+            assert scope == "reserved" or self.scope[entry] != "reserved" or self.held("reserved") > RESERVE
+            self.check_given_up(entry)
+        if len(victims) < count:
+            assert not [
+                entry
+                for entry, of in self.scope.items()
+                if entry not in self.in_use | self.expected and not self.followed(entry)
+                if scope == "reserved" or of != "reserved" or self.held("reserved") > RESERVE
+            ], "more could be given up"
+
     def check_coming(self, coming: list[int], count: int) -> None:
         """They could be given up in this order, before all that somebody waits for, and out of no reserve."""
         assert len(set(coming)) == len(coming) <= count

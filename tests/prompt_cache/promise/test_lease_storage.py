@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import literal
+from sqlalchemy import literal, select, update
 
 from billing.prices import PriceCatalog
 from billing.rating.storage_hours import storage_lines
@@ -15,8 +15,10 @@ from billing.reservation.hold_service import HoldService
 from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseWish, Mark
 from prompt_cache.promise.lease_storage import HOUR, MOST_WAIT, LeaseInterval, LeaseStorage, StoredHour, stored_in_hour
 from prompt_cache.promise.lease_store import LeaseStore
+from prompt_cache.tables import lease
 from storage.database.base import Count, new_id
 from storage.database.database import Database
+from tests.prompt_cache.promise.decided_leases import decided
 from turnpike.processes.lease_upkeep import LeaseUpkeep
 
 NOBODY = UUID(int=1)
@@ -217,3 +219,15 @@ async def test_over_the_limit_there_is_no_lease_and_that_is_told(database: Datab
     assert [one.tokens for one in await store.page(NOBODY, limit=9, after=None, tag="x")] == [80]
     assert len((await store.purge(NOBODY, tag="x")).leases) == 1
     assert await decided("y", 21) == (21, 0)
+
+
+async def test_a_lease_of_a_class_that_we_do_not_know_is_left_alone(database: Database) -> None:
+    """A newer gateway wrote it. The request that marks the same prefix is answered, and promises nothing of its own."""
+    store = LeaseStore(database)
+    _, first = await decided(store, database, "a", tokens=64)
+    async with database.transaction() as session:
+        await session.execute(update(lease).values(lease_class="90d"))
+    _, second = await decided(store, database, "a", tokens=64)
+    assert (len(first.written), second.written) == (1, ())
+    async with database.reading() as session:
+        assert list(await session.scalars(select(lease.c.lease_class))) == ["90d"]

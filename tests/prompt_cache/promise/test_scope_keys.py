@@ -148,3 +148,14 @@ async def test_changes_are_told_once_they_are_old(database: Database) -> None:
     assert since > 0
     assert len((await keys.changes(since))[0]) == 5, "rows may be committed late"
     assert not (await keys.changes(max(change.changed_at for change in changes)))[0]
+
+
+async def test_a_limit_of_a_tier_that_we_do_not_know_is_left_out(database: Database, project: UUID) -> None:
+    """A newer gateway wrote it. The others hold, and requests go on."""
+    keys = keys_of(database)
+    domains = CacheDomains(b"s" * 32, keys, retention=100.0)
+    known = TierLimit("dram", 1, 2)
+    newer = TierLimit("tape", 1, 2)  # type: ignore[arg-type]
+    await keys.set_policy(TENANT, project, retention=7, limits=(newer, known))
+    await domains.prepare(TENANT, project)
+    assert domains.project(TENANT, project).limits == (known,)

@@ -13,7 +13,14 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from billing.tables.money import balance, refused_settlement
 from storage.database.base import from_instant, new_id, to_instant
-from storage.database.database import Database, DatabaseUnavailable, InvalidDatabaseUrl, UnstorableText
+from storage.database.database import (
+    Database,
+    DatabaseDamaged,
+    DatabaseUnavailable,
+    InvalidDatabaseUrl,
+    StatementTimeout,
+    UnstorableText,
+)
 from storage.database.sql_arrays import one_of
 
 pytestmark = pytest.mark.both_databases
@@ -196,3 +203,29 @@ async def test_a_text_that_postgresql_cannot_hold_is_not_found_or_refused_by_nam
         async with database.direct() as connection:
             await connection.fetch("SELECT 1 WHERE $1::text = ''", "a\0b")
     await database.ping()
+
+
+async def test_a_statement_that_takes_too_long_is_told_from_a_database_that_is_away(fresh_postgres_url: str) -> None:
+    database = await Database.open(fresh_postgres_url, statement_s=0.05)
+    try:
+        for session in (database.reading, database.transaction):
+            with pytest.raises(StatementTimeout, match="took longer than it may"):
+                async with session() as entered:
+                    await entered.execute(text("SELECT pg_sleep(60)"))
+        with pytest.raises(StatementTimeout):
+            async with database.direct() as connection:
+                await connection.execute("SELECT pg_sleep(60)")
+        await database.ping()
+    finally:
+        await database.close()
+
+
+async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "d.db").write_text("this was never a database " * 10)
+    database = await Database.open(f"sqlite:///{tmp_path}/d.db")
+    try:
+        with pytest.raises(DatabaseDamaged, match=r"d\.db is no SQLite database") as refusal:
+            await database.ping()
+        assert not refusal.value.temporary, "who starts it again meets the same"
+    finally:
+        await database.close()

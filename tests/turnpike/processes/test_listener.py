@@ -24,6 +24,12 @@ def test_metrics_listen_on_one_address() -> None:
         assert opened.getsockname()[0] == "127.0.0.1"
 
 
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_host_is_not_every_address(host: str) -> None:
+    with pytest.raises(SettingError, match=r"host: there is no address; .* 0\.0\.0\.0 or ::"):
+        listen(Settings(host=host, port=0))
+
+
 @pytest.mark.parametrize("host", ["a..b", "a" * 70])
 def test_a_host_that_is_none_is_refused(host: str) -> None:
     with pytest.raises(SettingError, match=r"host: .* is not an address of this machine"):

@@ -1,14 +1,20 @@
-"""The worker's jobs while the database is away: said once, tried ever more seldom, and said once when it is back."""
+"""The worker's jobs while the database is away: said once, tried ever more seldom, and said once when it is back; and
+how long their statements may take."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import structlog
+from sqlalchemy import text
 
-from storage.database.database import DatabaseUnavailable
-from turnpike.processes.worker import Job, repeat_jobs
+from storage.database.database import JOB_STATEMENT_S, STATEMENT_S, DatabaseUnavailable, StatementTimeout
+from turnpike.admin_services import open_admin_services
+from turnpike.processes.worker import Job, Outage, job_database, repeat_jobs
+from turnpike.settings import secrets
+from turnpike.settings.settings import Settings
 
 
 async def test_a_database_that_is_away_is_one_line_and_its_return_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +47,38 @@ async def test_a_database_that_is_away_is_one_line_and_its_return_another(monkey
         assert all(runs[name] > tried[name] for name in runs)
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
+
+
+async def test_a_statement_that_takes_too_long_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnpike.processes.worker._FIRST_PAUSE_S", 0.01)
+    outage, twice, runs = Outage(), asyncio.Event(), 0
+
+    async def run() -> bool:
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            twice.set()
+        raise StatementTimeout("a statement took longer than it may")
+
+    with structlog.testing.capture_logs() as logs:
+        working = asyncio.create_task(repeat_jobs([Job("clean", 0.002, run)], outage))
+        async with asyncio.timeout(60):
+            await twice.wait()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    assert not outage.problem
+    assert {(line["log_level"], line["job"]) for line in logs} == {("error", "clean")}
+
+
+async def test_long_jobs_have_a_bound_of_their_own_and_requests_keep_the_short_one(
+    fresh_postgres_url: str, tmp_path: Path
+) -> None:
+    settings = Settings(data_dir=str(tmp_path), database_url=fresh_postgres_url)
+    secrets.load_or_make(settings.secrets)
+    bound = text("SELECT extract(epoch FROM current_setting('statement_timeout')::interval)")
+    bounds = []
+    async with open_admin_services(settings, "embedded") as admin, job_database(admin) as database:
+        for used in (admin.database, database):
+            async with used.reading() as session:
+                bounds.append(await session.scalar(bound))
+    assert bounds == [STATEMENT_S, JOB_STATEMENT_S] == [60, 3600]

@@ -25,4 +25,4 @@ async def test_an_audit_s_statements_may_take_longer_than_a_request_s(
     finally:
         await other.close()
     assert waited.returncode != 0
-    assert "TimeoutError" in waited.stderr + waited.stdout
+    assert "took longer than it may" in waited.stderr + waited.stdout

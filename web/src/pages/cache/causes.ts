@@ -27,12 +27,15 @@ const WORDS: Record<Cause, [word: string, text: string]> = {
   cold: ['First time', 'Nobody had sent it before.'],
 };
 
+// While gateways of two versions run, one may tell of a cause that only the newer one's console knows.
+const words: Partial<Record<string, [word: string, text: string]>> = WORDS;
+
 /** A cause in a few words. */
 export function causeWord(cause: Cause): string {
-  return WORDS[cause][0];
+  return words[cause]?.[0] ?? cause;
 }
 
 /** A cause in a sentence. */
 export function causeText(cause: Cause): string {
-  return WORDS[cause][1];
+  return words[cause]?.[1] ?? 'A newer gateway found this cause.';
 }

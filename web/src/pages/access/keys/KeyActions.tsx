@@ -27,9 +27,11 @@ export function KeyActions(props: KeyActionsProps) {
       <Button variant="default" onClick={() => setOpen('change')}>
         Change
       </Button>
-      <Button variant="default" onClick={() => setOpen('rotate')}>
-        Rotate
-      </Button>
+      {!props.apiKey.stands_in && (
+        <Button variant="default" onClick={() => setOpen('rotate')}>
+          Rotate
+        </Button>
+      )}
       <Button color="red" variant="outline" onClick={() => setOpen('revoke')}>
         Revoke
       </Button>

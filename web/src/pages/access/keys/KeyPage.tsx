@@ -96,6 +96,7 @@ function KeyDetails({ apiKey, tenant, tenantId }: KeyProps) {
         ['Ends', apiKey.expires_at === null ? 'when it is revoked' : <Instant key="ends" at={apiKey.expires_at} />],
         ['Created', <Instant key="created" at={apiKey.created_at} />],
         ['Last used', apiKey.last_used_at === null ? 'never' : <Instant key="used" at={apiKey.last_used_at} />],
+        ['Secret', apiKey.stands_in && 'none: it stands for a person who asks in the console, so it cannot be rotated'],
         ['Rotated', apiKey.rotated_at !== null && <Instant key="rotated" at={apiKey.rotated_at} />],
         [
           'Old secret',
