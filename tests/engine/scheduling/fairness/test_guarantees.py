@@ -414,16 +414,20 @@ def test_g4_lanes_by_themselves_stay_within_what_they_may_keep_and_borrow(data: 
 def test_a_late_lane_borrows_up_to_its_bound_and_pays_back(part: float):
     lanes = LaneShares(quantum=1.0)
     both: frozenset[Lane] = frozenset(("interactive", "batch"))
+    # Of a cost batch is owed one part in `parts`; interactive pays that from its reserve and its loan.
+    parts = sum(LANE_WEIGHTS[lane] for lane in both) / LANE_WEIGHTS["batch"]
+    most = ROUNDS["interactive"] * LANE_WEIGHTS["interactive"]
+    turns = round(4 * most * parts)
     order = []
-    for _ in range(3_000):
+    for _ in range(turns):
         lane = lanes.choose(both, {"interactive": part, "batch": 0.0}.__getitem__)
         assert lane is not None
         lanes.charge(lane, 1.0, both)
         order.append(lane)
-    # What it has kept, and as much or a part of it, of which batch is owed a ninth; from then on by weight.
-    first, most = order.index("batch"), ROUNDS["interactive"] * LANE_WEIGHTS["interactive"]
-    assert first == pytest.approx(most * 9 + most * part * 9, abs=1)
-    assert order[first:].count("batch") == pytest.approx((3_000 - first) / 9, abs=1)
+    # What it has kept, and as much or a part of it; from then on by weight.
+    first = order.index("batch")
+    assert first == pytest.approx(most * (1 + part) * parts, abs=1)
+    assert order[first:].count("batch") == pytest.approx((turns - first) / parts, abs=1)
 
 
 def test_g4_what_a_lane_leaves_goes_to_the_others_at_once():
