@@ -385,12 +385,12 @@ async def test_ended_connections_leave_no_garbage(stack: Stack) -> None:
     gc.collect()
     gc.disable()
     try:
-        before = sum(isinstance(one, http_protocol.HttpProtocol) for one in gc.get_objects())
+        before = sum(type(one) is http_protocol.HttpProtocol for one in gc.get_objects())
         for sent in (b"", GET + HOST + CLOSE + b"\r\n", b"x", GET + HOST + ENDLESS + b"\r\n"):
             await exchange(stack, sent, seconds=0.5)
         await stack.until(lambda: not stack.server.server_state.connections)
         await asyncio.sleep(0.1)
-        assert sum(isinstance(one, http_protocol.HttpProtocol) for one in gc.get_objects()) <= before
+        assert sum(type(one) is http_protocol.HttpProtocol for one in gc.get_objects()) <= before
     finally:
         gc.enable()
 
