@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.cache_policies import ONLINE, POLICIES, key_of
-from benchmarks.cache_traces import Trace, generated, read_trace
+from benchmarks.cache_traces import Trace, read_trace
+from benchmarks.cache_traffic import generated
 from prompt_cache.kv.block_pool import BlockPool
 from prompt_cache.placement.eviction_order import NO_PARENT
 

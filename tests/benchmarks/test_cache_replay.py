@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.cache_policies import POLICIES
 from benchmarks.cache_replay import main, replay
-from benchmarks.cache_traces import GENERATORS, Trace, chat, read_trace, scans
+from benchmarks.cache_traces import Trace, read_trace
+from benchmarks.cache_traffic import GENERATORS, chat, scans
 
 
 @pytest.fixture(scope="module")
