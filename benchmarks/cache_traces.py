@@ -48,7 +48,9 @@ def read_trace(path: Path) -> Trace:
     for number, text in enumerate(path.read_text().splitlines(), 1):
         try:
             line = json.loads(text)
-            lines.append((float(line.get("timestamp", 0)), int(line["input_length"]), tuple(line["hash_ids"])))
+            lines.append(
+                (float(line.get("timestamp", 0)), int(line["input_length"]), tuple(map(int, line["hash_ids"])))
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path.name}, line {number}: not a request: {error}") from None
     if not lines:

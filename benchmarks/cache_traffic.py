@@ -1,7 +1,7 @@
 """Generators of traffic for `cache_replay`, small and seeded, each after what is published of its kind.
 
-Mooncake (FAST 2025) describes three hours of its service: conversations (12,000 tokens a request, 40 % of which were seen
-before), tools and agents (8,600, 59 %), and a synthetic mix of ShareGPT, L-Eval and LooGLE (15,300, 66 %). BurstGPT and
+Mooncake (FAST 2025) describes three traces: conversations (12,000 tokens a request, 40 % of which were seen before),
+tools and agents (8,600, 59 %), and a synthetic mix of ShareGPT, L-Eval and LooGLE (15,300, 66 %). BurstGPT and
 Azure's traces have lengths with heavy tails, and bursts. Alibaba's (ATC 2025) has most of its reuse in few requests.
 """
 
@@ -137,7 +137,7 @@ def scans(seed: int, requests: int = 8000, seconds: float = 3600.0) -> Trace:
 
 
 def tool_agents(seed: int, requests: int = 8000, seconds: float = 3600.0) -> Trace:
-    """Tools and agents: few long system prompts shared by very many requests with short ends; some go on for some steps."""
+    """Tools and agents: few long system prompts shared by very many requests with short ends; some go on."""
     writer, draw = _Writer(seed), random.Random(seed + 1)
     systems, weights = [(writer.new(), writer.length(5500, 0.6)) for _ in range(400)], _zipf(400, 1.0)
     while len(writer.prompts) < requests:
@@ -199,7 +199,7 @@ def long_pauses(seed: int, requests: int = 8000, seconds: float = 3600.0) -> Tra
 
 
 def bursts(seed: int, requests: int = 8000, seconds: float = 3600.0) -> Trace:
-    """Chat, and now and then a batch at once: some hundred long documents, which most batches read for the only time."""
+    """Chat, and now and then a batch at once: some hundred long documents, most of which are read only once."""
     writer, draw = _Writer(seed), random.Random(seed + 1)
     for prompt in chat(seed + 2, requests // 2, seconds).prompts:
         writer.prompts.append((prompt.at, prompt.tokens, tuple(-block for block in prompt.blocks)))
