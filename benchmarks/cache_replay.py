@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.cache_policies import ONLINE, POLICIES, key_of
-from benchmarks.cache_traces import Trace, generated, read_trace
+from benchmarks.cache_traces import Trace, read_trace
+from benchmarks.cache_traffic import generated
 from prompt_cache.kv.block_pool import BlockPool
 from prompt_cache.placement.eviction_order import NO_PARENT
 
@@ -87,10 +88,16 @@ def main() -> int:
     options = parser.parse_args()
     if not options.trace and options.generated is None:
         parser.error("name a --trace, or a seed for --generated")
+    if any(capacity < 1 for capacity in options.capacity_tokens or ()):
+        parser.error("--capacity-tokens must be at least 1")
+    try:
+        traces = list(_traces(options))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     print(f"| trace | capacity | {' | '.join(options.policies)} | of the way to Belady |", flush=True)
     print("|---|---|" + "---|" * (len(options.policies) + 1))
     runs = []
-    for name, trace in _traces(options):
+    for name, trace in traces:
         for capacity in options.capacity_tokens or CAPACITIES:
             results = figures(trace, capacity, options.policies)
             runs.append({"trace": name, "capacity_tokens": capacity, "policies": results})

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.cache_policies import POLICIES
 from benchmarks.cache_replay import main, replay
-from benchmarks.cache_traces import GENERATORS, Trace, chat, read_trace, scans
+from benchmarks.cache_traces import Prompt, Trace, read_trace
+from benchmarks.cache_traffic import GENERATORS, chat, scans
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +86,18 @@ def test_a_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(ValueError, match=r"trace\.jsonl"):
         read_trace(file)
+
+
+@pytest.mark.parametrize("words", [["--trace", "nowhere.jsonl"], ["--generated", "1", "--capacity-tokens", "0"]])
+def test_what_cannot_be_replayed_is_said(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["cache_replay", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert words[-2 if words[-1] == "0" else -1] in capsys.readouterr().err
+
+
+def test_a_prompt_larger_than_the_cache_is_cached_in_part() -> None:
+    for policy in POLICIES:
+        assert replay(Trace(16, [Prompt(0.0, 160, tuple(range(10)))] * 2), policy, 64) == pytest.approx(64 / 320)

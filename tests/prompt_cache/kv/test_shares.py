@@ -8,7 +8,8 @@ from types import FrameType
 import pytest
 
 from benchmarks.cache_policies import key_of
-from benchmarks.cache_traces import Trace, chat
+from benchmarks.cache_traces import Trace
+from benchmarks.cache_traffic import chat
 from prompt_cache.kv.block_pool import BlockPool, OutOfBlocks
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.placement.eviction_order import NO_PARENT
