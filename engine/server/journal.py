@@ -237,6 +237,11 @@ class Journal:
                 self._folder_lock = -1
 
     @property
+    def unwritten(self) -> bool:
+        """Whether there are records that the operating system does not have."""
+        return bool(self._buffer)
+
+    @property
     def is_there(self) -> bool:
         """Whether the open file is the one that the next start would read. For a moment it is not, while another takes
         its place."""
