@@ -223,6 +223,11 @@ class Journal:
             else:
                 os.fsync(self._file)
 
+    def wait_for_sync(self, seconds: float) -> None:
+        """Wait while records are brought to the disk, for so many seconds at most: until then others leave it alone."""
+        if self._sync_lock.acquire(timeout=seconds):
+            self._sync_lock.release()
+
     def close(self) -> None:
         """Write what is left and unlock the folder."""
         with self._sync_lock, self._file_lock:

@@ -418,7 +418,7 @@ async def serve(options: ReplicaOptions, load: Callable[..., Decoder] = load_mod
     try:
         if journal.damaged or journal.torn_bytes:
             logger.warning("journal was damaged", records=journal.damaged, torn_bytes=journal.torn_bytes)
-        await Replica(options, assemble(options, load), journal).run()
+        await Replica(options, assemble(options, load, journal.wait_for_sync), journal).run()
     finally:
         journal.close()
 
