@@ -8,8 +8,10 @@ for room. If the journal cannot be written for another reason, or the engine its
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -79,6 +81,11 @@ class EngineLoop:
         advanced = self._last_progress_at
         # Waiting for the disk is no stall.
         return 0.0 if advanced is None or self._delivery.blocked else time.monotonic() - advanced
+
+    def stack(self) -> str:
+        """What the thread is at. Any thread may call this."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _stop(self) -> None:
         self._stopping = True
