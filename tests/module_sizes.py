@@ -50,6 +50,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "one rule that several paths must keep alike": (
         *("billing/invoices/states.py", "billing/accounts/idempotency.py", "tenancy/administration/operators.py"),
+        "engine/scheduling/flow_turns.py",
         *("tenancy/users/roles.py", "tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
         *("billing/reservation/billed_prompts.py", "billing/invoices/parties/changing.py"),

@@ -1,8 +1,8 @@
 """Zeroing of freed blocks of host memory, off the step's thread.
 
 What a project's blocks held must not outlive them (C5), but a step must not wait while many of them are overwritten. So
-another thread zeroes what is freed, by a function that releases the interpreter's lock. A block is handed out only when
-it is zeroed: one that is wanted before its turn is zeroed there and then.
+another thread zeroes what is freed, by a function that releases the interpreter's lock. A block that is wanted before
+its turn is not zeroed: who takes it overwrites all of it, or frees it again.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ class BlockZeroing:
                 self._thread.submit(self._run)
 
     def taken(self, group: int, blocks: Sequence[int]) -> None:
-        """Free blocks are about to be used: they are zeroed when this returns."""
+        """Free blocks are about to be overwritten: they are not zeroed any more. Waits for one that just is."""
         with self._changed:
-            mine = [block for block in blocks if self._dirty.pop((group, block), self) is None]
+            for block in blocks:
+                self._dirty.pop((group, block), None)
             while self._zeroing is not None and self._zeroing[0] == group and self._zeroing[1] in blocks:
                 self._changed.wait()
-        for block in mine:
-            self._zero((group, block))
 
     def wait(self) -> None:
         """Until all blocks that were freed are zeroed."""

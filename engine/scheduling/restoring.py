@@ -6,23 +6,23 @@ with the copies of steps, which are verified when they are done (C3). Until then
 is computed from the other end, jumps over them (`join`), and they are published.
 
 Nothing is waited for unconditionally: a restore that is slow or fails means that computing goes on. Each lane comes
-before the next; within a lane flows take turns at each block.
+before the next; within a lane flows take turns at each block (`flow_turns`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, zip_longest
+from itertools import groupby
 
 from engine.scheduling.disk import Disk, Transfer
 from engine.scheduling.dram_tier import DramTier
+from engine.scheduling.flow_turns import FlowTurns
 from engine.scheduling.request import Request
 from engine.scheduling.step_work import Step
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
 from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute, Missing, Place, Plan
-from protocol.requests import LANES
 
 MOST_COPIES = 4096
 """Blocks that are being copied back at once."""
@@ -102,6 +102,7 @@ class Restorer:
         self._damaged: dict[bytes, bool] = {}
         """Keys of blocks that were damaged when nobody restored them yet: whoever asks next is told."""
         self._joined = joined
+        self._copy_turns, self._fetch_turns = FlowTurns(), FlowTurns()
         self._now = 0.0
 
     # ------------------------------------------------------------ a restore's life
@@ -180,10 +181,10 @@ class Restorer:
             return
         for request in list(self.active.values()):
             self.join(request)
-        turns = self._turns()
         most = min(self._copying + most, 2 * most, MOST_COPIES)
-        while turns and self._copying < most:
-            turns = [request for request in turns if self._copying < most and self._bring_one(request, step)]
+        self._copy_turns.take(
+            self.active.values(), lambda: self._copying < most, lambda request: self._bring_one(request, step)
+        )
         self._fetch_more()
 
     def copied(self, step: Step, bad: Iterable[int]) -> list[Request]:
@@ -305,20 +306,6 @@ class Restorer:
             self.late += 1
             restore.late = True
 
-    def _turns(self) -> list[Request]:
-        """Restoring requests, the higher lanes first, one of each flow in turn."""
-        flows: dict[tuple[int, str], list[Request]] = {}
-        for request in self.active.values():
-            flows.setdefault((LANES.index(request.lane), request.flow), []).append(request)
-        lanes: dict[int, list[list[Request]]] = {}
-        for (lane, _), requests in flows.items():
-            lanes.setdefault(lane, []).append(requests)
-        order: list[Request] = []
-        for _, members in sorted(lanes.items()):
-            turns = zip_longest(*members)
-            order += [request for turn in turns for request in turn if request is not None]
-        return order
-
     def _bring_one(self, request: Request, step: Step) -> bool:
         """Copy the last block that lies in host memory; whether there was one."""
         restore = request.restore
@@ -337,38 +324,55 @@ class Restorer:
 
     def _fetch_more(self) -> None:
         """Begin to read what is on disk, from the tails; give up what is in neither tier any more."""
-        for request in self._turns() if self.active else ():
+        gone: dict[int, list[int]] = {arrival: [] for arrival in self.active}
+        unread = {arrival: self._unread(request, gone[arrival]) for arrival, request in self.active.items()}
+        # What is gone is looked for without room as well, up to the first block that could be read.
+        found = {arrival: next(blocks, None) for arrival, blocks in unread.items()}
+
+        def fetch(request: Request) -> bool:
+            index, blocks, restore = found[request.arrival], unread[request.arrival], request.restore
+            while index is not None and request.keys[index] in self.fetches:  # another request's, just now
+                index = next(blocks, None)
+            if index is None or restore is None or not self._fetch(*request.block_key_and_scope(index)[::-1]):
+                return False
+            restore.from_disk.add(index)
+            found[request.arrival] = next(blocks, None)
+            return True
+
+        if (disk := self.disk) is not None:
+            self._fetch_turns.take(self.active.values(), lambda: disk.fetch_room > 0, fetch)
+        for request in list(self.active.values()):
             restore = request.restore
-            if restore is None:
-                continue
-            gone = []
-            for index in reversed(restore.pending):
-                key, scope = request.block_key_and_scope(index)
-                if key in self.fetches or self.dram.holds(key):
-                    continue
-                if self.disk is None or not self.disk.holds(scope, key):
-                    gone.append(index)
-                elif self.disk.fetch_room > 0 and self._fetch(scope, key):
-                    restore.from_disk.add(index)
-                else:
-                    if not self.fetches and not self._copying:  # nothing on its way will make room
-                        self._wait_no_longer(restore)
-                    break
-            for index in gone:
+            assert restore is not None
+            for index in gone[request.arrival]:
                 restore.pending.remove(index)
                 request.lost.pop(index, None)
+            if found[request.arrival] is not None and not self.fetches and not self._copying:
+                # Nothing is on its way that will make room.
+                self._wait_no_longer(restore)
             self.join(request)
 
+    def _unread(self, request: Request, gone: list[int]) -> Iterator[int]:
+        """The indices of blocks that are to be read from disk, from the tail; those that are nowhere go to `gone`."""
+        assert request.restore is not None
+        for index in request.restore.pending[::-1]:
+            key = request.keys[index]
+            if key not in self.fetches and not self.dram.holds(key):
+                if self._on_disk(request, index, key):
+                    yield index
+                else:
+                    gone.append(index)
+
     def _fetch(self, scope: str, key: bytes) -> bool:
-        """Begin to read a block; whether host memory has room for it."""
+        """Begin to read a block into host memory; whether there was room, and its scope is known."""
         assert self.disk is not None
         access = self.dram.scopes.get(scope)
         block = None if access is None else self.dram.allocate(scope)
         if access is None or block is None:
             return False
         piece = self.chooser.begin("nvme", self.block_bytes, self._now)
-        transfer = self.fetches[key] = Transfer(access, key, block, piece=piece, began=self._now)
-        self.disk.fetch(transfer)
+        self.fetches[key] = Transfer(access, key, block, piece=piece, began=self._now)
+        self.disk.fetch(self.fetches[key])
         return True
 
     def _take_fetched(self, transfers: Sequence[Transfer]) -> None:

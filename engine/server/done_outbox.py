@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import structlog
 
-from engine.server.engine_loop import DISK_FULL_PAUSE_S
+from engine.server.delivery import DISK_FULL_PAUSE_S
 from engine.server.gateway_link import GatewayLink
 from engine.server.journal import Journal
 from protocol.requests import Ack, Done

@@ -1,15 +1,17 @@
-"""The engine's thread: runs commands, steps the engine, journals what happened, then delivers it.
+"""The engine's thread: runs commands, steps the engine, journals what happened, and has it delivered.
 
-Nothing is delivered before its counts are in the journal. While the journal's disk is full, all work waits for room.
-If the journal cannot be written for another reason, or the engine itself fails, the thread ends and calls `failed`:
-the replica then stops rather than work without a record.
+Nothing is delivered before its counts are in the journal (`delivery`). While the journal's disk is full, all work waits
+for room. If the journal cannot be written for another reason, or the engine itself fails, the thread ends and calls
+`failed`: the replica then stops rather than work without a record.
 """
 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +20,7 @@ import structlog
 from engine.core.engine import Engine
 from engine.core.metrics import engine_metrics, memory_load, waiting_by_lane
 from engine.core.output_processor import Event, StepResult
+from engine.server.delivery import Delivery
 from engine.server.journal import Journal
 from protocol.replicas import Heartbeat
 from protocol.requests import Began, Done
@@ -29,14 +32,12 @@ _IDLE_S = 0.5
 _SNAPSHOT_S = 0.2
 SAVE_S = 5.0
 """Seconds that a stop may take to save what is retained."""
-DISK_FULL_PAUSE_S = 0.1
-"""Seconds between two attempts to write a journal whose disk is full."""
 
 
 @dataclass
 class EngineLoop:
-    """`deliver` is called in the engine's thread with what happened, in order; `failed` when the thread ends by an
-    error."""
+    """`deliver` is called in a thread of its own with what happened, in order; `failed` when the engine's thread ends
+    by an error."""
 
     engine: Engine
     journal: Journal
@@ -53,7 +54,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
         self._has_chores = True
-        self._stop_requested = threading.Event()
+        self._delivery = Delivery(self.journal, self.deliver, lambda: self.do(_nothing))
         self._snapshot_at = 0.0
         self._last_progress_at: float | None = None
         self.engine.call_when_restored(lambda: self.do(_nothing))
@@ -61,7 +62,8 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the threads."""
+        self._delivery.start()
         self._thread.start()
 
     def do(self, command: Command) -> None:
@@ -70,14 +72,20 @@ class EngineLoop:
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it."""
-        self._stop_requested.set()
+        self._delivery.abandon()
         self.do(self._stop)
         self._thread.join()
 
     def stalled_for(self) -> float:
         """Seconds since a step last ended while there is work, 0 when there is none. Any thread may call this."""
         advanced = self._last_progress_at
-        return 0.0 if advanced is None else time.monotonic() - advanced
+        # Waiting for the disk is no stall.
+        return 0.0 if advanced is None or self._delivery.blocked else time.monotonic() - advanced
+
+    def stack(self) -> str:
+        """What the thread is at. Any thread may call this."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _stop(self) -> None:
         self._stopping = True
@@ -92,17 +100,19 @@ class EngineLoop:
                 if result.ran or result.events:
                     self._last_progress_at = time.monotonic()
                 self._record(result)
-                if not self._write():
-                    return
-                if result.events:
-                    self.deliver(result.events)
+                if result.events or self.journal.unwritten:
+                    self._delivery.put(result.events)
+                    self._last_progress_at = time.monotonic()
+                self._delivery.check()
                 if not self.engine.busy or time.monotonic() - self._snapshot_at > _SNAPSHOT_S:
                     self._snapshot()
         except BaseException as error:
             logger.exception("the engine stopped")
+            self._delivery.close()
             self.failed(error)
         finally:
             self._last_progress_at = None
+            self._delivery.close()
             self.engine.close(SAVE_S if self._stopping else 0.0)
 
     def _take_commands(self) -> None:
@@ -144,21 +154,6 @@ class EngineLoop:
         if result.progress:
             # Requests that ended in this step have their counts in their `Done`; the journal ignores them here.
             journal.progress((entry.id, entry.attempt, entry.counts) for entry in result.progress)
-
-    def _write(self) -> bool:
-        """Write the journal, however long its disk is full. Returns False if the thread is to stop before that: then
-        what just happened must not be delivered. Raises OSError."""
-        while True:
-            try:
-                self.journal.write()
-            except OSError:
-                if not self.journal.full:
-                    raise
-            else:
-                return True
-            self._last_progress_at = time.monotonic()  # waiting for the disk is no stall
-            if self._stop_requested.wait(DISK_FULL_PAUSE_S):
-                return False
 
     def _snapshot(self) -> None:
         engine = self.engine

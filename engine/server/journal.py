@@ -223,6 +223,11 @@ class Journal:
             else:
                 os.fsync(self._file)
 
+    def wait_for_sync(self, seconds: float) -> None:
+        """Wait while records are brought to the disk, for so many seconds at most: until then others leave it alone."""
+        if self._sync_lock.acquire(timeout=seconds):
+            self._sync_lock.release()
+
     def close(self) -> None:
         """Write what is left and unlock the folder."""
         with self._sync_lock, self._file_lock:
@@ -235,6 +240,11 @@ class Journal:
             if self._folder_lock >= 0:
                 os.close(self._folder_lock)
                 self._folder_lock = -1
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether there are records that the operating system does not have."""
+        return bool(self._buffer)
 
     @property
     def is_there(self) -> bool:

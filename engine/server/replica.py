@@ -53,6 +53,8 @@ logger = structlog.get_logger("engine.server.replica")
 
 BEAT_S = 1.0
 ACK_TIMEOUT_S = 2.0
+SLOW_S = 1.0
+"""A step that takes longer is told of in the log."""
 _PARENT_S = 0.5
 
 
@@ -75,7 +77,14 @@ class Replica:
             chores=assembled.warm_up,
             gateway_of=self._running.epoch_of,
         )
-        self.watchdog = Watchdog(options.data, self.loop.stalled_for, self._stall_limit, self._report_stall)
+        self.watchdog = Watchdog(
+            options.data,
+            self.loop.stalled_for,
+            self._stall_limit,
+            self._report_stall,
+            slow=lambda: max(SLOW_S, 4 * self.loop.engine.longest_step_s),
+            where=self.loop.stack,
+        )
         self.hello = Hello(
             version=VERSION,
             oldest=OLDEST_VERSION,
@@ -418,7 +427,7 @@ async def serve(options: ReplicaOptions, load: Callable[..., Decoder] = load_mod
     try:
         if journal.damaged or journal.torn_bytes:
             logger.warning("journal was damaged", records=journal.damaged, torn_bytes=journal.torn_bytes)
-        await Replica(options, assemble(options, load), journal).run()
+        await Replica(options, assemble(options, load, journal.wait_for_sync), journal).run()
     finally:
         journal.close()
 

@@ -1,5 +1,7 @@
 """Ends a replica whose engine has work and does not advance, after it has logged the stacks of all threads.
 
+Of a step that takes much longer than any should, and ends, it logs where it stood.
+
 Healthy means that steps advance while work exists (E3). What started the replica starts it again: `turnpike serve`, or
 a container's restart policy. Its journal then has what had been done.
 """
@@ -26,6 +28,9 @@ _GRACE_S = 5.0
 Python's."""
 _REPORTS = 5
 """Reports of stalls that are kept."""
+_LOOK_S = 0.5
+_TOLD_EVERY_S = 10.0
+"""Of slow steps is told so often at most."""
 
 
 class Watchdog:
@@ -34,6 +39,8 @@ class Watchdog:
     `stalled_for` gives the seconds since it last did while it had work, 0 when idle; `limit` how many are too many.
     `report` is called first, in the watchdog's thread, and says what the engine works on. Then the stacks of all
     threads go to stderr and to `folder`/stall-<time>.txt, and `end` is called with EXIT_STALLED.
+
+    `slow`: after how many seconds a step is slow; `where`: what the engine's thread is at, for the log.
 
     If code outside Python holds the interpreter's lock, no Python thread can run. Then the interpreter's own timer,
     which is set some seconds later (`_GRACE_S`), writes the stacks to stderr and ends the process. The watchdog does
@@ -47,12 +54,20 @@ class Watchdog:
         limit: Callable[[], float],
         report: Callable[[], str],
         end: Callable[[int], None] = os._exit,
+        *,
+        slow: Callable[[], float],
+        where: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._stalled_for = stalled_for
         self._limit = limit
         self._report = report
         self._end = end
+        self._slow = slow
+        self._where = where
+        self._clock = clock
+        self._told_at = -_TOLD_EVERY_S
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -70,8 +85,9 @@ class Watchdog:
         stalled = 0.0
         while True:
             limit = self._limit()
-            interval = min(1.0, limit / 4)
+            interval = min(_LOOK_S, limit / 4)
             faulthandler.dump_traceback_later(limit + interval + _GRACE_S, exit=True, file=_stderr())
+            began = self._clock()
             if self._stopping.wait(interval):
                 return
             # While the whole process stands still, as in a virtual machine that is moved, the engine cannot advance:
@@ -80,6 +96,18 @@ class Watchdog:
             if stalled > limit:
                 self._end_process(stalled)
                 return
+            self._tell_if_slow(stalled, self._clock() - began - interval)
+
+    def _tell_if_slow(self, stalled: float, late: float) -> None:
+        """Log where a slow step stands. `late`: how many seconds later than it should this thread ran."""
+        now, slow = self._clock(), self._slow()
+        if max(stalled, late) <= slow or now - self._told_at < _TOLD_EVERY_S:
+            return
+        self._told_at = now
+        if late > slow:
+            logger.warning("no thread of the replica ran: its process or the interpreter's lock was held", s=late)
+        else:
+            logger.warning("a step takes long", s=round(stalled, 1), where=self._where())
 
     def _end_process(self, stalled: float) -> None:
         report = self._report()

@@ -38,7 +38,7 @@ from prompt_cache.tiers.disk_calibration import read_disk_rate
 from prompt_cache.tiers.identity import StoreIdentity
 from prompt_cache.tiers.record_store import RecordStore
 from prompt_cache.tiers.store_errors import StoreUnusable
-from protocol.replicas import Capacity, LayerGroup, Layout, ServedModel
+from protocol.replicas import Capacity, Layout, ServedModel
 
 logger = structlog.get_logger("engine.startup.assembly")
 
@@ -66,8 +66,15 @@ def served_name(folder: Path) -> str:
     return name if isinstance(name, str) and name else folder.resolve().name
 
 
-def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model) -> AssembledEngine:
-    """Load the model, by `load`, and test the machine's kernels. Raises ModelError or StartError."""
+def assemble(
+    options: ReplicaOptions,
+    load: Callable[..., Decoder] = load_model,
+    wait_for_others: Callable[[float], object] | None = None,
+) -> AssembledEngine:
+    """Load the model, by `load`, and test the machine's kernels. Raises ModelError or StartError.
+
+    `wait_for_others`: waits while others need the disk, for so many seconds at most, before more KV is written there.
+    """
     config = read_config(options.model)
     context = options.context or config.context_tokens
     if context > config.context_tokens:
@@ -119,6 +126,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
     windows = [group.window for group in model.groups]
     block_bytes = [group.block_bytes for group in model.groups]
     depth = doubling_depth(config)
+    identity = StoreIdentity(digest, numerics_id(runner, options.kv_dtype), model.groups)
     pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes, attention_tokens=depth)
     return AssembledEngine(
         Engine(
@@ -128,7 +136,7 @@ def assemble(options: ReplicaOptions, load: Callable[..., Decoder] = load_model)
             digest,
             costs=costs,
             dram=_host_pool(windows, kept, dram, depth) if dram else None,
-            disk=_disk_tier(options, digest, model.groups, runner, depth) if dram and not pool.slides else None,
+            disk=_disk_tier(options, identity, runner, depth, wait_for_others) if dram and not pool.slides else None,
             disk_rate=_disk_rate(options),
             quarantine=Quarantine(options.data / "quarantine"),
         ),
@@ -171,13 +179,22 @@ def _disk_rate(options: ReplicaOptions) -> TierRate:
 
 
 def _disk_tier(
-    options: ReplicaOptions, digest: str, groups: Sequence[LayerGroup], runner: ModelRunner, depth: float
+    options: ReplicaOptions,
+    identity: StoreIdentity,
+    runner: ModelRunner,
+    depth: float,
+    wait_for_others: Callable[[float], object] | None,
 ) -> DiskTier | None:
     """The tier on disk, if there is to be one. A folder that cannot be used costs the tier, not the replica."""
     if not options.disk_bytes or options.disk_folder is None:
         return None
-    identity = StoreIdentity(digest, numerics_id(runner, options.kv_dtype), tuple(groups))
-    store = RecordStore(options.disk_folder, identity, limit_bytes=options.disk_bytes, attention_tokens=depth)
+    store = RecordStore(
+        options.disk_folder,
+        identity,
+        limit_bytes=options.disk_bytes,
+        attention_tokens=depth,
+        wait_for_others=wait_for_others,
+    )
     try:
         store.open()
     except StoreUnusable as error:

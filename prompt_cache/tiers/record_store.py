@@ -29,6 +29,7 @@ from prompt_cache.tiers.store_contents import US, StoreContents
 from prompt_cache.tiers.store_errors import StoreUnusable
 from prompt_cache.tiers.store_state import StoreState, state_folder
 from prompt_cache.tiers.tombstones import Tombstones
+from prompt_cache.tiers.write_pace import WritePace
 from storage.disk_space import is_disk_full
 
 logger = structlog.get_logger("prompt_cache.tiers")
@@ -45,7 +46,7 @@ class RecordStore:
     `state`: a folder beside it, for tombstones: what it holds must not be restored with old records; by default
     `folder` with `.state` after its name. `limit_bytes`: the most that all records hold on disk. `keep_free_share`:
     the share of the file system that stays free for others. `attention_tokens`: as `HitDensity`'s. `write_share`: the
-    most of the time that writes to the disk go on. `clock`: seconds since the Unix epoch.
+    most of the time that writes go on; `wait_for_others`: as `WritePace`'s. `clock`: seconds since the Unix epoch.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RecordStore:
         attention_tokens: float | None = None,
         state: Path | None = None,
         write_share: float = 0.5,
+        wait_for_others: Callable[[float], object] | None = None,
         clock: Callable[[], float] = time.time,
         files: RecordFiles | None = None,
     ) -> None:
@@ -67,11 +69,10 @@ class RecordStore:
         self._clock = clock
         self._files = files or RecordFiles(folder, identity.name)
         sizes = [disk_bytes(record_bytes(group.block_bytes)) for group in identity.groups]
-        index = RecordIndex(
-            max(1, limit_bytes * len(sizes) // sum(sizes)), max(1, BLOCK_TOKENS // len(sizes)), attention_tokens
-        )
+        total = max(1, limit_bytes * len(sizes) // sum(sizes))
+        index = RecordIndex(total, max(1, BLOCK_TOKENS // len(sizes)), attention_tokens)
         self._contents = StoreContents(DiskRoom(folder, limit_bytes, keep_free_share, clock), index, clock)
-        self._write_share = write_share
+        self._pace = WritePace(write_share, wait_for_others)
         self._sealer = Sealer()
         self._scan: FolderScan | None = None
         self._open = False
@@ -89,10 +90,9 @@ class RecordStore:
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self._folder_lock.release()
             raise StoreUnusable(f"the cache folder {self.folder} cannot be used: {error}") from error
-        self._reader = RecordReader(self._files, self.identity, self._sealer, self._tombstones, self._clock)
-        self._writer = RecordWriter(
-            self._files, self.identity, self._sealer, self._state, write_share=self._write_share, clock=self._clock
-        )
+        files, sealer = self._files, self._sealer
+        self._reader = RecordReader(files, self.identity, sealer, self._tombstones, self._clock)
+        self._writer = RecordWriter(files, self.identity, sealer, self._state, pace=self._pace, clock=self._clock)
         self._contents.count("unpublished", unpublished)
         self._contents.count("damaged_tombstones", int(self._tombstones.damaged))
         self._scan = FolderScan(self._files, partial(self._failed, "a folder of cache records cannot be listed"))

@@ -30,11 +30,11 @@ class RecordWriter:
         sealer: Sealer,
         state: StoreState,
         *,
-        write_share: float,
+        pace: WritePace,
         clock: Callable[[], float],
     ) -> None:
         self._files, self._identity, self._sealer, self._state = files, identity, sealer, state
-        self._pace, self._clock = WritePace(write_share), clock
+        self._pace, self._clock = pace, clock
 
     def write(
         self, access: ScopeAccess, key: bytes, group: int, name: bytes, payload: memoryview, *, place: Place

@@ -9,7 +9,7 @@ from prompt_cache.tiers.identity import ScopeAccess
 
 
 class MemoryStore:
-    """A store in memory. `gate`: reads wait until it is open."""
+    """A store in memory. `gate`: reads wait until it is open; `write_gate`: writes do."""
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, bytes], dict[int, bytes]] = {}
@@ -17,6 +17,8 @@ class MemoryStore:
         """What each block was said to follow."""
         self.gate = threading.Event()
         self.gate.set()
+        self.write_gate = threading.Event()
+        self.write_gate.set()
         self.reads = 0
         self.closed = False
         self.damaged: set[bytes] = set()
@@ -67,6 +69,7 @@ class MemoryStore:
         lease_until: float,
     ) -> bool:
         self.writes += 1
+        self.write_gate.wait()
         if self.full:
             return False
         self.before[access.scope, key] = before

@@ -24,6 +24,8 @@ except ImportError:  # Gluon is an experimental part of Triton
     hopper = None  # type: ignore[assignment]
 
 _HOPPER = 9
+_TABLE_WIDTHS = 16
+"""Block tables are as wide as a multiple of this."""
 _WIDENED_BYTES = 5 << 28
 """Memory for a layer's keys and values in bf16, at most, where they are stored in 8 bits."""
 
@@ -70,7 +72,9 @@ class Prefill:
              nothing - 1]
         )  # fmt: skip
         tables = np.concatenate([np.repeat(np.arange(len(chunks)), counts), nothing])
+        # A kernel is compiled anew where a stride begins to be a multiple of 16, or is 1: here it always is a multiple.
         widest = max(chunk.table.shape[1] for chunk in chunks)
+        widest += -widest % _TABLE_WIDTHS
         blocks = np.zeros((len(self._windows), len(chunks), widest), np.int32)
         for index, chunk in enumerate(chunks):
             blocks[:, index, : chunk.table.shape[1]] = chunk.table

@@ -13,6 +13,7 @@ import torch
 
 from engine.core.metrics import engine_metrics, memory_load
 from engine.execution.block_copies import BlockCopies
+from engine.execution.disk_tier import SAVES
 from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
@@ -465,6 +466,31 @@ def test_a_disk_that_never_answers_delays_no_step(tiny_model: Path, store: Memor
     assert bench.counts("warm").read == 0
     store.gate.set()
     until(lambda: not bench.engine.scheduler.restores.fetches, bench)
+    assert _dram(bench).referenced == 0
+
+
+def test_a_disk_that_takes_no_write_delays_no_step(tiny_model: Path, store: MemoryStore):
+    """So much is on its way there, and the rest waits or is dropped; what is purged meanwhile is gone after it."""
+    store.write_gate.clear()
+    bench = make_bench(tiny_model, blocks=48, swap=48, store=store)
+    saver = bench.engine.scheduler.saver
+    assert saver is not None
+    longest = 0.0
+    with Awake() as awake:
+        for number in range(16):  # each prompt for the second time: its blocks are to be saved
+            run = bench.add(generate(str(number), prompt(130, number // 2), 2))
+            while run.done is None:
+                before = awake.seconds
+                bench.step()
+                longest = max(longest, awake.seconds - before)
+    assert longest < 1.0
+    until(lambda: store.writes, bench)
+    assert len(saver.blocks()) == SAVES
+    assert not saver.dropped
+    bench.engine.forget("project")
+    store.write_gate.set()
+    until(lambda: saver.idle, bench)
+    until(lambda: not store.records, bench)
     assert _dram(bench).referenced == 0
 
 

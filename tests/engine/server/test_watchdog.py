@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from engine.server.watchdog import EXIT_STALLED
+from engine.server import watchdog
+from engine.server.watchdog import EXIT_STALLED, Watchdog
 from tests.engine.conftest import SCOPES, generate
 from tests.engine.fake_gateway import Client, ReplicaProcess
 from tests.fast import only_fast
+from tests.waiting import LONG_S
 
 POISON = 77
 HARMLESS = [(5 * i) % 70 for i in range(90)]
@@ -88,6 +92,31 @@ async def test_a_pause_of_the_whole_process_is_no_step_that_never_ends(tmp_path:
     assert client.done["long"].reason == "length"
     await client.close()
     assert await replica.stop() == 0
+
+
+def test_where_a_slow_step_stood_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watchdog, "_LOOK_S", 0.01)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_given, **_kept: None)
+    looked, enough = 0, threading.Event()
+
+    def stalled_for() -> float:
+        nonlocal looked
+        looked += 1
+        if looked == 10:
+            enough.set()
+        return 5.0
+
+    watching = Watchdog(
+        tmp_path, stalled_for, lambda: LONG_S, lambda: "", lambda _: None,
+        slow=lambda: 0.05, where=lambda: "in the journal", clock=lambda: 0.0,
+    )  # fmt: skip
+    watching.start()
+    assert enough.wait(LONG_S)
+    watching.stop()
+    assert caplog.text.count("a step takes long") == 1
+    assert "in the journal" in caplog.text
 
 
 @pytest.mark.parametrize("broken", only_fast("_send", of=["_send", "reassign_orphans"]))

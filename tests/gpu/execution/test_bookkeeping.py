@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from engine.execution.cuda.model import Rows
 from engine.execution.cuda.runner import CudaRunner
+from engine.execution.cuda.slots import Chunk
 from protocol.requests import Reasoning
 from tests.engine.conftest import Bench, generate
 from tests.gpu.execution.fused_bench import SPARE, fused_bench, small_model
@@ -108,3 +111,16 @@ def test_a_grammar_that_begins_to_have_a_say_reads_its_own_rows_logits(model: Pa
         assert guided.tokens == expected, before
         assert [run.tokens for run in beside] == [tally.expected(SECOND[n:], 20) for n in range(2)]
         assert late.tokens == tally.expected(THIRD, 4)
+
+
+def test_prompts_of_any_length_are_computed_by_the_same_kernels(model: Path) -> None:
+    """A kernel is compiled for integers that are a multiple of 16, again for others, and again for 1: it takes seconds,
+    in which nobody decodes."""
+    prefill = cuda_runner(fused_bench(model)).prefill
+    passes: list[Rows] = []
+    prefill.model = lambda rows, _attend: passes.append(rows)  # type: ignore[assignment]
+    for widths in ((1,), (3, 2), (15,), (16,), (2, 17)):
+        prefill([Chunk(np.arange(5, dtype=np.int32), 0, np.arange(width, dtype=np.int32)[None]) for width in widths])
+    tables = [table for rows in passes for table in rows.block_tables]
+    assert {table.stride(0) % 16 for table in tables} == {0}
+    assert passes[1].block_tables[0][:, :4].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0]]
