@@ -2,9 +2,10 @@
 
 Random weights of a published shape, the workloads and fields that vLLM is timed with. A replica runs in a process of
 its own, with the settings that `turnpike engine` has by default and its journal on disk; requests go over its socket,
-and an eighth of them are sampled with penalties. What vLLM is compared with is all greedy: `--greedy`. `start_s` is the
-time from the start of the replica's process to the first token, measured here. With `--in-process` the engine is in a
-thread of this process, without host memory and disk for KV, and `start_s` is from the start of this one.
+and an eighth of them are sampled with penalties, or with `--sampling grammar` under a JSON schema over made-up words.
+What vLLM is compared with is all greedy: `--greedy`. `start_s` is the time from the start of the replica's process to
+the first token, measured here. With `--in-process` the engine is in a thread of this process, without host memory and
+disk for KV, and `start_s` is from the start of this one.
 
 Each workload is run with `--repeats` seeds and stopped after `--limit` seconds. To try it without a GPU:
 `--device cpu --shape qwen3-tiniest --scale 64`.
@@ -68,8 +69,13 @@ def settings_for(args: argparse.Namespace, folder: Path) -> Settings:
     """The settings of the replica: the defaults but for what is measured, and what `--setting` says."""
     quantize, kv_dtype = PRECISIONS[args.precision]
     (folder / "data").mkdir()
+    model = write_shape(folder / "model", args.shape)
+    if args.sampling == "grammar":
+        from benchmarks.gpu.made_up_tokenizer import write_tokenizer  # noqa: PLC0415
+
+        write_tokenizer(model, SHAPES[args.shape]["vocab_size"])
     flags: dict[str, Any] = {
-        "model": str(write_shape(folder / "model", args.shape)), "listen": f"unix:{folder}/socket",
+        "model": str(model), "listen": f"unix:{folder}/socket",
         "data_dir": str(folder / "data"), "replica_name": "gpu", "device": args.device, "quantize": quantize,
         "kv_dtype": kv_dtype, "context": CONTEXT,
     }  # fmt: skip

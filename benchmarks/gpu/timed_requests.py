@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -10,20 +11,36 @@ from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 
 SCOPE = "project"
 CREDIT = 1 << 20
-Way = Literal["eighth", "none", "plain"]
-"""Which requests are sampled: an eighth of them with penalties, the others greedy; none; or all at temperature 1, as
-chat clients ask by default."""
-WAYS: tuple[Way, ...] = ("eighth", "none", "plain")
+Way = Literal["eighth", "grammar", "none", "plain"]
+"""Which requests are sampled: an eighth of them with penalties, or under a JSON schema, the others greedy; none; or all
+at temperature 1, as chat clients ask by default."""
+WAYS: tuple[Way, ...] = ("eighth", "grammar", "none", "plain")
+SCHEMA = {
+    "type": "object", "properties": {"summary": {"type": "string"}}, "required": ["summary"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def is_of_the_eighth(index: int, count: int) -> bool:
+    """Whether it is one of the eighth: of each eight, in turn at another place, since prompts whose numbers are 32
+    apart share a prefix."""
+    eight = index // 8
+    return count >= 8 and index % 8 == (eight + eight // 4) % 8
+
+
+def grammar(index: int, count: int, way: Way) -> str | None:
+    """The grammar of request `index` of `count`, if it has one."""
+    return json.dumps({"json_schema": SCHEMA}) if way == "grammar" and is_of_the_eighth(index, count) else None
 
 
 def sampling(index: int, count: int, tokens: int, way: Way) -> Sampling:
     """How the output of request `index` of `count` is drawn. The same request gives the same tokens in each run."""
     if way == "plain":
         return Sampling(tokens, temperature=1.0, top_p=1.0, seed=index)
-    eight = index // 8
-    # One of each eight, in turn at another place: prompts whose numbers are 32 apart share a prefix.
-    if way == "none" or count < 8 or index % 8 != (eight + eight // 4) % 8:
+    if way == "none" or not is_of_the_eighth(index, count):
         return Sampling(tokens, temperature=0.0)
+    if way == "grammar":
+        return Sampling(tokens, temperature=0.8, seed=index)
     return Sampling(
         tokens, temperature=0.8, top_p=0.95, seed=index, presence_penalty=0.3, frequency_penalty=0.2
     )  # fmt: skip
@@ -38,6 +55,7 @@ class Run:
             Generate(
                 f"r{first + index}", 1, (Segment(len(prompt), SCOPE),), prompt,
                 sampling(index, len(prompts), tokens, way), credit=CREDIT, flow="flow",
+                grammar=grammar(index, len(prompts), way),
             )
             for index, prompt in enumerate(prompts)
         ]  # fmt: skip
@@ -57,7 +75,7 @@ class Run:
             self.outputs[message.id] += message.tokens
         else:
             self._read += message.counts.read
-            if message.reason not in ("length", "abort"):
+            if message.reason not in ("length", "stop", "abort"):
                 print("ended", message.id, message.reason, message.error, flush=True)
 
     def figures(self, took: float, steps: int, *, done: bool) -> dict[str, Any]:
@@ -71,8 +89,10 @@ class Run:
         }  # fmt: skip
         if not done:
             found["stopped"] = True
-        elif drawn != len(self.requests) * self._tokens:
-            found["wrong"] = f"{drawn} tokens instead of {len(self.requests) * self._tokens}"
+        # Under a grammar an output may end before its limit.
+        free = [len(self.outputs[request.id]) for request in self.requests if request.grammar is None]
+        if done and sum(free) != len(free) * self._tokens:
+            found["wrong"] = f"{sum(free)} tokens instead of {len(free) * self._tokens}"
         return found
 
 

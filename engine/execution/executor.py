@@ -63,7 +63,7 @@ class StepExecutor:
         decodes = sum(work.count == 1 for work in works)
         prefill = sum(work.count for work in works) - decodes
         # The time of grammars is charged to their own requests, not to the cost of a step.
-        took = time.perf_counter() - began - sum(outcome.grammar_s for outcome in outcomes)
+        took = time.perf_counter() - began - self.runner.grammar_wait_s(outcomes)
         self.costs.observe(prefill, decodes, took * 1e6)
         return outcomes
 

@@ -192,20 +192,21 @@ class ModelRunner:
                 outcomes.append(WorkOutcome(error=NotFinite("the model computed NaN or infinity")))
                 continue
             token, logprob = next(sampled) if work.samples else (None, None)
-            outcome = self._outcome(work, token, logprob)
-            outcome.scored = self._score(work, hidden, end - work.count + 1)
-            outcomes.append(outcome)
+            outcomes.append(WorkOutcome(token, None, logprob, self._score(work, hidden, end - work.count + 1)))
+            self._count_grammar(work, outcomes[-1])
         return outcomes
 
-    def _outcome(self, work: Work, token: int | None, logprob: TokenLogprob | None) -> WorkOutcome:
-        """What became of a work with this token, which its grammar may have put off."""
-        outcome = WorkOutcome(token, None, logprob)
+    def grammar_wait_s(self, outcomes: Sequence[WorkOutcome]) -> float:
+        """Seconds of the last run, which had these outcomes, in which nothing was computed for want of a grammar."""
+        return sum(outcome.grammar_s for outcome in outcomes)
+
+    def _count_grammar(self, work: Work, outcome: WorkOutcome) -> None:
+        """Enter what the work's grammar took, and whether it has put its token off."""
         row = work.request.row
-        if work.samples and row is not None and row.guide is not None:
+        if work.samples and outcome.error is None and row is not None and row.guide is not None:
             outcome.grammar_s = self._grammar.count(row)
             if row.put_off:
                 outcome.token, outcome.logprob, outcome.put_off = None, None, True
-        return outcome
 
     def _score(self, work: Work, hidden: torch.Tensor, first: int) -> tuple[TokenLogprob, ...]:
         """Log probabilities of the prompt tokens after those of this work, a tile of rows at a time."""
@@ -247,9 +248,6 @@ class ModelRunner:
         """Tokens of these works, and their log probabilities, by the first rows of fp32 logits."""
         if self.on_logits is not None:
             self.on_logits(works, logits[: len(works), : self.model.config.vocabulary])
-        return self._drawn(works, logits)
-
-    def _drawn(self, works: Sequence[Work], logits: torch.Tensor) -> list[tuple[int, TokenLogprob | None]]:
         tokens = sample(logits, [work.request.row for work in works if work.request.row is not None], self._grammar)
         logprobs: list[TokenLogprob | None] = [None] * len(tokens)
         told = {at: n for at, work in enumerate(works) if (n := work.request.sampling.logprobs) is not None}

@@ -1,4 +1,4 @@
-"""Logits as requests' parameters change them, on the device: `engine.sampling.logit_shaping`, bit by bit, but grammars.
+"""Logits as requests' parameters change them, on the device: `engine.sampling.logit_shaping`, bit by bit, but masks.
 
 A row becomes fp32 in memory of ours. Which tokens a request has seen, and how often each was sampled, stands in a table
 of counts, a row for each place; a step counts its own input token. Bias and forbidden stop tokens are few, and are
@@ -22,8 +22,6 @@ from engine.kernels.uploads import Ints, Uploads
 
 UNSEEN = -1
 """The count of a token that is neither in the prompt nor in the output; in the prompt alone it is 0."""
-MOST_EDITS = 4_096
-"""Tokens of a row with a bias, or forbidden at first."""
 STOP, BIASED = 1, 2
 """What is done to a token, in bits."""
 WORDS: tl.constexpr = tl.constexpr(4)

@@ -79,25 +79,33 @@ def _forbid_stops(values: torch.Tensor, rows: Sequence[SamplingState]) -> None:
             values[at, list(row.sampling.stop_tokens)] = -torch.inf
 
 
-def _constrain(values: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
-    """Forbid the tokens that the rows' grammars do not allow. All masks are applied at once."""
-    guided = allowance.begin(rows)
-    if not guided:
-        return
+def fill_masks(masks: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
+    """Write what each row's grammar allows next to `masks`, int32 [rows, words] on the host, a bit for each token.
+
+    Rows for whose mask the step has no time left are marked `put_off`; anything is allowed there.
+    """
+    order = allowance.begin(rows)
     allowance.grant(MASKS_S)
-    words = -(-values.shape[-1] // _WORD)
-    masks = torch.zeros((len(guided), words), dtype=torch.int32)
-    bits = torch.arange(_WORD, dtype=torch.int32)
-    places: list[int] = []
-    for at in guided:
+    for at in order:
         row = rows[at]
         row.put_off = not allowance.has_time()
-        if row.guide is not None and not row.put_off:
-            row.guide.fill_mask(masks[len(places)])
-            places.append(at)
-    allowed = ((masks[: len(places), :, None] >> bits) & 1).bool().view(len(places), -1)[:, : values.shape[-1]]
+        if row.guide is None or row.put_off:
+            masks[at].fill_(-1)
+        else:
+            row.guide.fill_mask(masks[at])
+
+
+def _constrain(values: torch.Tensor, rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
+    """Forbid the tokens that the rows' grammars do not allow. All masks are applied at once."""
+    guided = [at for at, row in enumerate(rows) if row.guide is not None]
+    if not guided:
+        return
+    masks = torch.empty((len(guided), -(-values.shape[-1] // _WORD)), dtype=torch.int32)
+    fill_masks(masks, [rows[at] for at in guided], allowance)
+    bits = torch.arange(_WORD, dtype=torch.int32)
+    allowed = ((masks[:, :, None] >> bits) & 1).bool().view(len(guided), -1)[:, : values.shape[-1]]
     allowed = allowed.to(values.device)
-    chosen = values[places].masked_fill_(~allowed, -torch.inf)
+    chosen = values[guided].masked_fill_(~allowed, -torch.inf)
     # If all that the grammar allows was forbidden before (the end token by min_tokens, say), the grammar decides.
     empty = chosen.isinf().all(-1, keepdim=True)
-    values[places] = torch.where(empty & allowed, 0.0, chosen)
+    values[guided] = torch.where(empty & allowed, 0.0, chosen)

@@ -54,12 +54,15 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingState], allowance: StepA
         for index, token in zip(drawn, _draw(above, [rows[index] for index in drawn]), strict=True):
             tokens[index] = token
     if shaped:
-        _choose_near_limit(tokens, rows, allowance)
+        choose_near_limit(tokens, rows, allowance)
     return tokens
 
 
-def _choose_near_limit(tokens: list[int], rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
-    """Replace tokens after which an output under a grammar could not be completed within its limit."""
+def choose_near_limit(tokens: list[int], rows: Sequence[SamplingState], allowance: StepAllowance) -> None:
+    """Replace tokens after which an output under a grammar could not be completed within its limit.
+
+    Rows are marked `put_off` where the step has no time left to find that out.
+    """
     guided = allowance.begin(rows)
     allowance.grant(SEARCHES_S)
     for index in guided:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine_gpu import parsed
-from benchmarks.gpu.timed_requests import sampling
+from benchmarks.gpu.timed_requests import grammar, sampling
 from benchmarks.gpu.workloads import NAMES, workloads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,13 @@ def test_an_eighth_is_sampled_with_penalties_in_every_group_of_prompts() -> None
     assert all(drawn[index].presence_penalty and drawn[index].frequency_penalty for index in sampled)
     assert len({drawn[index].seed for index in sampled}) == 64
     assert not any(sampling(index, 7, 64, "eighth").temperature for index in range(7))
+
+
+def test_an_eighth_has_a_grammar() -> None:
+    guided = [index for index in range(512) if grammar(index, 512, "grammar")]
+    assert guided == [index for index in range(512) if sampling(index, 512, 64, "grammar").temperature]
+    assert len(guided) == 64
+    assert not any(grammar(index, 512, "eighth") for index in range(512))
 
 
 def test_none_and_all_can_be_sampled() -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.kernels.grammar_masks import apply_masks
 from engine.kernels.likeliest import Likeliest
-from engine.kernels.logit_shaper import BIASED, MOST_EDITS, STOP, Edits, LogitShaper, ShapedRows, send
+from engine.kernels.logit_shaper import BIASED, STOP, Edits, LogitShaper, ShapedRows, send
 from engine.kernels.logit_shaper import WORDS as SHAPING_WORDS
 from engine.kernels.sampler import DeviceSampler, DrawnRows, Parameters, parameters_of
 from engine.kernels.uploads import Ints, Uploads
@@ -60,21 +61,14 @@ def _edits(bias: dict[int, float], stops: tuple[int, ...]) -> Edits:
     return Edits(np.array(list(kinds), np.int32), np.array(list(kinds.values()), np.int32), np.array(biases))
 
 
-def is_drawn_on_device(request: Request) -> bool:
-    """Whether the device draws the request's next token: no grammar has a say."""
-    sampling, row = request.sampling, request.row
-    if len(sampling.logit_bias) + len(sampling.stop_tokens) > MOST_EDITS:
-        return False
-    return row is None or row.guide is None or row.guide.idle
+def is_guided(request: Request) -> bool:
+    """Whether the host has a say in the request's tokens, once it knows those before."""
+    return request.row is not None and request.row.guide is not None
 
 
 def changed_rows(requests: Sequence[Request]) -> list[int]:
-    """The rows whose logits the device changes."""
-    return [
-        at
-        for at, request in enumerate(requests)
-        if request.row is not None and request.row.changes_logits and is_drawn_on_device(request)
-    ]
+    """The rows whose logits are changed before the draw."""
+    return [at for at, request in enumerate(requests) if request.row is not None and request.row.changes_logits]
 
 
 @dataclass(frozen=True)
@@ -99,13 +93,22 @@ class Draws:
 
 
 def compose(
-    given: Parameters, changed: Sequence[int], drawings: Sequence[Drawing], places: Ints, upload: Uploads
+    given: Parameters,
+    changed: Sequence[int],
+    drawings: Sequence[Drawing],
+    places: Ints,
+    upload: Uploads,
+    *,
+    left_out: NDArray[np.bool_] | None = None,
 ) -> Draws | None:
     """How rows with these parameters get their tokens; None if all of them take the likeliest one.
 
-    `drawings` and `places` are those of the rows `changed`; rows without penalties need no place.
+    `drawings` and `places` are those of the rows `changed`; rows without penalties need no place. `left_out`: rows,
+    none of them changed, that are not drawn.
     """
     drawn = given[:, 1].view(np.float64) != 0
+    if left_out is not None:
+        drawn &= ~left_out
     if not changed and not drawn.any():
         return None
     rows = np.array(changed, np.int32)
@@ -159,6 +162,15 @@ class StepRows:
     latest: torch.Tensor
 
 
+@dataclass(frozen=True)
+class RowMasks:
+    """Masks of some changed rows on the device: row `rows[i]` of these is under `masks[which[i]]`; all int32."""
+
+    masks: torch.Tensor
+    rows: torch.Tensor
+    which: torch.Tensor
+
+
 class Drawer:
     """Draws the tokens of up to `rows` rows of logits of `vocabulary` tokens, by kernels."""
 
@@ -173,16 +185,19 @@ class Drawer:
         draws: Draws,
         counts: torch.Tensor,
         rows: StepRows,
+        masks: RowMasks | None = None,
     ) -> None:
         """Replace the likeliest tokens of the logits as they are by those that are drawn.
 
-        `counts`: how often tokens were sampled, by place; see `LogitShaper`.
+        `counts`: how often tokens were sampled, by place; see `LogitShaper`. `masks`: what grammars allow.
         """
         whither = rows.positions, rows.slots, rows.tokens, rows.latest
         if draws.plain is not None:
             self._sampler(logits, draws.plain, *whither)
         if draws.shaped is not None:
             shaped = self.shaper(logits, draws.shaped, counts, rows.inputs, rows.counting, rows.positions, rows.tokens)
+            if masks is not None:
+                apply_masks(shaped, masks.masks, masks.rows, masks.which)
             self.likeliest(shaped, *whither, draws.shaped.at)
             if draws.shaped_draws is not None:
                 self._sampler(shaped, draws.shaped_draws, *whither, changed=True)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.execution.cuda.draws import is_drawn_on_device
 from engine.kernels.host_words import write_to_host
 from engine.kernels.uploads import Uploads
 from engine.sampling.sampler import logprob_values, told_logprobs
@@ -44,6 +43,14 @@ class Told:
         return found
 
 
+@dataclass(frozen=True)
+class Undrawn:
+    """Rows of a pass whose tokens are to be drawn, and a copy of their logits, over which no later pass writes."""
+
+    rows: list[int]
+    logits: torch.Tensor
+
+
 @dataclass
 class Flight:
     """A decode step that was queued for `works` at positions `starts`. `tokens` are on the host once `event` has come.
@@ -51,6 +58,7 @@ class Flight:
     `row_of` says at which row each of `works` was computed, None for its own; rows behind those of `tokens` are in
     `more`. `skipped` rows were not computed; `spare` has, by row, the spare block to which its token was written.
     `shown` are logits of all of `works` that somebody wants to see, `told` what clients want to know of some.
+    `undrawn` are those of `works` whose tokens are still to be drawn.
     """
 
     works: Sequence[Decode]
@@ -63,9 +71,10 @@ class Flight:
     more: Flight | None = None
     shown: torch.Tensor | None = None
     told: Told | None = None
+    undrawn: Undrawn | None = None
 
     def wait(self) -> list[int]:
-        """The likeliest tokens of `works`."""
+        """The tokens of `works`; of those `undrawn` the likeliest ones."""
         if self.event is not None:
             self.event.synchronize()
         tokens: list[int] = self.tokens.tolist()
@@ -85,23 +94,40 @@ class Flight:
         return found if self.row_of is None else [found[row] for row in self.row_of]
 
 
+def still_undrawn(
+    ahead: Flight, row_of: Sequence[int], upload: Uploads, more: Flight | None = None, missing: Sequence[int] = ()
+) -> Undrawn | None:
+    """What is still to be drawn of rows that were computed ahead, as `row_of` says, and of `missing` ones in `more`."""
+    rows: list[int] = []
+    parts: list[torch.Tensor] = []
+    if ahead.undrawn is not None:
+        places = {row: place for place, row in enumerate(ahead.undrawn.rows)}
+        rows = [at for at, row in enumerate(row_of) if row in places]
+        kept, logits = [places[row_of[at]] for at in rows], ahead.undrawn.logits
+        if kept != list(range(len(places))):
+            (there,) = upload([np.array(kept, np.int32)])
+            logits = logits.index_select(0, there)
+        parts.append(logits)
+    if more is not None and more.undrawn is not None:
+        rows += [missing[row] for row in more.undrawn.rows]
+        parts.append(more.undrawn.logits)
+    return Undrawn(rows, torch.cat(parts) if len(parts) > 1 else parts[0]) if rows else None
+
+
 @dataclass(frozen=True)
 class Prefilled:
-    """A pass over prompts that was queued: hidden states, and logits of the works `sampling`.
+    """A pass over prompts that was queued: hidden states, and logits of the works `sampling`, None if there are none.
 
-    Once `events` have come, `sums` of hidden states and of logits by row and the likeliest `tokens` of the works
-    `sampling` are on the host; no tokens where somebody draws otherwise. `told` is of the works `sampling`, by their
-    place there. Of a graph there are no hidden states, and `sums` are its rows' tokens.
+    Once `event` has come, `sums` of hidden states and of logits by row are on the host. Of a graph there are no hidden
+    states, and `sums` are its rows' tokens.
     """
 
     works: Sequence[Work]
     hidden: torch.Tensor | None
     sums: torch.Tensor
-    events: Sequence[torch.cuda.Event | None]
+    event: torch.cuda.Event | None
     sampling: list[int]
     logits: torch.Tensor | None
-    tokens: torch.Tensor | None
-    told: Told | None = None
 
 
 def to_host(there: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
@@ -135,9 +161,7 @@ def tell(
     counts = {
         row: count
         for row, work in enumerate(works)
-        if (count := work.request.sampling.logprobs) is not None
-        and (skipped is None or not skipped[row])
-        and is_drawn_on_device(work.request)
+        if (count := work.request.sampling.logprobs) is not None and (skipped is None or not skipped[row])
     }
     if not counts:
         return None

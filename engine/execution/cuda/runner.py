@@ -2,10 +2,12 @@
 
 A step's decodes are one captured graph, its prompt chunks one more pass: a graph as well if they are short, as behind a
 cached prefix, since to launch a pass kernel by kernel takes the host longer than the device computes it. Rows have the
-same bits in all of them, in any company (E1). While no grammar has a say in a token, the next step is queued
-before this one's tokens are read: the device goes on while the host hands out what came. What was computed ahead for a
-request that ended, or gave way, is left alone: it was written behind the request's last token, which nobody reads.
-Where the next token has no block yet, it is written to a spare one, and copied when the scheduler has given the block.
+same bits in all of them, in any company (E1). The next step is queued before this one's tokens are read: the device
+goes on while the host hands out what came. Where a grammar has a say, the forward pass is queued ahead like any other,
+and its draw as soon as the host, which knows the token before by then, has found out what is allowed. What was
+computed ahead for a request that ended, gave way, or whose grammar replaced the token, is left alone: it was written
+behind the request's last token, which nobody reads. Where the next token has no block yet, it is written to a spare
+one, and copied when the scheduler has given the block.
 """
 
 from __future__ import annotations
@@ -16,13 +18,24 @@ import numpy as np
 import torch
 
 from engine.execution.cuda.decode_steps import DecodeSteps
-from engine.execution.cuda.draws import Draws, changed_rows, is_drawn_on_device
-from engine.execution.cuda.first_tokens import FirstTokens
-from engine.execution.cuda.flights import Flags, Flight, Positions, Prefilled, exact, tell, to_host
+from engine.execution.cuda.deferred_draws import DeferredDraws, Drawn
+from engine.execution.cuda.draws import Draws, changed_rows, is_guided
+from engine.execution.cuda.flights import (
+    Flags,
+    Flight,
+    Positions,
+    Prefilled,
+    Undrawn,
+    exact,
+    still_undrawn,
+    tell,
+    to_host,
+)
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Prefill
-from engine.execution.cuda.slots import MOST_CHUNKS, Chunk, Slots
+from engine.execution.cuda.slots import MOST_CHUNKS, NOWHERE, Chunk, Slots
+from engine.execution.cuda.step_grammars import StepGrammars
 from engine.execution.model_runner import ModelRunner, NotFinite, WorkOutcome
 from engine.execution.sizes import Sizes
 from engine.kernels.attention_splits import split_bounds
@@ -89,7 +102,8 @@ class CudaRunner(ModelRunner):
         slots = padded_rows(sizes.running)
         self.slots = Slots(slots, blocks, len(memories), size, self.upload, tokens=self.short)
         self.steps = DecodeSteps(self.fused, list(memories), self.slots, sizes.running, there)
-        self._first_tokens = FirstTokens(self.steps.drawer, size, self.upload)
+        self._grammars = StepGrammars(self._grammar, size, self.upload)
+        self._deferred = DeferredDraws(self.steps.drawer, self.slots, size, self.upload)
         self.prefill = Prefill(self.fused, memories, bounds, there, self.upload)
         spare = min(memory.data.shape[0] - count for memory, count in zip(memories, sizes.blocks, strict=True))
         self._spare = list(range(spare))
@@ -112,47 +126,54 @@ class CudaRunner(ModelRunner):
             self.slots.forget()
             raise
 
+    def grammar_wait_s(self, outcomes: Sequence[WorkOutcome]) -> float:
+        return min(super().grammar_wait_s(outcomes), self._grammars.waited_s())
+
     def _run(self, works: Sequence[Work]) -> list[WorkOutcome]:
         decodes = [work for work in works if isinstance(work, Decode)]
         prefills = works[len(decodes) :]
-        drawn = [at for at, work in enumerate(decodes) if not is_drawn_on_device(work.request)]
         flight = self._decode(decodes) if decodes else None
-        logits = None if flight is None else self._wanted_logits(flight, drawn)
+        logits = None if flight is None or self.on_logits is None else self._shown(flight)
         prefilled = self._prefill(prefills) if prefills else None
-        if flight is not None and not drawn and (prefilled is None or prefilled.tokens is not None):
+        drawn = self._draw_deferred(works, flight, prefilled)
+        if flight is not None:
             self._ahead = self._launch_ahead(flight)
         outcomes = [] if flight is None else _outcomes(flight.wait(), flight.logprobs())
-        if logits is not None and self.on_logits is not None:
+        if self.on_logits is not None and logits is not None:
             self.on_logits(decodes, logits[:, : self.fused.vocabulary])
-            logits = logits[drawn]
         if prefilled is not None:
             outcomes += self._finish_prefill(prefilled)
-            more = None if prefilled.logits is None else self._exact(prefilled.logits)
-            if more is not None and self.on_logits is not None:
-                self.on_logits([prefills[at] for at in prefilled.sampling], more[:, : self.fused.vocabulary])
-            if prefilled.tokens is None:
-                drawn += [len(decodes) + at for at in prefilled.sampling]
-                parts = [part for part in (logits, more) if part is not None]
-                logits = torch.cat(parts) if parts else None
-        if logits is not None and drawn:
-            self._draw_rows(works, drawn, logits, outcomes)
-        if flight is not None and drawn:
-            self.slots.token_at[self.slots.rows[[row for row in drawn if row < len(decodes)]]] = -1
+            if self.on_logits is not None and prefilled.logits is not None:
+                shown = self._exact(prefilled.logits)[:, : self.fused.vocabulary]
+                self.on_logits([prefills[at] for at in prefilled.sampling], shown)
+        for part in drawn:
+            part.enter(outcomes)
+        for at in self._grammars.choose(works, outcomes, drawn):
+            if at < len(decodes):
+                self._forget_token(at)
+        for work, outcome in zip(works, outcomes, strict=True):
+            self._count_grammar(work, outcome)
         return outcomes
 
-    def _draw_rows(
-        self, works: Sequence[Work], drawn: Sequence[int], logits: torch.Tensor, outcomes: list[WorkOutcome]
-    ) -> None:
-        """Draw for these works, which stand at `drawn`, all at once: what a step may do for grammars is bounded."""
-        sound = [at for at, row in enumerate(drawn) if outcomes[row].error is None]
-        if not sound:
-            return
-        chosen = [works[drawn[at]] for at in sound]
-        found = self._drawn(chosen, logits if len(sound) == len(drawn) else logits[sound])
-        for at, work, (token, logprob) in zip(sound, chosen, found, strict=True):
-            outcome = self._outcome(work, token, logprob)
-            outcome.scored = outcomes[drawn[at]].scored
-            outcomes[drawn[at]] = outcome
+    def _draw_deferred(self, works: Sequence[Work], flight: Flight | None, prefilled: Prefilled | None) -> list[Drawn]:
+        """Queue the draws for which the host has to know all tokens before: under grammars, and behind prompts."""
+        undrawn = None if flight is None else flight.undrawn
+        rows = [] if undrawn is None else undrawn.rows
+        behind = 0 if flight is None else len(flight.works)
+        firsts = [] if prefilled is None else [behind + at for at in prefilled.sampling]
+        masks = self._grammars.masks([works[at] for at in [*rows, *firsts]])
+        drawn = []
+        if undrawn is not None:
+            drawn.append(self._deferred.of_decodes(works, rows, undrawn.logits, masks[: len(rows)]))
+        if prefilled is not None and prefilled.logits is not None:
+            drawn.append(self._deferred.of_prompts(works, firsts, prefilled.logits, masks[len(rows) :]))
+        return drawn
+
+    def _forget_token(self, row: int) -> None:
+        """The device has another token of this row than the one that is put out."""
+        self.slots.token_at[self.slots.rows[row]] = NOWHERE
+        if self._ahead is not None and self._ahead.skipped is not None:
+            self._ahead.skipped[row] = True
 
     # ------------------------------------------------------------ decoding
 
@@ -171,16 +192,21 @@ class CudaRunner(ModelRunner):
         self._bring_home(ahead, works, row_of)
         missing = [at for at, row in enumerate(row_of) if row < 0]
         if not missing:
-            return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of, told=ahead.told)
+            undrawn = still_undrawn(ahead, row_of, self.upload)
+            return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of, told=ahead.told, undrawn=undrawn)
         kept = [at for at, row in enumerate(row_of) if row >= 0]
         shown = self._exact(self.steps.logits[[row_of[at] for at in kept]]) if self.on_logits is not None else None
         more = self._launch_now([works[at] for at in missing], starts[missing], np.array(missing))
         if shown is not None:
             logits = torch.cat([shown, self._exact(self.steps.logits[: len(missing)])])
             shown = logits[np.argsort([*kept, *missing])]
+        undrawn = still_undrawn(ahead, row_of, self.upload, more, missing)
         for place, at in enumerate(missing):
             row_of[at] = len(ahead.tokens) + place
-        return Flight(works, starts, ahead.tokens, ahead.event, row_of=row_of, more=more, shown=shown, told=ahead.told)
+        return Flight(
+            works, starts, ahead.tokens, ahead.event,
+            row_of=row_of, more=more, shown=shown, told=ahead.told, undrawn=undrawn,
+        )  # fmt: skip
 
     def _launch_now(self, works: Sequence[Decode], starts: Positions, rows: Positions | None = None) -> Flight:
         """Launch `works`, which are these rows of the bound ones, all of them if None."""
@@ -205,16 +231,24 @@ class CudaRunner(ModelRunner):
         positions = starts if skipped is None else np.where(skipped, -1, starts)
         counted = None if draws is None else self._counted(draws, works, starts, skipped)
         self.steps.run(slots, positions.astype(np.int32), order, draws=draws, counted=counted)
-        computed = slots if skipped is None else slots[~skipped]
-        self.slots.token_at[computed] = (starts if skipped is None else starts[~skipped]) + 1
+        computed = np.ones(len(works), np.bool_) if skipped is None else ~skipped
+        self.slots.token_at[slots[computed]] = starts[computed] + 1
         tokens, event = to_host(self.steps.tokens[: len(works)])
+        drawn = computed & ~self.slots.guided[slots]
         told = tell(
-            works, self.steps.logits, self.steps.tokens, self.upload, vocabulary=self.fused.vocabulary, skipped=skipped
+            works, self.steps.logits, self.steps.tokens, self.upload, vocabulary=self.fused.vocabulary, skipped=~drawn
         )
-        return Flight(works, starts, tokens, event, skipped, told=told)
+        undrawn = None
+        later = np.nonzero(computed & ~drawn)[0].astype(np.int32)
+        if len(later):
+            (there,) = self.upload([later])
+            undrawn = Undrawn(later.tolist(), self.steps.logits.index_select(0, there))
+        return Flight(works, starts, tokens, event, skipped, told=told, undrawn=undrawn)
 
     def _draws(self, works: Sequence[Decode], slots: Ints) -> Draws | None:
-        return self.slots.draws_of(slots, changed_rows([work.request for work in works]))
+        """How the rows are drawn with the step, which those of which the host has a say are not."""
+        changed = [row for row in changed_rows([work.request for work in works]) if not is_guided(works[row].request)]
+        return self.slots.draws_of(slots, changed)
 
     def _counted(self, draws: Draws, works: Sequence[Decode], starts: Positions, skipped: Flags | None) -> Ints:
         """Which of the rows count their own token on the device; the others' are counted there."""
@@ -228,6 +262,11 @@ class CudaRunner(ModelRunner):
         """Queue the step after this one, but for rows that end with it; None if there is none, or no room for it."""
         slots, starts = self.slots, flight.starts + 1
         skipped = (starts > slots.last_start[slots.rows]) | (starts >= self.sizes.context)
+        if flight.undrawn is not None:
+            # Who was put off computes the same token again.
+            for at in flight.undrawn.rows:
+                state = flight.works[at].request.row
+                skipped[at] |= state is not None and state.put_off
         homeless = np.nonzero(~skipped & ~slots.has_room(starts))[0].tolist()
         if skipped.all() or len(homeless) > len(self._spare):
             return None
@@ -258,8 +297,6 @@ class CudaRunner(ModelRunner):
             row if row >= 0 and ahead.starts[row] == start and (skipped is None or not skipped[row]) else -1
             for row, start in zip(row_of, starts.tolist(), strict=True)
         ]
-        # A grammar may have begun to have a say in its row.
-        row_of = [row if is_drawn_on_device(work.request) else -1 for row, work in zip(row_of, works, strict=True)]
         # A launch takes as long for a few rows as for one: with few rows to keep, all are launched together.
         missing = sum(row < 0 for row in row_of)
         return row_of if 2 * missing <= len(row_of) else None
@@ -280,18 +317,12 @@ class CudaRunner(ModelRunner):
             self._spare += self._ahead.spare.values()
             self._ahead = None
 
-    def _wanted_logits(self, flight: Flight, drawn: Sequence[int]) -> torch.Tensor | None:
-        """fp32 logits of the rows that the general sampler draws; of all rows where somebody wants to see them."""
+    def _shown(self, flight: Flight) -> torch.Tensor:
+        """fp32 logits of all rows, for who wants to see them."""
         if flight.shown is not None:
             return flight.shown
-        rows = list(range(len(flight.works))) if self.on_logits is not None else list(drawn)
-        if not rows:
-            return None
-        if flight.row_of is not None:
-            # Who draws was not computed ahead.
-            behind = 0 if flight.more is None else len(flight.tokens)
-            rows = [flight.row_of[row] - behind for row in rows]
-        return self._exact(self.steps.logits[rows])
+        rows = range(len(flight.works)) if flight.row_of is None else flight.row_of
+        return self._exact(self.steps.logits[list(rows)])
 
     def _exact(self, logits: torch.Tensor) -> torch.Tensor:
         return exact(logits, self.fused.vocabulary)
@@ -311,16 +342,13 @@ class CudaRunner(ModelRunner):
         sums = hidden[: sum(counts)].sum(-1, dtype=torch.float32)
         ends = np.cumsum(counts) - 1
         sampling = [at for at, work in enumerate(works) if work.samples]
-        logits = tokens = drawn = told = None
+        logits = None
         if sampling:
             (rows,) = self.upload([ends[sampling].astype(np.int32)])
             logits = self.fused.head(hidden.index_select(0, rows))
             # The head may make what is not finite of what is.
             sums.index_add_(0, rows, logits[:, : self.fused.vocabulary].sum(-1, dtype=torch.float32))
-        there, summed = to_host(sums)
-        if all(is_drawn_on_device(works[at].request) for at in sampling):
-            tokens, drawn, told = self._first_tokens([works[at] for at in sampling], logits)
-        return Prefilled(works, hidden, there, [summed, drawn], sampling, logits, tokens, told)
+        return Prefilled(works, hidden, *to_host(sums), sampling, logits)
 
     def _are_short(self, works: Sequence[Work]) -> bool:
         """Whether a graph computes these chunks; it does not show the hidden states that log probabilities need."""
@@ -340,33 +368,22 @@ class CudaRunner(ModelRunner):
         (last,) = self.upload([ends[sampling].astype(np.int32)])
         # Copies: the next step writes over them.
         logits = self.steps.logits.index_select(0, last) if sampling else None
-        tokens = drawn = told = None
-        if all(is_drawn_on_device(works[at].request) for at in sampling):
-            tokens, drawn, told = self._first_tokens([works[at] for at in sampling], logits)
-        return Prefilled(works, None, found, [event, drawn], sampling, logits, tokens, told)
+        return Prefilled(works, None, found, event, sampling, logits)
 
     def _finish_prefill(self, done: Prefilled) -> list[WorkOutcome]:
-        """Wait for a pass over prompts; what it samples is drawn later."""
+        """Wait for a pass over prompts."""
         works = done.works
-        for event in done.events:
-            if event is not None:
-                event.synchronize()
+        if done.event is not None:
+            done.event.synchronize()
         finite = done.sums.numpy() != NOT_FINITE if done.hidden is None else np.isfinite(done.sums.numpy())
         firsts = np.concatenate([[0], np.cumsum([work.count for work in works])[:-1]])
         sound = np.logical_and.reduceat(finite, firsts).tolist()
-        outcomes = [
+        return [
             WorkOutcome(scored=() if done.hidden is None else self._score(work, done.hidden, first))
             if good
             else WorkOutcome(error=_not_finite())
             for work, first, good in zip(works, firsts.tolist(), sound, strict=True)
         ]
-        if done.tokens is not None:
-            many = len(done.sampling)
-            told = [None] * many if done.told is None else done.told.wait(many)
-            for at, token, logprob in zip(done.sampling, done.tokens.tolist(), told, strict=True):
-                if outcomes[at].error is None:
-                    outcomes[at].token, outcomes[at].logprob = token, logprob
-        return outcomes
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._exact(self.fused.head(hidden))

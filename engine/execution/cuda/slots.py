@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.execution.cuda.draws import Drawing, Draws, compose, drawing_of
+from engine.execution.cuda.draws import Drawing, Draws, compose, drawing_of, is_guided
 from engine.execution.cuda.seen_tokens import SeenTokens
 from engine.kernels.sampler import WORDS
 from engine.kernels.uploads import Ints, Uploads
@@ -22,6 +22,8 @@ from prompt_cache.kv.block_keys import BLOCK_TOKENS
 NOWHERE = -1
 MOST_CHUNKS = 8
 """Short chunks in a step."""
+_ANSWERS = 8
+"""Groups of rows that are drawn at a time in a step, and a few of the steps before."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,12 @@ class Slots:
         self.rows: Ints = np.zeros(0, np.int32)
         self.order: Ints = np.zeros(0, np.int32)
         self.seen = SeenTokens(count, vocabulary, upload)
+        self.guided = np.zeros(count, np.bool_)
+        """Of which slots' tokens the host has a say."""
         self._parameters = np.zeros((count, WORDS.value), np.int64)
         self._drawings: dict[int, Drawing] = {}
-        self._draws: tuple[tuple[bytes, Sequence[int]], Draws | None] | None = None
-        """The last answer of `draws_of`, and to what."""
+        self._draws: dict[tuple[bytes, tuple[int, ...], bool], Draws | None] = {}
+        """The last answers of `draws_of`."""
         self._tables = np.full((count, blocks, groups), NOWHERE, np.int32)
         """What was written to the tables on the device."""
         self._free = list(range(count - 1, -1, -1))
@@ -90,7 +94,7 @@ class Slots:
         self.token_at[:] = self._tables[:] = NOWHERE
         self.held[:] = 0
         self.seen.forget(slice(None))
-        self._drawings, self._draws = {}, None
+        self._drawings, self._draws = {}, {}
 
     def put(self, slots: Ints, places: Ints, blocks: Ints) -> None:
         """Write `blocks` [entries, layer groups] to these places of these slots' tables on the device."""
@@ -107,17 +111,23 @@ class Slots:
         there = self.upload([slots, np.array(tokens, np.int32)])
         self.latest.index_copy_(0, there[0].long(), there[1])
 
-    def draws_of(self, slots: Ints, changed: Sequence[int]) -> Draws | None:
+    def draws_of(self, slots: Ints, changed: Sequence[int], *, deferred: bool = False) -> Draws | None:
         """How rows with these slots get their tokens, of which the device changes the logits of the rows `changed`.
 
-        None if all of them take the likeliest one.
+        None if all of them take the likeliest one. `deferred`: they are those of which the host has a say. Else such
+        rows are left out.
         """
-        asked = slots.tobytes(), changed
-        if self._draws is None or self._draws[0] != asked:
+        asked = slots.tobytes(), tuple(changed), deferred
+        if asked not in self._draws:
+            if len(self._draws) >= _ANSWERS:
+                self._draws.clear()
             theirs = slots[list(changed)]
             drawings = [self._drawings[slot] for slot in theirs.tolist()]
-            self._draws = asked, compose(self._parameters[slots], changed, drawings, theirs, self.upload)
-        return self._draws[1]
+            left_out = None if deferred else self.guided[slots]
+            self._draws[asked] = compose(
+                self._parameters[slots], changed, drawings, theirs, self.upload, left_out=left_out
+            )
+        return self._draws[asked]
 
     def place(self, chunks: Sequence[Chunk]) -> tuple[Ints, Ints]:
         """Write what short chunks need behind the slots, in the place of the last ones.
@@ -144,8 +154,9 @@ class Slots:
                 self._tables[slot] = NOWHERE
                 drawing = self._drawings[slot] = drawing_of(work.request.sampling, work.request.row)
                 self._parameters[slot] = drawing.parameters
+                self.guided[slot] = is_guided(work.request)
                 self.seen.until[slot] = NOWHERE
-                self._draws = None
+                self._draws.clear()
         # A copy: it must not change while we compare with it.
         self.works = list(works) if not isinstance(works, list) else works
         self.rows = np.array([slots[work] for work in works], np.int32)

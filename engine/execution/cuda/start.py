@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 import torch
 
-from engine.execution.cuda.draws import StepRows, compose, drawing_of
+from engine.execution.cuda.draws import RowMasks, StepRows, compose, drawing_of
 from engine.execution.cuda.flights import to_host
 from engine.execution.cuda.linears import use_library, use_stream
 from engine.execution.cuda.model import unsupported
@@ -18,6 +18,7 @@ from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner, spare_blocks
 from engine.execution.cuda.seen_tokens import SeenTokens
 from engine.execution.sizes import Sizes
+from engine.kernels.grammar_masks import words_of
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
@@ -116,6 +117,7 @@ def compile_draws(runner: CudaRunner) -> None:
     began = time.perf_counter()
     limits = Sampling(1, top_k=2, top_p=0.5)
     changes = Sampling(1, top_k=2, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
+    words = words_of(runner.fused.vocabulary)
     states = [SamplingState(sampling, [0], [0]) for sampling in (limits, changes)]
     drawings = [drawing_of(state.sampling, state) for state in states]
     place = np.zeros(1, np.int32)
@@ -123,10 +125,12 @@ def compile_draws(runner: CudaRunner) -> None:
     assert draws is not None
     seen = SeenTokens(1, runner.fused.vocabulary, runner.upload)
     seen.follow(place, np.ones(1, np.int64), states[1:])
-    ones, numbers = runner.upload([np.ones(2, np.int32), np.arange(2, dtype=np.int32)])
+    ones, numbers, zero, mask = runner.upload(
+        [np.ones(2, np.int32), np.arange(2, dtype=np.int32), place, np.full((1, words), -1, np.int32)]
+    )
     tokens, logits = torch.zeros_like(ones), torch.zeros_like(runner.steps.logits[:1]).repeat(2, 1)
     there = StepRows(ones, ones, ones, numbers, tokens, torch.zeros_like(ones))
-    runner.steps.drawer(logits, draws, seen.counts, there)
+    runner.steps.drawer(logits, draws, seen.counts, there, RowMasks(mask, zero, zero))
     tokens.tolist()
     logger.info("tokens can be drawn", s=round(time.perf_counter() - began, 2))
 

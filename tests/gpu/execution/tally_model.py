@@ -1,4 +1,4 @@
-"""A stand-in for a runner's model that takes no kernels: what a test of the runner's bookkeeping needs of a model.
+"""A stand-in for a runner's model that takes no kernels, but to draw: what a test of the runner's bookkeeping needs.
 
 The KV of a token is its number, and the next token is a sum over the KV of all tokens so far, as it is found through
 the block tables on the device. Whoever reads another request's blocks, or blocks that were freed, gets another answer.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from engine.execution.cuda.draws import Draws, StepRows
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.slots import Chunk
 from engine.kernels.likeliest import NOT_FINITE
@@ -32,16 +33,19 @@ class TallyModel:
         runner.prefill = self._prefill  # type: ignore[assignment]
         runner.steps.run = self._decode  # type: ignore[method-assign]
         runner.fused.head = self._logits  # type: ignore[assignment]
-        runner.upload = runner.slots.upload = _ToldUploads(runner.device, self)
+        _ToldUploads.tell(runner.upload, self)
 
     def expected(self, prompt: Sequence[int], count: int) -> list[int]:
         """The tokens that follow a prompt."""
-        tokens = [float(token) for token in prompt]
-        weights = self._weights.tolist()
+        tokens = list(prompt)
         for _ in range(count):
-            total = sum(token * weight for token, weight in zip(tokens, weights, strict=False))
-            tokens.append(total % self.runner.fused.vocabulary)
-        return [int(token) for token in tokens[len(prompt) :]]
+            tokens.append(self.likeliest(tokens))
+        return tokens[len(prompt) :]
+
+    def likeliest(self, tokens: Sequence[int]) -> int:
+        """The token whose logit is 1 behind these; all others' are 0."""
+        total = sum(token * weight for token, weight in zip(tokens, self._weights.tolist(), strict=False))
+        return int(total % self.runner.fused.vocabulary)
 
     def _append(self, blocks: Sequence[int], position: int, token: float) -> None:
         self._data[blocks[position // BLOCK_TOKENS], ..., position % BLOCK_TOKENS, :] = token
@@ -61,12 +65,22 @@ class TallyModel:
         return torch.tensor(hidden, device=self.runner.device)[:, None]
 
     def _decode(
-        self, slots: Ints, positions: Ints, _order: Ints, sources: Ints | None = None, **_drawing: object
+        self,
+        slots: Ints,
+        positions: Ints,
+        _order: Ints,
+        sources: Ints | None = None,
+        *,
+        draws: Draws | None = None,
+        counted: Ints | None = None,
     ) -> None:
         self.called()
         steps, latest = self.runner.steps, self.runner.slots.latest
-        places = (slots if sources is None else sources).tolist()
-        for row, (slot, position, place) in enumerate(zip(slots.tolist(), positions.tolist(), places, strict=True)):
+        sources = slots if sources is None else sources
+        counted = np.zeros_like(slots) if counted is None else counted
+        at, places, counting = self.runner.upload([positions, sources, counted])
+        inputs = latest.index_select(0, places)
+        for row, (slot, position, place) in enumerate(zip(slots, positions, sources, strict=True)):
             if position < 0:
                 continue
             blocks = self.runner.slots.block_tables[0][slot].tolist()
@@ -74,6 +88,9 @@ class TallyModel:
             token = self._next(blocks, position)
             steps.logits[row] = self._logits(torch.tensor([[token]]))[0].to(steps.logits)
             steps.tokens[row] = latest[place] = NOT_FINITE if np.isnan(token) else int(token)
+        if draws is not None:
+            rows = StepRows(inputs, counting, at, places, steps.tokens, latest)
+            steps.drawer(steps.logits, draws, self.runner.slots.seen.counts, rows)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = torch.zeros(len(hidden), self.runner.steps.logits.shape[1], device=hidden.device)
@@ -81,9 +98,13 @@ class TallyModel:
 
 
 class _ToldUploads(Uploads):
-    def __init__(self, device: torch.device, model: TallyModel) -> None:
-        super().__init__(device)
-        self._model = model
+    _model: TallyModel
+
+    @classmethod
+    def tell(cls, uploads: Uploads, model: TallyModel) -> None:
+        """Let the model be called; all parts of the runner have these very uploads."""
+        uploads.__class__ = cls
+        uploads._model = model  # type: ignore[attr-defined]
 
     def __call__(self, arrays: Sequence[Ints]) -> list[torch.Tensor]:
         self._model.called()

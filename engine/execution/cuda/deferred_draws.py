@@ -1,0 +1,146 @@
+"""Draws that are queued once the host knows all tokens before: behind prompts, and where a grammar has a say.
+
+The device computes the logits meanwhile. So what a grammar allows next is found out beside the forward pass, and the
+step after it is queued behind the draw, before anybody has read its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.execution.cuda.draws import Drawer, Draws, RowMasks, StepRows, changed_rows, compose, drawing_of
+from engine.execution.cuda.flights import Told, tell, to_host
+from engine.execution.cuda.seen_tokens import SeenTokens
+from engine.execution.cuda.slots import Slots
+from engine.execution.model_runner import WorkOutcome
+from engine.kernels.uploads import Ints, Uploads
+from engine.scheduling.step_work import Work
+
+NO_MASK = -1
+_AT_ONCE = 64
+"""Rows that are drawn at a time, if some have changed logits: these are in memory in fp32, with what they have seen."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Masks of works, int32 [masks, words] on the device, and by work which of them is its own, `NO_MASK` for none."""
+
+    words: torch.Tensor
+    of: Ints
+
+    def __getitem__(self, works: slice) -> Masks:
+        return Masks(self.words, self.of[works])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens of the works at `rows` of a step, on the host once the event has come, what is told of them, and the
+    logits that they were drawn from."""
+
+    rows: Sequence[int]
+    logits: torch.Tensor
+    tokens: torch.Tensor
+    event: torch.cuda.Event | None
+    told: Told | None
+
+    def enter(self, outcomes: Sequence[WorkOutcome]) -> None:
+        """Wait for the tokens, and enter them for works that did not fail."""
+        if self.event is not None:
+            self.event.synchronize()
+        tokens: list[int] = self.tokens.tolist()
+        told = [None] * len(tokens) if self.told is None else self.told.wait(len(tokens))
+        for row, token, logprob in zip(self.rows, tokens, told, strict=True):
+            if outcomes[row].error is None:
+                outcomes[row].token, outcomes[row].logprob = token, logprob
+
+
+class DeferredDraws:
+    """Draws by `drawer`, for requests in `slots` and for prompts, from logits of `vocabulary` tokens."""
+
+    def __init__(self, drawer: Drawer, slots: Slots, vocabulary: int, upload: Uploads) -> None:
+        self._drawer = drawer
+        self._slots = slots
+        self._vocabulary = vocabulary
+        self._upload = upload
+        self._seen = SeenTokens(_AT_ONCE, vocabulary, upload)
+
+    def of_decodes(self, step: Sequence[Work], at: Sequence[int], logits: torch.Tensor, masks: Masks) -> Drawn:
+        """The tokens of the decodes at these places of the step that has the slots; by slot they are the latest ones.
+
+        `logits`, which are not changed, and `masks` are theirs alone.
+        """
+        works, slots = [step[row] for row in at], self._slots.rows[list(at)]
+        tokens = self._likeliest(logits)
+        inputs = np.array([work.tokens[0] for work in works], np.int32)
+        for some in _groups(works):
+            changed = changed_rows([work.request for work in works[some]])
+            draws = self._slots.draws_of(slots[some], changed, deferred=True)
+            if draws is not None:
+                rows = _Rows(works[some], logits[some], tokens[some], masks.of[some], inputs[some], slots[some])
+                self._draw(rows, draws, masks.words, self._slots.seen, self._slots.latest)
+        told = tell(works, logits, tokens, self._upload, vocabulary=self._vocabulary)
+        return Drawn(at, logits, *to_host(tokens), told)
+
+    def of_prompts(self, step: Sequence[Work], at: Sequence[int], logits: torch.Tensor, masks: Masks) -> Drawn:
+        """The first tokens behind prompts, which end with the works at these places of a step."""
+        works = [step[row] for row in at]
+        tokens = self._likeliest(logits)
+        for some in _groups(works):
+            requests = [work.request for work in works[some]]
+            changed = changed_rows(requests)
+            drawings = [drawing_of(request.sampling, request.row) for request in requests]
+            numbers = np.arange(len(requests), dtype=np.int32)
+            given = np.stack([drawing.parameters for drawing in drawings])
+            draws = compose(given, changed, [drawings[row] for row in changed], numbers[: len(changed)], self._upload)
+            if draws is not None:
+                # The host knows all tokens of a prompt, so that none is counted by the kernel.
+                self._seen.forget(slice(None))
+                inputs = np.zeros_like(numbers)
+                rows = _Rows(works[some], logits[some], tokens[some], masks.of[some], inputs, numbers)
+                self._draw(rows, draws, masks.words, self._seen, torch.empty_like(rows.tokens))
+        told = tell(works, logits, tokens, self._upload, vocabulary=self._vocabulary)
+        return Drawn(at, logits, *to_host(tokens), told)
+
+    def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        nothing = torch.full((len(logits),), -1, dtype=torch.int32, device=logits.device)
+        tokens = torch.empty_like(nothing)
+        self._drawer.likeliest(logits, nothing, nothing, tokens, nothing)
+        return tokens
+
+    def _draw(self, given: _Rows, draws: Draws, masks: torch.Tensor, seen: SeenTokens, latest: torch.Tensor) -> None:
+        """Replace the likeliest tokens of the logits as they are, where these are not what is drawn."""
+        ends = np.array([work.start + work.count - 1 for work in given.works])
+        rows, places = draws.penalized()
+        states = [row for at in rows.tolist() if (row := given.works[at].request.row) is not None]
+        counting = np.zeros(len(ends), np.int32)
+        counting[rows] = seen.follow(places, ends[rows], states)
+        which = given.masks[draws.changed]
+        masked = np.nonzero(which != NO_MASK)[0].astype(np.int32)
+        inputs, counted, positions, slots, shaped, chosen = self._upload(
+            [given.inputs, counting, ends.astype(np.int32), given.slots, masked, which[masked]]
+        )
+        there = StepRows(inputs, counted, positions, slots, given.tokens, latest)
+        row_masks = RowMasks(masks, shaped, chosen) if len(masked) else None
+        self._drawer(given.logits, draws, seen.counts, there, row_masks)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Works that are drawn together: their logits, whither their tokens go, and by work, on the host, its mask, the
+    token that was computed, and its slot."""
+
+    works: Sequence[Work]
+    logits: torch.Tensor
+    tokens: torch.Tensor
+    masks: Ints
+    inputs: Ints
+    slots: Ints
+
+
+def _groups(works: Sequence[Work]) -> list[slice]:
+    at_once = _AT_ONCE if changed_rows([work.request for work in works]) else max(1, len(works))
+    return [slice(first, first + at_once) for first in range(0, len(works), at_once)]
