@@ -2,8 +2,8 @@
 
 Where a kernel needs what neither Triton nor Gluon gives (the order of barriers among warps, fragments of matrix
 instructions), it is written in CUDA C++ in `engine/kernels/cuda/`. NVRTC and the driver come with PyTorch's CUDA build,
-so nothing has to be installed. Sources include nothing. Callers ask `available` first, and take another kernel of the
-same bits where it says no.
+so nothing has to be installed. Sources include only headers (`.cuh`) of that folder. Callers ask `available` first, and
+take another kernel of the same bits where it says no.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ctypes
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,16 +77,17 @@ def _driver() -> ctypes.CDLL | None:
         return None
 
 
-def compile_source(source: str, name: str, defines: Mapping[str, int]) -> bytes:
-    """The cubin of a source. Raises KernelError with the compiler's messages."""
+def compile_source(source: str, name: str, defines: Mapping[str, int], headers: Mapping[str, str]) -> bytes:
+    """The cubin of a source. `headers`: their text by name. Raises KernelError with the compiler's messages."""
     nvrtc = _nvrtc()
     if nvrtc is None:
         raise KernelError("NVRTC is not installed")
     options = [*_OPTIONS, *(f"-D{key}={value}" for key, value in defines.items())]
     program = ctypes.c_void_p()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
-    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    compiled = nvrtc.nvrtcCompileProgram(program, len(options), given)
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), name.encode(), len(headers), _texts(headers.values()), _texts(headers)
+    )
+    compiled = nvrtc.nvrtcCompileProgram(program, len(options), _texts(options))
     read = ("nvrtcGetCUBINSize", "nvrtcGetCUBIN")
     if compiled != _SUCCESS:
         read = ("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
@@ -100,6 +101,10 @@ def compile_source(source: str, name: str, defines: Mapping[str, int]) -> bytes:
     return result.raw
 
 
+def _texts(texts: Collection[str]) -> Any:
+    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+
+
 def _cache_folder() -> Path:
     """Where Triton keeps its kernels too."""
     return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache") / "cuda"
@@ -107,13 +112,14 @@ def _cache_folder() -> Path:
 
 def _cubin(path: Path, defines: Mapping[str, int]) -> bytes:
     source = path.read_text()
-    said = repr((source, sorted(defines.items()), _OPTIONS, torch.version.cuda))
+    headers = {header.name: header.read_text() for header in sorted(path.parent.glob("*.cuh"))}
+    said = repr((source, headers, sorted(defines.items()), _OPTIONS, torch.version.cuda))
     kept = _cache_folder() / f"{path.stem}-{hashlib.sha256(said.encode()).hexdigest()[:32]}.cubin"
     try:
         return kept.read_bytes()
     except OSError:
         pass
-    cubin = compile_source(source, path.name, defines)
+    cubin = compile_source(source, path.name, defines, headers)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:

@@ -25,7 +25,7 @@ def test_a_cpu_has_none() -> None:
 def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_source, "_nvrtc", lambda: None)
     with pytest.raises(KernelError, match="NVRTC is not installed"):
-        compile_source(_DOUBLE, "double.cu", {})
+        compile_source(_DOUBLE, "double.cu", {}, {})
 
 
 @pytest.mark.gpu
