@@ -46,6 +46,18 @@ def product_modules(root: Path) -> Iterator[Path]:
         yield from sorted(room.rglob("*.py"))
 
 
+def kernel_sources(root: Path) -> Iterator[Path]:
+    """Every file of CUDA C++ of the product, by room and path."""
+    for room in rooms(root):
+        yield from sorted([*room.rglob("*.cu"), *room.rglob("*.cuh")])
+
+
+def count_kernel(source: str) -> int:
+    """The lines of CUDA C++ that are neither blank nor a comment."""
+    lines = map(str.strip, source.splitlines())
+    return sum(bool(line) and not line.startswith("//") for line in lines)
+
+
 def count(source: str) -> int:
     """The lines that hold code: some token that is neither a comment nor part of a docstring.
 
@@ -76,11 +88,13 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--modules", action="store_true", help=f"list the modules under {SMALL} lines of code")
     options = parser.parse_args(arguments)
     counts = {path: count(path.read_text()) for path in product_modules(root)}
+    kernels = {path: count_kernel(path.read_text()) for path in kernel_sources(root)}
     small = {path: lines for path, lines in counts.items() if lines < SMALL and (lines or path.name != "__init__.py")}
     if options.modules:
         for path, lines in sorted(small.items(), key=lambda item: (item[1], item[0])):
             print(f"{lines:7,} {path.relative_to(root).as_posix()}")
         return 0
+    counts |= kernels
     for room in rooms(root):
         print(f"{sum(lines for path, lines in counts.items() if room in path.parents):7,} {room.name}")
     total = sum(counts.values())

@@ -19,9 +19,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.kernels.attention_splits import split_bounds, split_bounds_on
-from engine.kernels.decode_attention import DecodeAttention, DecodeBatch
+from engine.kernels.decode_attention import DecodeAttention
 from engine.kernels.linear import LinearTile, linear, tile_for
-from engine.kernels.paged_kv import PagedKv, Scores, reference_attention
+from engine.kernels.paged_kv import DecodeBatch, PagedKv, Scores, reference_attention
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from engine.kernels.rows import rms_norm, rotate_and_append, silu_mul
 

@@ -53,8 +53,8 @@ class Case:
     def plain(self, tiles: PrefillTiles, out: torch.Tensor) -> None:
         prefill_attention(self.query, self.kv, self.tables, self.bounds, tiles, self.scores, out)
 
-    def hopper(self, tiles: PrefillTiles, out: torch.Tensor, stages: int = 4) -> None:
-        prefill_attention_hopper(self.query, self.kv, self.tables, self.bounds, tiles, self.scores, out, stages=stages)
+    def hopper(self, tiles: PrefillTiles, out: torch.Tensor) -> None:
+        prefill_attention_hopper(self.query, self.kv, self.tables, self.bounds, tiles, self.scores, out)
 
     def output(self, dtype: torch.dtype) -> torch.Tensor:
         return torch.full(self.query.shape, torch.nan, dtype=dtype, device=DEVICE)

@@ -5,7 +5,8 @@ Three kernels:
 1. *plan*, once a step and layer group: for each split, runs of neighbouring requests whose split is the same block
    become one item each.
 2. *partial*, once a layer: each (item, KV head) reads the split's keys once for the queries of all its requests, and
-   writes (top, total, weighted values) for each request, query head and split.
+   writes (top, total, weighted values) for each request, query head and split. Items of few requests are one list, the
+   others a second one, which `grouped_decode_hopper` computes where it fits.
 3. *merge*, once a layer: folds the splits of each request from left to right.
 
 Splits lie at fixed absolute positions, so grouping only shortens the list of items; the arithmetic of a request stays
@@ -17,15 +18,15 @@ ChunkAttention (Ye et al. 2024), FastTree (Pan et al. 2025).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from engine.kernels import grouped_decode_hopper
 from engine.kernels.attention_splits import HIDDEN, LOG2_E, attend_split, fold, normalize, pipeline_stages
 from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_and_let_next_begin, wait_for_inputs
-from engine.kernels.paged_kv import PagedKv, Scores
+from engine.kernels.paged_kv import DecodeBatch, PagedKv, Scores
 
 _SMALL_ROWS, _LARGE_ROWS = 16, 64
 """Rows of a tile: for items of few requests, and for the others."""
@@ -34,20 +35,6 @@ _SHAPES_FP8 = (4, 2, 3), (2, 4, 2)
 _SHAPE_FOR_FEW, _FEW_ROWS = (4, 4, 3), 8
 """Of both kinds of tiles: programs for each multiprocessor, warps of a program, blocks in shared memory at most; the
 quickest on an H200 (`benchmarks/gpu/NOTES.md`). Of small tiles in steps of few rows: more warps for each program."""
-
-
-@dataclass(frozen=True)
-class DecodeBatch:
-    """Decoding requests, one row each; all int32 on the device. Rows with position −1 are padding.
-
-    `positions` [rows]: where each row's token stands. `table_rows` [rows]: its row of `block_tables` [sequences,
-    blocks]. `order` [rows]: the rows sorted so that those with common blocks are neighbours.
-    """
-
-    positions: torch.Tensor
-    table_rows: torch.Tensor
-    order: torch.Tensor
-    block_tables: torch.Tensor
 
 
 class DecodeAttention:
@@ -68,6 +55,8 @@ class DecodeAttention:
         shapes: Sequence[tuple[int, int, int]] | None = None,
     ) -> None:
         device = bounds.device
+        self.on_hopper = True
+        """Whether the kernel for Hopper computes large items where it fits; if not, the plain one, of the same bits."""
         self.heads, self.splits, self.bounds = heads, len(bounds) - 1, bounds
         self.heads_per_kv_head = heads // kv.kv_heads
         # The same for all steps, so that the plan is compiled once.
@@ -128,6 +117,12 @@ class DecodeAttention:
         for size, rows in enumerate((_SMALL_ROWS, _LARGE_ROWS)):
             if size and min(self.limit, len(query)) * self.heads_per_kv_head <= _SMALL_ROWS:
                 break
+            if size and self.on_hopper and grouped_decode_hopper.fits(kv, self.heads, query.dtype, scores):
+                grouped_decode_hopper.attend_items(
+                    query, kv, batch, self.bounds, self._items[size], self._counts[size:], scores,
+                    (self._tops, self._totals, self._outs),
+                )  # fmt: skip
+                continue
             tile = max(rows, triton.next_power_of_2(self.heads_per_kv_head))
             few = not size and len(query) <= _FEW_ROWS
             programs, warps, stages = self._shape_for_few if few else self._shapes[size]

@@ -45,7 +45,8 @@ def tree(tmp_path: Path) -> Path:
         "room/large.py": "x = 1\n" * 41,
         "other/__init__.py": "",
         "other/inner/__init__.py": "y = 1\n",
-        "other/inner/small.py": "# why\nx = 1\nz = 2\n",
+        "other/inner/small.py": "# why\nx = 1\n",
+        "other/inner/cuda/kernel.cu": "// why\n\n  int x;  // what\n",
         "tests/__init__.py": "",
         "tests/test_room.py": "x = 1\n" * 9,
         "scripts/__init__.py": "x = 1\n",
@@ -70,7 +71,7 @@ def test_small_modules_are_listed(tree: Path, capsys: pytest.CaptureFixture[str]
     assert count_code.main(["--modules"], tree) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["1", "other/inner/__init__.py"],
-        ["2", "other/inner/small.py"],
+        ["1", "other/inner/small.py"],
     ]
 
 

@@ -16,7 +16,8 @@ from engine.execution.cuda.draws import Drawer, Draws, StepRows
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Slots
-from engine.kernels.decode_attention import DecodeAttention, DecodeBatch
+from engine.kernels.decode_attention import DecodeAttention
+from engine.kernels.paged_kv import DecodeBatch
 from engine.kernels.uploads import Ints
 from engine.kv_cache.memory import KvMemory
 

@@ -11,6 +11,7 @@ from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Chunk
 from engine.kernels import prefill_attention as plain
+from engine.kernels import prefill_hopper as hopper
 from engine.kernels.paged_kv import PagedKv
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from engine.kernels.stored_in_fp8 import widen_blocks
@@ -18,12 +19,6 @@ from engine.kernels.uploads import Ints, Uploads
 from engine.kv_cache.memory import KvMemory
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
-try:
-    from engine.kernels import prefill_hopper as hopper
-except ImportError:  # Gluon is an experimental part of Triton
-    hopper = None  # type: ignore[assignment]
-
-_HOPPER = 9
 _TABLE_WIDTHS = 16
 """Block tables are as wide as a multiple of this."""
 _WIDENED_BYTES = 5 << 28
@@ -32,8 +27,6 @@ _WIDENED_BYTES = 5 << 28
 
 def _runs_on_hopper(model: FusedDecoder, group: int) -> bool:
     """Whether the kernel for Hopper computes the layers of this group; the plain one, of the same bits, if not."""
-    if hopper is None or model.device.type != "cuda" or torch.cuda.get_device_capability(model.device)[0] != _HOPPER:
-        return False
     dtype = model.embedding.dtype
     layers = [layer for layer in model.layers if layer.group == group]
     return all(hopper.fits(layer.kv, model.heads, dtype, layer.scores) for layer in layers)

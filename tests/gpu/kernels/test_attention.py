@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kernels.attention_splits import split_bounds
-from engine.kernels.decode_attention import DecodeAttention, DecodeBatch
-from engine.kernels.paged_kv import PagedKv, Scores, reference_attention
+from engine.kernels.decode_attention import DecodeAttention
+from engine.kernels.paged_kv import DecodeBatch, PagedKv, Scores, reference_attention
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from tests.fast import examples
 from tests.gpu.kernels.interpreter import DEVICE, INTERPRETED
