@@ -153,9 +153,7 @@ class CudaKernel:
         allowed = driver.cuFuncSetAttribute(self._function, _MOST_SHARED_MEMORY, shared_bytes)
         _checked(allowed, f"{name}: {shared_bytes} bytes of shared memory")
 
-    def __call__(
-        self, grid: tuple[int, int], threads: int, *arguments: Argument, dependent: bool = False
-    ) -> None:
+    def __call__(self, grid: tuple[int, int], threads: int, *arguments: Argument, dependent: bool = False) -> None:
         """Launch on the current stream.
 
         Tensors are handed on as pointers, ints as int32, floats as fp32, bytes (`TensorMap`) as they are. `dependent`:
