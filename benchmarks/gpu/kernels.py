@@ -20,8 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.kernels.attention_splits import split_bounds, split_bounds_on
 from engine.kernels.decode_attention import DecodeAttention
+from engine.kernels.decode_plan import DecodeBatch
 from engine.kernels.linear import LinearTile, linear, tile_for
-from engine.kernels.paged_kv import DecodeBatch, PagedKv, Scores, reference_attention
+from engine.kernels.paged_kv import PagedKv, Scores, reference_attention
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from engine.kernels.rows import rms_norm, rotate_and_append, silu_mul
 
@@ -273,46 +274,72 @@ def time_linears(report: Report, counts: tuple[int, ...]) -> None:
     report["linears"] = table
 
 
+DECODES = {
+    "512 x 1152": (512, 512, 0, 1_152),
+    "128 x 1152": (128, 128, 0, 1_152),
+    "32 x 1152": (32, 32, 0, 1_152),
+    "1 x 1152": (1, 1, 0, 1_152),
+    "1 x 32768": (1, 1, 0, 32_768),
+    "32 x 16 on 8192, +160": (512, 32, 8_192, 160),
+    "512 on 8192, +160": (512, 1, 8_192, 160),
+}
+"""(requests, prefixes that they share, tokens of a prefix, tokens of each request's own)."""
+
+
+def random_kv(blocks: int, layers: int, in_fp8: bool) -> torch.Tensor:
+    shape = (blocks, layers, 2, KV_HEADS, 64, DIM)
+    if not in_fp8:
+        return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
+    # Any byte is a value, but for two that are NaN.
+    data = torch.randint(0, 127, (*shape[:-1], DIM + 4), dtype=torch.uint8, device=DEVICE)
+    data += 128 * torch.randint(0, 2, data.shape, dtype=torch.uint8, device=DEVICE)
+    data.flatten(-2).view(torch.float32)[..., 64 * DIM // 4 :] = 2.0**-7
+    return data
+
+
 def time_attention(report: Report) -> None:
+    report["decode_attention"] = time_decodes(False)
+    report["decode_attention_8_bits"] = time_decodes(True)
+    time_prefill(report)
+
+
+def time_decodes(in_fp8: bool) -> Report:
+    """Decode attention, and the Triton kernel alone beside it."""
     figures: Report = {}
-    scale = DIM**-0.5
-    for name, (requests, groups, prefix, own) in {
-        "512 x 1152": (512, 512, 0, 1_152),
-        "32 x 1152": (32, 32, 0, 1_152),
-        "1 x 1152": (1, 1, 0, 1_152),
-        "1 x 32768": (1, 1, 0, 32_768),
-        "32 x 16 on 8192, +160": (512, 32, 8_192, 160),
-        "512 on 8192, +160": (512, 1, 8_192, 160),
-    }.items():
+    scores = Scores(DIM**-0.5)
+    vector = DIM + 4 if in_fp8 else 2 * DIM
+    for name, (requests, groups, prefix, own) in DECODES.items():
         random.seed(0)
         lengths = [prefix + own] * requests
         shared = [(row % groups, prefix // 64) for row in range(requests)]
         blocks = groups * (prefix // 64) + requests * (-(-own // 64)) + 1
-        copies = max(1, min(8, int(40e9 // (blocks * 2 * KV_HEADS * 64 * DIM * 2))))
-        data = torch.randn(blocks, copies, 2, KV_HEADS, 64, DIM, dtype=torch.bfloat16, device=DEVICE)
+        copies = max(1, min(8, int(40e9 // (blocks * 2 * KV_HEADS * 64 * vector))))
+        data = random_kv(blocks, copies, in_fp8)
         tables = random_tables(lengths, shared, blocks)
         batch = decode_batch([length - 1 for length in lengths], tables)
         bounds = split_bounds_on(DEVICE, 131_072 if requests == 1 else max(lengths) + 512)
         query = torch.randn(requests, HEADS, DIM, dtype=torch.bfloat16, device=DEVICE)
         out = torch.empty_like(query)
-        scores = Scores(scale)
         row: Report = {}
-        for limit in (1, 16) if prefix else (1,):
-            attention = DecodeAttention(requests, HEADS, PagedKv(data, 0), bounds)
-            row[f"plan_us, limit {limit}"] = round(
-                graph_us(lambda _, a=attention, n=limit: a.plan(batch, limit=n), 4), 1
-            )
-            attention.plan(batch, limit=limit)
-            took = graph_us(lambda i, a=attention: a(query, PagedKv(data, i % copies), batch, scores, out), 8)
-            row[f"us, limit {limit}"] = round(took, 1)
-        merge = graph_us(lambda _, a=attention: a.merge(query, batch, scores, out), 8)
-        row["merge_us"] = round(merge, 1)
+        for kind, given in (("", scores), (" Triton", None)):
+            for limit in (1, 16) if prefix else (1,):
+                attention = DecodeAttention(requests, HEADS, PagedKv(data, 0), bounds, scores=given)
+                planned = graph_us(lambda _, a=attention, n=limit: a.plan(batch, limit=n), 4)
+                attention.plan(batch, limit=limit)
+                took = graph_us(lambda i, a=attention, d=data: a(query, PagedKv(d, i % copies), batch, scores, out), 8)
+                merge = graph_us(lambda _, a=attention: a.merge(query, batch, scores, out), 8)
+                row[f"limit {limit}{kind}: us, merge of it, plan apart"] = [
+                    round(value, 1) for value in (took, merge, planned)
+                ]
         unique = groups * prefix + requests * own
-        row["floor_us"] = round(unique * 2 * KV_HEADS * DIM * 2 / 4.54e6, 1)
+        row["floor_us"] = round(unique * 2 * KV_HEADS * vector / 4.54e6, 1)
         figures[name] = row
-        print(name, row, flush=True)
+        print(name, "8 bits" if in_fp8 else "bf16", row, flush=True)
         del data
-    report["decode_attention"] = figures
+    return figures
+
+
+def time_prefill(report: Report) -> None:
     tokens = 32_768
     q = torch.randn(tokens, HEADS, DIM, dtype=torch.bfloat16, device=DEVICE)
     data = torch.randn(tokens // 64, 1, 2, KV_HEADS, 64, DIM, dtype=torch.bfloat16, device=DEVICE)
@@ -326,7 +353,7 @@ def time_attention(report: Report) -> None:
         )
         took = graph_us(
             lambda _, w=warps, s=stages, t=tiles: prefill_attention(
-                q, PagedKv(data, 0), tables, bounds, t, Scores(scale), out, warps=w, stages=s
+                q, PagedKv(data, 0), tables, bounds, t, Scores(DIM**-0.5), out, warps=w, stages=s
             ),
             1,
             3,

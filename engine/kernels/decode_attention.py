@@ -2,21 +2,24 @@
 
 Three kernels:
 
-1. *plan*, once a step and layer group: for each split, runs of neighbouring requests whose split is the same block
-   become one item each.
+1. *plan*, once a step and layer group (`decode_plan`): which requests read which split together.
 2. *partial*, once a layer: each (item, KV head) reads the split's keys once for the queries of all its requests, and
    writes (top, total, weighted values) for each request, query head and split. Items of few requests are one list, the
    others a second one, which `grouped_decode_hopper` computes where it fits.
 3. *merge*, once a layer: folds the splits of each request from left to right.
 
+*Partial* is a Triton kernel. On a Hopper items of few rows are left to a kernel in CUDA C++ with the same bits where it
+`fits` (`decode_hopper`). That one also folds the first splits of requests that share nothing with others, where there
+are enough requests to keep all multiprocessors busy without splits.
+
 Splits lie at fixed absolute positions, so grouping only shortens the list of items; the arithmetic of a request stays
-the same whatever company it has, and is that of `prefill_attention`. Requests that share a prefix must be neighbours
-in `DecodeBatch.order` to be found; any order gives the same results. Related: Hydragen (Juravsky et al. 2024),
+the same whatever company it has, and is that of `prefill_attention`. Related: Hydragen (Juravsky et al. 2024),
 ChunkAttention (Ye et al. 2024), FastTree (Pan et al. 2025).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,8 +28,10 @@ import triton.language as tl
 
 from engine.kernels import grouped_decode_hopper
 from engine.kernels.attention_splits import HIDDEN, LOG2_E, attend_split, fold, normalize, pipeline_stages
+from engine.kernels.decode_hopper import SMALL_ROWS, SmallItems, fits
+from engine.kernels.decode_plan import DecodeBatch, SplitResults, WorkList
 from engine.kernels.dependent_launch import LAUNCH, let_next_begin, wait_and_let_next_begin, wait_for_inputs
-from engine.kernels.paged_kv import DecodeBatch, PagedKv, Scores
+from engine.kernels.paged_kv import PagedKv, Scores
 
 _SMALL_ROWS, _LARGE_ROWS = 16, 64
 """Rows of a tile: for items of few requests, and for the others."""
@@ -35,6 +40,9 @@ _SHAPES_FP8 = (4, 2, 3), (2, 4, 2)
 _SHAPE_FOR_FEW, _FEW_ROWS = (4, 4, 3), 8
 """Of both kinds of tiles: programs for each multiprocessor, warps of a program, blocks in shared memory at most; the
 quickest on an H200 (`benchmarks/gpu/NOTES.md`). Of small tiles in steps of few rows: more warps for each program."""
+
+_HEADS_TOGETHER = 8
+"""Query heads that a program merges, but in steps of few rows."""
 
 
 class DecodeAttention:
@@ -52,6 +60,7 @@ class DecodeAttention:
         kv: PagedKv,
         bounds: torch.Tensor,
         *,
+        scores: Scores | None = None,
         shapes: Sequence[tuple[int, int, int]] | None = None,
     ) -> None:
         device = bounds.device
@@ -59,8 +68,6 @@ class DecodeAttention:
         """Whether the kernel for Hopper computes large items where it fits; if not, the plain one, of the same bits."""
         self.heads, self.splits, self.bounds = heads, len(bounds) - 1, bounds
         self.heads_per_kv_head = heads // kv.kv_heads
-        # The same for all steps, so that the plan is compiled once.
-        self._rows_padded = triton.next_power_of_2(max(2, rows))
         self.limit = _LARGE_ROWS // triton.next_power_of_2(self.heads_per_kv_head)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
         given, shapes = shapes, shapes or (_SHAPES_FP8 if kv.in_fp8 else _SHAPES)
@@ -68,36 +75,27 @@ class DecodeAttention:
         self._shapes = [(count * processors, warps, min(most, stages)) for count, warps, most in shapes]
         count, warps, most = _SHAPE_FOR_FEW if given is None else shapes[0]
         self._shape_for_few = count * processors, warps, min(most, stages)
-        self._items = torch.zeros(2, rows * self.splits, 4, dtype=torch.int32, device=device)
-        self._counts = torch.zeros(2, dtype=torch.int32, device=device)
+        self.work = WorkList(rows, bounds)
         self._tops = torch.empty(rows, self.splits, heads, dtype=torch.float32, device=device)
         self._totals = torch.empty_like(self._tops)
         self._outs = torch.empty(rows, self.splits, heads, kv.head_dim, dtype=torch.float32, device=device)
+        self.small_items = SmallItems(heads, kv) if scores is not None and fits(heads, kv, scores) else None
 
-    def plan(self, batch: DecodeBatch, *, window: int = 0, limit: int | None = None) -> None:
-        """Make the list of items for a step. `limit`: most requests of an item, for tests."""
+    def plan(self, batch: DecodeBatch, *, window: int = 0, limit: int | None = None, folded: int | None = None) -> None:
+        """Make the list of items for a step. For tests, `limit`: most requests of an item; `folded`: see `WorkList`."""
         rows = len(batch.positions)
         limit = min(self.limit, limit or self.limit)
-        small = max(1, _SMALL_ROWS // self.heads_per_kv_head)
-        self._counts.zero_()
-        _plan[(self.splits,)](
-            batch.positions,
-            batch.table_rows,
-            batch.order,
-            batch.block_tables,
-            self.bounds,
-            self._items,
-            self._counts,
-            rows,
-            batch.block_tables.stride(0),
-            self._items.stride(0),
-            LIMIT=limit,
-            SMALL=min(small, limit),
-            WINDOW=window,
-            ROWS=self._rows_padded,
-            num_warps=4,
-            **LAUNCH,
-        )
+        hopper = self._hopper(rows)
+        small = min(limit, max(1, (SMALL_ROWS if hopper else _SMALL_ROWS) // self.heads_per_kv_head))
+        if folded is None:
+            folded = hopper.folds(rows) if hopper else 0
+        # One more reading of the keys is quicker than a tile that is mostly empty.
+        cut = 2 * small if hopper else 0
+        self.work.make(batch, limit=limit, small=small, window=window, folded=folded, cut=cut)
+
+    def _hopper(self, rows: int) -> SmallItems | None:
+        """What computes small items in steps of so many rows, if the Triton kernel does not."""
+        return self.small_items if self.small_items and self.small_items.takes(rows) else None
 
     def __call__(
         self,
@@ -114,16 +112,19 @@ class DecodeAttention:
         `ahead`, as in `rms_norm`, also says that another kernel ran since the plan was made.
         """
         dim = triton.next_power_of_2(kv.head_dim)
+        hopper = self._hopper(len(query))
+        small = SMALL_ROWS if hopper else _SMALL_ROWS
+        results = SplitResults(self._tops, self._totals, self._outs)
         for size, rows in enumerate((_SMALL_ROWS, _LARGE_ROWS)):
-            if size and min(self.limit, len(query)) * self.heads_per_kv_head <= _SMALL_ROWS:
+            if size and min(self.limit, len(query)) * self.heads_per_kv_head <= small:
                 break
             if size and self.on_hopper and grouped_decode_hopper.fits(kv, self.heads, query.dtype, scores):
-                grouped_decode_hopper.attend_items(
-                    query, kv, batch, self.bounds, self._items[size], self._counts[size:], scores,
-                    (self._tops, self._totals, self._outs),
-                )  # fmt: skip
+                grouped_decode_hopper.attend_items(query, kv, batch, self.work, results, scores)
                 continue
             tile = max(rows, triton.next_power_of_2(self.heads_per_kv_head))
+            if not size and hopper:
+                hopper(query, kv, batch, self.work, results, scores, planned=ahead)
+                continue
             few = not size and len(query) <= _FEW_ROWS
             programs, warps, stages = self._shape_for_few if few else self._shapes[size]
             _partial[(programs,)](
@@ -134,8 +135,8 @@ class DecodeAttention:
                 batch.order,
                 batch.block_tables,
                 self.bounds,
-                self._items[size],
-                self._counts[size:],
+                self.work.items[size],
+                self.work.counts[size:],
                 self._tops,
                 self._totals,
                 self._outs,
@@ -166,91 +167,32 @@ class DecodeAttention:
         self, query: torch.Tensor, batch: DecodeBatch, scores: Scores, output: torch.Tensor, *, ahead: bool = False
     ) -> None:
         """Fold the splits of each row into `output`: what a call ends with."""
-        _merge[(len(batch.positions), self.heads)](
+        rows = len(batch.positions)
+        together = math.gcd(self.heads, _HEADS_TOGETHER) if rows > _FEW_ROWS else 1
+        _merge[(rows, self.heads // together)](
             self._tops,
             self._totals,
             self._outs,
             batch.positions,
             self.bounds,
+            self.work.folded_rows,
             query if scores.sinks is None else scores.sinks,
             output,
             output.stride(0),
             output.stride(1),
             self.splits,
             HEADS=self.heads,
+            TOGETHER=together,
             DIM=output.shape[2],
             DIM_PADDED=triton.next_power_of_2(output.shape[2]),
             SPLITS_PADDED=triton.next_power_of_2(self.splits),
+            FOLDED=self.work.folded,
             WINDOW=scores.window,
             SINKS=scores.sinks is not None,
             AHEAD=ahead,
-            num_warps=1,
+            num_warps=max(1, together // 2),
             **LAUNCH,
         )
-
-
-@triton.jit
-def _later(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _plan(
-    positions,
-    table_rows,
-    order,
-    block_tables,
-    bounds,
-    items,
-    counts,
-    rows,
-    table_row,
-    list_stride,
-    LIMIT: tl.constexpr,
-    SMALL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """The items of one split: (first place in `order`, requests, split), small ones in list 0, large ones in list 1."""
-    wait_for_inputs()
-    let_next_begin()
-    split = tl.program_id(0)
-    begin = tl.load(bounds + split)
-    end = tl.load(bounds + split + 1)
-    place = tl.arange(0, ROWS)
-    # What shares a split has the same last block in it. What is not shared gets a key that is nobody else's.
-    key, active = _split_key(place, positions, table_rows, order, block_tables, begin, end, rows, table_row, WINDOW)
-    before, _ = _split_key(place - 1, positions, table_rows, order, block_tables, begin, end, rows, table_row, WINDOW)
-    after, _ = _split_key(place + 1, positions, table_rows, order, block_tables, begin, end, rows, table_row, WINDOW)
-    first = tl.associative_scan(tl.where(key != before, place, 0), 0, _later)
-    within = place - first
-    is_last = ((within + 1) % LIMIT == 0) | (key != after)
-    emitted = active & is_last
-    requests = within % LIMIT + 1
-    for size in tl.static_range(2):
-        mine = emitted & ((requests <= SMALL) if size == 0 else (requests > SMALL))
-        many = tl.sum(mine.to(tl.int32), 0)
-        at = tl.atomic_add(counts + size, many) + tl.cumsum(mine.to(tl.int32), 0) - 1
-        item = items + size * list_stride + at * 4
-        tl.store(item, place - requests + 1, mask=mine)
-        tl.store(item + 1, requests, mask=mine)
-        tl.store(item + 2, tl.zeros((ROWS,), tl.int32) + split, mask=mine)
-
-
-@triton.jit
-def _split_key(place, positions, table_rows, order, block_tables, begin, end, rows, table_row, WINDOW: tl.constexpr):
-    """(what rows that share this split have in common, whether they see the split at all) for places in the order."""
-    inside = (place >= 0) & (place < rows)
-    row = tl.load(order + place, mask=inside, other=0)
-    position = tl.load(positions + row, mask=inside, other=-1)
-    active = inside & (position >= begin)
-    shared = active & (position + 1 >= end)
-    if WINDOW:
-        active = active & (position - WINDOW + 1 < end)
-        shared = shared & (position - WINDOW + 1 <= begin)
-    table = block_tables + tl.load(table_rows + row, mask=inside, other=0).to(tl.int64) * table_row
-    block = tl.load(table + (end // 64 - 1), mask=shared, other=0)
-    return tl.where(shared, block, -2 - place), active
 
 
 @triton.jit
@@ -347,22 +289,25 @@ def _merge(
     outs,
     positions,
     bounds,
+    folded,
     sinks,
     output,
     output_row,
     output_head,
     splits,
     HEADS: tl.constexpr,
+    TOGETHER: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     SPLITS_PADDED: tl.constexpr,
+    FOLDED: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
     wait_and_let_next_begin(AHEAD)
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     position = tl.load(positions + row)
     j = tl.arange(0, SPLITS_PADDED)
     begins = tl.load(bounds + j, mask=j < splits, other=2147483647)
@@ -370,21 +315,27 @@ def _merge(
     first = 0
     if WINDOW:
         first = tl.maximum(tl.sum((begins <= position - WINDOW + 1).to(tl.int32), 0) - 1, 0)
+    if FOLDED:
+        # Those that were folded already lie where those of the first split would.
+        first = tl.where(tl.load(folded + row) != 0, tl.maximum(tl.minimum(last, FOLDED) - 1, 0), 0)
     d = tl.arange(0, DIM_PADDED)
-    one = tl.arange(0, 1)
-    top = tl.full((1,), HIDDEN, tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    out = tl.zeros((1, DIM_PADDED), tl.float32)
+    held = (d < DIM)[None, :]
+    top = tl.full((TOGETHER,), HIDDEN, tl.float32)
+    total = tl.zeros((TOGETHER,), tl.float32)
+    out = tl.zeros((TOGETHER, DIM_PADDED), tl.float32)
     for split in tl.range(first, last, num_stages=4):
-        at = (row * splits + split) * HEADS + head
-        split_out = tl.load(outs + at * DIM + d, mask=d < DIM, other=0.0)[None, :]
-        top, total, out = fold(top, total, out, tl.load(tops + at + one), tl.load(totals + at + one), split_out)
+        place = split
+        if FOLDED:
+            place = tl.where(split == first, 0, split)
+        at = (row * splits + place) * HEADS + head
+        split_out = tl.load(outs + at[:, None] * DIM + d[None, :], mask=held, other=0.0)
+        top, total, out = fold(top, total, out, tl.load(tops + at), tl.load(totals + at), split_out)
     if SINKS:
-        sink = tl.load(sinks + head + one) * 1.4426950408889634
+        sink = tl.load(sinks + head) * 1.4426950408889634
     else:
-        sink = tl.full((1,), HIDDEN, tl.float32)
+        sink = tl.full((TOGETHER,), HIDDEN, tl.float32)
     mean = normalize(top, total, out, sink)
     # A padding row has nothing to merge; its output is zero, never NaN.
     mean = tl.where(last > 0, mean, 0.0)
-    place = output + row * output_row + head * output_head + d[None, :]
-    tl.store(place, mean.to(output.dtype.element_ty), mask=(d < DIM)[None, :])
+    place = output + row * output_row + head[:, None] * output_head + d[None, :]
+    tl.store(place, mean.to(output.dtype.element_ty), mask=held)

@@ -12,7 +12,8 @@ import torch
 
 from engine.kernels.attention_splits import LOG2_E
 from engine.kernels.cuda_source import CudaKernel, KernelError, TensorMap, available
-from engine.kernels.paged_kv import DecodeBatch, PagedKv, Scores
+from engine.kernels.decode_plan import DecodeBatch, SplitResults, WorkList
+from engine.kernels.paged_kv import PagedKv, Scores
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 logger = structlog.get_logger("engine.cuda")
@@ -76,13 +77,11 @@ def attend_items(
     query: torch.Tensor,
     kv: PagedKv,
     batch: DecodeBatch,
-    bounds: torch.Tensor,
-    items: torch.Tensor,
-    count: torch.Tensor,
+    work: WorkList,
+    results: SplitResults,
     scores: Scores,
-    partial: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
-    """Write the partial results (tops, totals, outs) of the first `count` items of a plan."""
+    """Compute the items of many requests of the list."""
     dim = kv.head_dim
     unit = 1 if kv.in_fp8 else dim
     _kernel(query.shape[1], kv.kv_heads, dim, query.dtype, kv.in_fp8)(
@@ -93,10 +92,12 @@ def attend_items(
         batch.table_rows,
         batch.order,
         batch.block_tables,
-        bounds,
-        items,
-        count,
-        *partial,
+        work.bounds,
+        work.items[1],
+        work.counts[1:],
+        results.tops,
+        results.totals,
+        results.outs,
         scores.scale * LOG2_E,
         kv.block_stride // unit,
         kv.layer_offset // unit,
@@ -105,6 +106,6 @@ def attend_items(
         query.stride(0),
         query.stride(1),
         batch.block_tables.stride(0),
-        len(bounds) - 1,
+        results.tops.shape[1],
         dependent=True,
     )

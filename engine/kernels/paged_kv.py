@@ -73,20 +73,6 @@ class Scores:
     sinks: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class DecodeBatch:
-    """Decoding requests, one row each; all int32 on the device. Rows with position −1 are padding.
-
-    `positions` [rows]: where each row's token stands. `table_rows` [rows]: its row of `block_tables` [sequences,
-    blocks]. `order` [rows]: the rows sorted so that those with common blocks are neighbours.
-    """
-
-    positions: torch.Tensor
-    table_rows: torch.Tensor
-    order: torch.Tensor
-    block_tables: torch.Tensor
-
-
 def reference_attention(
     query: torch.Tensor, kv: PagedKv, tables: Sequence[Sequence[int]], positions: Sequence[int], scores: Scores
 ) -> torch.Tensor:

@@ -17,7 +17,7 @@ from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder, FusedLayer, Rows
 from engine.execution.cuda.slots import Slots
 from engine.kernels.decode_attention import DecodeAttention
-from engine.kernels.paged_kv import DecodeBatch
+from engine.kernels.decode_plan import DecodeBatch
 from engine.kernels.uploads import Ints
 from engine.kv_cache.memory import KvMemory
 
@@ -59,8 +59,11 @@ class DecodeSteps:
         self.slots = slots
         self.counts = row_counts(most)
         self.windows = [memory.group.window for memory in memories]
-        first = {layer.group: layer.kv for layer in reversed(model.layers)}
-        self._attentions = [DecodeAttention(most, model.heads, first[group], bounds) for group in range(len(memories))]
+        first = {layer.group: layer for layer in reversed(model.layers)}
+        self._attentions = [
+            DecodeAttention(most, model.heads, first[group].kv, bounds, scores=first[group].scores)
+            for group in range(len(memories))
+        ]
         self.drawer = Drawer(most, model.vocabulary, device)
         self._inputs = torch.zeros(most, dtype=torch.int32, device=device)
         """The tokens that a step computed: it may have written the next ones to where it found them."""

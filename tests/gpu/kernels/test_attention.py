@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine.kernels.attention_splits import split_bounds
 from engine.kernels.decode_attention import DecodeAttention
-from engine.kernels.paged_kv import DecodeBatch, PagedKv, Scores, reference_attention
+from engine.kernels.decode_plan import DecodeBatch
+from engine.kernels.paged_kv import PagedKv, Scores, reference_attention
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from tests.fast import examples
 from tests.gpu.kernels.interpreter import DEVICE, INTERPRETED
@@ -167,6 +168,7 @@ def test_the_plan_covers_each_split_of_each_row_once_and_groups_what_is_shared(d
     rows = data.draw(st.integers(1, 12))
     limit = data.draw(st.integers(1, 16))
     window = data.draw(st.sampled_from([0, 0, 70, 200]))
+    folded = 0 if window else data.draw(st.sampled_from([0, 0, 2, 3, 8]))
     bounds = [0, 64, 128, 256, 384]
     # A tree: each row goes on from another one's table after some blocks.
     tables: list[list[int]] = []
@@ -179,11 +181,20 @@ def test_the_plan_covers_each_split_of_each_row_once_and_groups_what_is_shared(d
     order = sorted(range(rows), key=lambda row: tables[row])
     kv = PagedKv(torch.zeros(1, 1, 2, 1, 64, 16, device=DEVICE), 0)
     attention = DecodeAttention(rows, 4, kv, ints(bounds))
-    attention.plan(
-        DecodeBatch(ints(positions), ints(list(range(rows))), ints(order), ints(tables)), window=window, limit=limit
-    )
-    counts = attention._counts.tolist()
-    items = [item for size in range(2) for item in attention._items[size, : counts[size], :3].tolist()]
+    batch = DecodeBatch(ints(positions), ints(list(range(rows))), ints(order), ints(tables))
+    attention.plan(batch, window=window, limit=limit, folded=folded)
+    counts = attention.work.counts.tolist()
+    listed = [item for size in range(2) for item in attention.work.items[size, : counts[size]].tolist()]
+    # Of a row that shares nothing the first splits are one item.
+    in_one = {order[first] for first, _, _, further in listed if further}
+    assert all(item[1:] == [1, 0, folded - 1] for item in listed if item[3])
+    assert all(attention.work.folded_rows[row] for row in in_one)
+    items = [
+        [first, requests, split + more]
+        for first, requests, split, further in listed
+        for more in range(min(further, 3 - split) + 1)
+        if positions[order[first]] >= bounds[split + more]
+    ]
     covered = sorted((order[first + at], split) for first, requests, split in items for at in range(requests))
     needed = sorted(
         (row, split)

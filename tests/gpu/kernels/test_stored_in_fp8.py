@@ -7,7 +7,8 @@ import torch
 
 from engine.kernels.attention_splits import split_bounds
 from engine.kernels.decode_attention import DecodeAttention
-from engine.kernels.paged_kv import DecodeBatch, PagedKv, Scores
+from engine.kernels.decode_plan import DecodeBatch
+from engine.kernels.paged_kv import PagedKv, Scores
 from engine.kernels.prefill_attention import PrefillTiles, plan_prefill_tiles, prefill_attention
 from engine.kernels.rows import rotate_and_append
 from engine.kernels.stored_in_fp8 import widen_blocks
