@@ -100,9 +100,13 @@ class MeasuredCosts:
     first step is left out, since it pays for warming up. A size without a figure takes that of `calibrate`, scaled as
     the nearest measured size differs from its calibration; so a token's cost does not depend on which sizes have run.
     Before any figure is known, no target limits a step.
+
+    A step that takes longer than twice its figure counts as twice: what held it up once (a disk, a kernel that was
+    compiled) says nothing of the next one, while a machine that has become slower is followed within some steps.
     """
 
     _WEIGHT = 1 / 8
+    _MOST_ABOVE = 2.0
 
     def __init__(self, batch: int, rates: Rates | None = None) -> None:
         self._first = rates or Rates(batch=batch)
@@ -148,15 +152,18 @@ class MeasuredCosts:
         if prefill == 0:
             row = _row(decodes)
             before = self._decode.get(row) or (self.decode_time(decodes) if self._calibrated else took)
-            self._decode[row] = before + (took - before) * self._WEIGHT
+            self._decode[row] = self._follow(before, took, self._WEIGHT)
         else:
             # Before decodes are measured, all time counts as prefill: the budget is too small rather than too large.
             beside = min(self.decode_time(decodes), took / 2) if self._decode or self._calibrated else 0.0
             per_token = (took - beside) / prefill
             before = self._prefill or per_token
             # Small chunks cost more per token, so they weigh less.
-            self._prefill = before + (per_token - before) * self._WEIGHT * min(1.0, prefill / 256)
+            self._prefill = self._follow(before, per_token, self._WEIGHT * min(1.0, prefill / 256))
         self._refresh()
+
+    def _follow(self, figure: float, seen: float, weight: float) -> float:
+        return figure + (min(seen, self._MOST_ABOVE * figure) - figure) * weight
 
     def observe_copies(self, blocks: int, took: float) -> None:
         per_block = took / blocks

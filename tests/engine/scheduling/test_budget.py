@@ -87,6 +87,20 @@ def test_a_request_is_charged_at_what_things_cost_when_it_is_served():
     assert waits.charged == pytest.approx(waits.rates.cost(100, 0, 50))
 
 
+def test_a_step_that_was_held_up_once_says_little_of_the_next_ones():
+    costs = MeasuredCosts(16)
+    costs.calibrate({1: 5_000.0, 16: 6_000.0}, 20.0)
+    costs.observe(2_000, 1, 45_000.0)
+    costs.observe(2_000, 1, 3e6)
+    costs.observe(0, 16, 3e6)
+    assert costs.rates.uncached == pytest.approx(20 * (1 + 1 / 8))
+    assert costs.decode_time(16) == pytest.approx(6_000 * (1 + 1 / 8))
+    # A machine that has become four times slower is believed.
+    for _ in range(60):
+        costs.observe(2_000, 1, 165_000.0)
+    assert costs.rates.uncached == pytest.approx(80, rel=0.05)
+
+
 def test_steps_are_measured_before_the_first_request(bench: Bench):
     costs, runner = MeasuredCosts(6), bench.engine.runner
     calibrate(costs, runner, budget=200, max_running=6)
