@@ -1,1 +1,1 @@
-"""The prompt cache: block keys and block pools (`kv`), and what a request is promised (`promise`)."""
+"""The prompt cache: keys and pools of blocks, what to keep, records on disk, what is promised, why a prompt missed."""

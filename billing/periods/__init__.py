@@ -1,1 +1,1 @@
-"""Billing periods, and how long rows are kept."""
+"""Billing periods, and how they close."""

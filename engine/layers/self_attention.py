@@ -1,4 +1,4 @@
-"""Self-attention with grouped query heads and rotary positions, as in most architectures:
+"""Self-attention with grouped query heads and rotary positions.
 
     Wo · attention(rope(norm(Wq · x)), rope(norm(Wk · x)), Wv · x)
 

@@ -348,8 +348,7 @@ class Restorer:
                 restore.pending.remove(index)
                 request.lost.pop(index, None)
             if found[request.arrival] is not None and not self.fetches and not self._copying:
-                # Nothing is on its way that will make room.
-                self._wait_no_longer(restore)
+                self._wait_no_longer(restore)  # nothing is on its way that will make room
             self.join(request)
 
     def _unread(self, request: Request, gone: list[int]) -> Iterator[int]:

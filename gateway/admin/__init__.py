@@ -1,1 +1,1 @@
-"""The admin API, for operators: the people who run this installation, each with a key of their own."""
+"""The admin API: for operators, tenants' administrators and users who have signed in."""

@@ -1,1 +1,1 @@
-"""The commands by which an operator looks after tenants, keys, prices and the books."""
+"""The commands: those that start processes, and those that look after tenants, keys, prices and the books."""
