@@ -153,6 +153,8 @@ class LeaseDecision(Struct, frozen=True, kw_only=True):
     """Leases to be written, as they are after this request."""
     refused: tuple[Lease, ...] = ()
     """Those that the limit left out."""
+    left: tuple[Lease, ...] = ()
+    """Those that it was to write by what was decided earlier, and does not write."""
 
     @property
     def read_tokens(self) -> int:
@@ -180,8 +182,8 @@ class LeaseDecider:
         self.replaced: list[Lease] = []
         """Expired leases whose place another one takes."""
         self.refused: list[Lease] = []
-        self.failed: list[Lease] = []
-        """Leases that their writer does not write after all."""
+        self.failed: dict[UUID, Lease] = {}
+        """Leases that their writer does not write after all, nor anybody else."""
         self.tags: set[tuple[UUID, str, UUID]] = set()
         """Lease, label and project."""
         self.added: dict[UUID, int] = defaultdict(int)
@@ -246,17 +248,19 @@ class LeaseDecider:
             hit if hit is not None and lease.id == hit.id else told.get(lease.id, lease) for lease in decision.changes
         )
         kept = {lease.id for lease in changes}
-        self.failed += [lease for lease in own if lease.id not in kept]
         return replace(
             decision,
             hit=hit,
             written=tuple(told.get(lease.id, lease) for lease in decision.written),
             changes=changes,
+            left=tuple(lease for lease in own if lease.id not in kept),
         )
 
     def take(self, wish: LeaseWish, decision: LeaseDecision) -> None:
-        """Apply a decision. Later requests are decided on top of it."""
+        """Apply a decision. Later requests are decided on top of it; they may take over what this one leaves."""
+        self.failed |= {lease.id: lease for lease in decision.left}
         for lease in decision.changes:
+            self.failed.pop(lease.id, None)
             before = self._leases.get(lease.key)
             if before is not None and before.id != lease.id:
                 self.replaced.append(before)

@@ -96,7 +96,7 @@ class LeaseStore:
         if old:
             await self._rows.change(session, old)
         if decider.failed:  # after the others, which may go on from elsewhere now
-            await self._rows.end(session, decider.failed, "failed", decider.now)
+            await self._rows.end(session, [*decider.failed.values()], "failed", decider.now)
         if decider.tags:
             tagged = self._database.insert(lease_tag).on_conflict_do_nothing()
             rows = [{"lease_id": id_, "tag": tag, "project_id": project} for id_, tag, project in decider.tags]

@@ -157,14 +157,20 @@ class Histories(RuleBasedStateMachine):
         self.running += self.do(all_at_once())
 
     @precondition(lambda self: self.running)
-    @rule(picks=st.lists(st.integers(0, 7), min_size=1, max_size=4))
-    def first_token(self, picks: list[int]) -> None:
-        chosen = {pick % len(self.running) for pick in picks}
+    @rule(picks=st.lists(st.integers(0, 7), min_size=1, max_size=4), door=st.sampled_from([None, 0, 1]))
+    def first_token(self, picks: list[int], door: int | None) -> None:
+        """Those at one gateway are confirmed, and where that fails decided again, in one transaction."""
+        picked = [self.running[at] for at in dict.fromkeys(pick % len(self.running) for pick in picks)]
+        chosen = [one for one in picked if not one.told and door in (None, one.door)]
 
         async def all_at_once() -> None:
-            await asyncio.gather(*(self.gateways.promise(self.running[at]) for at in chosen))
+            await asyncio.gather(*map(self.gateways.promise, chosen))
 
         self.do(all_at_once())
+        page = self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None))
+        there = {one.id for one in page}
+        for one in (one for request in chosen for one in request.decision.written):
+            assert one.id in there or one.expires_at <= self.gateways.now, "it was told that it is written"
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 7), how=st.sampled_from(["ok", "failed", "ok", "killed", "left", "refused"]))
@@ -320,6 +326,25 @@ async def test_a_lease_beyond_one_that_fails_is_written_from_the_beginning(gatew
     await gateways.finish(longer, "ok")
     (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
     assert (kept.tokens, kept.new_tokens, kept.billed) == (3 * PIECE, 3 * PIECE, True)
+
+
+async def test_who_takes_over_what_its_writer_gave_up_at_the_same_time_keeps_it(gateways: Gateways) -> None:
+    """Both decide again in one transaction: the first reads what is longer, the second writes what that one left."""
+    await gateways.begin(Asked("a", marks=((1, "5m"),)))  # it never has a token
+    leaving = await gateways.begin(Asked("aaa", marks=((2, "5m"),), lookups=(1, 3)), 1)
+    staying = await gateways.begin(COLD, 1)
+    longer = await gateways.begin(Asked("aaa", marks=((3, "5m"),), read=False))
+    assert gateways.bill(staying.hold) == READ
+    await gateways.promise(longer)
+    await asyncio.gather(gateways.promise(leaving), gateways.promise(staying))
+    assert gateways.bill(leaving.hold) == (("read_5m", 3 * PIECE),)
+    assert gateways.bill(staying.hold) == WRITE
+    for one in (leaving, staying, longer):
+        await gateways.finish(one, "ok")
+    (kept,) = [lease for lease in await gateways.stores[0].page(gateways.project, limit=10, after=None) if lease.paid
+               and lease.tokens == 2 * PIECE]  # fmt: skip
+    assert kept.writer == staying.hold.request_id
+    assert gateways.bill((await gateways.begin(COLD)).hold) == READ
 
 
 async def test_a_lease_lives_from_the_start_of_who_takes_it_over(gateways: Gateways) -> None:
