@@ -106,21 +106,27 @@ class LeaseRows:
         return list(beyond.values())
 
     async def _hand_on(self, session: AsyncSession, ended: Sequence[Lease]) -> None:
-        """Count the own tokens of ended leases as those of the leases built on them, which still promise them."""
+        """Count the own tokens of ended leases as those of the leases built on them, which still promise them.
+
+        What others have locked is waited for: nobody would count these tokens later. Of two that wait for one another
+        PostgreSQL ends one, which is tried again.
+        """
         # all tenants: leases of several may end together
         gone = {one.id: one for one in ended}
-        query = select(lease.c.id, lease.c.tokens, lease.c.new_tokens, lease.c.base)
-        query = query.where(one_of(self._database, lease.c.base, gone.keys()))
-        grown: list[dict[str, Any]] = []
-        # what others have locked is skipped: to wait for it while having locks out of order could be for ever
-        for id_, tokens, new, base in await session.execute(self._database.locked(query, skip=True)):
-            more, before = new, base
-            while before in gone:
-                more, before = more + gone[before].new_tokens, gone[before].base
-            grown.append({"lease": id_, "new_new_tokens": min(tokens, more), "new_base": before})
-        if grown:
-            await session.execute(_GROWTH, grown)
-            await self.bill(session, {row["lease"] for row in grown})
+        built = one_of(self._database, lease.c.base, gone.keys())
+        query = select(lease.c.id, lease.c.tokens, lease.c.new_tokens, lease.c.base).where(built)
+        query = self._database.locked(query.order_by(lease.c.project_id, lease.c.prefix_key))
+        # until there is none: whoever was waited for may have ended such a lease, and built others on these
+        while await session.scalar(select(lease.c.id).where(built).limit(1)) is not None:
+            grown: list[dict[str, Any]] = []
+            for id_, tokens, new, base in await session.execute(query):
+                more, before = new, base
+                while before in gone:
+                    more, before = more + gone[before].new_tokens, gone[before].base
+                grown.append({"lease": id_, "new_new_tokens": min(tokens, more), "new_base": before})
+            if grown:
+                await session.execute(_GROWTH, grown)
+                await self.bill(session, {row["lease"] for row in grown})
 
     async def bill(self, session: AsyncSession, paid: Collection[UUID] | None = None) -> None:
         """Mark these leases as billed, all of them if None, and then those built on them, where all is paid for.

@@ -243,6 +243,7 @@ class LeaseStore:
         async with self._database.transaction() as session:
             await self._rows.bill(session)
 
+    @retried_after_conflict
     async def reclaim(self, most: int = 1000, now: int | None = None) -> int:
         """Move expired leases, at most so many, to those that ended; return how many. `now`: the database's clock if
         absent. Raises DatabaseUnavailable."""
@@ -320,6 +321,7 @@ class LeaseStore:
                                 after={"expires_at": extended.expires_at})  # fmt: skip
             return extended
 
+    @retried_after_conflict
     async def purge(
         self, project_id: UUID, *, identity: UUID | None = None, tag: str | None = None, most: int = 1000
     ) -> PurgedLeases:

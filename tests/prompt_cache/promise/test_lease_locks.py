@@ -10,6 +10,7 @@ from sqlalchemy import select, text, update
 
 from prompt_cache.promise.confirmations import Confirmation
 from prompt_cache.promise.lease_decisions import LeaseDecision
+from prompt_cache.promise.lease_rows import LeaseRows
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.tables import lease
 from storage.database.database import Database, TransactionConflict, retried_after_conflict
@@ -95,3 +96,40 @@ async def test_what_is_locked_is_billed_later(database: Database) -> None:
         assert await billed() == [True, False]
     await store.bill_rest()
     assert await billed() == [True, True]
+
+
+@pytest.mark.parametrize("how", ["purged", "expired"])
+async def test_who_goes_on_from_a_lease_that_ends_counts_its_tokens_although_locked(
+    database: Database, how: str
+) -> None:
+    """A client extends the end of a chain while another one deletes the beginning, or that expires."""
+    store = LeaseStore(database)
+    (beginning,) = (await written(store, database, "a")).written
+    await written(store, database, "ab")
+    async with database.transaction() as session:
+        await session.execute(select(lease.c.id).where(lease.c.id != beginning.id).with_for_update())
+        if how == "purged":
+            ending = asyncio.create_task(store.purge(PROJECT, identity=beginning.id))
+        else:
+            await session.execute(update(lease).where(lease.c.id != beginning.id).values(expires_at=2**62))
+            ending = asyncio.create_task(store.reclaim(now=beginning.expires_at + 10**9))
+        await asyncio.wait([ending], timeout=0.5)
+    await ending
+    await store.bill_rest()
+    (kept,) = await store.page(PROJECT, limit=9, after=None)
+    assert (kept.tokens, kept.new_tokens, kept.base) == (128, 128, None)
+
+
+async def test_who_ends_leases_beside_others_who_do_counts_their_tokens(database: Database) -> None:
+    """The middle of a chain ends in a transaction that the end of its beginning waits for."""
+    store = LeaseStore(database)
+    (beginning,) = (await written(store, database, "a")).written
+    (middle,) = (await written(store, database, "ab")).written
+    await written(store, database, "abc")
+    async with database.transaction() as session:
+        await LeaseRows(database).end(session, [middle], "purged", middle.created_at)
+        ending = asyncio.create_task(store.purge(PROJECT, identity=beginning.id))
+        await asyncio.wait([ending], timeout=0.5)
+    await ending
+    (kept,) = await store.page(PROJECT, limit=9, after=None)
+    assert (kept.tokens, kept.new_tokens, kept.base) == (192, 192, None)
