@@ -12,6 +12,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from gateway.admission.admission import PreparedRequest
 from gateway.admission.estimates import within_max_cost
 from gateway.endpoints.rate_limits import ask_limits
+from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.delivery import (
     ChoiceDelta,
     DeliveryChunk,
@@ -100,7 +101,8 @@ async def respond(
             part.marks.mark(LIMITS)
     watch = ClientWatch(request.scope, request.receive, client_gone)
     try:
-        tasks.extend(gateway.requests.start(part, streamed=stream, permit=permit) for part in prepared)
+        parts = AnswerParts(len(prepared), streamed=stream)
+        tasks.extend(gateway.requests.start(part, streamed=stream, permit=permit, parts=parts) for part in prepared)
         reader: DeliveryReader = DeliverySequence([task.delivery for task in tasks], prepared[0].generation.choices)
         if not stream:
             response = await _whole(reader, writer, len(prepared) * prepared[0].generation.choices, tasks, keep)

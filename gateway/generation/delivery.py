@@ -161,18 +161,27 @@ class DeliveryReader(Protocol):
 class Delivery:
     """The output of one request on its way to its reader. `streamed`: it is given out as it comes, else at the end.
 
-    `on_confirmed` is called with the output tokens confirmed so far, `on_left` with the reason why the reader left.
+    `on_confirmed` is called with the output tokens confirmed so far, `on_left` with the reason why the reader left,
+    `on_failed` with the error that the reader is told.
     Two numbers tell of the reader: it is through with `confirmed` tokens, so that more may come; `delivered` of them
     reached the client, so that they are billed. Some readers hold back what they have confirmed.
     """
 
-    def __init__(self, *, streamed: bool, on_confirmed: Callable[[int], None], on_left: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        *,
+        streamed: bool,
+        on_confirmed: Callable[[int], None],
+        on_left: Callable[[str], None],
+        on_failed: Callable[[GatewayError], None],
+    ) -> None:
         self.streamed = streamed
         self.confirmed = 0
         self.delivered = 0
         self.left = False
         self._on_confirmed = on_confirmed
         self._on_left = on_left
+        self._on_failed = on_failed
         self._deltas: list[ChoiceDelta] = []
         self._tokens = 0
         self._taken = 0
@@ -222,7 +231,9 @@ class Delivery:
 
     def fail(self, failure: GatewayError) -> None:
         """End with an error, after all that was pushed. Only the first end counts."""
-        self._close(Failed(failure))
+        if self._end is None:
+            self._close(Failed(failure))
+            self._on_failed(failure)
 
     async def drained(self) -> bool:
         """Wait until everything pushed was confirmed, or the reader left; True if it did not leave.
@@ -237,7 +248,7 @@ class Delivery:
     def detach(self) -> None:
         """Tell the task nothing more: it has ended. A reference to it would make a cycle, which keeps the request in
         memory until the garbage collector runs."""
-        self._on_confirmed = self._on_left = _ignore
+        self._on_confirmed = self._on_left = self._on_failed = _ignore
 
     # ------------------------------------------------ the reader's side
 

@@ -20,6 +20,7 @@ from gateway.admission.admission import PreparedRequest, database_unavailable
 from gateway.errors import GatewayError, Interrupted, NotCached, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
+from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.dependencies import GenerationDependencies
@@ -66,16 +67,21 @@ class GenerationTask:
         *,
         streamed: bool,
         permit: AskedPermit | None = None,
+        parts: AnswerParts | None = None,
     ) -> None:
         self.prepared = prepared
         self.marks = prepared.marks
         self.marks.taken = True
         self.state = RequestState()
-        self.delivery = Delivery(streamed=streamed, on_confirmed=self._confirmed, on_left=self._client_left)
+        self.delivery = Delivery(
+            streamed=streamed, on_confirmed=self._confirmed, on_left=self._client_left, on_failed=self._told_failure
+        )
         self.admitted = asyncio.Event()
         """Set when its money is held and its limits let it through, or when it ends without that."""
         self._deps = deps
         self._permit = permit or AskedPermit()
+        self._parts = parts or AnswerParts()
+        self._parts.join(self)
         self._name = public_name(prepared.request_id)
         self._attempt = 1
         self._choices = Choices(prepared)
@@ -122,6 +128,7 @@ class GenerationTask:
                 self._deps.fleet.end(self._stream)
             self.delivery.fail(Interrupted("The request ended before its answer did."))  # if a reader waits still
             self.delivery.detach()
+            self._parts.ended(self)
             await self._permit.refusal()
             await self._end_permit()
             self.admitted.set()
@@ -150,6 +157,16 @@ class GenerationTask:
         self._stop("reader_failed", "abandoned", failed(failure))
         self.delivery.leave("abandoned")
 
+    @property
+    def ended_badly(self) -> bool:
+        """Whether it cannot end well any more."""
+        return self.state.outcome is not None and self.state.outcome.status != "ok"
+
+    def fail_beside(self, failure: GatewayError) -> None:
+        """End the request because one that is answered with it failed so: none of it is given out."""
+        self._stop("reader_failed", "abandoned", failed(failure))
+        self.delivery.fail(failure)
+
     # ------------------------------------------------ from hold to record
 
     async def _run(self) -> None:
@@ -164,6 +181,7 @@ class GenerationTask:
             await recorder.release(hold, "rate limited")
             raise refused
         self.admitted.set()
+        await self._parts.admitted(self)
         self._promise = LeasePromise(self._deps.promises, self.prepared)
         await self._join_writes()
         if self.state.outcome is not None:
@@ -459,6 +477,8 @@ class GenerationTask:
             for delta in self._choices.finish():
                 self.delivery.push(delta, self._choices.tokens)
         await self.delivery.drained()
+        if not self.ended_badly:
+            await self._parts.answered(self)
         self.marks.mark(READER)
 
     async def _record(
@@ -499,6 +519,7 @@ class GenerationTask:
         if self.state.move(event, outcome) and self._stream is not None:
             self._stream.abort(why)
             self._arm(self._deps.admission.timeouts.done)
+        self._parts.wake()
 
     def _client_left(self, why: str) -> None:
         self._stop("client_left", why, Outcome("cancelled", ""))
@@ -522,6 +543,9 @@ class GenerationTask:
         """Tell the client how the request failed, if it did, before its usage is known."""
         if self.state.outcome is not None and self.state.outcome.failure is not None:
             self.delivery.fail(self.state.outcome.failure)
+
+    def _told_failure(self, failure: GatewayError) -> None:
+        self._parts.failed(self, failure)
 
     def _fail(self, failure: GatewayError) -> None:
         """End without the replica's word, which recovery hears instead; a replica that still works is stopped."""

@@ -10,6 +10,7 @@ import structlog
 
 from gateway.admission.admission import Payer, PreparedRequest
 from gateway.errors import SuspendedError, Unavailable
+from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.generation_task import GenerationTask
 from gateway.limits.permit import AskedPermit
@@ -55,12 +56,19 @@ class RunningTasks:
         self._deps.admission.check()
         self._deps.fleet.candidates(model)
 
-    def start(self, prepared: PreparedRequest, *, streamed: bool, permit: AskedPermit | None = None) -> GenerationTask:
-        """Run a request. `permit`: what its limits let through, or are asked for. Raises Unavailable while draining, or
-        while the disk is full or usage cannot be recorded; SuspendedError."""
+    def start(
+        self,
+        prepared: PreparedRequest,
+        *,
+        streamed: bool,
+        permit: AskedPermit | None = None,
+        parts: AnswerParts | None = None,
+    ) -> GenerationTask:
+        """Run a request. `permit`: what its limits let through, or are asked for. `parts`: those that are answered with
+        it. Raises Unavailable while draining, or while the disk is full or usage cannot be recorded; SuspendedError."""
         self._check_payer(prepared.payer)
         self.check_model(prepared.model.name)  # a request that cannot run is refused before it holds money
-        task = GenerationTask(self._deps, prepared, streamed=streamed, permit=permit)
+        task = GenerationTask(self._deps, prepared, streamed=streamed, permit=permit, parts=parts)
         running = self._running[task] = asyncio.create_task(task.run())
         self._by_id[prepared.request_id] = task
         running.add_done_callback(lambda _: self._ended(task))

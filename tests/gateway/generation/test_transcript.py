@@ -76,7 +76,10 @@ def test_the_tokens_of_a_stop_string_are_told_of() -> None:
 def delivery(*, streamed: bool = True) -> tuple[Delivery, list[int], list[str]]:
     delivered: list[int] = []
     left: list[str] = []
-    return Delivery(streamed=streamed, on_confirmed=delivered.append, on_left=left.append), delivered, left
+    made = Delivery(
+        streamed=streamed, on_confirmed=delivered.append, on_left=left.append, on_failed=lambda failure: None
+    )
+    return made, delivered, left
 
 
 END_OK = Finished(("stop",), Counts(), Usage(), 0, "USD")
