@@ -115,11 +115,11 @@ class LeaseRows:
         gone = {one.id: one for one in ended}
         built = one_of(self._database, lease.c.base, gone.keys())
         query = select(lease.c.id, lease.c.tokens, lease.c.new_tokens, lease.c.base).where(built)
-        query = self._database.locked(query.order_by(lease.c.project_id, lease.c.prefix_key))
+        query = query.order_by(lease.c.project_id, lease.c.prefix_key)
         # until there is none: whoever was waited for may have ended such a lease, and built others on these
         while await session.scalar(select(lease.c.id).where(built).limit(1)) is not None:
             grown: list[dict[str, Any]] = []
-            for id_, tokens, new, base in await session.execute(query):
+            for id_, tokens, new, base in await session.execute(self._database.locked(query)):
                 more, before = new, base
                 while before in gone:
                     more, before = more + gone[before].new_tokens, gone[before].base

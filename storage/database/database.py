@@ -7,7 +7,7 @@ a transaction inside another: on SQLite it would wait for itself.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
@@ -98,7 +98,7 @@ class UnstorableText(ReportedError, ValueError):
     what is looked up is merely not found."""
 
 
-def retried_after_conflict(work: Callable[Given, Awaitable[Made]]) -> Callable[Given, Awaitable[Made]]:
+def retried_after_conflict(work: Callable[Given, Awaitable[Made]]) -> Callable[Given, Coroutine[Any, Any, Made]]:
     """Run a transaction once more when PostgreSQL ended it for the sake of another. `work` must leave nothing behind in
     memory before its transaction is written. Raises what `work` raises, TransactionConflict too."""
 
