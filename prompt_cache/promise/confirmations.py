@@ -80,7 +80,7 @@ def confirmed(confirmation: Confirmation, leases: Mapping[UUID, Lease]) -> tuple
         elif lease.writer == decision.request_id:
             told.append(replace(lease, told=True))
         else:  # a write of all of it, of whatever is there: it rests on nobody else's
-            told.append(replace(lease, told=True, writer=decision.request_id, base=None))
+            told.append(replace(lease, told=True, writer=decision.request_id, base=None, new_tokens=lease.tokens))
     return told, failed
 
 

@@ -347,6 +347,23 @@ async def test_who_takes_over_what_its_writer_gave_up_at_the_same_time_keeps_it(
     assert gateways.bill((await gateways.begin(COLD)).hold) == READ
 
 
+async def test_who_writes_all_of_what_another_was_to_write_promises_all_of_it(gateways: Gateways) -> None:
+    """It goes on from nothing, so all of its tokens count against the limit, whatever becomes of what is before it."""
+    await gateways.finish(await gateways.begin(Asked("aaa", marks=((3, "5m"),))), "ok")
+    slow = await gateways.begin(Asked("aaaa", marks=((4, "5m"),), lookups=(3,)))
+    whole = await gateways.begin(Asked("aaaa", marks=((4, "5m"),), read=False), 1)
+    for one in (whole, slow):
+        await gateways.promise(one)
+        await gateways.finish(one, "ok")
+    gateways.pass_time(200)
+    await gateways.finish(await gateways.begin(Asked("aaaa", marks=((4, "5m"),))), "ok")
+    gateways.pass_time(200)
+    await gateways.stores[0].reclaim(now=gateways.now)
+    (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert (kept.writer, kept.base) == (whole.hold.request_id, None)
+    assert (kept.tokens, kept.new_tokens) == (4 * PIECE, 4 * PIECE)
+
+
 async def test_a_lease_lives_from_the_start_of_who_takes_it_over(gateways: Gateways) -> None:
     writer = await gateways.begin(COLD)
     gateways.pass_time(10)
