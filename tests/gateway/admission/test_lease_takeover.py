@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from msgspec import Struct
+from sqlalchemy import select
 
 from billing.holds.records import Hold
 from billing.reservation.billed_prompts import billed_prompts
@@ -27,6 +28,7 @@ from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.metering.billable_usage import unpack
 from prompt_cache.promise.confirmations import is_certain
 from prompt_cache.promise.lease_decisions import LeaseDecision
+from prompt_cache.tables import lease
 from tests.fast import examples
 from tests.gateway.admission.lease_model import SECOND, Asked
 from tests.gateway.admission.test_cache_leases import HISTORIES, PIECE, Doors
@@ -131,7 +133,9 @@ class Histories(RuleBasedStateMachine):
         self.do(self.gateways.new_project())
         self.running: list[Running] = []
         self.paid: dict[UUID, list[UUID]] = {}
-        """Lease -> the requests that paid its write."""
+        """Lease -> the requests that paid its write, and would have read it."""
+        self.paid_again: dict[UUID, list[UUID]] = {}
+        """Lease -> the requests that paid to write whatever is there."""
         self.read: dict[UUID, list[UUID]] = {}
         """Lease -> the requests that paid a read of it."""
         self.lost: set[UUID] = set()
@@ -146,10 +150,11 @@ class Histories(RuleBasedStateMachine):
         lookups=st.lists(st.integers(1, 3), max_size=2),
         door=st.integers(0, 1),
         count=st.integers(1, 3),
+        read=st.sampled_from([True, True, True, False]),
     )
-    def ask(self, path: str, marks: dict[int, str], lookups: list[int], door: int, count: int) -> None:
+    def ask(self, path: str, marks: dict[int, str], lookups: list[int], door: int, count: int, read: bool) -> None:
         kept = {min(at, len(path)): name for at, name in marks.items()}
-        asked = Asked(path, tuple(sorted(kept.items())), tuple(sorted(set(lookups))))
+        asked = Asked(path, tuple(sorted(kept.items())), tuple(sorted(set(lookups))), read)
 
         async def all_at_once() -> list[Running]:
             return await asyncio.gather(*(self.gateways.begin(asked, (door + at) % 2) for at in range(count)))
@@ -189,7 +194,8 @@ class Histories(RuleBasedStateMachine):
             self.read.setdefault(decision.hit.id, []).append(request.hold.request_id)
         for one in decision.written:
             if one.tokens <= billed:
-                self.paid.setdefault(one.id, []).append(request.hold.request_id)
+                payers = self.paid if request.asked.read else self.paid_again
+                payers.setdefault(one.id, []).append(request.hold.request_id)
 
     @rule(seconds=st.sampled_from([1, 100, 200, 299, 301]))
     def wait(self, seconds: int) -> None:
@@ -199,22 +205,39 @@ class Histories(RuleBasedStateMachine):
     def reclaim(self) -> None:
         self.do(self.gateways.stores[0].reclaim(now=self.gateways.now))
 
+    def payers(self, lease_id: UUID) -> list[UUID]:
+        return [*self.paid.get(lease_id, []), *self.paid_again.get(lease_id, [])]
+
     @invariant()
     def nobody_pays_twice(self) -> None:
         assert all(len(writers) == 1 for writers in self.paid.values()), self.paid
+
+    @invariant()
+    def all_that_is_promised_is_counted(self) -> None:
+        """Of each lease the tokens beyond the one that it goes on from, and that one is there."""
+
+        async def rows() -> list[Any]:
+            query = select(lease.c.id, lease.c.tokens, lease.c.new_tokens, lease.c.base)
+            async with self.gateways.database.reading() as session:
+                return [*await session.execute(query.where(lease.c.project_id == self.gateways.project))]
+
+        found = self.do(rows())
+        tokens = {row.id: row.tokens for row in found}
+        for row in found:
+            assert row.new_tokens == row.tokens - (tokens[row.base] if row.base is not None else 0)
 
     def teardown(self) -> None:
         while self.running:
             self.end(0, "ok")
         self.nobody_pays_twice()
-        for lease in self.read.keys() - self.lost:
-            assert self.paid.get(lease), f"{lease} was read and never paid for"
+        for read in self.read.keys() - self.lost:
+            assert self.payers(read), f"{read} was read and never paid for"
         page = self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None))
         for one in page:
             assert one.billed, "all writers have ended"
-            assert self.paid[one.id] == [one.writer]
+            assert one.writer in self.payers(one.id)
             assert one.id not in self.lost
-            assert one.base is None or one.base in self.paid
+            assert one.base is None or self.payers(one.base)
 
 
 @pytest.mark.slow
