@@ -1,9 +1,10 @@
 """Confirming what was decided at admission, when a request has its first token: before anything is told to its client.
 
 At admission it is not certain that a request pays for what it writes: it may never run. Until then others may decide
-to read what nobody has paid for. A writer is confirmed at its first token: then its leases are `told`. Two decisions
-are made again (`LeaseDecider.decide_again`): to read a lease whose writer has failed or has no token yet, and to write
-where another has become the writer meanwhile. Nothing here uses the database.
+to read what nobody has paid for. A writer is confirmed at its first token: then its leases are `told`. Three decisions
+are made again (`LeaseDecider.decide_again`): to read a lease whose writer has failed or has no token yet, to write
+where another has become the writer meanwhile, and to write what another has begun that has no token yet: that one's
+lease is of the class, and goes on from the lease, that it asked for. Nothing here uses the database.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def stands(decision: LeaseDecision, leases: Mapping[UUID, Lease], purged: Collec
         if found is None:
             if written.id not in purged:
                 return False
-        elif found.writer != request and written.writer == request:
+        elif found.writer != request and (written.writer == request or not found.firm):
             return False
     return True
 
@@ -72,15 +73,12 @@ def confirmed(confirmation: Confirmation, leases: Mapping[UUID, Lease]) -> tuple
         told.append(replace(read, expires_at=hit.expires_at))
     for written in decision.written:
         lease = leases.get(written.id)
-        if lease is None or (lease.writer != decision.request_id and lease.firm):
+        if lease is None or lease.writer != decision.request_id:
             continue
         if confirmation.reach is not None and lease.tokens > confirmation.reach:
-            if lease.writer == decision.request_id:
-                failed.append(lease)
-        elif lease.writer == decision.request_id:
+            failed.append(lease)
+        else:
             told.append(replace(lease, told=True))
-        else:  # a write of all of it, of whatever is there: it rests on nobody else's
-            told.append(replace(lease, told=True, writer=decision.request_id, base=None, new_tokens=lease.tokens))
     return told, failed
 
 

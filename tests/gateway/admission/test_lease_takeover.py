@@ -387,6 +387,22 @@ async def test_who_writes_all_of_what_another_was_to_write_promises_all_of_it(ga
     assert (kept.tokens, kept.new_tokens) == (4 * PIECE, 4 * PIECE)
 
 
+@pytest.mark.parametrize(("slow_class", "fast_class"), [("24h", "5m"), ("5m", "24h")])
+async def test_who_takes_a_lease_over_gets_the_class_that_it_pays(
+    gateways: Gateways, slow_class: str, fast_class: str
+) -> None:
+    """Else a request that waits would lend its long class to one that writes the same at the price of a short one."""
+    slow = await gateways.begin(Asked("aa", marks=((2, slow_class),)))
+    fast = await gateways.begin(Asked("aa", marks=((2, fast_class),), read=False), 1)
+    for one in (fast, slow):
+        await gateways.promise(one)
+        await gateways.finish(one, "ok")
+    assert gateways.bill(fast.hold) == ((f"write_{fast_class}", 2 * PIECE),)
+    assert gateways.bill(slow.hold) == ((f"read_{fast_class}", 2 * PIECE),)
+    (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert (kept.writer, kept.lease_class) == (fast.hold.request_id, fast_class)
+
+
 async def test_a_lease_lives_from_the_start_of_who_takes_it_over(gateways: Gateways) -> None:
     writer = await gateways.begin(COLD)
     gateways.pass_time(10)
