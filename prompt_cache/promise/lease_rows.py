@@ -86,11 +86,16 @@ class LeaseRows:
         # all tenants: each row names its own
         if cause == "failed":
             ended = [*ended, *await self._beyond(session, ended)]
+        await self.move(session, ended, cause, at)
+        if cause != "failed":
+            await self.hand_on(session, ended)
+
+    async def move(self, session: AsyncSession, ended: Sequence[Lease], cause: EndCause, at: int | None = None) -> None:
+        """As `end`, of these alone; what they promised is to be handed on yet."""
+        # all tenants: each row names its own
         rows = [ended_row(one, one.expires_at if at is None else at, cause) for one in ended]
         await session.execute(insert(ended_lease), rows)
         await session.execute(delete(lease).where(one_of(self._database, lease.c.id, [one.id for one in ended])))
-        if cause != "failed":
-            await self._hand_on(session, ended)
 
     async def _beyond(self, session: AsyncSession, leases: Sequence[Lease]) -> list[Lease]:
         """The leases built on these, directly or on one another, locked."""
@@ -105,7 +110,7 @@ class LeaseRows:
             beyond |= {id_: found[id_] for id_ in before}
         return list(beyond.values())
 
-    async def _hand_on(self, session: AsyncSession, ended: Sequence[Lease]) -> None:
+    async def hand_on(self, session: AsyncSession, ended: Sequence[Lease]) -> None:
         """Count the own tokens of ended leases as those of the leases built on them, which still promise them.
 
         What others have locked is waited for: nobody would count these tokens later. Of two that wait for one another

@@ -86,8 +86,8 @@ class LeaseStore:
     async def save(self, session: AsyncSession, decider: LeaseDecider) -> None:
         """Write what was decided."""
         # all tenants: requests of several are decided together, each row names its own
-        if decider.replaced:
-            await self._rows.end(session, decider.replaced, "expired")
+        if decider.replaced:  # their places are taken by others
+            await self._rows.move(session, decider.replaced, "expired")
         before = decider.found_ids
         new = [changed for changed in decider.changed.values() if changed.id not in before]
         old = [changed for changed in decider.changed.values() if changed.id in before]
@@ -95,6 +95,8 @@ class LeaseStore:
             await session.execute(insert(lease), [row_of(added) for added in new])
         if old:
             await self._rows.change(session, old)
+        if decider.replaced:  # after the others, which were decided as if these were still there
+            await self._rows.hand_on(session, decider.replaced)
         if decider.failed:  # after the others, which may go on from elsewhere now
             await self._rows.end(session, [*decider.failed.values()], "failed", decider.now)
         if decider.tags:

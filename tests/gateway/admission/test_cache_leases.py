@@ -428,6 +428,24 @@ async def test_a_lease_that_outlives_the_one_before_it_counts_its_tokens(databas
     await doors.close()
 
 
+async def test_a_lease_that_is_written_with_the_one_before_it_counts_its_tokens(database_url: str) -> None:
+    """The one before it had expired, and begins anew in the transaction that writes it again."""
+    doors = await Doors.open(database_url, 100 * PIECE)
+    await doors.new_project()
+    both, end = (Asked("aa", marks=marks) for marks in (((1, "5m"), (2, "5m")), ((2, "5m"),)))
+    await doors.ask(both)
+    doors.pass_time(200)
+    await doors.ask(end)
+    doors.pass_time(200)
+    await doors.ask(msgspec.structs.replace(both, read=False))
+    page = await doors.stores[0].page(doors.project, limit=10, after=None)
+    assert {one.tokens: (one.new_tokens, one.base) for one in page} == {
+        PIECE: (PIECE, None),
+        2 * PIECE: (2 * PIECE, None),
+    }
+    await doors.close()
+
+
 async def test_only_what_goes_on_from_a_lease_counts_its_tokens(database_url: str) -> None:
     """Not what stopped at the same length in another prompt."""
     doors = await Doors.open(database_url, 100 * PIECE)
