@@ -292,9 +292,17 @@ class History:
     async def _same_leases(self) -> None:
         """The database has what the model has."""
         page = await self.doors.stores[0].page(self.doors.project, limit=100, after=None)
-        found = {one.prefix_key: (one.tokens, one.lease_class, one.expires_at, one.billed) for one in page}
+        found = {
+            one.prefix_key: (one.tokens, one.new_tokens, one.lease_class, one.expires_at, one.billed) for one in page
+        }
         assert found == {
-            self.doors.keys(path).at(len(path) * PIECE): (kept.tokens, kept.lease_class, kept.expires, kept.billed)
+            self.doors.keys(path).at(len(path) * PIECE): (
+                kept.tokens,
+                kept.new,
+                kept.lease_class,
+                kept.expires,
+                kept.billed,
+            )
             for path, kept in self.model.leases.items()
             if self.doors.now < kept.expires
         }
