@@ -54,7 +54,9 @@ def stands(decision: LeaseDecision, leases: Mapping[UUID, Lease], purged: Collec
         if found is None:
             if written.id not in purged:
                 return False
-        elif found.writer != request and (written.writer == request or not found.firm):
+        elif found.writer != request and not (
+            written.writer != request and found.firm and found.lease_class == written.lease_class
+        ):
             return False
     return True
 
@@ -62,20 +64,21 @@ def stands(decision: LeaseDecision, leases: Mapping[UUID, Lease], purged: Collec
 def confirmed(confirmation: Confirmation, leases: Mapping[UUID, Lease]) -> tuple[list[Lease], list[Lease]]:
     """What changes for the leases of a decision that stands: those to be updated, and those that end.
 
-    Updated are the leases that it wrote, which are told now, and the one that it reads, which lives at least as long as
-    was decided even if another writer has taken it over. Those end whose writer ended before it had computed their
-    tokens.
+    Updated are the leases that it wrote, which are told now, and those of others that it reads or writes again, which
+    live at least as long as was decided even if another writer has taken them over. Those end whose writer ended before
+    it had computed their tokens.
     """
     told: list[Lease] = []
     failed: list[Lease] = []
     decision = confirmation.decision
-    if (hit := decision.hit) is not None and (read := leases.get(hit.id)) and read.expires_at < hit.expires_at:
-        told.append(replace(read, expires_at=hit.expires_at))
-    for written in decision.written:
-        lease = leases.get(written.id)
-        if lease is None or lease.writer != decision.request_id:
+    for used in (*decision.written, *(() if decision.hit is None else (decision.hit,))):
+        lease = leases.get(used.id)
+        if lease is None:
             continue
-        if confirmation.reach is not None and lease.tokens > confirmation.reach:
+        if lease.writer != decision.request_id:
+            if lease.expires_at < used.expires_at:
+                told.append(replace(lease, expires_at=used.expires_at))
+        elif confirmation.reach is not None and lease.tokens > confirmation.reach:
             failed.append(lease)
         else:
             told.append(replace(lease, told=True))

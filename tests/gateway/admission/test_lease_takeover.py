@@ -30,7 +30,7 @@ from prompt_cache.promise.confirmations import is_certain
 from prompt_cache.promise.lease_decisions import LeaseDecision
 from prompt_cache.tables import lease
 from tests.fast import examples
-from tests.gateway.admission.lease_model import SECOND, Asked
+from tests.gateway.admission.lease_model import LIVES, SECOND, Asked
 from tests.gateway.admission.test_cache_leases import HISTORIES, PIECE, Doors
 
 CLASSES = st.sampled_from(["5m", "1h"])
@@ -401,6 +401,23 @@ async def test_who_takes_a_lease_over_gets_the_class_that_it_pays(
     assert gateways.bill(slow.hold) == ((f"read_{fast_class}", 2 * PIECE),)
     (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
     assert (kept.writer, kept.lease_class) == (fast.hold.request_id, fast_class)
+
+
+@pytest.mark.parametrize("taken", ["5m", "1h"])
+async def test_who_writes_what_was_taken_over_meanwhile_gets_what_is_billed(gateways: Gateways, taken: str) -> None:
+    """The class that it has now, and the time that it was told."""
+    await gateways.begin(Asked("aa", marks=((2, "1h"),)))  # it never has a token
+    taker = await gateways.begin(Asked("aa", marks=((2, taken),), read=False), 1)
+    gateways.pass_time(10)
+    again = await gateways.begin(Asked("aa", marks=((2, "1h"),), read=False))
+    admitted = gateways.now
+    assert gateways.bill(again.hold) == (("write_1h", 2 * PIECE),)
+    for one in (taker, again):
+        await gateways.promise(one)
+        await gateways.finish(one, "ok")
+    assert gateways.bill(again.hold) == ((f"write_{taken}", 2 * PIECE),)
+    (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert kept.expires_at == again.decision.expires_at == admitted + LIVES[taken] * SECOND
 
 
 async def test_a_lease_lives_from_the_start_of_who_takes_it_over(gateways: Gateways) -> None:
