@@ -164,7 +164,8 @@ class GenerationTask:
 
     def fail_beside(self, failure: GatewayError) -> None:
         """End the request because one that is answered with it failed so: none of it is given out."""
-        self._stop("reader_failed", "abandoned", failed(failure))
+        reason = "" if self.state.outcome is None else self.state.outcome.reason
+        self._stop("reader_failed", "abandoned", failed(failure, reason))
         self.delivery.fail(failure)
 
     # ------------------------------------------------ from hold to record

@@ -70,7 +70,39 @@ async def test_our_failure_of_one_prompt_bills_none(stack: Stack, order: str) ->
     assert answer.status_code == 500
     events = await stack.settled(3)
     assert [(event.status, event.cost_pico) for event in events] == [("failed", 0)] * 3
+    first = "stop" if order == "after" else "abort"
+    reasons = {event.count_prompt: event.reason for event in events}
+    assert reasons == {len(FIRST): first, len(SECOND): "error", len(THIRD): "abort"}
     assert not stack.replica.journal, "the replica was told that all of it is known"
+
+
+@pytest.mark.parametrize("how", ["left", "suspended"])
+async def test_who_ends_while_one_prompt_waits_for_the_others_money(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """All holds are given back, also that of the one that was held first."""
+    admission = stack.gateway.admission
+    reserve = admission.reserve
+
+    async def slow(prepared: Any, overdue: Any) -> Any:
+        held = await reserve(prepared, overdue)
+        if prepared.prompt.tokens == SECOND:
+            await asyncio.sleep(0.3)
+        return held
+
+    monkeypatch.setattr(admission, "reserve", slow)
+    stack.say("Hi")
+    asking = asyncio.create_task(post(stack, body(FIRST, SECOND)))
+    await stack.until(lambda: len(stack.gateway.requests) == 2)
+    await asyncio.sleep(0.1)
+    if how == "left":
+        asking.cancel()
+    else:
+        stack.gateway.requests.end_all_of(stack.tenant.id, None)
+        assert (await asking).status_code == 403
+    await stack.until(lambda: not len(stack.gateway.requests))
+    assert await stack.settled(0) == []
+    assert not stack.replica.runs
 
 
 async def test_of_a_stream_what_came_is_billed(stack: Stack) -> None:
