@@ -263,6 +263,13 @@ class Admission:
         except DatabaseUnavailable as error:
             raise database_unavailable() from error
 
+    def enter(self) -> None:
+        """As `check`, for a request that goes on to `reserve`: one of them finds out whether the database answers."""
+        try:
+            self._for_holds.enter()
+        except DatabaseUnavailable as error:
+            raise database_unavailable() from error
+
     async def reserve(self, prepared: PreparedRequest, overdue: Callable[[], None]) -> tuple[PreparedRequest, Hold]:
         """Hold the upper bound of the cost, or that of the first slice; returns the request and its hold.
 

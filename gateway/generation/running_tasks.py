@@ -60,6 +60,7 @@ class RunningTasks:
         while the disk is full or usage cannot be recorded; SuspendedError."""
         self._check_payer(prepared.payer)
         self.check_model(prepared.model.name)  # a request that cannot run is refused before it holds money
+        self._deps.admission.enter()
         task = GenerationTask(self._deps, prepared, streamed=streamed, permit=permit)
         running = self._running[task] = asyncio.create_task(task.run())
         self._by_id[prepared.request_id] = task
