@@ -108,8 +108,8 @@ class EngineLoop:
                     self._snapshot()
         except BaseException as error:
             logger.exception("the engine stopped")
+            self.failed(error)  # first: the replica then stops, and no full disk is waited for any longer
             self._delivery.close()
-            self.failed(error)
         finally:
             self._last_progress_at = None
             self._delivery.close()

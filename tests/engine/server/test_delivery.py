@@ -82,6 +82,30 @@ def test_a_journal_that_breaks_later_ends_the_engine_and_nothing_is_delivered(be
     journal.close()
 
 
+def test_an_engine_that_fails_is_told_of_while_the_disk_has_no_room(bench: Bench, tmp_path: Path) -> None:
+    journal, came = SlowDisk(tmp_path), list[Sequence[Event]]()
+    failing, failed = threading.Event(), threading.Event()
+    bench.engine.runner.on_logits = None
+    loop = EngineLoop(bench.engine, journal, came.append, lambda _: failed.set())
+    loop.start()
+    loop.do(lambda: bench.engine.add(generate("a", [5, 6, 7], 3), SCOPES))
+    assert journal.ended.wait(LONG_S), "what it did is to be written"
+
+    def fail() -> None:
+        failing.set()
+        raise RuntimeError("the engine fails")
+
+    loop.do(fail)
+    assert failing.wait(LONG_S)
+    journal.full = journal.broken = True
+    journal.open.set()
+    assert failed.wait(LONG_S)
+    loop.stop()
+    assert not came, "nothing is delivered that the journal does not have"
+    journal.broken = False
+    journal.close()
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_so_much_waits_and_no_more(tmp_path: Path, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a full disk nothing may wait: all work waits for room."""
