@@ -195,7 +195,7 @@ class GenerationTask:
         invalid = None if done is None or grammar is None else invalid_grammar(done, grammar)
         self._know_prompt(None if done is None or not done.counts.prompt else PromptRead(done.counts))
         computed = computed_prompt(done, self._began, self.state.outcome)
-        if invalid is None and computed and (refusal := await self._keep_promise(computed)) is not None:
+        if invalid is None and computed and (refusal := await self._settle_promise(computed)) is not None:
             invalid = failed(refusal)
         self.state.move("answered" if invalid is None else "input_refused", invalid or outcome_of(done, ends))
         if self._outcome().failure is not None:
@@ -345,7 +345,7 @@ class GenerationTask:
             if isinstance(event, Tokens):
                 self._trace.tokens()
                 self._know_prompt(event.prompt)
-                if (refusal := await self._keep_promise()) is not None:
+                if (refusal := await self._settle_promise()) is not None:
                     self._stop("interrupted", "not cached", failed(refusal))
                 self._take(event)
             elif isinstance(event, Began):
@@ -353,7 +353,7 @@ class GenerationTask:
                 self.marks.mark(BEGAN)
                 self._began_s = time.monotonic() - self._started
                 self._served("queue", self._began_s - self._sent_s)
-                if self._promise is not None and self._promise.kept:
+                if self._promise is not None and self._promise.stands:
                     self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
@@ -387,16 +387,16 @@ class GenerationTask:
         elif not _is_certain(self._began):
             return
         self._prompt_known = True
-        if self._promise is not None and self._promise.kept:
+        if self._promise is not None and self._promise.stands:
             self._tell_start(self._began)
 
-    async def _keep_promise(self, reach: int | None = None) -> NotCached | None:
+    async def _settle_promise(self, reach: int | None = None) -> NotCached | None:
         """Let what leases promise stand for good, and tell it; or the error, if nothing is cached after all."""
         assert self._promise is not None
         assert self._hold is not None
-        if self._promise.kept:
+        if self._promise.settled:
             return None
-        self.prepared, self._hold, refusal = await self._promise.keep(self.prepared, self._hold, reach)
+        self.prepared, self._hold, refusal = await self._promise.settle(self.prepared, self._hold, reach)
         self.marks.mark(PROMISE)
         if self._began is not None and refusal is None:
             self._tell_start(self._began)
