@@ -47,7 +47,7 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_requests_failed_total": totals["errors"],
         "turnpike_engine_quarantined_inputs": len(engine.quarantine),
         "turnpike_engine_preemptions_total": scheduler.preemptions,
-        "turnpike_engine_swaps_total": scheduler.dram.kept,
+        "turnpike_engine_swaps_total": scheduler.dram.swaps,
         "turnpike_engine_evicted_blocks_total": engine.pool.evictions,
         "turnpike_engine_service_seconds_total": service.all_given / 1e6,
         "turnpike_engine_service_elsewhere_seconds_total": service.all_heard / 1e6,

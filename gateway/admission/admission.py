@@ -165,8 +165,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
         )
 
     def _retained(self) -> tuple[Retain, ...]:
-        kept = () if self.leases is None else self.leases.kept
-        return tuple(Retain(tokens, until / _SECOND) for tokens, until in kept)
+        retained = () if self.leases is None else self.leases.retained
+        return tuple(Retain(tokens, until / _SECOND) for tokens, until in retained)
 
 
 class Admission:

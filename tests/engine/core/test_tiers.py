@@ -308,7 +308,7 @@ def test_private_kv_that_changed_is_computed_again(tiny_model: Path):
     bench = make_bench(tiny_model, blocks=7, budget=200, running=4, swap=9)
     bench.add(generate("old", prompt(130), 100))
     bench.add(generate("young", prompt(130, 1), 100, read=False))
-    while not bench.engine.scheduler.dram.kept:
+    while not bench.engine.scheduler.dram.swaps:
         bench.step()
     for memory in bench.engine.runner.dram:
         memory.data += 1.0
