@@ -229,6 +229,11 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event", gc=False):
     hold_batch: UUID | None = None
     allowance: UUID | None = None
 
+    @property
+    def is_request(self) -> bool:
+        """Whether it is its request's own event: neither an adjustment nor a lost attempt."""
+        return self.corrects is None
+
     def __post_init__(self) -> None:
         check_period(self.period)
         if (self.status, self.delivery, self.source) not in _MAY_TELL:

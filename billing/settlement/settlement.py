@@ -98,9 +98,7 @@ def _one_attempt_per_request(events: list[UsageEvent]) -> list[UsageEvent]:
     if len(attempts) == len(events):
         return events
     return [
-        lost_attempt_of(event)
-        if event.corrects is None and event.sequence and event.attempt != attempts[event.id]
-        else event
+        lost_attempt_of(event) if event.is_request and event.sequence and event.attempt != attempts[event.id] else event
         for event in events
     ]
 
@@ -115,9 +113,9 @@ async def _without_repeated_attempts(
     who settles either holds a lock (`lock_attempts`) until the transaction ends.
     """
     other_ids = {
-        event.id: attempt_id(event.id, event.attempt) if event.corrects is None else event.corrects
+        event.id: event.corrects or attempt_id(event.id, event.attempt)
         for event in events
-        if event.sequence and (event.corrects is not None or (event.source == "journal" and not event.cost_pico))
+        if event.sequence and (not event.is_request or (event.source == "journal" and not event.cost_pico))
     }
     if not other_ids:
         return events, []
@@ -131,7 +129,7 @@ async def _without_repeated_attempts(
             attempts.setdefault(event.id, event.attempt)
     return (
         [event for event in events if event.id not in repeated],
-        [event for event in repeated.values() if event.corrects is None],
+        [event for event in repeated.values() if event.is_request],
     )
 
 
@@ -141,7 +139,7 @@ def _new_events(events: Iterable[UsageEvent], existing: Mapping[UUID, int]) -> I
     for event in events:
         if event.id not in existing:
             yield event
-        elif event.corrects is None and event.sequence and event.attempt != existing[event.id]:
+        elif event.is_request and event.sequence and event.attempt != existing[event.id]:
             yield lost_attempt_of(event)
 
 
@@ -225,7 +223,7 @@ def _holds_of(refused: Sequence[SpoolRecord]) -> dict[UUID, UUID | None]:
     for record in refused:
         if isinstance(record, Release):
             holds[record.request_id] = record.hold_batch
-        elif record.corrects is None and record.allowance is None:
+        elif record.is_request and record.allowance is None:
             holds[record.id] = record.hold_batch
     return holds
 
