@@ -57,7 +57,7 @@ class Settled(msgspec.Struct, frozen=True):
         return Settled(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
-async def settle(database: Database, book: PriceCatalog, records: Sequence[SpoolRecord]) -> Settled:
+async def settle(database: Database, catalog: PriceCatalog, records: Sequence[SpoolRecord]) -> Settled:
     """Settle the records in one transaction. A record may be repeated, late or out of order; it counts once. A record
     that comes after its period closed is booked in the open period. Of several attempts of a request the first to come
     is billed; the others are recorded as lost.
@@ -69,7 +69,7 @@ async def settle(database: Database, book: PriceCatalog, records: Sequence[Spool
     events = [record for record in records if isinstance(record, UsageEvent)]
     releases = {record.request_id: record.hold_batch for record in records if isinstance(record, Release)}
     columns = EventColumns(_one_attempt_per_request(events))
-    versions = await _versions(book, set(columns.numbers["price_version"].tolist()))
+    versions = await _versions(catalog, set(columns.numbers["price_version"].tolist()))
     await partitions.ensure_partitions(database, columns.ids)
     ids = await dimension_ids(database, columns.kinds)
     while True:
@@ -339,11 +339,11 @@ def _overdraft(balance: Balance) -> str:
     return msgspec.json.encode(payload).decode()
 
 
-async def _versions(book: PriceCatalog, ids: set[int]) -> dict[int, PriceVersion]:
+async def _versions(catalog: PriceCatalog, ids: set[int]) -> dict[int, PriceVersion]:
     found = {}
     for identity in ids:
         try:
-            found[identity] = await book.version(identity)
+            found[identity] = await catalog.version(identity)
         except UnknownPriceVersion:
             continue
     return found
