@@ -1,8 +1,8 @@
 """The engine's thread: runs commands, steps the engine, journals what happened, and has it delivered.
 
-Nothing is delivered before its counts are in the journal (`delivery`). While the journal's disk is full, all work waits
-for room. If the journal cannot be written for another reason, or the engine itself fails, the thread ends and calls
-`failed`: the replica then stops rather than work without a record.
+Nothing is delivered before its counts are in the journal (`journaled_delivery`). While the journal's disk is full, all
+work waits for room. If the journal cannot be written for another reason, or the engine itself fails, the thread ends
+and calls `failed`: the replica then stops rather than work without a record.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import structlog
 from engine.core.engine import Engine
 from engine.core.metrics import engine_metrics, memory_load, waiting_by_lane
 from engine.core.output_processor import Event, StepResult
-from engine.server.delivery import Delivery
 from engine.server.journal import Journal
+from engine.server.journaled_delivery import JournaledDelivery
 from protocol.replicas import Heartbeat
 from protocol.requests import Began, Done
 
@@ -54,7 +54,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
         self._has_chores = True
-        self._delivery = Delivery(self.journal, self.deliver, lambda: self.do(_nothing))
+        self._delivery = JournaledDelivery(self.journal, self.deliver, lambda: self.do(_nothing))
         self._snapshot_at = 0.0
         self._last_progress_at: float | None = None
         self.engine.call_when_restored(lambda: self.do(_nothing))

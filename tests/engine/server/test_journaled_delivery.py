@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from engine.core.output_processor import Event
-from engine.server import delivery
-from engine.server.delivery import Delivery
+from engine.server import journaled_delivery
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
+from engine.server.journaled_delivery import JournaledDelivery
 from protocol.requests import Began, Counts, Done, Tokens
 from tests.engine.conftest import SCOPES, Bench, generate
 from tests.waiting import LONG_S
@@ -109,10 +109,10 @@ def test_an_engine_that_fails_is_told_of_while_the_disk_has_no_room(bench: Bench
 @pytest.mark.parametrize("full", [False, True])
 def test_so_much_waits_and_no_more(tmp_path: Path, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a full disk nothing may wait: all work waits for room."""
-    monkeypatch.setattr(delivery, "MOST_WAITING", 4)
+    monkeypatch.setattr(journaled_delivery, "MOST_WAITING", 4)
     journal, came = SlowDisk(tmp_path), list[Sequence[Event]]()
     journal.full = full
-    handed = Delivery(journal, came.append, lambda: None)
+    handed = JournaledDelivery(journal, came.append, lambda: None)
     handed.start()
     events = [[Done("a", 1, "stop", Counts(), number)] for number in range(8)]
     put: list[int] = []
