@@ -45,7 +45,7 @@ class EngineLoop:
     failed: Callable[[BaseException], None]
     chores: Iterator[None] = field(default_factory=lambda: iter(()))
     """Done a piece at a time while there is no work; a piece takes some milliseconds."""
-    gateway_of: Callable[[str, int], str] = lambda _id, _attempt: ""
+    gateway_epoch_of: Callable[[str, int], str] = lambda _id, _attempt: ""
     """The gateway epoch that sent a request, by its id and attempt; called in the engine's thread."""
     beat: Heartbeat = field(init=False)
     """The latest heartbeat, made between steps; any thread may read it."""
@@ -147,10 +147,10 @@ class EngineLoop:
         journal = self.journal
         for index, event in enumerate(result.events):
             if isinstance(event, Began):
-                gateway = self.gateway_of(event.id, event.attempt)
-                journal.begin(event.id, event.attempt, result.claims.get(event.id, b""), gateway)
+                gateway_epoch = self.gateway_epoch_of(event.id, event.attempt)
+                journal.begin(event.id, event.attempt, result.claims.get(event.id, b""), gateway_epoch)
             elif isinstance(event, Done) and event.reason != "rejected":
-                result.events[index] = journal.end(event, self.gateway_of(event.id, event.attempt))
+                result.events[index] = journal.end(event, self.gateway_epoch_of(event.id, event.attempt))
         if result.progress:
             # Requests that ended in this step have their counts in their `Done`; the journal ignores them here.
             journal.progress((entry.id, entry.attempt, entry.counts) for entry in result.progress)

@@ -37,7 +37,7 @@ class Begun(Record, frozen=True):
     id: str
     attempt: int
     claim: bytes = b""
-    gateway: str = ""
+    gateway_epoch: str = ""
     """The gateway epoch that sent it; empty in the records of an older version, which did not note it."""
 
 
@@ -59,7 +59,7 @@ class Ended(Record, frozen=True):
 
     handle: int
     done: Done
-    gateway: str = ""
+    gateway_epoch: str = ""
 
 
 class Acked(Record, frozen=True):

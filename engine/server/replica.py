@@ -75,7 +75,7 @@ class Replica:
             self._deliver_from_thread,
             self._fail_from_thread,
             chores=assembled.warm_up,
-            gateway_of=self._running.epoch_of,
+            gateway_epoch_of=self._running.epoch_of,
         )
         self.watchdog = Watchdog(
             options.data,

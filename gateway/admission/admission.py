@@ -174,7 +174,7 @@ class Admission:
 
     def __init__(
         self,
-        gateway: str,
+        gateway_epoch: str,
         *,
         fleet: Fleet,
         prices: PriceCatalog,
@@ -187,12 +187,12 @@ class Admission:
         database_timeout: float,
         slice_tokens: int = 0,
     ) -> None:
-        """`gateway`: this worker's epoch. `leased` takes the holds of requests that leases have a say in.
+        """`gateway_epoch`: this worker's. `leased` takes the holds of requests that leases have a say in.
         `database_timeout`: seconds that a request waits for the database. `slice_tokens`: hold the output's money in
         slices of so many tokens of each choice; 0: all at once."""
         self.timeouts = timeouts
         self.slice_tokens = slice_tokens
-        self._gateway = gateway
+        self._gateway_epoch = gateway_epoch
         self._fleet = fleet
         self._prices = prices
         self._holds = holds
@@ -343,7 +343,7 @@ class Admission:
             price_version=prepared.price.id,
             amount_pico=cost_bound(prepared, prepared.held_output),
             lifetime_s=self.timeouts.hold,
-            gateway=self._gateway,
+            gateway_epoch=self._gateway_epoch,
             terms=pack(prepared.terms),
             tag=generation.tag,
         )

@@ -41,7 +41,7 @@ async def test_a_hold_is_what_was_asked_with_the_databases_time(database: Databa
     request = tenant.request(300, lifetime_s=60)
     hold = await holds.reserve(request)
     assert await holds.get(hold.request_id) == hold
-    assert (hold.amount_pico, hold.state, hold.terms, hold.gateway) == (300, "open", b"terms", "g1")
+    assert (hold.amount_pico, hold.state, hold.terms, hold.gateway_epoch) == (300, "open", b"terms", "g1")
     assert before <= hold.admitted_at <= await database.now()
     assert hold.expires_at == hold.admitted_at + 60_000_000
     assert await _held(database, tenant.id) == 300

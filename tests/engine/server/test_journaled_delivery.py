@@ -34,9 +34,9 @@ class SlowDisk(Journal):
             raise OSError(5, "broken")
         super().write()
 
-    def end(self, done: Done, gateway: str = "") -> Done:
+    def end(self, done: Done, gateway_epoch: str = "") -> Done:
         self.ended.set()
-        return super().end(done, gateway)
+        return super().end(done, gateway_epoch)
 
 
 def test_steps_go_on_while_the_disk_takes_no_record_and_nothing_is_delivered_before(
