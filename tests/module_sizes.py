@@ -83,7 +83,6 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
 LONG_MODULES: Mapping[str, str] = {
     "engine/scheduling/fairness/fair_share.py": "the derivation of the constants stands beside them",
     "engine/server/replica.py": "one process, from start to end; its loop, link and journal are beside it",
-    "gateway/admission/admission.py": "one request's admission, step by step; the work of each step is beside it",
     "gateway/conversation/output/call_payloads.py": "one class a way of writing calls; all read the same interface",
     "gateway/conversation/output/families.py": "one class a way of writing, and the table of families over them",
     "gateway/generation/generation_task.py": "one state machine: a request's transitions, in one place",

@@ -13,8 +13,9 @@ from typing import Any
 
 from litestar import Request
 
-from gateway.admission.admission import Payer, PreparedRequest, database_unavailable
+from gateway.admission.admission import database_unavailable
 from gateway.admission.cache_leases import needs_leases
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.errors import GatewayError
 from gateway.http.responses import dialect_of
 from gateway.limits.headers import limit_headers

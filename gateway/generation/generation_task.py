@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from billing.holds.records import Hold
 from billing.service_levels.service_hours import Measure
-from gateway.admission.admission import PreparedRequest, database_unavailable
+from gateway.admission.admission import database_unavailable
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import GatewayError, Interrupted, NotCached, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from billing.holds.records import Hold
-from gateway.admission.admission import PreparedRequest
 from gateway.admission.lease_confirmations import LeaseConfirmations
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import NotCached
 from gateway.generation.outcome import outcome_of
 from gateway.generation.request_state import Outcome

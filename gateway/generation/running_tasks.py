@@ -8,7 +8,7 @@ from uuid import UUID
 
 import structlog
 
-from gateway.admission.admission import Payer, PreparedRequest
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.errors import SuspendedError, Unavailable
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.generation_task import GenerationTask

@@ -12,7 +12,8 @@ from billing.holds.records import Hold
 from billing.prices import PriceVersion
 from billing.reservation.decisions import InsufficientFunds
 from billing.usage import UsageEvent
-from gateway.admission.admission import Payer, PreparedRequest, database_unavailable
+from gateway.admission.admission import database_unavailable
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.conversation.prompt import Prompt
 from gateway.errors import Interrupted, NotCached, Unaffordable, Unavailable
