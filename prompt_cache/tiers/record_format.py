@@ -1,4 +1,4 @@
-"""A record's bytes: a header of 512 bytes, then the payload in sealed chunks. docs/cache-tiers.md draws it.
+"""A record's bytes: a header of 512 bytes, then the payload in sealed chunks. docs/cache-on-disk.md draws it.
 
 The header is readable without a key, and is the associated data of every chunk. Its checksum only tells damage from a
 record that is whole but not the one that was asked for: what protects it is the seal.
