@@ -24,6 +24,8 @@ from engine.kv_cache.checksums import BlockChecksums
 from engine.kv_cache.memory import KvMemory
 from engine.scheduling.disk import Transfer
 from prompt_cache.tiers.identity import ScopeAccess
+from prompt_cache.tiers.record_files import Bytes
+from prompt_cache.tiers.record_format import DAMAGE, MissCause
 
 logger = structlog.get_logger("engine.execution.disk_tier")
 
@@ -60,8 +62,8 @@ class Store(Protocol):
         *,
         into: Mapping[int, memoryview],
         deadline: float,
-    ) -> object | None:
-        """Fill memory with the verified payload of each layer group; None if that cannot be."""
+    ) -> Mapping[int, Bytes] | MissCause:
+        """Fill memory with the verified payload of each layer group, which is returned, or why that cannot be."""
 
     def write(
         self,
@@ -113,7 +115,8 @@ class Store(Protocol):
 class DiskTier:
     """Transfers between `store`, of `most_bytes`, and the host memories of the layer groups (`Disk`).
 
-    Methods are called in the engine's thread, but for `wake`: that is called in any thread, when a transfer has ended.
+    Methods are called in the engine's thread, but for `look` and `give_back`, which any thread may call. `wake` is
+    called in any thread, when a transfer has ended.
     """
 
     def __init__(
@@ -251,20 +254,19 @@ class DiskTier:
 
     def _read(self, transfer: Transfer, asked_at: float) -> None:
         sums: list[int] = []
-        place = (transfer.access.scope, transfer.key, self._groups)
         try:
-            held = self.store.holds(*place)
             into = {group: self._bytes(group, transfer) for group in self._groups}
             deadline = time.monotonic() + READ_DEADLINE_S
-            if self.store.read(transfer.access, transfer.key, self._groups, into=into, deadline=deadline) is not None:
+            got = self.store.read(transfer.access, transfer.key, self._groups, into=into, deadline=deadline)
+            if isinstance(got, str):
+                transfer.loss = "late" if got == "late" else "corrupted" if got in DAMAGE else None
+            else:
                 with torch.inference_mode():
                     sums = [
                         self._checksums[group].of_host(self._memories[group].data[transfer.block[group]])
                         for group in self._groups
                     ]
                 transfer.ok = True
-            else:  # the store deletes what fails a check
-                transfer.damaged = held and not self.store.holds(*place)
         finally:
             transfer.took_s = time.monotonic() - asked_at
             self._fetched.append((transfer, sums))

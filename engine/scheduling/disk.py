@@ -12,6 +12,7 @@ from typing import Protocol
 
 from prompt_cache.kv.grouped_pool import Block
 from prompt_cache.tiers.identity import ScopeAccess
+from protocol.requests import LossCause
 
 
 @dataclass(slots=True, eq=False)
@@ -36,8 +37,8 @@ class Transfer:
     """Seconds from then until it had ended."""
     ok: bool = False
     """Whether it came through, verified; to be read when it has ended."""
-    damaged: bool = False
-    """What was read failed a check, and is not there any more."""
+    loss: LossCause | None = None
+    """Why it did not come through although it lies on disk, or lay there until it failed its check. Of what is read."""
     cancelled: bool = False
     """Its key was purged meanwhile: what comes of it must not be used."""
 

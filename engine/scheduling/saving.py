@@ -83,7 +83,8 @@ class Saver:
         self.dram = dram
         self.disk = disk
         self.dropped = 0
-        """Wishes that were not carried out."""
+        """Blocks that were to be saved and were not: there were too many, or no room in host memory, or the disk did
+        not take them."""
         self.wishes: OrderedDict[bytes, Wish] = OrderedDict()
         self.leased: OrderedDict[bytes, Wish] = OrderedDict()
         """Blocks that are retained for a short time: they are saved at a clean stop."""
@@ -122,10 +123,9 @@ class Saver:
                     if len(self.leased) > MOST_WISHES:
                         self.leased.popitem(last=False)
 
-    def on_disk(self, keys: set[bytes]) -> None:
-        """These blocks were read from disk; the set is emptied."""
+    def note_read(self, keys: Iterable[bytes]) -> None:
+        """These blocks were read from disk."""
         self._on_disk.add(keys)
-        keys.clear()
 
     def stop(self, now: float) -> None:
         """The replica stops cleanly: all that is retained now is to be saved."""

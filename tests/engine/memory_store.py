@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from prompt_cache.tiers.identity import ScopeAccess
+from prompt_cache.tiers.record_files import Bytes
+from prompt_cache.tiers.record_format import MissCause
 
 
 class MemoryStore:
@@ -22,6 +24,8 @@ class MemoryStore:
         self.reads = 0
         self.closed = False
         self.damaged: set[bytes] = set()
+        self.late: set[bytes] = set()
+        """What is not read before the deadline."""
         self.shortened: dict[str, float] = {}
         self.full = False
         """Whether writes are refused."""
@@ -47,13 +51,17 @@ class MemoryStore:
         *,
         into: Mapping[int, memoryview],
         deadline: float,
-    ) -> object | None:
+    ) -> Mapping[int, Bytes] | MissCause:
         self.gate.wait()
         self.reads += 1
         record = self.records.get((access.scope, key))
-        if record is None or key in self.damaged:
+        if record is None:
+            return "absent"
+        if key in self.late:
+            return "late"
+        if key in self.damaged:
             self.records.pop((access.scope, key), None)
-            return None
+            return "unsealed"
         for group in groups:
             into[group][:] = record[group]
         return into

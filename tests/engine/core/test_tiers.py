@@ -70,6 +70,17 @@ def until(condition: Callable[[], object], bench: Bench) -> None:
         bench.step()
 
 
+def _fetch_all(bench: Bench) -> None:
+    """Let whatever lies on disk be fetched: computing is dear."""
+    fast: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
+    bench.engine.scheduler.restores.chooser = FetchOrRecompute(fast, ComputeRate(1.0))
+
+
+def keys_of(bench: Bench) -> list[bytes]:
+    """The keys of the prompt's blocks."""
+    return bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)[:BLOCKS]
+
+
 def save(bench: Bench, store: MemoryStore) -> None:
     """Have the prompt on disk: it is read a second time."""
     bench.one(generate("first", prompt(), 1))
@@ -226,7 +237,7 @@ def test_a_record_that_fails_its_check_is_told(tiny_model: Path, store: MemorySt
         before = bench.add(generate("before", prompt(64, 5), 100))
         until(lambda: before.tokens, bench)
     run = bench.add(generate("warm", prompt(), OUTPUT))
-    until(lambda: restores.failed_fetches, bench)
+    until(lambda: restores.fetches.failed, bench)
     bench.finish()
     check(run, cold(tiny_model))
     assert run.prompt is not None
@@ -234,6 +245,43 @@ def test_a_record_that_fails_its_check_is_told(tiny_model: Path, store: MemorySt
     again = bench.one(generate("again", prompt(), 1))
     assert again.prompt is not None
     assert again.prompt.lost == ()
+
+
+def test_each_that_waits_for_a_damaged_block_is_told(tiny_model: Path, store: MemoryStore):
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    _fetch_all(bench)
+    store.damaged.add(keys_of(bench)[2])
+    store.gate.clear()
+    runs = [bench.add(generate(id, prompt(), OUTPUT)) for id in ("one", "two", "three")]
+    until(lambda: len(bench.engine.scheduler.restores.active) == len(runs), bench)
+    store.gate.set()
+    bench.finish()
+    for run in runs:
+        check(run, cold(tiny_model))
+        assert run.prompt is not None
+        assert run.prompt.lost == (Lost(128, 192, "corrupted"),)
+
+
+@pytest.mark.parametrize(("what", "lost"), [("gone", ()), ("late", (Lost(128, 192, "late"),))])
+def test_what_is_not_damaged_is_not_called_so(tiny_model: Path, store: MemoryStore, what: str, lost: tuple[Lost, ...]):
+    """It was evicted, or it expired, before it was read; or the disk took too long."""
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    _fetch_all(bench)
+    key = keys_of(bench)[2]
+    store.gate.clear()
+    run = bench.add(generate("warm", prompt(), OUTPUT))
+    until(lambda: len(bench.engine.scheduler.restores.fetches) == BLOCKS, bench)
+    if what == "gone":
+        del store.records["project", key]
+    else:
+        store.late.add(key)
+    store.gate.set()
+    bench.finish()
+    check(run, cold(tiny_model))
+    assert run.prompt is not None
+    assert run.prompt.lost == lost
 
 
 def test_a_bit_that_flipped_on_disk_is_told(tiny_model: Path, tmp_path: Path):
