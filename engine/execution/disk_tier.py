@@ -1,8 +1,8 @@
 """The disk tier: threads that move blocks between host memory and the record store, off the step loop.
 
-Readers fill blocks of host memory that nobody else uses, and one writer seals blocks that nobody changes meanwhile. A
-purge goes through the writer too, so it comes after what is being written. The store's own chores (looking through its
-folder, expiry) are the writer's when it has nothing to write.
+Readers fill blocks of host memory that nobody else uses, and one writer seals blocks that nobody changes meanwhile. It
+purges too, after the block that it is writing and before all that waits; until then nobody finds what is to be purged.
+The store's own chores (looking through its folder, expiry) are the writer's when it has nothing to write.
 
 A store that does not answer costs nothing but its threads: nothing more is asked of it until it does.
 """
@@ -13,13 +13,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 import structlog
 import torch
 
+from engine.execution.pending_purges import PendingPurges
 from engine.kv_cache.checksums import BlockChecksums
 from engine.kv_cache.memory import KvMemory
 from engine.scheduling.disk import Transfer
@@ -136,6 +137,7 @@ class DiskTier:
         self._saved: deque[Transfer] = deque()
         self._fetching = 0
         self._saving = 0
+        self._purges = PendingPurges()
         self._looks: set[Callable[[], None]] = set()
         """What is called when something was looked for, of those that wait for it."""
         self._reading_since: dict[object, float] = {}
@@ -166,7 +168,7 @@ class DiskTier:
         return held, max(held, self._most_blocks)
 
     def holds(self, scope: str, key: bytes) -> bool:
-        return self.store.holds(scope, key, self._groups)
+        return self.store.holds(scope, key, self._groups) and not self._purges.cover(scope, key)
 
     def fetch(self, transfer: Transfer) -> None:
         self._fetching += 1
@@ -207,11 +209,13 @@ class DiskTier:
         self._saving -= len(ended)
         return ended
 
-    def purge(self, scope: str, keys: Sequence[bytes]) -> None:
-        self._writes.put(lambda: void(self.store.purge(scope, keys)))
+    def purge(self, scope: str, keys: Collection[bytes]) -> None:
+        self._purges.add(scope, keys)
+        self._writes.put(self._chore)
 
     def forget(self, scope: str) -> None:
-        self._writes.put(lambda: void(self.store.forget(scope)))
+        self._purges.add(scope, None)
+        self._writes.put(self._chore)
 
     def shorten(self, scope: str, retention: float) -> None:
         """Let what of a scope is on disk stay no longer than `retention` seconds from now."""
@@ -281,6 +285,8 @@ class DiskTier:
 
     def _write(self, transfer: Transfer) -> None:
         try:
+            if transfer.cancelled:
+                return
             payloads = {group: self._bytes(group, transfer) for group in self._groups}
             transfer.ok = self.store.write(
                 transfer.access,
@@ -301,6 +307,7 @@ class DiskTier:
                 task = self._writes.get(timeout=_IDLE_S if scanned else _SCAN_PAUSE_S)
             except queue.Empty:
                 task = self._chore
+            self._tell()
             if task is None:
                 return
             try:
@@ -312,6 +319,19 @@ class DiskTier:
                     self.store.maintain()
             except Exception:
                 logger.exception("the disk tier could not write")
+
+    def _tell(self) -> None:
+        """Purge, before all else: a process that dies until then has purged nothing."""
+        try:
+            while (purge := self._purges.first()) is not None:
+                scope, keys = purge
+                if keys is None:
+                    self.store.forget(scope)
+                else:
+                    self.store.purge(scope, keys)
+                self._purges.ran(scope, keys)
+        except Exception:
+            logger.exception("the disk tier could not purge")
 
     def _chore(self) -> None:
         """Nothing is to be written."""

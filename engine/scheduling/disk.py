@@ -6,7 +6,7 @@ it was made for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +40,7 @@ class Transfer:
     loss: LossCause | None = None
     """Why it did not come through although it lies on disk, or lay there until it failed its check. Of what is read."""
     cancelled: bool = False
-    """Its key was purged meanwhile: what comes of it must not be used."""
+    """Its key was purged meanwhile: what comes of it must not be used, and what is not written yet must not be."""
 
 
 class Disk(Protocol):
@@ -69,8 +69,9 @@ class Disk(Protocol):
     def saved(self) -> Sequence[Transfer]:
         """The saves that ended since the last call."""
 
-    def purge(self, scope: str, keys: Sequence[bytes]) -> None:
-        """Delete these blocks, after the saves that have begun."""
+    def purge(self, scope: str, keys: Collection[bytes]) -> None:
+        """Delete these blocks: from now on `holds` denies them, until they are saved again. Transfers of them have been
+        cancelled."""
 
     def forget(self, scope: str) -> None:
-        """Delete all blocks of a scope, after the saves that have begun."""
+        """Delete all blocks of a scope, in the same way."""

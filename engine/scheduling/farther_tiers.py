@@ -137,7 +137,7 @@ class FartherTiers:
         self.dram.purge(keys)
         self._cancel(lambda key, _: key in keys)
         if self.disk is not None:
-            self.disk.purge(scope, tuple(keys))
+            self.disk.purge(scope, keys)
 
     def forget(self, scope: str) -> None:
         """Make all blocks of a scope unfindable, and zero those in host memory."""

@@ -135,11 +135,12 @@ class Saver:
         self.leased.clear()
 
     def cancel(self, purged: Callable[[bytes, str], bool]) -> None:
-        """The blocks of these keys and scopes are to be purged. What is being written already is purged after that."""
+        """The blocks of these keys and scopes are to be purged: what of them waits to be copied or written is not, and
+        what is being written is purged after that."""
         for wanted in (self.wishes, self.leased):
             for key in [key for key, wish in wanted.items() if purged(key, wish.scope)]:
                 del wanted[key]
-        for transfer in self._copying.values():
+        for transfer in (*self._copying.values(), *self._saving.values()):
             transfer.cancelled |= purged(transfer.key, transfer.access.scope)
         self._on_disk.clear()
 
@@ -162,6 +163,8 @@ class Saver:
         for transfer in self.disk.saved():
             del self._saving[transfer.key]
             self.dram.free(transfer.block)
+            if transfer.cancelled:
+                continue
             if not transfer.ok:
                 self.dropped += 1
             (self._on_disk if transfer.ok else self._refused).add([transfer.key])

@@ -30,6 +30,8 @@ class MemoryStore:
         self.full = False
         """Whether writes are refused."""
         self.writes = 0
+        self.written_before_purge = 0
+        """Blocks that had been written when the last purge came."""
         self.scanned = True
         """Else `holds` knows only what was looked for: `seen`."""
         self.seen: set[tuple[str, bytes]] = set()
@@ -85,6 +87,7 @@ class MemoryStore:
         return True
 
     def purge(self, scope: str, keys: Sequence[bytes]) -> int:
+        self.written_before_purge = len(self.before)
         return sum(self.records.pop((scope, key), None) is not None for key in keys)
 
     def forget(self, scope: str) -> int:

@@ -13,13 +13,14 @@ import torch
 
 from engine.core.metrics import engine_metrics, memory_load
 from engine.execution.block_copies import BlockCopies
-from engine.execution.disk_tier import SAVES
+from engine.execution.disk_tier import SAVES, DiskTier
+from engine.execution.pending_purges import MOST_BLOCKS
 from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from prompt_cache.tiers.identity import StoreIdentity
 from protocol.replicas import TierLimit, TierLoad
-from protocol.requests import Lost, Retain
+from protocol.requests import Lost, Retain, Segment
 from tests.awake import Awake
 from tests.engine.conftest import SCOPES, VOCABULARY, Bench, Run, generate, make_bench
 from tests.engine.memory_store import MemoryStore
@@ -79,6 +80,27 @@ def _fetch_all(bench: Bench) -> None:
 def keys_of(bench: Bench) -> list[bytes]:
     """The keys of the prompt's blocks."""
     return bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)[:BLOCKS]
+
+
+def hold_up_saves(bench: Bench, store: MemoryStore) -> None:
+    """Let the disk be busy with the blocks of another project."""
+    store.write_gate.clear()
+    before = store.writes
+    for id in ("busy", "busier"):
+        bench.one(generate(id, prompt(seed=9), 1, segments=(Segment(LENGTH, "other"),)))
+    until(lambda: store.writes > before, bench)
+
+
+def _purge(bench: Bench, how: str, keys: list[bytes]) -> None:
+    """Purge the prompt in one of these ways, and let its project be known after that."""
+    if how == "purge":
+        bench.engine.purge("project", keys)
+    elif how == "forget":
+        bench.engine.forget("project")
+    else:
+        bench.engine.introduce(msgspec.structs.replace(SCOPES["project"], data_key=b"k" * 32, retention=60.0))
+    if how == "shorten":  # which leaves what is on the device
+        bench.engine.pool.forget("project")
 
 
 def save(bench: Bench, store: MemoryStore) -> None:
@@ -453,11 +475,101 @@ def test_what_is_forgotten_is_gone_from_every_tier(tiny_model: Path, store: Memo
         bench.engine.forget("project")
     else:
         keys = bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)
-        bench.engine.purge(tuple(keys), "project")
+        bench.engine.purge("project", keys)
     assert len(freed) == BLOCKS
     until(lambda: not store.records, bench)
     check(bench.one(generate("again", prompt(), OUTPUT)), cold(tiny_model))
     assert bench.counts("again").read == 0
+
+
+@pytest.mark.parametrize("how", ["purge", "forget", "shorten"])
+def test_what_is_purged_is_found_nowhere_from_then_on(tiny_model: Path, store: MemoryStore, how: str):
+    """Also while the disk has not heard of it yet, as it is still busy with what was to be saved before."""
+    bench = make_bench(tiny_model, blocks=16, running=1, budget=512, swap=16, store=store)
+    save(bench, store)
+    keys = keys_of(bench)
+    hold_up_saves(bench, store)
+    _purge(bench, how, keys)
+    assert set(store.records) >= {("project", key) for key in keys}, "the disk has not purged it yet"
+    for id in ("again", "and again"):
+        bench.one(generate(id, prompt(), 1, read=id == "again", store="hbm"))
+        assert (bench.counts(id).read_nvme, bench.counts(id).read_dram) == (0, 0)
+    assert bench.counts("again").computed == LENGTH
+    store.write_gate.set()
+    until(lambda: not {("project", key) for key in keys} & set(store.records), bench)
+    flood(bench)
+    check(bench.one(generate("later", prompt(), OUTPUT)), cold(tiny_model))
+    assert bench.counts("later").computed == LENGTH
+
+
+@pytest.mark.parametrize("how", ["purge", "forget"])
+def test_a_purge_is_on_the_disk_before_what_waits_to_be_saved(tiny_model: Path, store: MemoryStore, how: str):
+    """A process that dies until then forgets it. What was to be saved of it is not written any more."""
+    bench = make_bench(tiny_model, blocks=16, running=1, budget=512, swap=16, store=store)
+    store.write_gate.clear()
+    for id in ("first", "second"):
+        bench.one(generate(id, prompt(), 1))
+    saver = bench.engine.scheduler.saver
+    assert saver is not None
+    until(lambda: len(saver.blocks()) == BLOCKS and store.writes == 1, bench)
+    bench.one(generate("other", prompt(seed=1), 1))
+    bench.one(generate("other again", prompt(seed=1), 1))
+    _purge(bench, how, keys_of(bench))
+    store.write_gate.set()
+    until(lambda: saver.idle, bench)
+    assert store.written_before_purge == 1
+    assert not {("project", key) for key in keys_of(bench)} & set(store.records)
+    assert not saver.dropped
+
+
+def test_what_is_computed_again_after_a_purge_is_saved_again(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, blocks=16, running=1, budget=512, swap=16, store=store)
+    save(bench, store)
+    store.write_gate.clear()
+    _purge(bench, "purge", keys_of(bench))
+    for id in ("third", "fourth"):
+        bench.one(generate(id, prompt(), 1))
+    store.write_gate.set()
+    until(lambda: store.writes == 2 * BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    assert set(store.records) == {("project", key) for key in keys_of(bench)}
+
+
+def test_a_block_that_is_purged_while_it_is_read_is_not_used(tiny_model: Path, store: MemoryStore):
+    """Nobody hears of it either: it was damaged, and is not kept any more."""
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    keys = keys_of(bench)
+    store.damaged.add(keys[2])
+    store.gate.clear()
+    bench.add(generate("first", prompt(), 1))
+    until(lambda: bench.engine.scheduler.restores.fetches, bench)
+    _purge(bench, "purge", keys)
+    store.gate.set()
+    until(lambda: not bench.engine.scheduler.restores.fetches, bench)
+    bench.finish()
+    bench.engine.pool.purge(keys)
+    again = bench.one(generate("again", prompt(), OUTPUT))
+    check(again, cold(tiny_model))
+    assert again.prompt is not None
+    assert (again.prompt.counts.computed, again.prompt.lost) == (LENGTH, ())
+    assert _dram(bench).referenced == 0
+
+
+def test_more_purges_than_are_remembered_hide_the_whole_scope(store: MemoryStore):
+    """Until they were made, which deletes it. Another scope does not notice."""
+    disk = DiskTier(store, (), ())
+    for scope in ("purged", "other"):
+        store.records |= {(scope, b"%d" % number): {} for number in range(MOST_BLOCKS + 2)}
+    disk.close(LONG_S)  # the writer is away
+    disk.purge("purged", [b"%d" % number for number in range(MOST_BLOCKS)])
+    assert [disk.holds("purged", b"%d" % number) for number in (0, MOST_BLOCKS - 1, MOST_BLOCKS)] == [
+        False,
+        False,
+        True,
+    ]
+    disk.purge("purged", [b"%d" % MOST_BLOCKS])
+    assert not disk.holds("purged", b"%d" % (MOST_BLOCKS + 1))
+    assert disk.holds("other", b"0")
 
 
 def test_dram_is_kept_no_longer_than_its_retention(tiny_model: Path):
