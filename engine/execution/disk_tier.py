@@ -40,6 +40,8 @@ STUCK_S = 2.0
 READ_DEADLINE_S = 5.0
 MOST_LOOKS = 64
 """Prompts that wait to be looked for."""
+MOST_LEASES = 16_384
+"""Leases that wait to be told to the store: more are not."""
 _IDLE_S = 0.2
 _SCAN_PAUSE_S = 0.002
 _MAINTAIN_S = 1.0
@@ -78,6 +80,9 @@ class Store(Protocol):
         lease_until: float,
     ) -> bool:
         """Seal and publish; whether it is there now."""
+
+    def lease(self, scope: str, keys: Sequence[bytes], until: float, /) -> None:
+        """A lease on these blocks ends then."""
 
     def purge(self, scope: str, keys: Sequence[bytes], /) -> int:
         """Delete these blocks for ever."""
@@ -138,6 +143,8 @@ class DiskTier:
         self._fetching = 0
         self._saving = 0
         self._purges = PendingPurges()
+        self._leases: dict[tuple[str, bytes], float] = {}
+        """When leases on blocks (scope, key) end, as the store is to be told."""
         self._looks: set[Callable[[], None]] = set()
         """What is called when something was looked for, of those that wait for it."""
         self._reading_since: dict[object, float] = {}
@@ -208,6 +215,10 @@ class DiskTier:
         ended = [self._saved.popleft() for _ in range(len(self._saved))]
         self._saving -= len(ended)
         return ended
+
+    def lease(self, scope: str, key: bytes, until: float) -> None:
+        if len(self._leases) < MOST_LEASES:
+            self._leases[scope, key] = until
 
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         self._purges.add(scope, keys)
@@ -321,7 +332,7 @@ class DiskTier:
                 logger.exception("the disk tier could not write")
 
     def _tell(self) -> None:
-        """Purge, before all else: a process that dies until then has purged nothing."""
+        """Purge, before all else: a process that dies until then has purged nothing. Then tell of leases."""
         try:
             while (purge := self._purges.first()) is not None:
                 scope, keys = purge
@@ -330,6 +341,9 @@ class DiskTier:
                 else:
                     self.store.purge(scope, keys)
                 self._purges.ran(scope, keys)
+            while self._leases:
+                (scope, key), until = self._leases.popitem()
+                self.store.lease(scope, (key,), until)
         except Exception:
             logger.exception("the disk tier could not purge")
 

@@ -69,6 +69,9 @@ class Disk(Protocol):
     def saved(self) -> Sequence[Transfer]:
         """The saves that ended since the last call."""
 
+    def lease(self, scope: str, key: bytes, until: float) -> None:
+        """A lease on a block that is there lasts until then, in seconds since the Unix epoch."""
+
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         """Delete these blocks: from now on `holds` denies them, until they are saved again. Transfers of them have been
         cancelled."""

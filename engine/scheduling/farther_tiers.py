@@ -125,10 +125,10 @@ class FartherTiers:
         if self.saver is not None and not request.began:
             self.saver.used(request, found if request.restore is None else request.restore.end)
 
-    def retained(self, request: Request, until: int) -> None:
-        """A request that retains blocks publishes those up to `until`."""
+    def retained(self, request: Request, first: int, until: int) -> None:
+        """A request that retains blocks has found or published those from `first` to `until`."""
         if self.saver is not None:
-            self.saver.published(request, request.published, until, self.now)
+            self.saver.retained(request, first, until, self.now)
 
     # ------------------------------------------------------------ blocks that must go
 

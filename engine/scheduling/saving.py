@@ -42,10 +42,11 @@ class Wish:
     lease_until: float = 0.0
 
     @classmethod
-    def of(cls, request: Request, index: int, lease_until: float = 0.0) -> Wish:
+    def of(cls, request: Request, index: int) -> Wish:
         """A wish for a block of a request's tokens."""
         before = request.block_key_and_scope(index - 1)[::-1] if index else None
-        return cls(request.block_key_and_scope(index)[1], index * BLOCK_TOKENS, before, lease_until)
+        ends = [until for tokens, until in request.retain if index < tokens // BLOCK_TOKENS]
+        return cls(request.block_key_and_scope(index)[1], index * BLOCK_TOKENS, before, max(ends, default=0.0))
 
 
 class RecentKeys:
@@ -107,21 +108,23 @@ class Saver:
             if key not in self.wishes and not self._is_vain(key):
                 self._wish(key, Wish.of(request, index))
 
-    def published(self, request: Request, first: int, until: int, now: float) -> None:
-        """A request has published the blocks `first`..`until` of its tokens, some of which it retains."""
+    def retained(self, request: Request, first: int, until: int, now: float) -> None:
+        """A request has published or found the blocks `first`..`until` of its tokens, some of which it retains."""
         if request.store != "all":
             return
         for tokens, end in request.retain:
+            long = end - now >= LONG_LEASE_S
+            wanted = self.wishes if long else self.leased
             for index in range(first, min(until, tokens // BLOCK_TOKENS)):
-                key, _ = request.block_key_and_scope(index)
-                wish = Wish.of(request, index, end)
-                if end - now >= LONG_LEASE_S:
-                    if not self._is_vain(key):
-                        self._wish(key, wish)
-                elif key not in self.leased or self.leased[key].lease_until < end:
-                    self.leased[key] = wish
+                key = request.keys[index]
+                if (known := wanted.get(key)) is not None:
+                    known.lease_until = max(known.lease_until, end)
+                elif not long:
+                    self.leased[key] = Wish.of(request, index)
                     if len(self.leased) > MOST_WISHES:
                         self.leased.popitem(last=False)
+                elif not self._is_vain(key):
+                    self._wish(key, Wish.of(request, index))
 
     def note_read(self, keys: Iterable[bytes]) -> None:
         """These blocks were read from disk."""
@@ -190,6 +193,8 @@ class Saver:
                 continue
             if self.disk.holds(wish.scope, key):
                 self._on_disk.add([key])
+                if wish.lease_until:  # so a lease is renewed there no more often than it is looked up
+                    self.disk.lease(wish.scope, key, wish.lease_until)
                 continue
             access = self.dram.scopes.get(wish.scope)
             if access is None or not self.dram.may_leave(key, wish.scope):

@@ -32,6 +32,8 @@ class MemoryStore:
         self.writes = 0
         self.written_before_purge = 0
         """Blocks that had been written when the last purge came."""
+        self.leases: dict[tuple[str, bytes], float] = {}
+        """When the lease on each block ends, as it was said last."""
         self.scanned = True
         """Else `holds` knows only what was looked for: `seen`."""
         self.seen: set[tuple[str, bytes]] = set()
@@ -83,8 +85,12 @@ class MemoryStore:
         if self.full:
             return False
         self.before[access.scope, key] = before
+        self.leases[access.scope, key] = lease_until
         self.records[access.scope, key] = {group: bytes(payload) for group, payload in payloads.items()}
         return True
+
+    def lease(self, scope: str, keys: Sequence[bytes], until: float) -> None:
+        self.leases |= {(scope, key): until for key in keys if (scope, key) in self.records}
 
     def purge(self, scope: str, keys: Sequence[bytes]) -> int:
         self.written_before_purge = len(self.before)

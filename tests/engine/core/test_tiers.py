@@ -184,6 +184,54 @@ def test_a_long_lease_goes_to_disk_at_once(tiny_model: Path, store: MemoryStore)
     assert store.before == {first: None, second: first}, "eviction on disk takes the end of a prompt first"
 
 
+def test_a_lease_on_disk_is_renewed_by_who_reads_it(tiny_model: Path, store: MemoryStore):
+    """No more often than a block is looked up there, which is once a minute."""
+    bench = make_bench(tiny_model, swap=16, store=store)
+    leased = [("project", key) for key in keys_of(bench)[: 200 // 64]]
+
+    def read(id: str, until_s: float) -> None:
+        bench.one(generate(id, prompt(), 1, retain=(Retain(200, until_s),)))
+
+    read("first", 300.0)
+    read("second", 310.0)
+    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    assert {store.leases[block] for block in leased} == {310.0}
+    assert [end for block, end in store.leases.items() if block not in leased] == [0.0] * (BLOCKS - len(leased))
+    bench.now = 1.0 + ON_DISK_S
+    read("third", 400.0)
+    until(lambda: {store.leases[block] for block in leased} == {400.0}, bench)
+    read("fourth", 401.0)
+    bench.now = 2 * (1.0 + ON_DISK_S)
+    read("fifth", 500.0)
+    until(lambda: {store.leases[block] for block in leased} == {500.0}, bench)
+    assert store.writes == BLOCKS
+
+
+@pytest.mark.parametrize("how", ["found", "taken over", "restored"])
+def test_who_reads_renews_the_lease_on_the_device(tiny_model: Path, how: str):
+    """Its blocks outlive those that were read later without a lease, after the end of the first lease."""
+    bench = make_bench(tiny_model, blocks=16, running=2, budget=512, swap=32)
+    if how == "restored":
+        bench.one(generate("leased", prompt(), 1))
+        flood(bench)
+    elif how == "found":
+        bench.one(generate("leased", prompt(), 1, retain=(Retain(LENGTH, 300.0),)))
+    else:
+        bench.add(generate("leased", prompt(), 1))
+    bench.now += 200.0
+    bench.one(generate("renewed", prompt(), 1, retain=(Retain(LENGTH, 500.0),)))
+    if how == "restored":
+        assert bench.counts("renewed").read_dram == BLOCKS * 64
+    else:
+        assert bench.counts("renewed").read_hbm == BLOCKS * 64
+    bench.now += 200.0
+    bench.one(generate("other", prompt(seed=1), 1))
+    bench.one(generate("other again", prompt(seed=1), 1))
+    bench.one(generate("flood", prompt(640, 9), 1, store="hbm"))
+    assert bench.engine.pool.evictions >= BLOCKS
+    assert len(bench.engine.pool.find(keys_of(bench))) == BLOCKS
+
+
 def test_what_the_disk_lost_is_saved_again(tiny_model: Path, store: MemoryStore):
     """Its records were evicted, or expired: that they were there once says nothing."""
     bench = make_bench(tiny_model, swap=16, store=store)

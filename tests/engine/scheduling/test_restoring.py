@@ -33,6 +33,7 @@ class ManualDisk:
         self.keys: set[tuple[str, bytes]] = set()
         self.purges: list[tuple[str, set[bytes] | None]] = []
         """Scope and keys of those that were not made yet; None for all of a scope."""
+        self.leased: set[tuple[str, bytes]] = set()
         self.fetching: list[Transfer] = []
         self.saving: list[Transfer] = []
         self._fetched: list[Transfer] = []
@@ -54,6 +55,10 @@ class ManualDisk:
     def fetch(self, transfer: Transfer) -> None:
         assert self.holds(transfer.access.scope, transfer.key), "it reads what is gone, or will be purged"
         self.fetching.append(transfer)
+
+    def lease(self, scope: str, key: bytes, until: float) -> None:
+        assert self.holds(scope, key)
+        self.leased.add((scope, key))
 
     def save(self, transfer: Transfer) -> None:
         self.saving.append(transfer)
