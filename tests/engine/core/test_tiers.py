@@ -814,3 +814,19 @@ def test_a_higher_lane_takes_its_place_while_it_restores(tiny_model: Path, store
     check(run, cold(tiny_model))
     counts = bench.counts("warm")
     assert counts.prompt == LENGTH == counts.computed + counts.read
+
+
+def test_a_request_that_fails_takes_what_it_read_from_every_scope(tiny_model: Path, store: MemoryStore):
+    """Its numbers were not finite, and what it read may be the cause: also a prefix that projects share."""
+    segments = (Segment(128, "public"), Segment(LENGTH, "project"))
+    bench = make_bench(tiny_model, swap=16, store=store)
+    for id in ("first", "second"):
+        bench.one(generate(id, prompt(), 1, segments=segments))
+    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    assert {scope for scope, _ in store.records} == {"public", "project"}
+    bench.engine.runner.memories[0].data[:] = float("nan")
+    bench.one(generate("reader", prompt(), 1, segments=segments))
+    done = bench.runs["reader"].done
+    assert done is not None
+    assert done.reason == "error"
+    until(lambda: not store.records, bench)
