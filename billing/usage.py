@@ -23,8 +23,9 @@ METERS = (
     *(f"write_{c}" for c in LEASE_CLASSES),
     "output",
 )
-"""Everything that has a price, in order. Tables, events, rollups, prices, rating and exports are made from this tuple.
+"""What requests are billed for, in order. Tables, events, rollups, prices, rating and exports are made from this tuple.
 
+`STORAGE` of `billing.prices.version` has a price too, and is counted by the hour, not by the request.
 docs/changes.md lists what a new meter, and what a new cache class, touches.
 """
 

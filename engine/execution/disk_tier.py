@@ -26,7 +26,7 @@ from engine.kv_cache.memory import KvMemory
 from engine.scheduling.disk import Transfer
 from prompt_cache.tiers.identity import ScopeAccess
 from prompt_cache.tiers.record_files import Bytes
-from prompt_cache.tiers.record_format import DAMAGE, MissCause
+from prompt_cache.tiers.record_format import DAMAGE, RecordFault
 
 logger = structlog.get_logger("engine.execution.disk_tier")
 
@@ -65,7 +65,7 @@ class Store(Protocol):
         *,
         into: Mapping[int, memoryview],
         deadline: float,
-    ) -> Mapping[int, Bytes] | MissCause:
+    ) -> Mapping[int, Bytes] | RecordFault:
         """Fill memory with the verified payload of each layer group, which is returned, or why that cannot be."""
 
     def write(

@@ -32,11 +32,11 @@ from engine.server.journal_records import (
     Acked,
     AnyRecord,
     Begun,
+    Delivered,
     Ended,
-    Heard,
+    Fenced,
     Opened,
-    Refused,
-    Went,
+    Progress,
     frame,
     read_records,
 )
@@ -53,7 +53,7 @@ SEQUENCE_BITS = 32
 _EPOCHS_BEGIN = 1_767_225_600
 """2026-01-01: a first epoch is the seconds since then, so that sequence numbers fit 63 bits until 2094."""
 _RECORD_REQUESTS = 1024
-"""Requests in one `Went` at most: records are bounded."""
+"""Requests in one `Progress` at most: records are bounded."""
 
 
 def _compact_size(file: int) -> int:
@@ -126,14 +126,14 @@ class Journal:
             handles = self._state.handles
             went = [(handle, now) for id, attempt, now in counts if (handle := handles.get((id, attempt))) is not None]
             for at in range(0, len(went), _RECORD_REQUESTS):
-                self._record(Went(went[at : at + _RECORD_REQUESTS]))
+                self._record(Progress(went[at : at + _RECORD_REQUESTS]))
 
     def delivered(self, id: str, attempt: int, delivered: int) -> None:
         """So many tokens have reached the client. Ignored for a request that has not begun or has ended."""
         with self._state_lock:
             handle = self._state.handles.get((id, attempt))
             if handle is not None and delivered > self._state.running[handle].delivered:
-                self._record(Heard(handle, delivered))
+                self._record(Delivered(handle, delivered))
 
     def end(self, done: Done, gateway: str = "") -> Done:
         """A request of this gateway epoch ended. Returns `done` with its sequence number; send it only after `sync`."""
@@ -150,7 +150,7 @@ class Journal:
         """Refuse this gateway epoch from now on; durable after `sync`."""
         with self._state_lock:
             if gateway not in self._state.fenced:
-                self._record(Refused([gateway]))
+                self._record(Fenced([gateway]))
 
     def is_fenced(self, gateway: str) -> bool:
         """Whether this gateway epoch is refused."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.server.journal_records import Acked, AnyRecord, Begun, Ended, Heard, Opened, Refused, Totals, Went
+from engine.server.journal_records import Acked, AnyRecord, Begun, Delivered, Ended, Fenced, Opened, Progress, Totals
 from protocol.requests import Counts, Done
 
 _MAX_FENCED = 4096
@@ -51,12 +51,12 @@ class JournalState:
             case Begun(handle, id, attempt, claim, gateway):
                 self.running[handle] = JournaledRequest(id, attempt, Counts(), claim=claim, gateway=gateway)
                 self.handles[id, attempt] = handle
-            case Went():
+            case Progress():
                 known = [(handle, counts) for handle, counts in record.counts if handle in self.running]
                 for handle, counts in known:
                     self.running[handle].counts = counts
                 return len(known) == len(record.counts)
-            case Heard():
+            case Delivered():
                 if record.handle not in self.running:
                     return False
                 self.running[record.handle].delivered = record.delivered
@@ -67,7 +67,7 @@ class JournalState:
             case Acked():
                 self.unacknowledged.pop(record.sequence, None)
                 self.gateways.pop(record.sequence, None)
-            case Refused():
+            case Fenced():
                 self.fenced |= dict.fromkeys(record.epochs)
                 while len(self.fenced) > _MAX_FENCED:
                     del self.fenced[next(iter(self.fenced))]
@@ -98,11 +98,11 @@ class JournalState:
         """The records of a new file, which add up to this state; `opened` comes first."""
         yield opened
         if self.fenced:
-            yield Refused(list(self.fenced))
+            yield Fenced(list(self.fenced))
         for sequence in sorted(self.unacknowledged):
             yield Ended(0, self.unacknowledged[sequence], self.gateways[sequence])
         yield self.totals  # after the unacknowledged, which it includes
         for handle, request in self.running.items():
             yield Begun(handle, request.id, request.attempt, request.claim, request.gateway)
-            yield Went([(handle, request.counts)])
-            yield Heard(handle, request.delivered)
+            yield Progress([(handle, request.counts)])
+            yield Delivered(handle, request.delivered)

@@ -195,7 +195,7 @@ class Replica:
             refusal = "the replica is draining"
         elif self.journal.is_fenced(link.epoch):
             refusal = "this run of the gateway is over"
-        elif self._disk_full:
+        elif self._journal_disk_full:
             refusal = "the disk of the replica's journal is full"
         if refusal is not None:
             link.send([Done(message.id, message.attempt, "rejected", Counts(), 0, error=refusal)])
@@ -312,14 +312,14 @@ class Replica:
         metrics = {
             "turnpike_engine_gateways": float(sum(bool(link.gateway) for link in self.links)),
             "turnpike_engine_journal_damaged_records": float(self.journal.damaged),
-            DISK_FULL: float(self._disk_full),
+            DISK_FULL: float(self._journal_disk_full),
             DRAINING: float(self._draining),
         }
         beat = self.loop.beat
         return msgspec.structs.replace(beat, metrics=beat.metrics | metrics)
 
     @property
-    def _disk_full(self) -> bool:
+    def _journal_disk_full(self) -> bool:
         return self.journal.full or self._journal_disk.full
 
     async def _beats(self) -> None:
@@ -328,7 +328,7 @@ class Replica:
             beat = self._beat()
             for link in self.links:
                 link.send([beat])
-            if self._disk_full and (kv_disk := self.loop.engine.disk) is not None:
+            if self._journal_disk_full and (kv_disk := self.loop.engine.disk) is not None:
                 kv_disk.give_back(RESERVE_BYTES)  # cached KV goes before anything is refused for long
             await self._restore_journal()
             self._done_outbox.sync_soon()  # so that the counts of long streams reach the disk, too

@@ -124,5 +124,5 @@ def _let_through(gateway: Gateway, request: Request[Any, Any, Any], answer: Answ
 def _tell(request: Request[Any, Any, Any], answer: Answer | None) -> None:
     """What the limits have left goes with whatever is answered."""
     if answer is not None:
-        context, anthropic = request_context(request.scope), dialect_of(request.scope) == "anthropic"
-        context.limit_headers = limit_headers(answer.standing, anthropic=anthropic, now=time.time())
+        context = request_context(request.scope)
+        context.limit_headers = limit_headers(answer.standing, dialect_of(request.scope), now=time.time())

@@ -25,7 +25,7 @@ SALT_BYTES = 32
 MOST_SCOPE_BYTES = 64
 DISK_BLOCK = 4096
 
-MissCause: TypeAlias = Literal[
+RecordFault: TypeAlias = Literal[
     "absent", "lost", "truncated", "damaged", "version", "other_identity", "misplaced", "expired", "purged", "unsealed",
     "late", "io_error", "not_a_file",
 ]  # fmt: skip
@@ -49,7 +49,7 @@ _PADDING = bytes(HEADER_BYTES - _LAYOUT.size - _PARENT.size - _CHECKSUM.size)
 class BadRecord(Exception):
     """A record cannot be used. `cause` says why."""
 
-    def __init__(self, cause: MissCause) -> None:
+    def __init__(self, cause: RecordFault) -> None:
         super().__init__(cause)
         self.cause = cause
 

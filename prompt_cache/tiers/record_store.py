@@ -20,7 +20,7 @@ from prompt_cache.tiers.disk_room import DiskRoom
 from prompt_cache.tiers.folder_scan import FolderScan, reclaim
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
 from prompt_cache.tiers.record_files import Bytes, FolderLock, NotAFile, RecordFiles
-from prompt_cache.tiers.record_format import MOST_SCOPE_BYTES, BadRecord, Header, MissCause, disk_bytes, record_bytes
+from prompt_cache.tiers.record_format import MOST_SCOPE_BYTES, BadRecord, Header, RecordFault, disk_bytes, record_bytes
 from prompt_cache.tiers.record_index import RecordIndex
 from prompt_cache.tiers.record_reader import RecordReader
 from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S, Place, RecordWriter
@@ -162,7 +162,7 @@ class RecordStore:
         *,
         into: Mapping[int, memoryview] | None = None,
         deadline: float | None = None,
-    ) -> Mapping[int, Bytes] | MissCause:
+    ) -> Mapping[int, Bytes] | RecordFault:
         """The payload of the block in each of these groups (disk), or why one is missing or fails a check.
 
         `into`: writable memory for each group's payload, which is then what is returned; after None its content means
@@ -185,7 +185,7 @@ class RecordStore:
 
     def _read(
         self, access: ScopeAccess, key: bytes, group: int, name: bytes, into: memoryview, *, deadline: float | None
-    ) -> MissCause | None:
+    ) -> RecordFault | None:
         """Read one record; why not, if so."""
         known = self._contents.knows(name)
         # without retention there is no key either: nothing is read, and nothing that was written before is deleted
@@ -195,7 +195,7 @@ class RecordStore:
         try:
             header = self._reader.read(access, key, group, name, into, deadline=deadline)
         except BadRecord as bad:
-            cause: MissCause = "lost" if known and bad.cause == "absent" else bad.cause
+            cause: RecordFault = "lost" if known and bad.cause == "absent" else bad.cause
             self._contents.count(f"miss_{cause}")
             if cause not in ("absent", "late"):
                 self._discard([name])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from prompt_cache.tiers.identity import ScopeAccess
 from prompt_cache.tiers.record_files import Bytes
-from prompt_cache.tiers.record_format import MissCause
+from prompt_cache.tiers.record_format import RecordFault
 
 
 class MemoryStore:
@@ -55,7 +55,7 @@ class MemoryStore:
         *,
         into: Mapping[int, memoryview],
         deadline: float,
-    ) -> Mapping[int, Bytes] | MissCause:
+    ) -> Mapping[int, Bytes] | RecordFault:
         self.gate.wait()
         self.reads += 1
         record = self.records.get((access.scope, key))

@@ -388,7 +388,7 @@ def test_a_request_that_memory_can_never_hold_is_rejected(benches: Benches):
 
 @pytest.mark.parametrize("choices", [1, 8])
 def test_the_queue_is_bounded_whatever_runs(benches: Benches, choices: int):
-    bench = benches(running=choices, max_waiting=2)
+    bench = benches(running=choices, queue=2)
     bench.add(generate("runs", LONG[:10], 40, choices=choices))
     for _ in range(3):
         bench.step()

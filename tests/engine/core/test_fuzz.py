@@ -138,7 +138,7 @@ def test_random_interventions_leak_nothing_and_counts_are_exact(
 ):
     monkeypatch.setattr(BlockCopies, "beside", ahead)
     store = MemoryStore() if disk else None
-    bench = benches(blocks=40, running=8, budget=200, swap=swap, store=store, max_waiting=30)
+    bench = benches(blocks=40, running=8, budget=200, swap=swap, store=store, queue=30)
     # As if computing were far slower than reading, whatever else this machine does.
     rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
     bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(1.0))
