@@ -6,7 +6,7 @@ Not thread-safe: one thread makes all calls. Events are collected, and `step` re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -265,8 +265,8 @@ class Engine:
         self._retentions.pop(scope, None)
         self.scheduler.forget(scope)
 
-    def purge(self, keys: tuple[bytes, ...], scope: str = "") -> None:
-        """Make the blocks with these keys unfindable in every tier."""
+    def purge(self, scope: str, keys: Collection[bytes]) -> None:
+        """Make the blocks of a scope with these keys unfindable in every tier."""
         self.scheduler.purge(owner_of(scope), keys)
 
     def call_when_restored(self, wake: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """A request's tokens and the prefix index: the blocks that it may read there, and those that it publishes.
 
 A block is published when its last token has KV, unless the request says `no-store`; what may leave the device for
-farther tiers, and what is retained there, is told to them at that moment.
+farther tiers is told to them at that moment. What is retained is told of blocks that are published or found.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class PrefixBlocks:
             for _ in found:
                 request.restored("hbm")
             request.published += len(found)
+            self.retain(request, first, first + len(found))
         return None if len(found) == len(wanted) else wanted[len(found)]
 
     # ------------------------------------------------------------ publish
@@ -83,16 +84,18 @@ class PrefixBlocks:
                 if guarded:
                     dram.publishing(request, key)
                 self.pool.publish(request.table, index, key, scope)
-            if request.retain:
-                self._retain(request, full)
+            self.retain(request, request.published, full)
             request.published = full
         if self.pool.slides:
             self.pool.slide(request.table, kv)
 
-    def _retain(self, request: Request, full: int) -> None:
-        """Tell the tiers for how long the blocks that are published now, up to `full`, are wanted."""
-        for tokens, until in request.retain:
-            keys = request.keys[request.published : min(full, tokens // BLOCK_TOKENS)]
-            if keys and until > self.tiers.now:
-                self.pool.retain(keys, until)
-        self.tiers.retained(request, full)
+    def retain(self, request: Request, first: int, until: int) -> None:
+        """The request has found the blocks from `first` to `until` on the device, or published them: tell the tiers for
+        how long they are wanted. So who reads them renews the lease."""
+        if not request.retain:
+            return
+        for tokens, end in request.retain:
+            keys = request.keys[first : min(until, tokens // BLOCK_TOKENS)]
+            if keys and end > self.tiers.now:
+                self.pool.retain(keys, end)
+        self.tiers.retained(request, first, until)

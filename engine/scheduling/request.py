@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -194,12 +194,16 @@ class Request:
             if index * BLOCK_TOKENS >= self.max_kv:
                 self.lost.setdefault(index, "late")
 
-    def lose_damaged(self, keys: Collection[bytes]) -> set[bytes]:
-        """Blocks of these keys are damaged. Returns the keys of its own among them."""
-        own = [index for index in self.lost if self.keys[index] in keys]
-        for index in own:
-            self.lost[index] = "corrupted"
-        return {self.keys[index] for index in own}
+    def lose(self, causes: Mapping[bytes, LossCause | None]) -> set[bytes]:
+        """Blocks of these keys do not come: why, or None if they are not kept any more. Returns the keys of its own
+        among them."""
+        own = {self.keys[index]: index for index in self.lost if self.keys[index] in causes}
+        for key, index in own.items():
+            if causes[key] is None and self.lost[index] == "late":
+                del self.lost[index]
+            elif causes[key] == "corrupted":
+                self.lost[index] = "corrupted"
+        return set(own)
 
     def losses(self) -> tuple[Lost, ...]:
         """What of the prompt was computed although it lay in a farther tier; to be asked when all of it has KV."""

@@ -43,9 +43,9 @@ TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200
 """Target of the time between two tokens by lane, in µs. A step whose decodes alone take longer misses it."""
 _LEASES_EVERY_S = 1.0
 _COPIES_SHARE = 0.1
-"""The part of that time that copies of restored blocks may take beside decodes."""
+"""The part of the time between two tokens that copies of restored blocks may take beside decodes."""
 _ALONE_US = 20_000.0
-"""The time that they may take in a step where nothing decodes: until then nobody is heard."""
+"""The time, in µs, that such copies may take in a step where nothing decodes. Meanwhile no message is received."""
 
 
 class Scheduler:
@@ -187,8 +187,6 @@ class Scheduler:
         if now >= self._leases_looked_at + _LEASES_EVERY_S:
             self._leases_looked_at = now
             self.pool.expire(now)
-            if self.dram.pool is not None:
-                self.dram.pool.expire(now)
         next_may_differ = self.queue.begin_step(now)
         if self.decoding.starved:
             self.decoding.grow(step, self.preemption.free_block)
@@ -352,6 +350,7 @@ class Scheduler:
         request.place(table, found, tokens, copies)
         if self.dram.index is not None and request.read:
             self.tiers.placed(request, self.blocks.wanted(request), found)
+        self.blocks.retain(request, 0, found)
         step.fresh += table[found:]
         self._placements += 1
         request.placement = self._placements

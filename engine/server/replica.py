@@ -173,7 +173,7 @@ class Replica:
                 link.forget(message.scope)
                 do(lambda: engine.forget(message.scope))
             case Purge():
-                do(lambda: engine.purge(message.keys, message.scope))
+                do(lambda: engine.purge(message.scope, message.keys))
             case RemoteService():
                 do(lambda: engine.record_remote_service(message.replica, message.epoch, message.service))
             case Fence():

@@ -98,7 +98,9 @@ def test_forgotten_and_purged_blocks_are_not_found(bench: Bench):
     bench.engine.forget("project")
     bench.one(scoped("b", [(128, "public"), (300, "project")], LONG))
     assert bench.counts("b").read_hbm == 128
-    bench.engine.purge(tuple(bench.engine.pool.pools[0]._index))
+    keys = list(bench.engine.pool.pools[0]._index)
+    for scope in ("public", "project"):
+        bench.engine.purge(scope, keys)
     bench.one(scoped("c", [(128, "public"), (300, "project")], LONG))
     assert bench.counts("c").read_hbm == 0
 

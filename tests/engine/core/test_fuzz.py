@@ -78,7 +78,7 @@ class Fuzz:
             self.delivered[id] = self.delivered.get(id, 0) + pick.randrange(40)
             engine.credit(id, self.delivered[id], self.delivered[id] + 32)
         elif what < 0.87:
-            engine.forget("project") if pick.random() < 0.1 else engine.purge(())
+            engine.forget("project") if pick.random() < 0.1 else engine.purge("project", ())
         else:
             self.bench.now += pick.random() * 10
 
