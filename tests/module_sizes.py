@@ -84,7 +84,7 @@ LONG_MODULES: Mapping[str, str] = {
     "engine/scheduling/fairness/fair_share.py": "the derivation of the constants stands beside them",
     "engine/server/replica.py": "one process, from start to end; its loop, link and journal are beside it",
     "gateway/conversation/output/call_payloads.py": "one class a way of writing calls; all read the same interface",
-    "gateway/conversation/output/families.py": "one class a way of writing, and the table of families over them",
+    "gateway/conversation/output/output_formats.py": "one class a way of writing, and the table of families over them",
     "gateway/generation/generation_task.py": "one state machine: a request's transitions, in one place",
     "gateway/http/http_protocol.py": "one class of uvicorn's, whose hooks share one state",
     "prompt_cache/history/diagnosis.py": "the causes of a miss are tried in one order",
