@@ -147,6 +147,11 @@ class Request:
         return len(self.tokens) - self.kv - (0 if self.restore is None else self.restore.expected_tokens)
 
     @property
+    def wanted_tokens(self) -> int:
+        """Tokens that it wants computed now: those that no restore is to bring, by the latest plan."""
+        return self.to_compute + (0 if self.restore is None else self.restore.computing * BLOCK_TOKENS)
+
+    @property
     def fresh_output(self) -> int:
         """Output tokens sampled since the request last got its blocks."""
         return self.output - self._placed_output

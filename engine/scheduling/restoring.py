@@ -31,7 +31,6 @@ TIMEOUT_MARGIN_S = 0.05
 chunk in vain costs more than waiting."""
 TIMEOUT_MARGIN_PART = 0.05
 """The same margin as a part of the time that computing all the blocks would take. The longer of both applies."""
-BLOCK_BYTES = 1 << 19
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +53,8 @@ class Restore:
     """The same of those that are being copied."""
     from_disk: set[int] = field(default_factory=set)
     """Indices that were on disk alone when the restore began."""
+    computing: int = 0
+    """Blocks that are to be computed, from the front, by the latest plan."""
     planned: tuple[int, int] = (0, 0)
     """Blocks that were to be fetched from host memory and from disk when it began: the last ones of the table's."""
 
@@ -82,8 +83,8 @@ class Restorer:
         self.disk = disk
         self.chooser = chooser
         self.block_bytes = block_bytes
-        self.sharers = 0
-        """Other requests whose prompts are being computed."""
+        self._prefilling = (0, 0)
+        """Requests whose prompts are being computed, and the tokens that these want computed now."""
         self.active: dict[int, Request] = {}
         """arrival -> restoring request"""
         self.fetches = Fetches(dram, disk, block_bytes)
@@ -112,7 +113,7 @@ class Restorer:
         request.expect_restored(first, end)
         on_disk = {index for index, disk in enumerate(from_disk, first) if disk}
         restore = Restore(first, end, pending=[*range(first, end)], from_disk=on_disk)
-        plan = self._plan(restore, restore.pending, now)
+        plan = self._plan(request, restore, restore.pending, now)
         if not plan.fetch:
             return
         fetched = from_disk[-plan.fetch :]
@@ -161,12 +162,15 @@ class Restorer:
 
     # ------------------------------------------------------------ a step
 
-    def advance(self, step: Step, now: float, most: int) -> None:
+    def advance(self, step: Step, now: float, most: int, prefilling: Iterable[Request]) -> None:
         """Take what came, join it, and let more come: at most `most` blocks in this step.
 
         Twice as many may be on their way, so that copies go on while a step waits for the end of the last ones.
+        `prefilling`: all requests whose prompts are being computed.
         """
         self._now = now
+        wanted = [request.wanted_tokens for request in prefilling]
+        self._prefilling = len(wanted), sum(wanted)
         if self.disk is not None:
             self._take_fetched()
         if not self.active:
@@ -239,7 +243,7 @@ class Restorer:
             self._wait_no_longer(restore)
         if restore.late:
             return most
-        plan = self._plan(restore, pending, now)
+        plan = self._plan(request, restore, pending, now)
         if restore.progress:
             restore.progress = False
             restore.deadline = now + self._timeout(pending, plan)
@@ -269,22 +273,23 @@ class Restorer:
 
     # ------------------------------------------------------------ inside
 
-    def _plan(self, restore: Restore, pending: Sequence[int], now: float) -> Plan:
+    def _plan(self, request: Request, restore: Restore, pending: Sequence[int], now: float) -> Plan:
         """How many of these blocks to compute, from the front, and how many to fetch."""
+        sharers, others = self._prefilling
+        if request.restore is not None:  # then it is one of them
+            sharers, others = sharers - 1, others - request.wanted_tokens
         places: list[Place] = ["nvme" if index in restore.from_disk else "dram" for index in pending]
         runs = tuple((place, len(list(run))) for place, run in groupby(places))
         missing = Missing(pending[0] * BLOCK_TOKENS, runs, BLOCK_TOKENS, self.block_bytes)
         reading = min(len(self.fetches), places.count("nvme")) * self.block_bytes
-        return self.chooser.plan(missing, now, sharers=self.sharers, reading=reading)
+        plan = self.chooser.plan(missing, now, waiting_tokens=max(0, others), sharers=max(0, sharers), reading=reading)
+        restore.computing = plan.compute
+        return plan
 
     def _timeout(self, pending: Sequence[int], plan: Plan) -> float:
         """For how many seconds computing waits for these blocks. Then it goes on without those that are missing."""
-        alone = self.chooser.compute_seconds(
-            Missing(pending[0] * BLOCK_TOKENS, (("nvme", len(pending)),), BLOCK_TOKENS, self.block_bytes),
-            len(pending),
-            0.0,
-            0,
-        )
+        missing = Missing(pending[0] * BLOCK_TOKENS, (("nvme", len(pending)),), BLOCK_TOKENS, self.block_bytes)
+        alone = self.chooser.compute_seconds(missing, len(pending))
         return max(plan.late_s, plan.seconds + max(TIMEOUT_MARGIN_S, TIMEOUT_MARGIN_PART * alone))
 
     def _wait_no_longer(self, restore: Restore) -> None:

@@ -31,7 +31,6 @@ from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefilling import Prefilling
 from engine.scheduling.prefix_blocks import PrefixBlocks
 from engine.scheduling.request import Request
-from engine.scheduling.restoring import BLOCK_BYTES
 from engine.scheduling.step_costs import FixedCosts, StepCosts, first_guess
 from engine.scheduling.step_work import Step, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
@@ -69,7 +68,7 @@ class Scheduler:
         dram: GroupedPool | None = None,
         disk: Disk | None = None,
         chooser: FetchOrRecompute | None = None,
-        block_bytes: int = BLOCK_BYTES,
+        block_bytes: int = 1 << 19,
         clean: int = 0,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
@@ -195,7 +194,7 @@ class Scheduler:
         elif len(self.queue) and self.queue.claims_due:
             self._admit_claimants(step)
         if self.dram.pool is not None and self.tiers.coming:
-            self.tiers.bring(step, self._copies(), max(0, len(self.prefilling.requests) - 1))
+            self.tiers.bring(step, self._copies(), self.prefilling.requests.values())
         step.work = self.batch.works()
         if self.prefilling.requests:
             self.prefilling.fill(step, self._room(), now)

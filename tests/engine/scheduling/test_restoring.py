@@ -19,6 +19,7 @@ from engine.scheduling.step_work import Step
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import block_key
 from prompt_cache.kv.grouped_pool import GroupedPool
+from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, TierRate
 from prompt_cache.tiers.identity import ScopeAccess
 from protocol.requests import LANES, Sampling
 from tests.fast import examples
@@ -358,3 +359,21 @@ def test_what_host_memory_has_no_room_for_is_not_waited_for():
     assert not tiers.alive, "it waits for what cannot come"
     assert not tiers.disk.fetching
     assert tiers.dram.pools[0].held_by("b") == 6
+
+
+def test_restores_that_begin_together_count_on_each_others_computing() -> None:
+    """The disk reads a block in half the time of its computation: one prompt alone computes a third, four do not."""
+    rate = TierRate(0.0, (1 << 19) / 320e-6)
+    chooser = FetchOrRecompute({"dram": TierRate(0.0, 1e15), "nvme": rate}, ComputeRate(10e-6))
+    for prompts, computes in ((1, True), (4, False)):
+        tiers = Tiers()
+        costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=4))
+        tiers.pool, tiers.dram = GroupedPool([(100, 0)]), GroupedPool([(100, 0)])
+        tiers.scheduler = Scheduler(
+            tiers.pool, 1000, 4, FairShare(costs), costs=costs, dram=tiers.dram, disk=tiers.disk, chooser=chooser
+        )
+        for prompt in range(prompts):
+            tiers.left_by_an_earlier_start(prompt, "a", 7)
+            tiers.add(prompt, 500, 1, "standard", "a", "all", 0.0)
+        first = tiers.scheduler.schedule(tiers.now)
+        assert any(work.count > 64 for work in first.work) == computes, prompts
