@@ -33,8 +33,24 @@ class PrefixBlocks:
         return self.pool.find(self.wanted(request))
 
     def matched_tokens(self, request: Request) -> int:
-        """How many of its tokens have KV on the device."""
-        return len(self.matched(request)) * BLOCK_TOKENS
+        """About how many of its tokens have KV on the device: for comparing those that wait.
+
+        Sought from where it ended last, so that it takes no time that grows with the prompt. Of a prompt's blocks the
+        last are evicted first, so what lies before a cached block is taken to be cached.
+        """
+        if not request.read:
+            return 0
+        if self.pool.slides:
+            return len(self.matched(request)) * BLOCK_TOKENS
+        blocks = (len(request.tokens) - 1) // BLOCK_TOKENS
+        keys, holds = request.extend_keys(blocks), self.pool.holds
+        found = min(request.matched, blocks)
+        while found < blocks and holds(keys[found]):
+            found += 1
+        while found and not holds(keys[found - 1]):
+            found -= 1
+        request.matched = found
+        return found * BLOCK_TOKENS
 
     def cached_tokens(self, request: Request) -> int:
         """How many of its tokens have KV on the device, or in farther tiers behind that."""

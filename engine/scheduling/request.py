@@ -65,6 +65,8 @@ class Request:
     """The step count at which it needs attention while it decodes (`decode_batch`)."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of the whole blocks of `tokens`, as far as they were needed."""
+    matched: int = 0
+    """How many of its first blocks were on the device when it was last looked for them while it waited."""
     published: int = 0
     """How many of the table's first blocks are in the prefix index."""
     max_kv: int = 0
@@ -231,8 +233,9 @@ class Request:
     def extend_keys(self, blocks: int) -> list[bytes]:
         """The keys of at least the first `blocks` whole blocks of `tokens`; only new ones are hashed."""
         keys = self.keys
-        while len(keys) < blocks:
-            self.block_key_and_scope(len(keys))
+        if len(keys) < blocks:
+            segments = [(until, scope) for until, scope, _ in self.segments]
+            keys += chain(self.root, segments, self.tokens[: blocks * BLOCK_TOKENS], known=keys)[len(keys) :]
         return keys
 
     def block_key_and_scope(self, index: int) -> tuple[bytes, str]:

@@ -29,6 +29,9 @@ logger = structlog.get_logger("engine.server.engine_loop")
 
 Command = Callable[[], None]
 _IDLE_S = 0.5
+_TAKE_S = 0.01
+"""Commands are run for so long between two steps, or as long as the last step took: a flood of requests takes time to
+be read, in which those that decode would get no token."""
 _SNAPSHOT_S = 0.2
 SAVE_S = 5.0
 """Seconds that a stop may take to save what is retained."""
@@ -51,13 +54,19 @@ class EngineLoop:
     """The latest heartbeat, made between steps; any thread may read it."""
 
     def __post_init__(self) -> None:
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Command, bool]] = queue.SimpleQueue()
+        self._held: tuple[Command, bool] | None = None
+        """What was taken out of the inbox and has to wait for the end of a step."""
+        self._failed_meanwhile: BaseException | None = None
+        self._step_s = 0.0
+        """How long the last step took."""
         self._stopping = False
         self._has_chores = True
         self._delivery = JournaledDelivery(self.journal, self.deliver, lambda: self.do(_nothing))
         self._snapshot_at = 0.0
         self._last_progress_at: float | None = None
         self.engine.call_when_restored(lambda: self.do(_nothing))
+        self.engine.runner.meanwhile = self._add_while_computing
         self._snapshot()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -67,8 +76,12 @@ class EngineLoop:
         self._thread.start()
 
     def do(self, command: Command) -> None:
-        """Run a command in the engine's thread, before its next step. Any thread may call this."""
-        self._inbox.put(command)
+        """Run a command in the engine's thread, between steps. Any thread may call this."""
+        self._inbox.put((command, False))
+
+    def add(self, command: Command) -> None:
+        """Run a command that adds a request: in its turn, but maybe while a step is computed. Any thread may call this."""
+        self._inbox.put((command, True))
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it."""
@@ -96,7 +109,9 @@ class EngineLoop:
                 self._take_commands()
                 if self._last_progress_at is None:
                     self._last_progress_at = time.monotonic()
+                began = time.monotonic()
                 result = self.engine.step()
+                self._step_s = time.monotonic() - began
                 if result.ran or result.events:
                     self._last_progress_at = time.monotonic()
                 self._record(result)
@@ -116,15 +131,20 @@ class EngineLoop:
             self.engine.close(SAVE_S if self._stopping else 0.0)
 
     def _take_commands(self) -> None:
-        """Run all commands that have come. When there is no work, wait for one until a timeout is due."""
+        """Run the commands that have come, while there is work for a while only. When there is none, wait for a command
+        until a timeout is due."""
+        if self._failed_meanwhile is not None:
+            raise self._failed_meanwhile
         command: Command | None = None
-        if not self.engine.busy:
+        until = time.monotonic() + max(_TAKE_S, self._step_s)
+        if self._held is None and not self.engine.busy:
             self._last_progress_at = None
             wait, due = 0.0 if self._has_chores else _IDLE_S, self.engine.next_deadline
             if due is not None:
                 wait = min(wait, max(0.0, due - time.time()))
             try:
-                command = self._inbox.get(timeout=wait)
+                command, _ = self._inbox.get(timeout=wait)
+                until = time.monotonic() + _TAKE_S
             except queue.Empty:
                 self._do_chore()
                 return
@@ -132,9 +152,31 @@ class EngineLoop:
             while True:
                 if command is not None:
                     command()
-                command = self._inbox.get_nowait()
+                    if self.engine.busy and time.monotonic() > until:
+                        return
+                command, _ = self._next_command()
         except queue.Empty:
             return
+
+    def _next_command(self) -> tuple[Command, bool]:
+        """Raises queue.Empty if none has come."""
+        held, self._held = self._held, None
+        return held or self._inbox.get_nowait()
+
+    def _add_while_computing(self, computed: Callable[[], bool]) -> None:
+        """While the device computes a step, add the requests that have come, up to the first command of another kind:
+        a request that is added changes nothing that a step has to do with."""
+        try:
+            while self._held is None and not computed():
+                self._held = self._next_command()
+                command, adds = self._held
+                if adds:
+                    self._held = None
+                    command()
+        except queue.Empty:
+            return
+        except BaseException as error:  # no failure of the step  # noqa: BLE001
+            self._failed_meanwhile = error
 
     def _do_chore(self) -> None:
         try:

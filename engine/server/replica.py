@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -56,6 +57,10 @@ ACK_TIMEOUT_S = 2.0
 SLOW_S = 1.0
 """A step that takes longer is told of in the log."""
 _PARENT_S = 0.5
+_GC_THRESHOLDS = 50_000, 20, 50
+"""Far above Python's own: a search goes through the tokens of all prompts, and holds up a step meanwhile."""
+_SWITCH_S = 0.0005
+"""How long the engine's thread waits at most for the interpreter while others use it; Python's own 5 ms are a step."""
 
 
 class Replica:
@@ -369,6 +374,8 @@ class Replica:
         # hold up steps, and would be done so seldom that the garbage of requests piles up.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        sys.setswitchinterval(_SWITCH_S)
         self.loop.start()
         self.watchdog.start()
         await self._trials.start()

@@ -189,7 +189,8 @@ class FairShare:
         flow = self.flows[request.lane].flow(request.flow)
         left = len(request.tokens) - request.kv
         for other in flow.running.values():
-            if self._passes(request, left, other):
+            # Who decodes has nothing left that could be overtaken.
+            if other.slot < 0 and self._passes(request, left, other):
                 other.times_overtaken += 1
         self.flows[request.lane].placed(request)
         self._charge(request, request.spent + self._cost_left(request, BLOCK_TOKENS) - request.charged)
