@@ -56,8 +56,8 @@ def throughput(folder: Path, size: int) -> dict[str, float]:
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)
-    cold = rate(lambda key: store.read(ACCESS, key, (0,), into=into))
-    warm = rate(lambda key: store.read(ACCESS, key, (0,), into=into))
+    cold = rate(lambda key: store.read(ACCESS, key, (0,), into=into) == into)
+    warm = rate(lambda key: store.read(ACCESS, key, (0,), into=into) == into)
     store.close()
     return {"write_mb_s": written, "read_disk_mb_s": cold, "read_page_cache_mb_s": warm}
 

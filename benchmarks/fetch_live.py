@@ -51,7 +51,9 @@ class Always(FetchOrRecompute):
 
     fetches = True
 
-    def plan(self, missing: Missing, now: float, *, waiting_s: float = 0.0, sharers: int = 0, reading: int = 0) -> Plan:
+    def plan(
+        self, missing: Missing, now: float, *, waiting_tokens: int = 0, sharers: int = 0, reading: int = 0
+    ) -> Plan:
         """As `FetchOrRecompute.plan`."""
         blocks = missing.blocks
         return Plan(0, blocks, 0.0, 3600.0) if self.fetches else Plan(blocks, 0, 0.0, 3600.0)

@@ -123,7 +123,7 @@ class Simulation:
         self._order = itertools.count()
         self._device = _Server()
         self._links: dict[Place, _Server] = {place: _Server() for place in PLACES}
-        self._computing: dict[_Prompt, float] = {}
+        self._computing: dict[_Prompt, int] = {}
         calibrated = {
             place: TierRate(rate.fixed_s, rate.bytes_per_s * (machine.miscalibrated if place == "nvme" else 1.0))
             for place, rate in machine.tiers.items()
@@ -186,17 +186,16 @@ class Simulation:
             return 0, left.blocks
         if self.rule == "recompute":
             return left.blocks, 0
-        others = [seconds for other, seconds in self._computing.items() if other is not prompt]
+        others = [tokens for other, tokens in self._computing.items() if other is not prompt]
         plan = self.chooser.plan(
             left,
             self.now,
-            waiting_s=sum(others),
+            waiting_tokens=sum(others),
             sharers=len(others),
             reading=prompt.fetching * self.machine.block_bytes,
         )
         if plan.compute:
-            rate = self.machine.compute
-            self._computing[prompt] = rate.seconds(left.start, plan.compute * BLOCK_TOKENS)
+            self._computing[prompt] = plan.compute * BLOCK_TOKENS
         return plan.compute, plan.fetch
 
     def _compute(self, prompt: _Prompt, blocks: int, prompts: list[Missing]) -> None:

@@ -106,7 +106,7 @@ class Worker:
         return HoldRequest(
             request_id=new_id(), tenant_id=share.tenant, project_id=self._project, key_id=self._key, model="bench",
             lane="standard", price_version=share.price_version, amount_pico=self._bound, lifetime_s=600,
-            gateway=share.name, terms=b"x" * 100,
+            gateway_epoch=share.name, terms=b"x" * 100,
         )  # fmt: skip
 
     def _event(self, hold: Hold) -> UsageEvent:

@@ -106,7 +106,7 @@ async def _settler(pipe: Connection) -> None:
     """Make events when asked to, then settle them."""
     share: Share = pipe.recv()
     database = await Database.open(share.url)
-    book = PriceCatalog(database)
+    catalog = PriceCatalog(database)
     batches = share.traffic.batches(share.batch, share.number, share.settlers)
     gateway.tune_garbage_collector()
     pipe.send(None)
@@ -122,14 +122,14 @@ async def _settler(pipe: Connection) -> None:
             pipe.send(sum(map(len, made)))
         else:
             before = time.process_time()
-            settled = sum([await settle(database, book, events) for events in given], Settled())
+            settled = sum([await settle(database, catalog, events) for events in given], Settled())
             pipe.send(Done(settled, time.process_time() - before))
 
 
 async def invoice_month(url: str) -> dict[str, Any]:
     """Seconds to rate the largest tenant's month, from events and from rollups: the median of three."""
     database = await Database.open(url)
-    book = PriceCatalog(database)
+    catalog = PriceCatalog(database)
     tenant, requests = await _largest(database)
     figures: dict[str, Any] = {"events_of_tenant": requests}
     answers: dict[SumSource, Any] = {}
@@ -138,7 +138,7 @@ async def invoice_month(url: str) -> dict[str, Any]:
         times = []
         for _ in range(3):
             began = time.perf_counter()
-            answers[source] = await usage_lines(database, book, tenant, PERIOD, source=source)
+            answers[source] = await usage_lines(database, catalog, tenant, PERIOD, source=source)
             times.append(time.perf_counter() - began)
             _progress(f"invoice of {requests:,} events from {source}: {times[-1]:.3f} s")
         figures[f"invoice_from_{source}_s"] = round(statistics.median(times), 3)

@@ -44,9 +44,9 @@ class Traffic:
         self._keys = {tenant: [(new_id(), new_id()) for _ in range(_KEYS)] for tenant in self.tenants}
 
     @classmethod
-    async def of(cls, book: PriceCatalog, count: int) -> Traffic:
+    async def of(cls, catalog: PriceCatalog, count: int) -> Traffic:
         """Traffic at prices that are made for it."""
-        return cls([await book.set(model, "USD", PRICES) for model in _MODELS], count)
+        return cls([await catalog.set(model, "USD", PRICES) for model in _MODELS], count)
 
     def batches(self, size: int, share: int = 0, of: int = 1) -> Iterator[list[UsageEvent]]:
         """The events, so many at a time: every so manyth batch, so that each share is another's beside it."""

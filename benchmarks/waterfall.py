@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.generation.request_state import Outcome
 from gateway.generation.task_trace import TaskTrace
 from protocol.requests import Counts, Done, PromptChunk, Timeline

@@ -23,8 +23,9 @@ METERS = (
     *(f"write_{c}" for c in LEASE_CLASSES),
     "output",
 )
-"""Everything that has a price, in order. Tables, events, rollups, prices, rating and exports are made from this tuple.
+"""What requests are billed for, in order. Tables, events, rollups, prices, rating and exports are made from this tuple.
 
+`STORAGE` of `billing.prices.version` has a price too, and is counted by the hour, not by the request.
 docs/changes.md lists what a new meter, and what a new cache class, touches.
 """
 
@@ -227,6 +228,11 @@ class UsageEvent(msgspec.Struct, frozen=True, tag="event", gc=False):
     corrects: UUID | None = None
     hold_batch: UUID | None = None
     allowance: UUID | None = None
+
+    @property
+    def is_request(self) -> bool:
+        """Whether it is its request's own event: neither an adjustment nor a lost attempt."""
+        return self.corrects is None
 
     def __post_init__(self) -> None:
         check_period(self.period)

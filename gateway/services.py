@@ -16,10 +16,11 @@ from billing.service_levels.service_hours import ServiceHours
 from billing.settlement.settler import Settler
 from billing.spool.gateway_epochs import EpochKeeper
 from billing.spool.spool import Spool
-from gateway.admission.admission import Admission, Payer
+from gateway.admission.admission import Admission
 from gateway.admission.cache_leases import LeaseHook
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.lease_confirmations import LeaseConfirmations
+from gateway.admission.prepared_request import Payer
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.errors import NotAuthenticated, SuspendedError
 from gateway.fleet.fleet import Fleet

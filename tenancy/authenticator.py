@@ -165,7 +165,6 @@ class Authenticator:
             return record
         task = self._loads.get(public_id)
         if task is None:
-            self._breaker.check()
             task = self._breaker.begin(self._load(public_id))
             self._loads[public_id] = task
             task.add_done_callback(lambda _: self._loads.pop(public_id, None))

@@ -115,7 +115,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         *("admin", "console", "app", "server"),
     ),
     "gateway/admin": (
-        *("access", "refusals", "users", "keys", "tenants", "money", "invoices", "playground"),
+        *("access", "refusals", "users", "keys", "tenants", "money", "invoices"),
         *(
             "usage",
             "figures",

@@ -23,7 +23,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a type that several modules hand to each other, and that none of them owns": (
         *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
-        *("engine/execution/sizes.py", "billing/rating/lines.py"),
+        *("engine/execution/sizes.py", "engine/startup/options.py", "billing/rating/lines.py"),
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
         *("tenancy/users/identifiers.py", "prompt_cache/promise/lease_terms.py"),
@@ -68,7 +68,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "work of another thread or moment than that of its only user": (
         *("prompt_cache/tiers/store_keeper.py", "engine/startup/warm_up.py"),
         *("engine/kernels/block_sums.py", "engine/quantization/on_load.py"),
-        *("engine/execution/block_copies.py", "engine/kernels/host_words.py"),
+        *("engine/execution/block_copies.py", "engine/execution/pending_purges.py", "engine/kernels/host_words.py"),
         "gateway/kept_responses/earlier_items.py",
     ),
     "one of several alike, apart so that each can be read, changed and tested alone": (
@@ -83,9 +83,8 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
 LONG_MODULES: Mapping[str, str] = {
     "engine/scheduling/fairness/fair_share.py": "the derivation of the constants stands beside them",
     "engine/server/replica.py": "one process, from start to end; its loop, link and journal are beside it",
-    "gateway/admission/admission.py": "one request's admission, step by step; the work of each step is beside it",
     "gateway/conversation/output/call_payloads.py": "one class a way of writing calls; all read the same interface",
-    "gateway/conversation/output/families.py": "one class a way of writing, and the table of families over them",
+    "gateway/conversation/output/output_formats.py": "one class a way of writing, and the table of families over them",
     "gateway/generation/generation_task.py": "one state machine: a request's transitions, in one place",
     "gateway/http/http_protocol.py": "one class of uvicorn's, whose hooks share one state",
     "prompt_cache/history/diagnosis.py": "the causes of a miss are tried in one order",

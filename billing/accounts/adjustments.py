@@ -53,7 +53,7 @@ class InvalidAdjustment(ReportedError, ValueError):
 
 async def adjust(
     database: Database,
-    book: PriceCatalog,
+    catalog: PriceCatalog,
     tenant_id: UUID,
     event_id: UUID,
     units: Mapping[str, int],
@@ -76,7 +76,7 @@ async def adjust(
     identity = adjustment_id or new_id()
     if not partitions.is_ordered_by_time(identity):
         raise InvalidAdjustment(f"{identity} is not a UUIDv7")
-    version = await book.version(original["price_version"])
+    version = await catalog.version(original["price_version"])
     lane, tier = original["lane"], original["context_from"]
     cost = sum(more * version.price(meter, lane, tier) for meter, more in usage.used())
     same = ("tenant_id", "project_id", "key_id", "model", "model_digest", "lane", "price_version", "context_from",

@@ -48,9 +48,9 @@ class NewBatch(msgspec.Struct, frozen=True):
 
 
 class HoldBatch(msgspec.Struct, frozen=True):
-    """A row as the database has it. `sources` is a HoldSources, encoded. `entries` are the ids and amounts of the
-    `open` holds, and `amount_pico` their sum; `first` and `last` are the least and the greatest id that it ever had.
-    `requests` is empty if it was not asked for.
+    """A row as the database has it. `gateway` is an epoch. `sources` is a HoldSources, encoded. `entries` are the ids
+    and amounts of the `open` holds, and `amount_pico` their sum; `first` and `last` are the least and the greatest
+    id that it ever had. `requests` is empty if it was not asked for.
     """
 
     id: UUID
@@ -113,7 +113,7 @@ def group_into_batches(entries: Iterable[HoldEntry]) -> list[NewBatch]:
     groups: dict[tuple[UUID, str, str], list[HoldEntry]] = {}
     for entry in entries:
         request, sources = entry.request, entry.sources
-        key = (request.tenant_id, request.gateway, "" if sources is NO_SOURCES else sources.encode())
+        key = (request.tenant_id, request.gateway_epoch, "" if sources is NO_SOURCES else sources.encode())
         groups.setdefault(key, []).append(entry)
     return [
         _new_batch(sources, group[start : start + MAX_HOLDS])
@@ -123,7 +123,7 @@ def group_into_batches(entries: Iterable[HoldEntry]) -> list[NewBatch]:
 
 
 def _new_batch(sources: str, entries: Sequence[HoldEntry]) -> NewBatch:
-    """The batch of holds of one tenant and gateway."""
+    """The batch of holds of one tenant and gateway epoch."""
     requests = [entry.request for entry in entries]
     ids = [request.request_id for request in requests]
     numbers = [id.int for id in ids]
@@ -133,7 +133,7 @@ def _new_batch(sources: str, entries: Sequence[HoldEntry]) -> NewBatch:
         id=first,
         ids=ids,
         tenant_id=requests[0].tenant_id,
-        gateway=requests[0].gateway,
+        gateway=requests[0].gateway_epoch,
         sources=sources,
         lifetime_s=min([request.lifetime_s for request in requests]),
         first=first,

@@ -55,10 +55,10 @@ NO_SOURCES = HoldSources()
 class HoldRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Reserve `amount_pico` for a request, for at most `lifetime_s`. Raises InvalidMoney.
 
-    `gateway` is the epoch (the run) of the gateway worker that runs the request, `tag` what the client calls it for
-    budgets. `terms` is for the gateway alone: what it needs to make usage of a journal's counts later. Fields are only
-    added at the end, with a default: open holds outlive an upgrade. An allowance (`billing.reservation.allowances`) is
-    for no model.
+    `gateway_epoch` is the run of the gateway worker that runs the request, `tag` what the client calls it for budgets.
+    `terms` is for the gateway alone: what it needs to make usage of a journal's counts later. Fields are only added at
+    the end, with a default: open holds outlive an upgrade. An allowance (`billing.reservation.allowances`) is for no
+    model.
     """
 
     request_id: UUID
@@ -70,7 +70,7 @@ class HoldRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     price_version: int
     amount_pico: int
     lifetime_s: int
-    gateway: str
+    gateway_epoch: str
     terms: bytes
     tag: str = ""
 
@@ -81,9 +81,11 @@ class HoldRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
             raise InvalidMoney(f"a hold for {self.lifetime_s} seconds")
 
     @classmethod
-    def for_many(cls, identity: UUID, tenant_id: UUID, amount_pico: int, lifetime_s: int, gateway: str) -> HoldRequest:
+    def for_many(
+        cls, identity: UUID, tenant_id: UUID, amount_pico: int, lifetime_s: int, gateway_epoch: str
+    ) -> HoldRequest:
         """For an allowance of this id."""
-        return cls(identity, tenant_id, _NOBODY, _NOBODY, "", "", 0, amount_pico, lifetime_s, gateway, b"")
+        return cls(identity, tenant_id, _NOBODY, _NOBODY, "", "", 0, amount_pico, lifetime_s, gateway_epoch, b"")
 
     @property
     def is_allowance(self) -> bool:
@@ -118,7 +120,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
     lane: str
     price_version: int
     amount_pico: int
-    gateway: str
+    gateway_epoch: str
     terms: bytes
     admitted_at: int
     period: str
@@ -153,7 +155,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, gc=False):
             lane=request.lane,
             price_version=request.price_version,
             amount_pico=request.amount_pico if amount_pico is None else amount_pico,
-            gateway=request.gateway,
+            gateway_epoch=request.gateway_epoch,
             terms=request.terms,
             admitted_at=admitted_at,
             period=period_of(admitted_at),

@@ -88,7 +88,7 @@ _KEEP = """
 """
 _KEPT = {
     **dict.fromkeys(("request_id", "tenant_id"), "uuid"),
-    **{"amount_pico": "bigint", "gateway": "text", "admitted_at": "bigint", "expires_at": "bigint"},
+    **{"amount_pico": "bigint", "gateway_epoch": "text", "admitted_at": "bigint", "expires_at": "bigint"},
 }
 _SOURCES_OF_ENDED = """
     SELECT request_id, budgets FROM unnest($1::text::uuid[]) AS t (id) JOIN ended_hold ON request_id = t.id

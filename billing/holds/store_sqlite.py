@@ -99,10 +99,11 @@ class SqliteHoldStore(HoldStore):
 
     async def _keep(self, ended: Sequence[UnusedHold], state: str) -> None:
         now = (await self._session.execute(select(self._database.clock))).scalar_one()
-        same = ("request_id", "tenant_id", "amount_pico", "gateway", "admitted_at", "expires_at")
+        same = ("request_id", "tenant_id", "amount_pico", "admitted_at", "expires_at")
         rows: list[dict[str, Any]] = [
             {
                 **{name: getattr(unused.hold, name) for name in same},
+                "gateway": unused.hold.gateway_epoch,
                 "budgets": unused.hold.sources.encode(),
                 "request": pack(unused.request),
                 "state": state,

@@ -15,13 +15,17 @@ from billing.usage import LEASE_CLASSES, InvalidUsage, Usage
 from storage.reported_error import ReportedError
 
 LANES = ("interactive", "standard", "batch")
+"""The same as in `protocol.requests`, which billing does not import: it knows nothing of the engine's messages."""
 EVERY_LANE = "*"
 """The lane of rows that apply to each lane without rows of its own."""
 ALWAYS_PRICED = ("uncached", "read_automatic", "output")
 """Meters that any request may use, so that every version has their prices. Classes have prices where offered."""
 
 STORAGE = "storage"
-"""The meter of cache storage, priced per million token-hours, with one price for all lanes and context tiers."""
+"""The meter of cache storage, priced per million token-hours, with one price for all lanes and context tiers.
+
+It is none of METERS: no request counts it, and `billing.rating.storage_hours` rates it from the hours of leases.
+"""
 
 Cell: TypeAlias = tuple[str, str, int]
 """The place of a price: meter, lane, lower bound of the context tier in tokens of the prompt."""

@@ -130,7 +130,7 @@ class Allowances:
         self,
         holds: HoldService,
         spool: Spool,
-        gateway: str,
+        gateway_epoch: str,
         *,
         busy: int = BUSY,
         settle: Callable[[int, int], Awaitable[bool]] | None = None,
@@ -142,7 +142,7 @@ class Allowances:
         worker. `clock` is in nanoseconds."""
         self._holds = holds
         self._spool = spool
-        self._gateway = gateway
+        self._gateway_epoch = gateway_epoch
         self._busy = busy
         self._settle = settle
         self._clock = clock
@@ -265,7 +265,7 @@ class Allowances:
         soon = owner.taken * _AHEAD_NS // max(1, self._clock() - owner.since_ns)
         pico = max(least, soon, least * self._waiting.get(request.tenant_id, 0))
         lifetime_s = request.lifetime_s + _OPEN_NS // 10**9 + 1
-        asked = HoldRequest.for_many(new_id(), request.tenant_id, pico, lifetime_s, self._gateway)
+        asked = HoldRequest.for_many(new_id(), request.tenant_id, pico, lifetime_s, self._gateway_epoch)
         try:
             currency = await self._holds.currency(request.price_version)
             held = await self._holds.reserve_allowance(asked, currency, least)

@@ -108,10 +108,10 @@ class HoldService:
                 return Hold.of(unpack(kept[0]), *kept[1:])
         return None
 
-    async def open_of(self, gateway: str) -> dict[UUID, UUID]:
+    async def open_of(self, gateway_epoch: str) -> dict[UUID, UUID]:
         """The requests, of all tenants, with open holds that this gateway epoch took: request → batch."""
         async with self._database.reading() as session:
-            query = select(hold_batch.c.id, hold_batch.c.entries).where(hold_batch.c.gateway == gateway)
+            query = select(hold_batch.c.id, hold_batch.c.entries).where(hold_batch.c.gateway == gateway_epoch)
             rows = await session.execute(query)
             return {UUID(bytes=request): batch for batch, entries in rows for request in open_ids(entries)}
 

@@ -57,7 +57,7 @@ class Settled(msgspec.Struct, frozen=True):
         return Settled(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
-async def settle(database: Database, book: PriceCatalog, records: Sequence[SpoolRecord]) -> Settled:
+async def settle(database: Database, catalog: PriceCatalog, records: Sequence[SpoolRecord]) -> Settled:
     """Settle the records in one transaction. A record may be repeated, late or out of order; it counts once. A record
     that comes after its period closed is booked in the open period. Of several attempts of a request the first to come
     is billed; the others are recorded as lost.
@@ -69,7 +69,7 @@ async def settle(database: Database, book: PriceCatalog, records: Sequence[Spool
     events = [record for record in records if isinstance(record, UsageEvent)]
     releases = {record.request_id: record.hold_batch for record in records if isinstance(record, Release)}
     columns = EventColumns(_one_attempt_per_request(events))
-    versions = await _versions(book, set(columns.numbers["price_version"].tolist()))
+    versions = await _versions(catalog, set(columns.numbers["price_version"].tolist()))
     await partitions.ensure_partitions(database, columns.ids)
     ids = await dimension_ids(database, columns.kinds)
     while True:
@@ -98,9 +98,7 @@ def _one_attempt_per_request(events: list[UsageEvent]) -> list[UsageEvent]:
     if len(attempts) == len(events):
         return events
     return [
-        lost_attempt_of(event)
-        if event.corrects is None and event.sequence and event.attempt != attempts[event.id]
-        else event
+        lost_attempt_of(event) if event.is_request and event.sequence and event.attempt != attempts[event.id] else event
         for event in events
     ]
 
@@ -115,9 +113,9 @@ async def _without_repeated_attempts(
     who settles either holds a lock (`lock_attempts`) until the transaction ends.
     """
     other_ids = {
-        event.id: attempt_id(event.id, event.attempt) if event.corrects is None else event.corrects
+        event.id: event.corrects or attempt_id(event.id, event.attempt)
         for event in events
-        if event.sequence and (event.corrects is not None or (event.source == "journal" and not event.cost_pico))
+        if event.sequence and (not event.is_request or (event.source == "journal" and not event.cost_pico))
     }
     if not other_ids:
         return events, []
@@ -131,7 +129,7 @@ async def _without_repeated_attempts(
             attempts.setdefault(event.id, event.attempt)
     return (
         [event for event in events if event.id not in repeated],
-        [event for event in repeated.values() if event.corrects is None],
+        [event for event in repeated.values() if event.is_request],
     )
 
 
@@ -141,7 +139,7 @@ def _new_events(events: Iterable[UsageEvent], existing: Mapping[UUID, int]) -> I
     for event in events:
         if event.id not in existing:
             yield event
-        elif event.corrects is None and event.sequence and event.attempt != existing[event.id]:
+        elif event.is_request and event.sequence and event.attempt != existing[event.id]:
             yield lost_attempt_of(event)
 
 
@@ -225,7 +223,7 @@ def _holds_of(refused: Sequence[SpoolRecord]) -> dict[UUID, UUID | None]:
     for record in refused:
         if isinstance(record, Release):
             holds[record.request_id] = record.hold_batch
-        elif record.corrects is None and record.allowance is None:
+        elif record.is_request and record.allowance is None:
             holds[record.id] = record.hold_batch
     return holds
 
@@ -341,11 +339,11 @@ def _overdraft(balance: Balance) -> str:
     return msgspec.json.encode(payload).decode()
 
 
-async def _versions(book: PriceCatalog, ids: set[int]) -> dict[int, PriceVersion]:
+async def _versions(catalog: PriceCatalog, ids: set[int]) -> dict[int, PriceVersion]:
     found = {}
     for identity in ids:
         try:
-            found[identity] = await book.version(identity)
+            found[identity] = await catalog.version(identity)
         except UnknownPriceVersion:
             continue
     return found

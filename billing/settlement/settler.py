@@ -32,7 +32,7 @@ _STOP_S = 10
 class Settler:
     """Settles what one spool holds, and what it adopts. `start`, then `drain` and `stop` at the end."""
 
-    def __init__(self, database: Database, spool: Spool, book: PriceCatalog | None = None) -> None:
+    def __init__(self, database: Database, spool: Spool, catalog: PriceCatalog | None = None) -> None:
         self.total = Settled()
         """The sum over all batches so far."""
         self.on_settled: Callable[[list[UUID]], None] = lambda request_ids: None
@@ -41,7 +41,7 @@ class Settler:
         """Whether the last attempt found no database."""
         self._database = database
         self._spool = spool
-        self._book = book or PriceCatalog(database)
+        self._catalog = catalog or PriceCatalog(database)
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -128,7 +128,7 @@ class Settler:
         """Settle one batch, however long the database is away. A record that breaks it is set aside."""
         while not self._stopping.is_set():
             try:
-                done = await settle(self._database, self._book, batch.records) if batch.records else Settled()
+                done = await settle(self._database, self._catalog, batch.records) if batch.records else Settled()
             except DatabaseUnavailable as error:
                 await self._wait(error)
             except Exception:
@@ -165,7 +165,7 @@ class Settler:
         """Settle each on its own and refuse those that fail. False if the database went away: then all over again."""
         for record in records:
             try:
-                self.total += await settle(self._database, self._book, [record])
+                self.total += await settle(self._database, self._catalog, [record])
             except DatabaseUnavailable as error:
                 await self._wait(error)
                 return False

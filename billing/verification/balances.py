@@ -169,7 +169,11 @@ def _is_unaltered(row: Any) -> bool:
         HoldSources.decode(row.budgets)
     except (msgspec.MsgspecError, ValueError):
         return False
-    same = (row.request_id, row.tenant_id, row.gateway) == (request.request_id, request.tenant_id, request.gateway)
+    same = (row.request_id, row.tenant_id, row.gateway) == (
+        request.request_id,
+        request.tenant_id,
+        request.gateway_epoch,
+    )
     same_lifetime = row.expires_at - row.admitted_at == request.lifetime_s * 1_000_000
     return same and same_lifetime and (row.amount_pico >= request.amount_pico or request.is_allowance)
 
@@ -182,7 +186,7 @@ def _is_batch_unaltered(batch: HoldBatch) -> bool:
         still_open = {request: requests[UUID(bytes=request)] for request in amounts}
     except (msgspec.MsgspecError, struct.error, ValueError, KeyError):
         return False
-    owners = {(request.tenant_id, request.gateway) for request in requests.values()}
+    owners = {(request.tenant_id, request.gateway_epoch) for request in requests.values()}
     lifetimes = {request.lifetime_s * 1_000_000 for request in requests.values()}
     lifetime = batch.expires_at - batch.admitted_at
     return (

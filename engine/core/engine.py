@@ -6,7 +6,7 @@ Not thread-safe: one thread makes all calls. Events are collected, and `step` re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -48,11 +48,10 @@ class EngineLimits:
     """Tokens of a prompt and its output together."""
     max_running: int = 256
     """Requests that hold KV blocks at once."""
-    max_waiting: int = 24_576
     budget: int = 1024
     """Tokens in a step."""
     bounds: QueueBounds = field(default_factory=QueueBounds)
-    """How much may wait, by flow and by lane."""
+    """How much may wait."""
     queue_timeouts: Mapping[Lane, float] = field(default_factory=dict)
     """Seconds that a request may wait in its lane before it is refused; 0 or none for no limit."""
     lane_weights: Mapping[Lane, float] = field(default_factory=lambda: LANE_WEIGHTS)
@@ -266,8 +265,8 @@ class Engine:
         self._retentions.pop(scope, None)
         self.scheduler.forget(scope)
 
-    def purge(self, keys: tuple[bytes, ...], scope: str = "") -> None:
-        """Make the blocks with these keys unfindable in every tier."""
+    def purge(self, scope: str, keys: Collection[bytes]) -> None:
+        """Make the blocks of a scope with these keys unfindable in every tier."""
         self.scheduler.purge(owner_of(scope), keys)
 
     def call_when_restored(self, wake: Callable[[], None]) -> None:
@@ -368,11 +367,12 @@ class Engine:
 
     def _check_queue_limits(self, request: Request) -> None:
         """Raise Rejected, with an estimate of the wait, if too many requests wait already."""
+        bounds = self.limits.bounds
         # The choices of a request count as one: a few requests with many choices do not fill the queue.
-        if len(self._requests) - len({running.id for running in self.scheduler.running}) >= self.limits.max_waiting:
+        if len(self._requests) - len({running.id for running in self.scheduler.running}) >= bounds.requests:
             refusal = Refusal("replica", expected_wait(self.fairness, request))
-            raise Rejected(f"the queue is full: {self.limits.max_waiting} requests wait", refusal)
-        full = self.limits.bounds.refusal(self.fairness, request, self.limits.max_waiting)
+            raise Rejected(f"the queue is full: {bounds.requests} requests wait", refusal)
+        full = bounds.refusal(self.fairness, request)
         if full is not None:
             raise Rejected(f"the queue of this {full.whose} is full; a request would wait {full.wait_s:.0f} s", full)
 

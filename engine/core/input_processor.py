@@ -6,10 +6,11 @@ import math
 import secrets
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
+import numpy as np
 
 from engine.core.parent_request import ParentRequest
 from engine.grammar.guide import Grammar, GrammarGuide, Grammars, Guide, InvalidGrammar
@@ -75,7 +76,7 @@ class InputProcessor:
             raise Rejected("tokens: the prompt is empty")
         vocabulary = self._vocabulary
         for name, tokens in (("tokens", generate.tokens), ("emitted", generate.emitted)):
-            if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
+            if not _are_within(tokens, vocabulary):
                 invalid = next(token for token in tokens if not 0 <= token < vocabulary)
                 raise Rejected(f"{name}: token id {invalid} is outside the vocabulary of {vocabulary}")
         prompt = len(generate.tokens) + len(generate.emitted)
@@ -174,6 +175,17 @@ class InputProcessor:
         if start != len(generate.tokens):
             raise Rejected(f"segments: they end at {start}, the prompt at {len(generate.tokens)}")
         return tuple(segments)
+
+
+def _are_within(tokens: Sequence[int], vocabulary: int) -> bool:
+    """Whether all are ids of a vocabulary of this size."""
+    if not tokens:
+        return True
+    try:
+        written = array("I", tokens)
+    except OverflowError:
+        return False
+    return int(np.frombuffer(written, np.uint32).max()) < vocabulary
 
 
 def _guide(generate: Generate, answer: GrammarGuide | None) -> Guide | None:

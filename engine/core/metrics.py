@@ -47,7 +47,7 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_requests_failed_total": totals["errors"],
         "turnpike_engine_quarantined_inputs": len(engine.quarantine),
         "turnpike_engine_preemptions_total": scheduler.preemptions,
-        "turnpike_engine_swaps_total": scheduler.dram.kept,
+        "turnpike_engine_swaps_total": scheduler.dram.swaps,
         "turnpike_engine_evicted_blocks_total": engine.pool.evictions,
         "turnpike_engine_service_seconds_total": service.all_given / 1e6,
         "turnpike_engine_service_elsewhere_seconds_total": service.all_heard / 1e6,
@@ -70,7 +70,7 @@ def _tier_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_nvme_read_tokens_total": restores.read_tokens["nvme"],
         "turnpike_engine_restoring_requests": len(restores.active),
         "turnpike_engine_restores_late_total": restores.late,
-        "turnpike_engine_nvme_fetches_failed_total": restores.failed_fetches,
+        "turnpike_engine_nvme_fetches_failed_total": restores.fetches.failed,
         "turnpike_engine_nvme_saves_dropped_total": 0 if saver is None else saver.dropped,
         "turnpike_engine_nvme_bytes": 0 if disk is None else disk.store.used_bytes,
     }

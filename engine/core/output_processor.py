@@ -153,7 +153,9 @@ class OutputProcessor:
             self._quarantine.record_failure([request.input_key()])
         if isinstance(error, NotFinite):
             # The KV that it read may be the cause: no other request is to read it.
-            self._scheduler.purge(request.segments[-1][2], request.keys)
+            for scope in {scope for _, _, scope in request.segments}:
+                blocks = map(request.block_key_and_scope, range(len(request.keys)))
+                self._scheduler.purge(scope, [key for key, of in blocks if of == scope])
         self.finish(parent, "error", f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
 
     def _publish_outcome(self, parent: ParentRequest, work: Work, outcome: WorkOutcome) -> None:

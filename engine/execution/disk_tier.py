@@ -1,8 +1,8 @@
 """The disk tier: threads that move blocks between host memory and the record store, off the step loop.
 
-Readers fill blocks of host memory that nobody else uses, and one writer seals blocks that nobody changes meanwhile. A
-purge goes through the writer too, so it comes after what is being written. The store's own chores (looking through its
-folder, expiry) are the writer's when it has nothing to write.
+Readers fill blocks of host memory that nobody else uses, and one writer seals blocks that nobody changes meanwhile. It
+purges too, after the block that it is writing and before all that waits; until then nobody finds what is to be purged.
+The store's own chores (looking through its folder, expiry) are the writer's when it has nothing to write.
 
 A store that does not answer costs nothing but its threads: nothing more is asked of it until it does.
 """
@@ -13,17 +13,20 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 import structlog
 import torch
 
+from engine.execution.pending_purges import PendingPurges
 from engine.kv_cache.checksums import BlockChecksums
 from engine.kv_cache.memory import KvMemory
 from engine.scheduling.disk import Transfer
 from prompt_cache.tiers.identity import ScopeAccess
+from prompt_cache.tiers.record_files import Bytes
+from prompt_cache.tiers.record_format import DAMAGE, RecordFault
 
 logger = structlog.get_logger("engine.execution.disk_tier")
 
@@ -37,6 +40,8 @@ STUCK_S = 2.0
 READ_DEADLINE_S = 5.0
 MOST_LOOKS = 64
 """Prompts that wait to be looked for."""
+MOST_LEASES = 16_384
+"""Leases that wait to be told to the store: more are not."""
 _IDLE_S = 0.2
 _SCAN_PAUSE_S = 0.002
 _MAINTAIN_S = 1.0
@@ -60,8 +65,8 @@ class Store(Protocol):
         *,
         into: Mapping[int, memoryview],
         deadline: float,
-    ) -> object | None:
-        """Fill memory with the verified payload of each layer group; None if that cannot be."""
+    ) -> Mapping[int, Bytes] | RecordFault:
+        """Fill memory with the verified payload of each layer group, which is returned, or why that cannot be."""
 
     def write(
         self,
@@ -75,6 +80,9 @@ class Store(Protocol):
         lease_until: float,
     ) -> bool:
         """Seal and publish; whether it is there now."""
+
+    def lease(self, scope: str, keys: Sequence[bytes], until: float, /) -> None:
+        """A lease on these blocks ends then."""
 
     def purge(self, scope: str, keys: Sequence[bytes], /) -> int:
         """Delete these blocks for ever."""
@@ -113,7 +121,8 @@ class Store(Protocol):
 class DiskTier:
     """Transfers between `store`, of `most_bytes`, and the host memories of the layer groups (`Disk`).
 
-    Methods are called in the engine's thread, but for `wake`: that is called in any thread, when a transfer has ended.
+    Methods are called in the engine's thread, but for `look` and `give_back`, which any thread may call. `wake` is
+    called in any thread, when a transfer has ended.
     """
 
     def __init__(
@@ -133,6 +142,9 @@ class DiskTier:
         self._saved: deque[Transfer] = deque()
         self._fetching = 0
         self._saving = 0
+        self._purges = PendingPurges()
+        self._leases: dict[tuple[str, bytes], float] = {}
+        """When leases on blocks (scope, key) end, as the store is to be told."""
         self._looks: set[Callable[[], None]] = set()
         """What is called when something was looked for, of those that wait for it."""
         self._reading_since: dict[object, float] = {}
@@ -163,7 +175,7 @@ class DiskTier:
         return held, max(held, self._most_blocks)
 
     def holds(self, scope: str, key: bytes) -> bool:
-        return self.store.holds(scope, key, self._groups)
+        return self.store.holds(scope, key, self._groups) and not self._purges.cover(scope, key)
 
     def fetch(self, transfer: Transfer) -> None:
         self._fetching += 1
@@ -204,11 +216,17 @@ class DiskTier:
         self._saving -= len(ended)
         return ended
 
-    def purge(self, scope: str, keys: Sequence[bytes]) -> None:
-        self._writes.put(lambda: void(self.store.purge(scope, keys)))
+    def lease(self, scope: str, key: bytes, until: float) -> None:
+        if len(self._leases) < MOST_LEASES:
+            self._leases[scope, key] = until
+
+    def purge(self, scope: str, keys: Collection[bytes]) -> None:
+        self._purges.add(scope, keys)
+        self._writes.put(self._chore)
 
     def forget(self, scope: str) -> None:
-        self._writes.put(lambda: void(self.store.forget(scope)))
+        self._purges.add(scope, None)
+        self._writes.put(self._chore)
 
     def shorten(self, scope: str, retention: float) -> None:
         """Let what of a scope is on disk stay no longer than `retention` seconds from now."""
@@ -251,20 +269,19 @@ class DiskTier:
 
     def _read(self, transfer: Transfer, asked_at: float) -> None:
         sums: list[int] = []
-        place = (transfer.access.scope, transfer.key, self._groups)
         try:
-            held = self.store.holds(*place)
             into = {group: self._bytes(group, transfer) for group in self._groups}
             deadline = time.monotonic() + READ_DEADLINE_S
-            if self.store.read(transfer.access, transfer.key, self._groups, into=into, deadline=deadline) is not None:
+            got = self.store.read(transfer.access, transfer.key, self._groups, into=into, deadline=deadline)
+            if isinstance(got, str):
+                transfer.loss = "late" if got == "late" else "corrupted" if got in DAMAGE else None
+            else:
                 with torch.inference_mode():
                     sums = [
                         self._checksums[group].of_host(self._memories[group].data[transfer.block[group]])
                         for group in self._groups
                     ]
                 transfer.ok = True
-            else:  # the store deletes what fails a check
-                transfer.damaged = held and not self.store.holds(*place)
         finally:
             transfer.took_s = time.monotonic() - asked_at
             self._fetched.append((transfer, sums))
@@ -279,6 +296,8 @@ class DiskTier:
 
     def _write(self, transfer: Transfer) -> None:
         try:
+            if transfer.cancelled:
+                return
             payloads = {group: self._bytes(group, transfer) for group in self._groups}
             transfer.ok = self.store.write(
                 transfer.access,
@@ -299,6 +318,7 @@ class DiskTier:
                 task = self._writes.get(timeout=_IDLE_S if scanned else _SCAN_PAUSE_S)
             except queue.Empty:
                 task = self._chore
+            self._tell()
             if task is None:
                 return
             try:
@@ -310,6 +330,22 @@ class DiskTier:
                     self.store.maintain()
             except Exception:
                 logger.exception("the disk tier could not write")
+
+    def _tell(self) -> None:
+        """Purge, before all else: a process that dies until then has purged nothing. Then tell of leases."""
+        try:
+            while (purge := self._purges.first()) is not None:
+                scope, keys = purge
+                if keys is None:
+                    self.store.forget(scope)
+                else:
+                    self.store.purge(scope, keys)
+                self._purges.ran(scope, keys)
+            while self._leases:
+                (scope, key), until = self._leases.popitem()
+                self.store.lease(scope, (key,), until)
+        except Exception:
+            logger.exception("the disk tier could not purge")
 
     def _chore(self) -> None:
         """Nothing is to be written."""

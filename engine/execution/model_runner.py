@@ -57,6 +57,7 @@ class ModelRunner:
     """A model with its tiling, and the KV memories of its layer groups: on the device, and in host memory (`dram`).
 
     `on_logits` is called with the works that sample and their logits. `clears`: whether `clear` does anything.
+    `meanwhile` is called while a GPU computes a step, with what says whether that is done; it returns soon after that.
     """
 
     clears = True
@@ -81,6 +82,7 @@ class ModelRunner:
         self._grammar = StepAllowance()
         self._plan_cache = AttentionPlanCache(model.config.heads, [memory.group for memory in memories], device)
         self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
+        self.meanwhile: Callable[[Callable[[], bool]], None] = lambda _done: None
 
     @property
     def numerics(self) -> str:

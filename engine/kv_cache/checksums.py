@@ -46,7 +46,7 @@ class BlockChecksums:
 
     def of_host(self, data: torch.Tensor) -> int:
         """The checksum of a block that lies in host memory. Any thread may call this."""
-        return int(_sum(data, self._on_host).item())
+        return _sum(data, self._on_host)
 
     def differing(self, pairs: Sequence[tuple[int, int]], device: KvMemory) -> torch.Tensor:
         """For each of these pairs (block here, block of the device), whether the copy on the device has another
@@ -70,8 +70,9 @@ class BlockChecksums:
             from engine.kernels.block_sums import block_sums  # noqa: PLC0415  # Triton, which a CPU does without
 
             return block_sums(memory.data, blocks, self._on_device)
-        return torch.stack([_sum(memory.data[block], self._on_device) for block in blocks.tolist()])
+        return torch.tensor([_sum(memory.data[block], self._on_device) for block in blocks.tolist()], dtype=torch.int64)
 
 
-def _sum(data: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    return (data.reshape(-1).view(torch.int64) * weights).sum()
+def _sum(data: torch.Tensor, weights: torch.Tensor) -> int:
+    # NumPy multiplies and adds integers in one pass, without threads of its own; PyTorch takes twenty times as long.
+    return int(np.dot(data.reshape(-1).view(torch.int64).numpy(), weights.numpy()))

@@ -211,6 +211,20 @@ class KvMemory:
         for there, here in pairs:
             self.data[here].copy_(source.data[there], non_blocking=True)
 
+    def copy_first_token(self, source: int, target: int) -> None:
+        """Copy a block that has one token yet, its first."""
+        there, here = self.data[target], self.data[source]
+        there[..., 0, :].copy_(here[..., 0, :])
+        if self.data.dtype == torch.uint8:
+            # The scales of all tokens follow their values; the first of them is another token's last bytes by this
+            # shape.
+            rows, width = there.shape[-2:]
+            first = rows * self.group.head_dim
+            there, here = (block.view(*block.shape[:-2], rows * width) for block in (there, here))
+            there[..., first : first + width - self.group.head_dim].copy_(
+                here[..., first : first + width - self.group.head_dim]
+            )
+
     def bytes_of(self, block: int) -> torch.Tensor:
         """A block of host memory as bytes, [block bytes], which other threads may fill or read."""
         return self.data[block].view(-1).view(torch.uint8)

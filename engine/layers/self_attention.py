@@ -20,7 +20,8 @@ from engine.layers.rotary import Rotary
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """The options of an architecture's attention.
+    """The options of an architecture's attention. The fused kernels compute those that
+    `engine.execution.cuda.model` lists; a model that sets another is computed by stock operations.
 
     `window`: in tokens, 0 for none. `scale`: of scores, 1/√head dim if None. `qk_norm`: queries and keys are normalized
     per head; `plus_one`: those norms are stored as w − 1.
@@ -40,7 +41,7 @@ class SelfAttention:
     """The attention `name` of the layer `index`; Q, K and V are one product."""
 
     def __init__(self, load: Loader, name: str, index: int, rotary: Rotary, variant: AttentionVariant) -> None:
-        config = load.config
+        self.variant, config = variant, load.config
         self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
         q, kv = self.heads * self.dim, self.kv_heads * self.dim
         self.rotary = rotary

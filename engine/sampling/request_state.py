@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -75,12 +75,11 @@ class SamplingState:
     def __init__(
         self,
         sampling: Sampling,
-        prompt: Iterable[int],
-        output: Iterable[int] = (),
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
         guide: Guide | None = None,
         flow: str = "",
     ) -> None:
-        prompt, output = list(prompt), list(output)
         self.sampling = sampling
         self.position = len(prompt) + len(output)
         self.drawn = len(output)

@@ -6,12 +6,13 @@ it was made for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from prompt_cache.kv.grouped_pool import Block
 from prompt_cache.tiers.identity import ScopeAccess
+from protocol.requests import LossCause
 
 
 @dataclass(slots=True, eq=False)
@@ -36,10 +37,10 @@ class Transfer:
     """Seconds from then until it had ended."""
     ok: bool = False
     """Whether it came through, verified; to be read when it has ended."""
-    damaged: bool = False
-    """What was read failed a check, and is not there any more."""
+    loss: LossCause | None = None
+    """Why it did not come through although it lies on disk, or lay there until it failed its check. Of what is read."""
     cancelled: bool = False
-    """Its key was purged meanwhile: what comes of it must not be used."""
+    """Its key was purged meanwhile: what comes of it must not be used, and what is not written yet must not be."""
 
 
 class Disk(Protocol):
@@ -68,8 +69,12 @@ class Disk(Protocol):
     def saved(self) -> Sequence[Transfer]:
         """The saves that ended since the last call."""
 
-    def purge(self, scope: str, keys: Sequence[bytes]) -> None:
-        """Delete these blocks, after the saves that have begun."""
+    def lease(self, scope: str, key: bytes, until: float) -> None:
+        """A lease on a block that is there lasts until then, in seconds since the Unix epoch."""
+
+    def purge(self, scope: str, keys: Collection[bytes]) -> None:
+        """Delete these blocks: from now on `holds` denies them, until they are saved again. Transfers of them have been
+        cancelled."""
 
     def forget(self, scope: str) -> None:
-        """Delete all blocks of a scope, after the saves that have begun."""
+        """Delete all blocks of a scope, in the same way."""

@@ -37,8 +37,8 @@ class DramTier:
         self.device = device
         self.index = None if device.slides else pool
         """The pool, where published blocks are kept: not yet with layer groups that have windows."""
-        self.kept = 0
-        """How many preemptions kept the KV."""
+        self.swaps = 0
+        """How many preemptions kept the KV here."""
         self.entered = 0
         """How many evicted blocks were copied here."""
         self.damaged = 0
@@ -285,7 +285,7 @@ class DramTier:
         self.pool.share(request.swapped)
         self._pins += request.swapped
         step.out += zip(blocks, request.swapped, strict=True)
-        self.kept += 1
+        self.swaps += 1
 
     def bring_back(self, request: Request, table: list[Block], found: int, step: Step) -> None:
         """Copy the kept blocks into the request's new table, but for the first `found`, which were cached."""

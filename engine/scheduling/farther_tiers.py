@@ -1,7 +1,8 @@
 """The tiers beyond the device, host memory and the disk behind it, as far as a step and a purge concern them together.
 
 Each does its own part: `dram_tier` holds blocks and kept KV, `background_writer` copies blocks there before they are
-evicted, `saving` lets blocks go on to disk, `restoring` brings blocks back into the requests that wait for them.
+evicted, `saving` lets blocks go on to disk, `fetching` reads them from there, `restoring` brings blocks back into the
+requests that wait for them.
 Without host memory all of this does nothing; without a disk, or in layer groups with windows, nothing is saved.
 """
 
@@ -63,15 +64,14 @@ class FartherTiers:
         """Whether blocks are on their way to host memory or to the device."""
         return bool(self.restores.active or self.restores.fetches)
 
-    def bring(self, step: Step, most: int, sharers: int) -> None:
+    def bring(self, step: Step, most: int, prefilling: Iterable[Request]) -> None:
         """Let blocks come to the requests that wait for them, at most `most` of them with the step's copies.
 
-        `sharers`: other requests whose prompts are being computed.
+        `prefilling`: the requests whose prompts are being computed.
         """
-        self.restores.sharers = sharers
-        self.restores.advance(step, self.now, most)
-        if self.saver is not None and self.restores.came:
-            self.saver.on_disk(self.restores.came)
+        self.restores.advance(step, self.now, most, prefilling)
+        if self.saver is not None:
+            self.saver.note_read(self.restores.fetches.take_read())
 
     def end(self, step: Step, costs: StepCosts) -> None:
         """The step has its work: let blocks that are to be saved, or will be evicted next, leave with it."""
@@ -124,10 +124,10 @@ class FartherTiers:
         if self.saver is not None and not request.began:
             self.saver.used(request, found if request.restore is None else request.restore.end)
 
-    def retained(self, request: Request, until: int) -> None:
-        """A request that retains blocks publishes those up to `until`."""
+    def retained(self, request: Request, first: int, until: int) -> None:
+        """A request that retains blocks has found or published those from `first` to `until`."""
         if self.saver is not None:
-            self.saver.published(request, request.published, until, self.now)
+            self.saver.retained(request, first, until, self.now)
 
     # ------------------------------------------------------------ blocks that must go
 
@@ -136,7 +136,7 @@ class FartherTiers:
         self.dram.purge(keys)
         self._cancel(lambda key, _: key in keys)
         if self.disk is not None:
-            self.disk.purge(scope, tuple(keys))
+            self.disk.purge(scope, keys)
 
     def forget(self, scope: str) -> None:
         """Make all blocks of a scope unfindable, and zero those in host memory."""
@@ -152,7 +152,7 @@ class FartherTiers:
 
     def check(self, waiting: list[Request], running: Collection[Request]) -> None:
         """Raise AssertionError unless blocks in host memory add up, and restores are those of running requests."""
-        transfers: list[Block] = self.restores.blocks() + ([] if self.saver is None else self.saver.blocks())
+        transfers: list[Block] = self.restores.fetches.blocks() + ([] if self.saver is None else self.saver.blocks())
         self.dram.check(waiting, transfers)
         restoring = {request.arrival for request in running if request.restore is not None}
         assert restoring == set(self.restores.active), "a restore of nobody, or unknown"

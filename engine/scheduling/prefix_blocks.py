@@ -1,7 +1,7 @@
 """A request's tokens and the prefix index: the blocks that it may read there, and those that it publishes.
 
 A block is published when its last token has KV, unless the request says `no-store`; what may leave the device for
-farther tiers, and what is retained there, is told to them at that moment.
+farther tiers is told to them at that moment. What is retained is told of blocks that are published or found.
 """
 
 from __future__ import annotations
@@ -33,8 +33,24 @@ class PrefixBlocks:
         return self.pool.find(self.wanted(request))
 
     def matched_tokens(self, request: Request) -> int:
-        """How many of its tokens have KV on the device."""
-        return len(self.matched(request)) * BLOCK_TOKENS
+        """About how many of its tokens have KV on the device: for comparing those that wait.
+
+        Sought from where it ended last, so that it takes no time that grows with the prompt. Of a prompt's blocks the
+        last are evicted first, so what lies before a cached block is taken to be cached.
+        """
+        if not request.read:
+            return 0
+        if self.pool.slides:
+            return len(self.matched(request)) * BLOCK_TOKENS
+        blocks = (len(request.tokens) - 1) // BLOCK_TOKENS
+        keys, holds = request.extend_keys(blocks), self.pool.holds
+        found = min(request.matched, blocks)
+        while found < blocks and holds(keys[found]):
+            found += 1
+        while found and not holds(keys[found - 1]):
+            found -= 1
+        request.matched = found
+        return found * BLOCK_TOKENS
 
     def cached_tokens(self, request: Request) -> int:
         """How many of its tokens have KV on the device, or in farther tiers behind that."""
@@ -68,6 +84,7 @@ class PrefixBlocks:
             for _ in found:
                 request.restored("hbm")
             request.published += len(found)
+            self.retain(request, first, first + len(found))
         return None if len(found) == len(wanted) else wanted[len(found)]
 
     # ------------------------------------------------------------ publish
@@ -83,16 +100,18 @@ class PrefixBlocks:
                 if guarded:
                     dram.publishing(request, key)
                 self.pool.publish(request.table, index, key, scope)
-            if request.retain:
-                self._retain(request, full)
+            self.retain(request, request.published, full)
             request.published = full
         if self.pool.slides:
             self.pool.slide(request.table, kv)
 
-    def _retain(self, request: Request, full: int) -> None:
-        """Tell the tiers for how long the blocks that are published now, up to `full`, are wanted."""
-        for tokens, until in request.retain:
-            keys = request.keys[request.published : min(full, tokens // BLOCK_TOKENS)]
-            if keys and until > self.tiers.now:
-                self.pool.retain(keys, until)
-        self.tiers.retained(request, full)
+    def retain(self, request: Request, first: int, until: int) -> None:
+        """The request has found the blocks from `first` to `until` on the device, or published them: tell the tiers for
+        how long they are wanted. So who reads them renews the lease."""
+        if not request.retain:
+            return
+        for tokens, end in request.retain:
+            keys = request.keys[first : min(until, tokens // BLOCK_TOKENS)]
+            if keys and end > self.tiers.now:
+                self.pool.retain(keys, end)
+        self.tiers.retained(request, first, until)

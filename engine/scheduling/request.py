@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -65,6 +65,8 @@ class Request:
     """The step count at which it needs attention while it decodes (`decode_batch`)."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of the whole blocks of `tokens`, as far as they were needed."""
+    matched: int = 0
+    """How many of its first blocks were on the device when it was last looked for them while it waited."""
     published: int = 0
     """How many of the table's first blocks are in the prefix index."""
     max_kv: int = 0
@@ -147,6 +149,11 @@ class Request:
         return len(self.tokens) - self.kv - (0 if self.restore is None else self.restore.expected_tokens)
 
     @property
+    def wanted_tokens(self) -> int:
+        """Tokens that it wants computed now: those that no restore is to bring, by the latest plan."""
+        return self.to_compute + (0 if self.restore is None else self.restore.computing * BLOCK_TOKENS)
+
+    @property
     def fresh_output(self) -> int:
         """Output tokens sampled since the request last got its blocks."""
         return self.output - self._placed_output
@@ -194,12 +201,16 @@ class Request:
             if index * BLOCK_TOKENS >= self.max_kv:
                 self.lost.setdefault(index, "late")
 
-    def lose_damaged(self, keys: Collection[bytes]) -> set[bytes]:
-        """Blocks of these keys are damaged. Returns the keys of its own among them."""
-        own = [index for index in self.lost if self.keys[index] in keys]
-        for index in own:
-            self.lost[index] = "corrupted"
-        return {self.keys[index] for index in own}
+    def lose(self, causes: Mapping[bytes, LossCause | None]) -> set[bytes]:
+        """Blocks of these keys do not come: why, or None if they are not kept any more. Returns the keys of its own
+        among them."""
+        own = {self.keys[index]: index for index in self.lost if self.keys[index] in causes}
+        for key, index in own.items():
+            if causes[key] is None and self.lost[index] == "late":
+                del self.lost[index]
+            elif causes[key] == "corrupted":
+                self.lost[index] = "corrupted"
+        return set(own)
 
     def losses(self) -> tuple[Lost, ...]:
         """What of the prompt was computed although it lay in a farther tier; to be asked when all of it has KV."""
@@ -222,8 +233,9 @@ class Request:
     def extend_keys(self, blocks: int) -> list[bytes]:
         """The keys of at least the first `blocks` whole blocks of `tokens`; only new ones are hashed."""
         keys = self.keys
-        while len(keys) < blocks:
-            self.block_key_and_scope(len(keys))
+        if len(keys) < blocks:
+            segments = [(until, scope) for until, scope, _ in self.segments]
+            keys += chain(self.root, segments, self.tokens[: blocks * BLOCK_TOKENS], known=keys)[len(keys) :]
         return keys
 
     def block_key_and_scope(self, index: int) -> tuple[bytes, str]:

@@ -1,7 +1,7 @@
 """Restoring: the KV of a request's prompt comes back from farther tiers while its front is computed.
 
 A request with blocks restores when its prompt goes on in host memory or on disk after what was found on the device.
-Blocks come from the tail: from disk into host memory by other threads, from host memory into the request's own blocks
+Blocks come from the tail: from disk into host memory (`fetching`), from host memory into the request's own blocks
 with the copies of steps, which are verified when they are done (C3). Until then nobody sees them; then the front, which
 is computed from the other end, jumps over them (`join`), and they are published.
 
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from engine.scheduling.disk import Disk, Transfer
+from engine.scheduling.disk import Disk
 from engine.scheduling.dram_tier import DramTier
+from engine.scheduling.fetching import Fetches
 from engine.scheduling.flow_turns import FlowTurns
 from engine.scheduling.request import Request
 from engine.scheduling.step_work import Step
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
-from prompt_cache.kv.grouped_pool import Block
 from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute, Missing, Place, Plan
 
 MOST_COPIES = 4096
@@ -31,9 +31,6 @@ TIMEOUT_MARGIN_S = 0.05
 chunk in vain costs more than waiting."""
 TIMEOUT_MARGIN_PART = 0.05
 """The same margin as a part of the time that computing all the blocks would take. The longer of both applies."""
-BLOCK_BYTES = 1 << 19
-MOST_DAMAGED = 1024
-"""Damaged blocks that are remembered until somebody asks for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +53,8 @@ class Restore:
     """The same of those that are being copied."""
     from_disk: set[int] = field(default_factory=set)
     """Indices that were on disk alone when the restore began."""
+    computing: int = 0
+    """Blocks that are to be computed, from the front, by the latest plan."""
     planned: tuple[int, int] = (0, 0)
     """Blocks that were to be fetched from host memory and from disk when it began: the last ones of the table's."""
 
@@ -84,23 +83,17 @@ class Restorer:
         self.disk = disk
         self.chooser = chooser
         self.block_bytes = block_bytes
-        self.sharers = 0
-        """Other requests whose prompts are being computed."""
+        self._prefilling = (0, 0)
+        """Requests whose prompts are being computed, and the tokens that these want computed now."""
         self.active: dict[int, Request] = {}
         """arrival -> restoring request"""
-        self.fetches: dict[bytes, Transfer] = {}
-        """key -> what is being read from disk"""
+        self.fetches = Fetches(dram, disk, block_bytes)
         self.read_tokens = {"dram": 0, "nvme": 0}
         """Prompt tokens read from each tier since the start."""
-        self.failed_fetches = 0
-        self._copying = 0
+        self._copies = 0
         """Blocks that are being copied back, also for who does not wait for them any more."""
-        self.came: set[bytes] = set()
-        """Keys of blocks that came from disk, for whoever keeps account of what is there."""
         self.late = 0
         """Restores that were no longer waited for."""
-        self._damaged: dict[bytes, bool] = {}
-        """Keys of blocks that were damaged when nobody restored them yet: whoever asks next is told."""
         self._joined = joined
         self._copy_turns, self._fetch_turns = FlowTurns(), FlowTurns()
         self._now = 0.0
@@ -110,8 +103,8 @@ class Restorer:
     def begin(self, request: Request, keys: Sequence[bytes], now: float) -> None:
         """The request was placed: see what of its prompt's further blocks lies in farther tiers, by their keys."""
         first = request.blocks_for(request.kv)
-        for index in range(first, len(keys)) if self._damaged else ():
-            if self._damaged.pop(keys[index], False):
+        for index in range(first, len(keys)):
+            if self.fetches.tell(keys[index]):
                 request.lost[index] = "corrupted"
         from_disk = self._reach(request, keys, first)
         end = first + len(from_disk)
@@ -120,7 +113,7 @@ class Restorer:
         request.expect_restored(first, end)
         on_disk = {index for index, disk in enumerate(from_disk, first) if disk}
         restore = Restore(first, end, pending=[*range(first, end)], from_disk=on_disk)
-        plan = self._plan(restore, restore.pending, now)
+        plan = self._plan(request, restore, restore.pending, now)
         if not plan.fetch:
             return
         fetched = from_disk[-plan.fetch :]
@@ -169,21 +162,24 @@ class Restorer:
 
     # ------------------------------------------------------------ a step
 
-    def advance(self, step: Step, now: float, most: int) -> None:
+    def advance(self, step: Step, now: float, most: int, prefilling: Iterable[Request]) -> None:
         """Take what came, join it, and let more come: at most `most` blocks in this step.
 
         Twice as many may be on their way, so that copies go on while a step waits for the end of the last ones.
+        `prefilling`: all requests whose prompts are being computed.
         """
         self._now = now
+        wanted = [request.wanted_tokens for request in prefilling]
+        self._prefilling = len(wanted), sum(wanted)
         if self.disk is not None:
-            self._take_fetched(self.disk.fetched())
+            self._take_fetched()
         if not self.active:
             return
         for request in list(self.active.values()):
             self.join(request)
-        most = min(self._copying + most, 2 * most, MOST_COPIES)
+        most = min(self._copies + most, 2 * most, MOST_COPIES)
         self._copy_turns.take(
-            self.active.values(), lambda: self._copying < most, lambda request: self._bring_one(request, step)
+            self.active.values(), lambda: self._copies < most, lambda request: self._bring_one(request, step)
         )
         self._fetch_more()
 
@@ -197,7 +193,7 @@ class Restorer:
         for at, returned in enumerate(step.returns):
             restore, nvme = returned.restore, False
             if restore is not None:
-                self._copying -= 1
+                self._copies -= 1
                 nvme = restore.copying.pop(returned.index)
             if at in damaged:
                 self.dram.reject(returned.key)
@@ -247,7 +243,7 @@ class Restorer:
             self._wait_no_longer(restore)
         if restore.late:
             return most
-        plan = self._plan(restore, pending, now)
+        plan = self._plan(request, restore, pending, now)
         if restore.progress:
             restore.progress = False
             restore.deadline = now + self._timeout(pending, plan)
@@ -262,42 +258,38 @@ class Restorer:
         restores = (request.restore for request in self.active.values())
         return min((each.deadline for each in restores if each is not None and not each.late), default=None)
 
-    def blocks(self) -> list[Block]:
-        """Blocks of host memory that are being filled."""
-        return [transfer.block for transfer in self.fetches.values()]
-
     def cancel(self, purged: Callable[[bytes, str], bool]) -> None:
-        """What is being read or copied back of the blocks of these keys and scopes must not be found."""
-        for transfer in self.fetches.values():
-            transfer.cancelled |= purged(transfer.key, transfer.access.scope)
+        """What is being read or copied back of the blocks of these keys and scopes must not be found. It is as if they
+        had never been kept."""
+        self.fetches.cancel(purged)
         for request in list(self.active.values()):
             restore = request.restore
             assert restore is not None
             indices = (*restore.pending, *restore.copying, *restore.came)
             if any(purged(*request.block_key_and_scope(index)) for index in indices):
-                # Who restores it computes it, as if it had never been kept.
                 for index in indices:
                     request.lost.pop(index, None)
                 self.drop(request)
 
     # ------------------------------------------------------------ inside
 
-    def _plan(self, restore: Restore, pending: Sequence[int], now: float) -> Plan:
+    def _plan(self, request: Request, restore: Restore, pending: Sequence[int], now: float) -> Plan:
         """How many of these blocks to compute, from the front, and how many to fetch."""
+        sharers, others = self._prefilling
+        if request.restore is not None:  # then it is one of them
+            sharers, others = sharers - 1, others - request.wanted_tokens
         places: list[Place] = ["nvme" if index in restore.from_disk else "dram" for index in pending]
         runs = tuple((place, len(list(run))) for place, run in groupby(places))
         missing = Missing(pending[0] * BLOCK_TOKENS, runs, BLOCK_TOKENS, self.block_bytes)
         reading = min(len(self.fetches), places.count("nvme")) * self.block_bytes
-        return self.chooser.plan(missing, now, sharers=self.sharers, reading=reading)
+        plan = self.chooser.plan(missing, now, waiting_tokens=max(0, others), sharers=max(0, sharers), reading=reading)
+        restore.computing = plan.compute
+        return plan
 
     def _timeout(self, pending: Sequence[int], plan: Plan) -> float:
         """For how many seconds computing waits for these blocks. Then it goes on without those that are missing."""
-        alone = self.chooser.compute_seconds(
-            Missing(pending[0] * BLOCK_TOKENS, (("nvme", len(pending)),), BLOCK_TOKENS, self.block_bytes),
-            len(pending),
-            0.0,
-            0,
-        )
+        missing = Missing(pending[0] * BLOCK_TOKENS, (("nvme", len(pending)),), BLOCK_TOKENS, self.block_bytes)
+        alone = self.chooser.compute_seconds(missing, len(pending))
         return max(plan.late_s, plan.seconds + max(TIMEOUT_MARGIN_S, TIMEOUT_MARGIN_PART * alone))
 
     def _wait_no_longer(self, restore: Restore) -> None:
@@ -317,7 +309,7 @@ class Restorer:
             if source is not None:
                 del restore.pending[place]
                 restore.copying[index] = index in restore.from_disk
-                self._copying += 1
+                self._copies += 1
                 self.dram.copy_back(request, index, source, step)
                 return True
         return False
@@ -347,7 +339,7 @@ class Restorer:
             for index in gone[request.arrival]:
                 restore.pending.remove(index)
                 request.lost.pop(index, None)
-            if found[request.arrival] is not None and not self.fetches and not self._copying:
+            if found[request.arrival] is not None and not self.fetches and not self._copies:
                 self._wait_no_longer(restore)  # nothing is on its way that will make room
             self.join(request)
 
@@ -363,38 +355,13 @@ class Restorer:
                     gone.append(index)
 
     def _fetch(self, scope: str, key: bytes) -> bool:
-        """Begin to read a block into host memory; whether there was room, and its scope is known."""
-        assert self.disk is not None
-        access = self.dram.scopes.get(scope)
-        block = None if access is None else self.dram.allocate(scope)
-        if access is None or block is None:
-            return False
-        piece = self.chooser.begin("nvme", self.block_bytes, self._now)
-        self.fetches[key] = Transfer(access, key, block, piece=piece, began=self._now)
-        self.disk.fetch(self.fetches[key])
-        return True
+        return self.fetches.begin(scope, key, self._now, self.chooser)
 
-    def _take_fetched(self, transfers: Sequence[Transfer]) -> None:
-        failed: set[bytes] = set()
-        damaged: set[bytes] = set()
-        for transfer in transfers:
-            del self.fetches[transfer.key]
-            ended = transfer.began + transfer.took_s
-            self.chooser.end("nvme", transfer.piece, ended, failed=not transfer.ok)
-            if transfer.ok and not transfer.cancelled:
-                self.dram.publish(transfer.block, transfer.key, transfer.access.scope)
-                self.came.add(transfer.key)
-            else:
-                self.failed_fetches += not transfer.ok
-                self.dram.free(transfer.block)
-                failed.add(transfer.key)
-                if transfer.damaged:
-                    damaged.add(transfer.key)
-        for request in self.active.values() if failed else ():
+    def _take_fetched(self) -> None:
+        """Take what was read, and let nobody wait for what did not come."""
+        losses = self.fetches.end(self.chooser)
+        for request in self.active.values() if losses else ():
             if (restore := request.restore) is not None:
-                restore.pending = [index for index in restore.pending if request.keys[index] not in failed]
-                damaged -= request.lose_damaged(damaged)
-        if damaged:
-            self._damaged |= dict.fromkeys(damaged, True)
-            for key in [*self._damaged][:-MOST_DAMAGED]:
-                del self._damaged[key]
+                restore.pending = [index for index in restore.pending if request.keys[index] not in losses]
+                for key in request.lose(losses):
+                    self.fetches.tell(key)

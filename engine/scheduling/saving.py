@@ -42,10 +42,11 @@ class Wish:
     lease_until: float = 0.0
 
     @classmethod
-    def of(cls, request: Request, index: int, lease_until: float = 0.0) -> Wish:
+    def of(cls, request: Request, index: int) -> Wish:
         """A wish for a block of a request's tokens."""
         before = request.block_key_and_scope(index - 1)[::-1] if index else None
-        return cls(request.block_key_and_scope(index)[1], index * BLOCK_TOKENS, before, lease_until)
+        ends = [until for tokens, until in request.retain if index < tokens // BLOCK_TOKENS]
+        return cls(request.block_key_and_scope(index)[1], index * BLOCK_TOKENS, before, max(ends, default=0.0))
 
 
 class RecentKeys:
@@ -83,7 +84,8 @@ class Saver:
         self.dram = dram
         self.disk = disk
         self.dropped = 0
-        """Wishes that were not carried out."""
+        """Blocks that were to be saved and were not: there were too many, or no room in host memory, or the disk did
+        not take them."""
         self.wishes: OrderedDict[bytes, Wish] = OrderedDict()
         self.leased: OrderedDict[bytes, Wish] = OrderedDict()
         """Blocks that are retained for a short time: they are saved at a clean stop."""
@@ -106,26 +108,27 @@ class Saver:
             if key not in self.wishes and not self._is_vain(key):
                 self._wish(key, Wish.of(request, index))
 
-    def published(self, request: Request, first: int, until: int, now: float) -> None:
-        """A request has published the blocks `first`..`until` of its tokens, some of which it retains."""
+    def retained(self, request: Request, first: int, until: int, now: float) -> None:
+        """A request has published or found the blocks `first`..`until` of its tokens, some of which it retains."""
         if request.store != "all":
             return
         for tokens, end in request.retain:
+            long = end - now >= LONG_LEASE_S
+            wanted = self.wishes if long else self.leased
             for index in range(first, min(until, tokens // BLOCK_TOKENS)):
-                key, _ = request.block_key_and_scope(index)
-                wish = Wish.of(request, index, end)
-                if end - now >= LONG_LEASE_S:
-                    if not self._is_vain(key):
-                        self._wish(key, wish)
-                elif key not in self.leased or self.leased[key].lease_until < end:
-                    self.leased[key] = wish
+                key = request.keys[index]
+                if (known := wanted.get(key)) is not None:
+                    known.lease_until = max(known.lease_until, end)
+                elif not long:
+                    self.leased[key] = Wish.of(request, index)
                     if len(self.leased) > MOST_WISHES:
                         self.leased.popitem(last=False)
+                elif not self._is_vain(key):
+                    self._wish(key, Wish.of(request, index))
 
-    def on_disk(self, keys: set[bytes]) -> None:
-        """These blocks were read from disk; the set is emptied."""
+    def note_read(self, keys: Iterable[bytes]) -> None:
+        """These blocks were read from disk."""
         self._on_disk.add(keys)
-        keys.clear()
 
     def stop(self, now: float) -> None:
         """The replica stops cleanly: all that is retained now is to be saved."""
@@ -135,11 +138,12 @@ class Saver:
         self.leased.clear()
 
     def cancel(self, purged: Callable[[bytes, str], bool]) -> None:
-        """The blocks of these keys and scopes are to be purged. What is being written already is purged after that."""
+        """The blocks of these keys and scopes are to be purged: what of them waits to be copied or written is not, and
+        what is being written is purged after that."""
         for wanted in (self.wishes, self.leased):
             for key in [key for key, wish in wanted.items() if purged(key, wish.scope)]:
                 del wanted[key]
-        for transfer in self._copying.values():
+        for transfer in (*self._copying.values(), *self._saving.values()):
             transfer.cancelled |= purged(transfer.key, transfer.access.scope)
         self._on_disk.clear()
 
@@ -162,6 +166,8 @@ class Saver:
         for transfer in self.disk.saved():
             del self._saving[transfer.key]
             self.dram.free(transfer.block)
+            if transfer.cancelled:
+                continue
             if not transfer.ok:
                 self.dropped += 1
             (self._on_disk if transfer.ok else self._refused).add([transfer.key])
@@ -187,6 +193,8 @@ class Saver:
                 continue
             if self.disk.holds(wish.scope, key):
                 self._on_disk.add([key])
+                if wish.lease_until:  # so a lease is renewed there no more often than it is looked up
+                    self.disk.lease(wish.scope, key, wish.lease_until)
                 continue
             access = self.dram.scopes.get(wish.scope)
             if access is None or not self.dram.may_leave(key, wish.scope):

@@ -31,7 +31,6 @@ from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefilling import Prefilling
 from engine.scheduling.prefix_blocks import PrefixBlocks
 from engine.scheduling.request import Request
-from engine.scheduling.restoring import BLOCK_BYTES
 from engine.scheduling.step_costs import FixedCosts, StepCosts, first_guess
 from engine.scheduling.step_work import Step, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
@@ -43,9 +42,9 @@ TOKEN_TARGETS: Mapping[Lane, float] = {"interactive": 100_000.0, "standard": 200
 """Target of the time between two tokens by lane, in µs. A step whose decodes alone take longer misses it."""
 _LEASES_EVERY_S = 1.0
 _COPIES_SHARE = 0.1
-"""The part of that time that copies of restored blocks may take beside decodes."""
+"""The part of the time between two tokens that copies of restored blocks may take beside decodes."""
 _ALONE_US = 20_000.0
-"""The time that they may take in a step where nothing decodes: until then nobody is heard."""
+"""The time, in µs, that such copies may take in a step where nothing decodes. Meanwhile no message is received."""
 
 
 class Scheduler:
@@ -69,7 +68,7 @@ class Scheduler:
         dram: GroupedPool | None = None,
         disk: Disk | None = None,
         chooser: FetchOrRecompute | None = None,
-        block_bytes: int = BLOCK_BYTES,
+        block_bytes: int = 1 << 19,
         clean: int = 0,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
@@ -187,8 +186,6 @@ class Scheduler:
         if now >= self._leases_looked_at + _LEASES_EVERY_S:
             self._leases_looked_at = now
             self.pool.expire(now)
-            if self.dram.pool is not None:
-                self.dram.pool.expire(now)
         next_may_differ = self.queue.begin_step(now)
         if self.decoding.starved:
             self.decoding.grow(step, self.preemption.free_block)
@@ -197,7 +194,7 @@ class Scheduler:
         elif len(self.queue) and self.queue.claims_due:
             self._admit_claimants(step)
         if self.dram.pool is not None and self.tiers.coming:
-            self.tiers.bring(step, self._copies(), max(0, len(self.prefilling.requests) - 1))
+            self.tiers.bring(step, self._copies(), self.prefilling.requests.values())
         step.work = self.batch.works()
         if self.prefilling.requests:
             self.prefilling.fill(step, self._room(), now)
@@ -352,6 +349,7 @@ class Scheduler:
         request.place(table, found, tokens, copies)
         if self.dram.index is not None and request.read:
             self.tiers.placed(request, self.blocks.wanted(request), found)
+        self.blocks.retain(request, 0, found)
         step.fresh += table[found:]
         self._placements += 1
         request.placement = self._placements

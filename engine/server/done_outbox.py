@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import structlog
 
-from engine.server.delivery import DISK_FULL_PAUSE_S
 from engine.server.gateway_link import GatewayLink
 from engine.server.journal import Journal
+from engine.server.journaled_delivery import DISK_FULL_PAUSE_S
 from protocol.requests import Ack, Done
 
 logger = structlog.get_logger("engine.server.done_outbox")

@@ -1,8 +1,8 @@
 """The engine's thread: runs commands, steps the engine, journals what happened, and has it delivered.
 
-Nothing is delivered before its counts are in the journal (`delivery`). While the journal's disk is full, all work waits
-for room. If the journal cannot be written for another reason, or the engine itself fails, the thread ends and calls
-`failed`: the replica then stops rather than work without a record.
+Nothing is delivered before its counts are in the journal (`journaled_delivery`). While the journal's disk is full, all
+work waits for room. If the journal cannot be written for another reason, or the engine itself fails, the thread ends
+and calls `failed`: the replica then stops rather than work without a record.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import structlog
 from engine.core.engine import Engine
 from engine.core.metrics import engine_metrics, memory_load, waiting_by_lane
 from engine.core.output_processor import Event, StepResult
-from engine.server.delivery import Delivery
 from engine.server.journal import Journal
+from engine.server.journaled_delivery import JournaledDelivery
 from protocol.replicas import Heartbeat
 from protocol.requests import Began, Done
 
@@ -29,6 +29,9 @@ logger = structlog.get_logger("engine.server.engine_loop")
 
 Command = Callable[[], None]
 _IDLE_S = 0.5
+_TAKE_S = 0.01
+"""Commands are run for so long between two steps, or as long as the last step took: a flood of requests takes time to
+be read, in which those that decode would get no token."""
 _SNAPSHOT_S = 0.2
 SAVE_S = 5.0
 """Seconds that a stop may take to save what is retained."""
@@ -45,19 +48,25 @@ class EngineLoop:
     failed: Callable[[BaseException], None]
     chores: Iterator[None] = field(default_factory=lambda: iter(()))
     """Done a piece at a time while there is no work; a piece takes some milliseconds."""
-    gateway_of: Callable[[str, int], str] = lambda _id, _attempt: ""
+    gateway_epoch_of: Callable[[str, int], str] = lambda _id, _attempt: ""
     """The gateway epoch that sent a request, by its id and attempt; called in the engine's thread."""
     beat: Heartbeat = field(init=False)
     """The latest heartbeat, made between steps; any thread may read it."""
 
     def __post_init__(self) -> None:
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Command, bool]] = queue.SimpleQueue()
+        self._held: tuple[Command, bool] | None = None
+        """What was taken out of the inbox and has to wait for the end of a step."""
+        self._failed_meanwhile: BaseException | None = None
+        self._step_s = 0.0
+        """How long the last step took."""
         self._stopping = False
         self._has_chores = True
-        self._delivery = Delivery(self.journal, self.deliver, lambda: self.do(_nothing))
+        self._delivery = JournaledDelivery(self.journal, self.deliver, lambda: self.do(_nothing))
         self._snapshot_at = 0.0
         self._last_progress_at: float | None = None
         self.engine.call_when_restored(lambda: self.do(_nothing))
+        self.engine.runner.meanwhile = self._add_while_computing
         self._snapshot()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -67,8 +76,12 @@ class EngineLoop:
         self._thread.start()
 
     def do(self, command: Command) -> None:
-        """Run a command in the engine's thread, before its next step. Any thread may call this."""
-        self._inbox.put(command)
+        """Run a command in the engine's thread, between steps. Any thread may call this."""
+        self._inbox.put((command, False))
+
+    def add(self, command: Command) -> None:
+        """Run a command that adds a request: in its turn, but maybe while a step is computed. Any thread may call this."""
+        self._inbox.put((command, True))
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it."""
@@ -96,7 +109,9 @@ class EngineLoop:
                 self._take_commands()
                 if self._last_progress_at is None:
                     self._last_progress_at = time.monotonic()
+                began = time.monotonic()
                 result = self.engine.step()
+                self._step_s = time.monotonic() - began
                 if result.ran or result.events:
                     self._last_progress_at = time.monotonic()
                 self._record(result)
@@ -108,23 +123,28 @@ class EngineLoop:
                     self._snapshot()
         except BaseException as error:
             logger.exception("the engine stopped")
+            self.failed(error)  # first: the replica then stops, and no full disk is waited for any longer
             self._delivery.close()
-            self.failed(error)
         finally:
             self._last_progress_at = None
             self._delivery.close()
             self.engine.close(SAVE_S if self._stopping else 0.0)
 
     def _take_commands(self) -> None:
-        """Run all commands that have come. When there is no work, wait for one until a timeout is due."""
+        """Run the commands that have come, while there is work for a while only. When there is none, wait for a command
+        until a timeout is due."""
+        if self._failed_meanwhile is not None:
+            raise self._failed_meanwhile
         command: Command | None = None
-        if not self.engine.busy:
+        until = time.monotonic() + max(_TAKE_S, self._step_s)
+        if self._held is None and not self.engine.busy:
             self._last_progress_at = None
             wait, due = 0.0 if self._has_chores else _IDLE_S, self.engine.next_deadline
             if due is not None:
                 wait = min(wait, max(0.0, due - time.time()))
             try:
-                command = self._inbox.get(timeout=wait)
+                command, _ = self._inbox.get(timeout=wait)
+                until = time.monotonic() + _TAKE_S
             except queue.Empty:
                 self._do_chore()
                 return
@@ -132,9 +152,31 @@ class EngineLoop:
             while True:
                 if command is not None:
                     command()
-                command = self._inbox.get_nowait()
+                    if self.engine.busy and time.monotonic() > until:
+                        return
+                command, _ = self._next_command()
         except queue.Empty:
             return
+
+    def _next_command(self) -> tuple[Command, bool]:
+        """Raises queue.Empty if none has come."""
+        held, self._held = self._held, None
+        return held or self._inbox.get_nowait()
+
+    def _add_while_computing(self, computed: Callable[[], bool]) -> None:
+        """While the device computes a step, add the requests that have come, up to the first command of another kind:
+        a request that is added changes nothing that a step has to do with."""
+        try:
+            while self._held is None and not computed():
+                self._held = self._next_command()
+                command, adds = self._held
+                if adds:
+                    self._held = None
+                    command()
+        except queue.Empty:
+            return
+        except BaseException as error:  # no failure of the step  # noqa: BLE001
+            self._failed_meanwhile = error
 
     def _do_chore(self) -> None:
         try:
@@ -147,10 +189,10 @@ class EngineLoop:
         journal = self.journal
         for index, event in enumerate(result.events):
             if isinstance(event, Began):
-                gateway = self.gateway_of(event.id, event.attempt)
-                journal.begin(event.id, event.attempt, result.claims.get(event.id, b""), gateway)
+                gateway_epoch = self.gateway_epoch_of(event.id, event.attempt)
+                journal.begin(event.id, event.attempt, result.claims.get(event.id, b""), gateway_epoch)
             elif isinstance(event, Done) and event.reason != "rejected":
-                result.events[index] = journal.end(event, self.gateway_of(event.id, event.attempt))
+                result.events[index] = journal.end(event, self.gateway_epoch_of(event.id, event.attempt))
         if result.progress:
             # Requests that ended in this step have their counts in their `Done`; the journal ignores them here.
             journal.progress((entry.id, entry.attempt, entry.counts) for entry in result.progress)

@@ -32,11 +32,11 @@ from engine.server.journal_records import (
     Acked,
     AnyRecord,
     Begun,
+    Delivered,
     Ended,
-    Heard,
+    Fenced,
     Opened,
-    Refused,
-    Went,
+    Progress,
     frame,
     read_records,
 )
@@ -53,7 +53,7 @@ SEQUENCE_BITS = 32
 _EPOCHS_BEGIN = 1_767_225_600
 """2026-01-01: a first epoch is the seconds since then, so that sequence numbers fit 63 bits until 2094."""
 _RECORD_REQUESTS = 1024
-"""Requests in one `Went` at most: records are bounded."""
+"""Requests in one `Progress` at most: records are bounded."""
 
 
 def _compact_size(file: int) -> int:
@@ -114,11 +114,11 @@ class Journal:
 
     # ------------------------------------------------------------ what happened
 
-    def begin(self, id: str, attempt: int, claim: bytes = b"", gateway: str = "") -> None:
+    def begin(self, id: str, attempt: int, claim: bytes = b"", gateway_epoch: str = "") -> None:
         """A request of this gateway epoch was scheduled. If the replica dies, its `Done` will have this claim."""
         with self._state_lock:
             self._handle += 1
-            self._record(Begun(self._handle, id, attempt, claim, gateway))
+            self._record(Begun(self._handle, id, attempt, claim, gateway_epoch))
 
     def progress(self, counts: Iterable[tuple[str, int, Counts]]) -> None:
         """(id, attempt, counts) after a step. Requests that have not begun or have ended are ignored."""
@@ -126,19 +126,19 @@ class Journal:
             handles = self._state.handles
             went = [(handle, now) for id, attempt, now in counts if (handle := handles.get((id, attempt))) is not None]
             for at in range(0, len(went), _RECORD_REQUESTS):
-                self._record(Went(went[at : at + _RECORD_REQUESTS]))
+                self._record(Progress(went[at : at + _RECORD_REQUESTS]))
 
     def delivered(self, id: str, attempt: int, delivered: int) -> None:
         """So many tokens have reached the client. Ignored for a request that has not begun or has ended."""
         with self._state_lock:
             handle = self._state.handles.get((id, attempt))
             if handle is not None and delivered > self._state.running[handle].delivered:
-                self._record(Heard(handle, delivered))
+                self._record(Delivered(handle, delivered))
 
-    def end(self, done: Done, gateway: str = "") -> Done:
+    def end(self, done: Done, gateway_epoch: str = "") -> Done:
         """A request of this gateway epoch ended. Returns `done` with its sequence number; send it only after `sync`."""
         with self._state_lock:
-            return self._end(self._state.handles.get((done.id, done.attempt), 0), done, gateway)
+            return self._end(self._state.handles.get((done.id, done.attempt), 0), done, gateway_epoch)
 
     def acknowledge(self, sequence: int) -> None:
         """A gateway has made this `Done` durable: drop it. An unknown sequence is ignored."""
@@ -146,23 +146,23 @@ class Journal:
             if sequence in self._state.unacknowledged:
                 self._record(Acked(sequence))
 
-    def fence(self, gateway: str) -> None:
+    def fence(self, gateway_epoch: str) -> None:
         """Refuse this gateway epoch from now on; durable after `sync`."""
         with self._state_lock:
-            if gateway not in self._state.fenced:
-                self._record(Refused([gateway]))
+            if gateway_epoch not in self._state.fenced:
+                self._record(Fenced([gateway_epoch]))
 
-    def is_fenced(self, gateway: str) -> bool:
+    def is_fenced(self, gateway_epoch: str) -> bool:
         """Whether this gateway epoch is refused."""
-        return gateway in self._state.fenced
+        return gateway_epoch in self._state.fenced
 
-    def known_of(self, gateway: str) -> list[tuple[str, int]]:
+    def known_of(self, gateway_epoch: str) -> list[tuple[str, int]]:
         """(id, attempt) of the requests of a gateway epoch that run, or ended and are not acknowledged.
 
         Among them are those of which an older version of the journal did not note the gateway epoch.
         """
         with self._state_lock:
-            return self._state.requests_of(gateway)
+            return self._state.requests_of(gateway_epoch)
 
     def unacknowledged(self) -> list[Done]:
         """Every `Done` that no gateway has acknowledged, in order of sequence."""
@@ -187,12 +187,12 @@ class Journal:
         self._state.apply(record)
         self._buffer.append(frame(record))
 
-    def _end(self, handle: int, done: Done, gateway: str = "") -> Done:
+    def _end(self, handle: int, done: Done, gateway_epoch: str = "") -> Done:
         self._sequence += 1
         timeline = done.timeline
         numbered = msgspec.structs.replace(done, sequence=self._sequence, timeline=None)
         request = self._state.running.get(handle)
-        self._record(Ended(handle, numbered, gateway if request is None else request.gateway))
+        self._record(Ended(handle, numbered, gateway_epoch if request is None else request.gateway_epoch))
         return numbered if timeline is None else msgspec.structs.replace(numbered, timeline=timeline)
 
     def _opened(self) -> Opened:

@@ -1,7 +1,7 @@
 """The records of the replica's journal file, each in a frame of its own.
 
-A frame is a mark, a length, a CRC-32 and a msgpack record: sound records are found behind damaged ones. The name of a
-record's class is its tag in the file.
+A frame is a mark, a length, a CRC-32 and a msgpack record: sound records are found behind damaged ones. A record's
+tag in the file never changes: it is the name that its class had first.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Begun(Record, frozen=True):
     id: str
     attempt: int
     claim: bytes = b""
-    gateway: str = ""
+    gateway_epoch: str = ""
     """The gateway epoch that sent it; empty in the records of an older version, which did not note it."""
 
 
-class Went(Record, frozen=True):
+class Progress(Record, frozen=True, tag="Went"):
     """The counts after a step, by handle, of the requests that took part."""
 
     counts: list[tuple[int, Counts]]
 
 
-class Heard(Record, frozen=True):
+class Delivered(Record, frozen=True, tag="Heard"):
     """So many of a request's tokens have reached the client."""
 
     handle: int
@@ -59,7 +59,7 @@ class Ended(Record, frozen=True):
 
     handle: int
     done: Done
-    gateway: str = ""
+    gateway_epoch: str = ""
 
 
 class Acked(Record, frozen=True):
@@ -75,13 +75,13 @@ class Totals(Record, frozen=True):
     counts: Counts
 
 
-class Refused(Record, frozen=True):
+class Fenced(Record, frozen=True, tag="Refused"):
     """Requests of these gateway epochs are refused from now on."""
 
     epochs: list[str]
 
 
-AnyRecord: TypeAlias = Opened | Begun | Went | Heard | Ended | Acked | Totals | Refused
+AnyRecord: TypeAlias = Opened | Begun | Progress | Delivered | Ended | Acked | Totals | Fenced
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
 

@@ -49,7 +49,7 @@ class PendingRequests:
         pending = _Pending(message)
         looked = self._look_up(message, scopes)
         if message.grammar is None and looked is None:
-            self._loop.do(lambda: self._loop.engine.add(message, scopes, arrived=pending.arrived))
+            self._loop.add(lambda: self._loop.engine.add(message, scopes, arrived=pending.arrived))
             return
         self._pending[message.id] = pending
         pending.task = asyncio.create_task(self._prepare(pending, scopes, looked))
@@ -96,7 +96,7 @@ class PendingRequests:
                     await looked.wait()
         if self._pending.get(message.id) is pending:
             del self._pending[message.id]
-            self._loop.do(lambda: self._loop.engine.add(message, scopes, grammar, arrived=pending.arrived))
+            self._loop.add(lambda: self._loop.engine.add(message, scopes, grammar, arrived=pending.arrived))
             for command in pending.commands:
                 self._loop.do(command)
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -56,6 +57,10 @@ ACK_TIMEOUT_S = 2.0
 SLOW_S = 1.0
 """A step that takes longer is told of in the log."""
 _PARENT_S = 0.5
+_GC_THRESHOLDS = 50_000, 20, 50
+"""Far above Python's own: a search goes through the tokens of all prompts, and holds up a step meanwhile."""
+_SWITCH_S = 0.0005
+"""How long the engine's thread waits at most for the interpreter while others use it; Python's own 5 ms are a step."""
 
 
 class Replica:
@@ -75,7 +80,7 @@ class Replica:
             self._deliver_from_thread,
             self._fail_from_thread,
             chores=assembled.warm_up,
-            gateway_of=self._running.epoch_of,
+            gateway_epoch_of=self._running.epoch_of,
         )
         self.watchdog = Watchdog(
             options.data,
@@ -173,7 +178,7 @@ class Replica:
                 link.forget(message.scope)
                 do(lambda: engine.forget(message.scope))
             case Purge():
-                do(lambda: engine.purge(message.keys, message.scope))
+                do(lambda: engine.purge(message.scope, message.keys))
             case RemoteService():
                 do(lambda: engine.record_remote_service(message.replica, message.epoch, message.service))
             case Fence():
@@ -195,7 +200,7 @@ class Replica:
             refusal = "the replica is draining"
         elif self.journal.is_fenced(link.epoch):
             refusal = "this run of the gateway is over"
-        elif self._disk_full:
+        elif self._journal_disk_full:
             refusal = "the disk of the replica's journal is full"
         if refusal is not None:
             link.send([Done(message.id, message.attempt, "rejected", Counts(), 0, error=refusal)])
@@ -312,14 +317,14 @@ class Replica:
         metrics = {
             "turnpike_engine_gateways": float(sum(bool(link.gateway) for link in self.links)),
             "turnpike_engine_journal_damaged_records": float(self.journal.damaged),
-            DISK_FULL: float(self._disk_full),
+            DISK_FULL: float(self._journal_disk_full),
             DRAINING: float(self._draining),
         }
         beat = self.loop.beat
         return msgspec.structs.replace(beat, metrics=beat.metrics | metrics)
 
     @property
-    def _disk_full(self) -> bool:
+    def _journal_disk_full(self) -> bool:
         return self.journal.full or self._journal_disk.full
 
     async def _beats(self) -> None:
@@ -328,7 +333,7 @@ class Replica:
             beat = self._beat()
             for link in self.links:
                 link.send([beat])
-            if self._disk_full and (kv_disk := self.loop.engine.disk) is not None:
+            if self._journal_disk_full and (kv_disk := self.loop.engine.disk) is not None:
                 kv_disk.give_back(RESERVE_BYTES)  # cached KV goes before anything is refused for long
             await self._restore_journal()
             self._done_outbox.sync_soon()  # so that the counts of long streams reach the disk, too
@@ -369,6 +374,8 @@ class Replica:
         # hold up steps, and would be done so seldom that the garbage of requests piles up.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        sys.setswitchinterval(_SWITCH_S)
         self.loop.start()
         self.watchdog.start()
         await self._trials.start()

@@ -112,7 +112,6 @@ def assemble(
     limits = EngineLimits(
         context,
         options.max_running,
-        options.max_waiting,
         options.token_budget,
         bounds=options.bounds,
         queue_timeouts=options.queue_timeouts,

@@ -48,7 +48,6 @@ class ReplicaOptions:
     """The file in which what trials of kernels found is kept for the next start; None for nowhere."""
     max_running: int = 0
     """Requests in a step; 0 for what suits the device."""
-    max_waiting: int = 24_576
     token_budget: int = 0
     """Tokens in a step; 0 for what suits the device."""
     context: int = 0
@@ -64,6 +63,6 @@ class ReplicaOptions:
     token_targets: Mapping[Lane, float] = field(default_factory=lambda: TOKEN_TARGETS)
     """µs between two tokens of a request."""
     bounds: QueueBounds = field(default_factory=QueueBounds)
-    """How much may wait, by flow and by lane; `max_waiting` bounds how many requests wait in all."""
+    """How much may wait."""
     parent_pid: int | None = None
     """The process with which the replica ends."""

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from gateway.admin.access import principal_of, visible_project
 from gateway.admin.keys.key_objects import key_errors
-from gateway.admission.admission import Payer
+from gateway.admission.prepared_request import Payer
 from gateway.endpoints.chat import answer_chat
 from gateway.endpoints.estimates import ESTIMATE, answer_estimate
 from gateway.endpoints.generation_description import CHAT

@@ -7,59 +7,51 @@ How many requests may wait in a lane is limited by the replica, which knows its 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
 import structlog
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from billing.accounts.balances import CurrencyMismatch
-from billing.budgets.windows import describe
 from billing.holds.records import Hold, HoldRequest
-from billing.money import InvalidMoney, format_pico
-from billing.prices import PriceCatalog, PriceMissing, PriceVersion
+from billing.money import InvalidMoney
+from billing.prices import PriceCatalog, PriceMissing
 from billing.reservation.allowances import Allowances
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.reservation.hooked_holds import HookedHolds
+from gateway.admission.affordability import affordable_tokens, cost_bound, unaffordable
 from gateway.admission.cache_leases import (
     LeasePayer,
     LeaseRequest,
-    classes_of,
     lease_request,
     needs_leases,
-    readable_classes,
 )
 from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.admission.request_size import conversation_size, tools_size
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
 from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
-from gateway.errors import InvalidField, InvalidRequest, NotAllowed, Shortage, Unaffordable, Unavailable
+from gateway.errors import InvalidField, InvalidRequest, Unaffordable, Unavailable
 from gateway.fleet.cache_affinity import RAW_KEY_TOKENS, conversation_key
 from gateway.fleet.fleet import Fleet
 from gateway.generation_request import CacheDirectives, GenerationRequest
-from gateway.limits.limiter import Asked
 from gateway.metering.billable_usage import MeteringTerms, pack, unpack
 from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.directives import CachePlan
-from prompt_cache.promise.lease_decisions import LeaseDecision
 from prompt_cache.promise.prefix_keys import PromptKeys
-from protocol.requests import CLAIM_VERSION, Generate, Reasoning, Retain, Sampling, Segment
+from protocol.requests import CLAIM_VERSION
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
-from storage.database.public_ids import public_id
 from storage.free_text import counted
-from tenancy.rights.key_limits import NO_LIMITS, KeyLimits
-from tenancy.rights.principals import Principal
 from waterfall.marks import PLAN, PRICE, RENDER, Marks
 
 Result = TypeVar("Result")
@@ -68,7 +60,6 @@ log = structlog.get_logger("gateway.admission")
 
 _CLAMPS = 3
 """How often a request without `max_tokens` is shortened, should other requests spend the money at the same time."""
-_SECOND = 1_000_000
 _MANY_PIECES = 1000
 """The cache plan of a prompt with more texts and markers is made in a thread."""
 _THREAD_CHARACTERS = 65_536
@@ -77,104 +68,12 @@ _THREAD_TOKENS = 16_384
 """The prefix keys of longer prompts are made in a thread too."""
 
 
-class Payer(Struct, frozen=True):
-    """Who asks and who pays. `project` is the project's name and `key` the key's public id, for messages; `limits` are
-    the key's."""
-
-    tenant_id: UUID
-    project_id: UUID
-    key_id: UUID
-    project: str
-    key: str
-    limits: KeyLimits = NO_LIMITS
-
-    def check(self, model: str, lane: str | None = None) -> None:
-        """Raise NotAllowed unless the key may use this served model, and this lane."""
-        if not self.limits.allows_model(model):
-            raise NotAllowed(f"This key may not use the model {model!r}.", path="$.model", code="model_not_allowed")
-        if lane is not None and not self.limits.allows_lane(lane):
-            raise NotAllowed(f"This key may not use the lane {lane!r}.", code="lane_not_allowed")
-
-    @classmethod
-    def of(cls, principal: Principal) -> Payer:
-        """The payer of what a project's key asks. Raises NotAllowed for a principal without a project."""
-        if principal.tenant_id is None or principal.project_id is None or principal.project is None:
-            raise NotAllowed("An admin key cannot be used here: this needs the key of a project.")
-        return cls(principal.tenant_id, principal.project_id, principal.id, principal.project, principal.public_id,
-                   principal.limits)  # fmt: skip
-
-
-class PreparedRequest(Struct, frozen=True, kw_only=True):
-    """A request that may run once its money is held."""
-
-    request_id: UUID
-    payer: Payer
-    generation: GenerationRequest
-    model: ServedModel
-    prompt: Prompt
-    plan: CachePlan
-    sampling: Sampling
-    price: PriceVersion
-    terms: MeteringTerms
-    conversation: bytes
-    """The key by which the replica is chosen that has its KV."""
-    held_output: int
-    """Output tokens of each choice that the hold covers: all of them, or the first slice."""
-    reasoning: Reasoning | None = None
-    """What the replica is told of the output's reasoning."""
-    keys: PromptKeys | None = None
-    """The keys of its prompt's prefixes."""
-    shortened: bool = False
-    """Whether `sampling.max_tokens` is what could be paid for, less than there was room for."""
-    leases: LeaseDecision | None = None
-    """What the cache promises; None until its hold is taken, and for a request without a say in it."""
-    lease_request: LeaseRequest | None = None
-    """What it wished of leases, if these have a say in it."""
-    marks: Marks = field(default_factory=Marks)
-    """What has ended when, of what is done for it."""
-
-    @property
-    def asked(self) -> Asked:
-        """What its limits are asked for."""
-        return Asked(self.conversation, len(self.prompt.tokens), self.sampling.max_tokens * self.generation.choices)
-
-    def message(
-        self, hold: Hold, segments: tuple[Segment, ...], *, attempt: int, credit: int, deadline: float
-    ) -> Generate:
-        """The message that begins an attempt at a replica. `credit`: output tokens that may be sent at first;
-        `deadline`: seconds since the Unix epoch, by this host's clock."""
-        return Generate(
-            id=str(hold.request_id),
-            attempt=attempt,
-            segments=segments,
-            tokens=self.prompt.tokens,
-            sampling=self.sampling,
-            credit=credit,
-            flow=str(self.payer.tenant_id),
-            sub_flow=str(self.payer.key_id),
-            lane=self.generation.lane,
-            deadline=deadline,
-            read=self.plan.read != "none",
-            store=self.plan.store,
-            choices=self.generation.choices,
-            grammar=None if self.generation.grammar is None else self.generation.grammar.text,
-            claim=hold.claim,
-            retain=self._retained(),
-            sent_at=time.time(),
-            reasoning=self.reasoning,
-        )
-
-    def _retained(self) -> tuple[Retain, ...]:
-        kept = () if self.leases is None else self.leases.kept
-        return tuple(Retain(tokens, until / _SECOND) for tokens, until in kept)
-
-
 class Admission:
     """Prepares requests and reserves their money, for one gateway worker."""
 
     def __init__(
         self,
-        gateway: str,
+        gateway_epoch: str,
         *,
         fleet: Fleet,
         prices: PriceCatalog,
@@ -187,12 +86,12 @@ class Admission:
         database_timeout: float,
         slice_tokens: int = 0,
     ) -> None:
-        """`gateway`: this worker's epoch. `leased` takes the holds of requests that leases have a say in.
+        """`gateway_epoch`: this worker's. `leased` takes the holds of requests that leases have a say in.
         `database_timeout`: seconds that a request waits for the database. `slice_tokens`: hold the output's money in
         slices of so many tokens of each choice; 0: all at once."""
         self.timeouts = timeouts
         self.slice_tokens = slice_tokens
-        self._gateway = gateway
+        self._gateway_epoch = gateway_epoch
         self._fleet = fleet
         self._prices = prices
         self._holds = holds
@@ -263,6 +162,13 @@ class Admission:
         except DatabaseUnavailable as error:
             raise database_unavailable() from error
 
+    def enter(self) -> None:
+        """As `check`, for a request that goes on to `reserve`: one of them finds out whether the database answers."""
+        try:
+            self._for_holds.enter()
+        except DatabaseUnavailable as error:
+            raise database_unavailable() from error
+
     async def reserve(self, prepared: PreparedRequest, overdue: Callable[[], None]) -> tuple[PreparedRequest, Hold]:
         """Hold the upper bound of the cost, or that of the first slice; returns the request and its hold.
 
@@ -292,16 +198,16 @@ class Admission:
             try:
                 return await self._hold(prepared)
             except InsufficientFunds as error:
-                fits = _affordable_tokens(error, prepared)
+                fits = affordable_tokens(error, prepared)
                 open_ended = prepared.generation.max_tokens is None
                 if not open_ended or fits < max(1, prepared.generation.min_tokens):
-                    raise _unaffordable(error, prepared, fits) from error
+                    raise unaffordable(error, prepared, fits) from error
                 sampling = replace(prepared.sampling, max_tokens=fits)
                 prepared = replace(prepared, sampling=sampling, held_output=fits, shortened=True)
         try:
             return await self._hold(prepared)
         except InsufficientFunds as error:  # other requests spent the money meanwhile
-            raise _unaffordable(error, prepared, _affordable_tokens(error, prepared)) from error
+            raise unaffordable(error, prepared, affordable_tokens(error, prepared)) from error
 
     async def top_up(self, prepared: PreparedRequest, hold: Hold, output: int) -> Hold:
         """Raise the hold of a running request until it covers `output` tokens of each choice. Raises as
@@ -336,7 +242,7 @@ class Admission:
             price_version=prepared.price.id,
             amount_pico=cost_bound(prepared, prepared.held_output),
             lifetime_s=self.timeouts.hold,
-            gateway=self._gateway,
+            gateway_epoch=self._gateway_epoch,
             terms=pack(prepared.terms),
             tag=generation.tag,
         )
@@ -437,56 +343,3 @@ def _beginning(generation: GenerationRequest, prompt: Prompt) -> int:
 def database_unavailable() -> Unavailable:
     """The error for a client whose money cannot be reserved."""
     return Unavailable("The database is away, so no money can be reserved; try again shortly.", retry_after=2.0)
-
-
-def cost_bound(prepared: PreparedRequest, max_output: int) -> int:
-    """The most that the request can cost, in pico-units, if each choice has at most `max_output` tokens."""
-    generation, prompt_tokens = prepared.generation, len(prepared.prompt.tokens)
-    plan, price, lane, output = prepared.plan, prepared.price, generation.lane, max_output * generation.choices
-    if not needs_leases(plan):
-        return price.bound(prompt_tokens, output, lane=lane)
-    reads = readable_classes(price, lane)
-    return price.bound(prompt_tokens, output, classes_of(plan, price, lane), reads=reads, lane=lane)
-
-
-def _affordable_tokens(error: InsufficientFunds, prepared: PreparedRequest) -> int:
-    """The `max_tokens` that can be paid for."""
-    prompt = cost_bound(prepared, 0)
-    token = cost_bound(prepared, 1) - prompt
-    left = error.affordable_pico - prompt
-    return left // token if token and left > 0 else 0
-
-
-def _unaffordable(error: InsufficientFunds, prepared: PreparedRequest, fits: int) -> Unaffordable:
-    """The error that says what is needed, what there is, and the `max_tokens` that would fit."""
-    prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.held_output
-    needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
-    resets_at = None if error.resets_at is None else error.resets_at.isoformat().replace("+00:00", "Z")
-    names = {"project": prepared.payer.project, "key": prepared.payer.key}
-    window = error.window
-    budget = None if window is None else describe(window.scope, window.span, names.get(window.scope) or window.subject)
-    whose = "The balance" if budget is None else budget[0].upper() + budget[1:]
-    advice = (
-        f"max_tokens of at most {fits} would fit."
-        if fits
-        else f"{whose} does not cover the prompt's {counted(prompt_tokens, 'token')}."
-    )
-    limit = "" if budget is None else f" under {budget}"
-    until = f" It begins anew at {resets_at}." if resets_at else ""
-    elsewhere = format_pico(error.elsewhere_pico)
-    if error.elsewhere_pico:
-        until = f" {elsewhere} {error.currency} more can be used for other models or projects only."
-    return Unaffordable(
-        f"This request of {prompt_tokens} prompt and at most {max_output} output tokens may cost {needed} "
-        f"{error.currency}; {left} {error.currency} can be spent{limit}. {advice}{until}",
-        Shortage(
-            scope=error.scope,
-            budget=None if error.budget_id is None else public_id("budget", error.budget_id),
-            needed=needed,
-            affordable=left,
-            currency=error.currency,
-            affordable_max_tokens=fits,
-            resets_at=resets_at,
-            elsewhere=elsewhere,
-        ),
-    )

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from billing.money import format_pico
 from billing.prices import LANES, PriceMissing
-from gateway.admission.admission import PreparedRequest, cost_bound
+from gateway.admission.affordability import cost_bound
 from gateway.admission.cache_leases import LeasePayer, lease_request, needs_leases
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import CostAboveMaximum
 from prompt_cache.promise.lease_decisions import LeaseDecision
 from prompt_cache.promise.lease_store import LeaseStore

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from billing.holds.records import Hold
 from billing.reservation.decisions import HoldEnded
 from billing.reservation.hooked_holds import HookedHolds
-from gateway.admission.admission import PreparedRequest
 from gateway.admission.cache_leases import LeaseRequest
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import NotCached
 from gateway.metering.billable_usage import unpack
 from prompt_cache.promise.confirmations import Confirmation, is_certain

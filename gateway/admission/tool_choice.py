@@ -10,7 +10,7 @@ import json
 from msgspec.structs import replace
 
 from gateway.conversation.output.call_grammars import NoCallGrammar, call_grammar, free_call_grammar
-from gateway.conversation.output.families import OUTPUT_FORMATS
+from gateway.conversation.output.output_formats import OUTPUT_FORMATS
 from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest, Grammar, Tool
 from gateway.served_models.served_model import ServedModel

@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from gateway.admission.admission import Admission, Payer
+from gateway.admission.admission import Admission
+from gateway.admission.prepared_request import Payer
 from gateway.errors import InvalidRequest
 from gateway.generation_request import GenerationRequest, Turn
 from gateway.served_models.served_model import ServedModel

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from gateway.conversation.output.families import ReasoningMarkers
+from gateway.conversation.output.output_formats import ReasoningMarkers
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.generation_request import Effort, GenerationRequest, ReasoningWish
 from protocol.requests import Reasoning

@@ -9,7 +9,7 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from gateway.admission.admission import Payer
+from gateway.admission.prepared_request import Payer
 from gateway.dialects.openai import chat_request
 from gateway.dialects.openai.chat_response import ChatWriter
 from gateway.dialects.openai.common_response import ResponseIdentity

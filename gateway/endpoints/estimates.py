@@ -11,8 +11,8 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from billing.money import format_pico
-from gateway.admission.admission import Payer
 from gateway.admission.estimates import estimate
+from gateway.admission.prepared_request import Payer
 from gateway.admission.truncation import fitted
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.anthropic.conversation_turns import ReadThinking

@@ -9,8 +9,8 @@ from litestar import MediaType, Request
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway.admission.admission import PreparedRequest
 from gateway.admission.estimates import within_max_cost
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.endpoints.rate_limits import ask_limits
 from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.delivery import (

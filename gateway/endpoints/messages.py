@@ -9,8 +9,8 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from gateway.admission.admission import Payer
 from gateway.admission.cache_plans import cache_plan
+from gateway.admission.prepared_request import Payer
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.anthropic.conversation_turns import ReadThinking
 from gateway.dialects.anthropic.messages_response import MessageIdentity, MessageWriter, TokenCount

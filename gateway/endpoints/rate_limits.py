@@ -13,8 +13,9 @@ from typing import Any
 
 from litestar import Request
 
-from gateway.admission.admission import Payer, PreparedRequest, database_unavailable
+from gateway.admission.admission import database_unavailable
 from gateway.admission.cache_leases import needs_leases
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.errors import GatewayError
 from gateway.http.responses import dialect_of
 from gateway.limits.headers import limit_headers
@@ -124,5 +125,5 @@ def _let_through(gateway: Gateway, request: Request[Any, Any, Any], answer: Answ
 def _tell(request: Request[Any, Any, Any], answer: Answer | None) -> None:
     """What the limits have left goes with whatever is answered."""
     if answer is not None:
-        context, anthropic = request_context(request.scope), dialect_of(request.scope) == "anthropic"
-        context.limit_headers = limit_headers(answer.standing, anthropic=anthropic, now=time.time())
+        context = request_context(request.scope)
+        context.limit_headers = limit_headers(answer.standing, dialect_of(request.scope), now=time.time())

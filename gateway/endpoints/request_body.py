@@ -11,7 +11,7 @@ from litestar import Request
 from litestar.exceptions import InternalServerException
 from msgspec.json import Decoder
 
-from gateway.admission.admission import Payer
+from gateway.admission.prepared_request import Payer
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.errors import BodyTooLarge, BodyTooSlow, ClientLeft, UnsupportedEncoding

@@ -10,8 +10,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from gateway.admission.admission import Payer, PreparedRequest
 from gateway.admission.estimates import within_max_cost
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.admission.truncation import fitted
 from gateway.dialects.openai.common_request import SERVICE_TIER_OF
 from gateway.dialects.openai.common_response import encoder

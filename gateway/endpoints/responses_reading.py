@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from litestar import Request
 
-from gateway.admission.admission import Payer
+from gateway.admission.prepared_request import Payer
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.dialects.openai.responses import request as responses_request
 from gateway.dialects.openai.responses.request import ResponsesCall, ResponsesRequest

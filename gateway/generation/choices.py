@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.generation.delivery import ChoiceDelta
 from gateway.generation.outcome import ChoiceEnd
 from gateway.generation.transcript import TokenScore, Transcript

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from billing.holds.records import Hold
 from billing.service_levels.service_hours import Measure
-from gateway.admission.admission import PreparedRequest, database_unavailable
+from gateway.admission.admission import database_unavailable
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import GatewayError, Interrupted, NotCached, TimedOut, Unaffordable, Unavailable
 from gateway.fleet.replica_link import ReplicaLink
 from gateway.fleet.replica_stream import LinkLost, ReplicaStream, TimeOver
@@ -170,7 +171,8 @@ class GenerationTask:
 
     # ------------------------------------------------ from hold to record
 
-    async def _run(self) -> None:
+    async def _begin(self) -> tuple[Hold, ReplicaStream]:
+        """Hold its money and send it to a replica. Raises GatewayError for what is not sent; its hold is released."""
         recorder, domains, payer = self._deps.recorder, self._deps.domains, self.prepared.payer
         if not domains.ready(payer.project_id):
             await domains.prepare(payer.tenant_id, payer.project_id)
@@ -185,21 +187,26 @@ class GenerationTask:
         await self._parts.admitted(self)
         self._promise = LeasePromise(self._deps.promises, self.prepared)
         await self._join_writes()
-        if self.state.outcome is not None:
+        uncached = await self._promise.refusal(self.prepared)
+        if self.state.outcome is not None:  # no wait comes between this and `_send`
             await recorder.release(hold, "ended before it began")
             raise self.state.outcome.failure or Interrupted("The client left.")
-        if (uncached := await self._promise.refusal(self.prepared)) is not None:
+        if uncached is not None:
             await recorder.release(hold, "not cached")
             raise uncached
         try:
-            stream = self._send(hold)
+            return hold, self._send(hold)
         except GatewayError as failure:
             self.delivery.fail(failure)
             await recorder.release(hold, "no replica")
             raise
         except Exception:
-            await recorder.release(hold, "a fault before it was sent")
+            if self._stream is None:
+                await recorder.release(hold, "a fault before it was sent")
             raise
+
+    async def _run(self) -> None:
+        hold, stream = await self._begin()
         stream, done = await self._run_attempts(hold, stream)
         await self._stop_slices()
         self._disarm()
@@ -208,7 +215,7 @@ class GenerationTask:
         invalid = None if done is None or grammar is None else invalid_grammar(done, grammar)
         self._know_prompt(None if done is None or not done.counts.prompt else PromptRead(done.counts))
         computed = computed_prompt(done, self._began, self.state.outcome)
-        if invalid is None and computed and (refusal := await self._keep_promise(computed)) is not None:
+        if invalid is None and computed and (refusal := await self._settle_promise(computed)) is not None:
             invalid = failed(refusal)
         self.state.move("answered" if invalid is None else "input_refused", invalid or outcome_of(done, ends))
         if self._outcome().failure is not None:
@@ -216,7 +223,7 @@ class GenerationTask:
         await self._deliver_rest()
         self.state.move("delivered")
         outcome = self._outcome()
-        await self._record(self._hold, stream, done, outcome, ends)
+        await self._record(stream, done, outcome, ends)
         self.state.move("recorded")
         self._served(outcome.status, time.monotonic() - self._started)
         log.info(
@@ -290,13 +297,14 @@ class GenerationTask:
         link = link or fleet.choose(
             prepared.model.name, message.version, conversation=prepared.conversation, tokens=tokens
         )
+        if in_slices:
+            self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
+        self.state.move("sent")  # before it is: what must not be sent is not, and what is sent can be stopped
         stream = self._stream = fleet.generate(link, scopes, message)
         self._trace.sent(stream.replica)
         self._sent_s = time.monotonic() - self._started
-        if in_slices:
-            self._slices = self._slices or HoldSlices(self._deps.admission, prepared, hold, self._paid)
+        if self._slices is not None:
             stream.pay(self._slices.paid, wish=window)
-        self.state.move("sent")
         self._arm(max(0.0, self._deadline - time.time()) + _DEADLINE_GRACE)
         return stream
 
@@ -357,7 +365,7 @@ class GenerationTask:
             if isinstance(event, Tokens):
                 self._trace.tokens()
                 self._know_prompt(event.prompt)
-                if (refusal := await self._keep_promise()) is not None:
+                if (refusal := await self._settle_promise()) is not None:
                     self._stop("interrupted", "not cached", failed(refusal))
                 self._take(event)
             elif isinstance(event, Began):
@@ -365,7 +373,7 @@ class GenerationTask:
                 self.marks.mark(BEGAN)
                 self._began_s = time.monotonic() - self._started
                 self._served("queue", self._began_s - self._sent_s)
-                if self._promise is not None and self._promise.kept:
+                if self._promise is not None and self._promise.stands:
                     self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
@@ -399,16 +407,16 @@ class GenerationTask:
         elif not _is_certain(self._began):
             return
         self._prompt_known = True
-        if self._promise is not None and self._promise.kept:
+        if self._promise is not None and self._promise.stands:
             self._tell_start(self._began)
 
-    async def _keep_promise(self, reach: int | None = None) -> NotCached | None:
+    async def _settle_promise(self, reach: int | None = None) -> NotCached | None:
         """Let what leases promise stand for good, and tell it; or the error, if nothing is cached after all."""
         assert self._promise is not None
         assert self._hold is not None
-        if self._promise.kept:
+        if self._promise.settled:
             return None
-        self.prepared, self._hold, refusal = await self._promise.keep(self.prepared, self._hold, reach)
+        self.prepared, self._hold, refusal = await self._promise.settle(self.prepared, self._hold, reach)
         self.marks.mark(PROMISE)
         if self._began is not None and refusal is None:
             self._tell_start(self._began)
@@ -483,13 +491,14 @@ class GenerationTask:
         self.marks.mark(READER)
 
     async def _record(
-        self, hold: Hold, stream: ReplicaStream, done: Done | None, outcome: Outcome, ends: tuple[FinishReason, ...]
+        self, stream: ReplicaStream, done: Done | None, outcome: Outcome, ends: tuple[FinishReason, ...]
     ) -> None:
         """Usage and its acknowledgement, what is remembered, and then the last chunk."""
+        assert self._hold is not None
         deps, prepared = self._deps, self.prepared
         delivered = self._choices.tokens if outcome.status == "ok" else self.delivery.delivered
         after_s = None if self._began_s is None else self._began_s - self._held_s
-        ended = EndedRequest(prepared, hold, stream, outcome, self._began, after_s, self._lost, done, delivered)
+        ended = EndedRequest(prepared, self._hold, stream, outcome, self._began, after_s, self._lost, done, delivered)
         recording = UsageRecording(deps)
         freed = self._end_permit()
         unrecorded = Interrupted("The answer's usage could not be recorded.")

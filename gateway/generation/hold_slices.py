@@ -16,7 +16,8 @@ import structlog
 from billing.holds.records import Hold
 from billing.money import InvalidMoney
 from billing.reservation.decisions import HoldEnded, InsufficientFunds
-from gateway.admission.admission import Admission, PreparedRequest
+from gateway.admission.admission import Admission
+from gateway.admission.prepared_request import PreparedRequest
 from storage.database.database import DatabaseUnavailable
 
 log = structlog.get_logger("gateway.generation.hold_slices")

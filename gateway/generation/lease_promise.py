@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from billing.holds.records import Hold
-from gateway.admission.admission import PreparedRequest
 from gateway.admission.lease_confirmations import LeaseConfirmations
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import NotCached
 from gateway.generation.outcome import outcome_of
 from gateway.generation.request_state import Outcome
@@ -12,29 +12,32 @@ from protocol.requests import Began, Counts, Done
 
 
 class LeasePromise:
-    """`kept`: whether what is promised stands for good, or leases have no say."""
+    """`stands`: what is promised holds for good, or leases have no say: it may be told. `settled`: that, or it is known
+    that nothing is cached."""
 
     def __init__(self, confirmations: LeaseConfirmations | None, prepared: PreparedRequest) -> None:
         self._confirmations = confirmations
-        self.kept = confirmations is None or not confirmations.needed(prepared)
+        self.stands = self.settled = confirmations is None or not confirmations.needed(prepared)
 
     async def refusal(self, prepared: PreparedRequest) -> NotCached | None:
         """As `LeaseConfirmations.refusal`."""
-        return None if self._confirmations is None or self.kept else await self._confirmations.refusal(prepared)
+        return None if self._confirmations is None or self.settled else await self._confirmations.refusal(prepared)
 
-    async def keep(
+    async def settle(
         self, prepared: PreparedRequest, hold: Hold, reach: int | None = None
     ) -> tuple[PreparedRequest, Hold, NotCached | None]:
         """The request and its hold with what is promised for good; and the error, if nothing is cached after all that
         was to be. `reach`: as for `LeaseConfirmations.confirm`."""
-        if self.kept:
+        if self._confirmations is None or self.settled:
             return prepared, hold, None
-        self.kept = True
-        assert self._confirmations is not None
+        refusal: NotCached | None = None
         try:
-            return *await self._confirmations.confirm(prepared, hold, reach), None
+            prepared, hold = await self._confirmations.confirm(prepared, hold, reach)
+            self.stands = True
         except NotCached as error:
-            return prepared, hold, error
+            refusal = error
+        self.settled = True
+        return prepared, hold, refusal
 
 
 def computed_prompt(done: Done | None, began: Began | None, outcome: Outcome | None) -> int:

@@ -17,8 +17,8 @@ from uuid import UUID
 
 import structlog
 
-from gateway.admission.admission import PreparedRequest
 from gateway.admission.fair_threads import FairThreads
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.recovery.background_tasks import BackgroundTasks
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, KEY_BYTES, chain, model_root
 from prompt_cache.promise.cache_domains import CacheDomains

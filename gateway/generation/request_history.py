@@ -19,7 +19,7 @@ from msgspec import Struct
 from billing.holds.records import Hold
 from billing.prices import PriceCatalog, PriceMissing, UnknownPriceVersion
 from billing.usage import UsageEvent
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.generation_request import GenerationRequest
 from gateway.metering.miss_prices import MissPrice, price_misses
 from prompt_cache.history.comparison import Comparison, compare

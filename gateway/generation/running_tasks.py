@@ -8,7 +8,7 @@ from uuid import UUID
 
 import structlog
 
-from gateway.admission.admission import Payer, PreparedRequest
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.errors import SuspendedError, Unavailable
 from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.dependencies import GenerationDependencies
@@ -68,6 +68,7 @@ class RunningTasks:
         it. Raises Unavailable while draining, or while the disk is full or usage cannot be recorded; SuspendedError."""
         self._check_payer(prepared.payer)
         self.check_model(prepared.model.name)  # a request that cannot run is refused before it holds money
+        self._deps.admission.enter()
         task = GenerationTask(self._deps, prepared, streamed=streamed, permit=permit, parts=parts)
         running = self._running[task] = asyncio.create_task(task.run())
         self._by_id[prepared.request_id] = task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.generation.request_state import Outcome
 from protocol.requests import Done
 from waterfall.marks import DONE, FIRST_TOKEN, ROUTE, Marks

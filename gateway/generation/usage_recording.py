@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from billing.holds.records import Hold
 from billing.usage import UsageEvent
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import Interrupted
 from gateway.fleet.replica_stream import ReplicaStream
 from gateway.generation.dependencies import GenerationDependencies

@@ -14,7 +14,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec.structs import replace
 
 from audit_log.actors import OPERATOR, Actor, Means, acting_as, anonymous
-from gateway.admission.admission import Payer
+from gateway.admission.prepared_request import Payer
 from gateway.errors import AddressRefused, NotAllowed, NotAuthenticated, SuspendedError, Unavailable
 from gateway.http.client_address import client_address
 from gateway.http.csrf import has_key

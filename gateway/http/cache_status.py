@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 
 from billing.usage import Counts, Usage
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.prepared_request import PreparedRequest
 from prompt_cache.promise.lease_decisions import LeaseDecision
 
 HEADER = "cache-status"

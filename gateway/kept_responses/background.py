@@ -19,8 +19,9 @@ import structlog
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from gateway.admission.admission import Admission, Payer, PreparedRequest
+from gateway.admission.admission import Admission
 from gateway.admission.estimates import within_max_cost
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.admission.truncation import fitted
 from gateway.dialects.openai.common_request import SERVICE_TIER_OF
 from gateway.dialects.openai.common_response import encoder

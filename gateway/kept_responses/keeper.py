@@ -10,8 +10,8 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.admission.admission import Payer
 from gateway.admission.fair_threads import FairThreads
+from gateway.admission.prepared_request import Payer
 from gateway.dialects.large_bodies import LARGE_BYTES, MOST_PARTS
 from gateway.dialects.openai.common_response import encoder
 from gateway.dialects.openai.responses.input_items import MOST_REFERENCES, InputItem

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import RateLimited, Unavailable
 from gateway.kept_responses.background_run import BEAT_S
 from gateway.limits.limiter import Limiter

@@ -17,18 +17,18 @@ local now = clock[1] * MICRO + clock[2]
 local now_ms = math.floor(now / 1000)
 local buckets, places = {}, {}
 
-local function buckets_of(scope)
-  local found = buckets[scope[1]]
+local function buckets_of(subject)
+  local found = buckets[subject[1]]
   if not found then
-    local key = prefix .. ':bucket:' .. scope[1]
+    local key = prefix .. ':bucket:' .. subject[1]
     local saved = redis.call('GET', key)
     found = saved and cmsgpack.unpack(saved) or {now, false, false, false}
     found.key, found.changed = key, now < found[1] -- a clock that was set back counts from now on
-    buckets[scope[1]] = found
+    buckets[subject[1]] = found
   end
   local elapsed = math.max(0, now - found[1])
   for meter = 2, 4 do
-    local limit, bucket = scope[meter], found[meter]
+    local limit, bucket = subject[meter], found[meter]
     local full = limit * MICRO
     if limit < 0 then
       found[meter] = false
@@ -45,32 +45,32 @@ local function buckets_of(scope)
       bucket[1], bucket[2] = full, 0
     end
   end
-  found[1], found.limits = now, scope
+  found[1], found.limits = now, subject
   return found
 end
 
-local function has_buckets(scope)
-  return scope[2] >= 0 or scope[3] >= 0 or scope[4] >= 0
+local function has_buckets(subject)
+  return subject[2] >= 0 or subject[3] >= 0 or subject[4] >= 0
 end
 
-local function places_of(scope)
-  local found = places[scope[1]]
+local function places_of(subject)
+  local found = places[subject[1]]
   if not found then
-    found = {key = prefix .. ':places:' .. scope[1]}
+    found = {key = prefix .. ':places:' .. subject[1]}
     redis.call('ZREMRANGEBYSCORE', found.key, '-inf', now_ms)
     for _, late in ipairs(redis.call('ZRANGEBYSCORE', found.key, now_ms + lease + 1, '+inf')) do
       redis.call('ZADD', found.key, now_ms + lease, late) -- the clock was set back
     end
     found.taken = redis.call('ZCARD', found.key)
-    places[scope[1]] = found
+    places[subject[1]] = found
   end
   return found
 end
 
-local function take_places(request, scopes)
-  for _, scope in ipairs(scopes) do
-    if scope[5] >= 0 then
-      local found = places_of(scope)
+local function take_places(request, subjects)
+  for _, subject in ipairs(subjects) do
+    if subject[5] >= 0 then
+      local found = places_of(subject)
       found.taken = found.taken + redis.call('ZADD', found.key, now_ms + lease, request)
       redis.call('PEXPIRE', found.key, 2 * lease)
     end
@@ -82,10 +82,10 @@ local function time_until(missing, limit)
   return whole * 60 + math.ceil((missing - whole * limit) * 60 / limit)
 end
 
-local function add(scope, meter, amount)
-  if scope[meter] >= 0 then
-    local found = buckets_of(scope)
-    local bucket, full = found[meter], scope[meter] * MICRO
+local function add(subject, meter, amount)
+  if subject[meter] >= 0 then
+    local found = buckets_of(subject)
+    local bucket, full = found[meter], subject[meter] * MICRO
     bucket[1] = bucket[1] + amount
     if bucket[1] >= full then
       bucket[1], bucket[2] = full, 0
@@ -94,33 +94,33 @@ local function add(scope, meter, amount)
   end
 end
 
-local function settle(scopes, meter, reserved, actual)
-  for _, scope in ipairs(scopes) do
-    add(scope, meter, math.min(reserved * MICRO, scope[meter] * MICRO) - actual * MICRO)
+local function settle(subjects, meter, reserved, actual)
+  for _, subject in ipairs(subjects) do
+    add(subject, meter, math.min(reserved * MICRO, subject[meter] * MICRO) - actual * MICRO)
   end
 end
 
-local function levels_of(scopes)
+local function levels_of(subjects)
   local levels = {}
-  for index, scope in ipairs(scopes) do
+  for index, subject in ipairs(subjects) do
     local level = {0, 0, 0, 0}
-    if has_buckets(scope) then
-      local found = buckets_of(scope)
+    if has_buckets(subject) then
+      local found = buckets_of(subject)
       for meter = 2, 4 do
         level[meter - 1] = found[meter] and found[meter][1] or 0
       end
     end
-    if scope[5] >= 0 then
-      level[4] = math.max(0, scope[5] - places_of(scope).taken)
+    if subject[5] >= 0 then
+      level[4] = math.max(0, subject[5] - places_of(subject).taken)
     end
     levels[index] = level
   end
   return levels
 end
 
-local function counts_tokens(scopes)
-  for _, scope in ipairs(scopes) do
-    if scope[3] >= 0 or scope[4] >= 0 then
+local function counts_tokens(subjects)
+  for _, subject in ipairs(subjects) do
+    if subject[3] >= 0 or subject[4] >= 0 then
       return true
     end
   end
@@ -130,41 +130,41 @@ end
 local run = {}
 
 function run.reserve(operation)
-  local request, scopes = operation[2], operation[5]
+  local request, subjects = operation[2], operation[5]
   local needed = {0, MICRO, operation[3] * MICRO, operation[4] * MICRO}
-  local record = counts_tokens(scopes) and prefix .. ':request:' .. request
+  local record = counts_tokens(subjects) and prefix .. ':request:' .. request
   if record and redis.call('EXISTS', record) == 1 then
-    return {true, 0, 0, 0, levels_of(scopes)}
+    return {true, 0, 0, 0, levels_of(subjects)}
   end
   local wait, which, failing = 0, 0, 0
-  for index, scope in ipairs(scopes) do
-    local found = has_buckets(scope) and buckets_of(scope)
+  for index, subject in ipairs(subjects) do
+    local found = has_buckets(subject) and buckets_of(subject)
     for meter = 2, 4 do
-      if scope[meter] >= 0 then
-        local missing = math.min(needed[meter], scope[meter] * MICRO) - found[meter][1]
-        local time = missing > 0 and time_until(missing, scope[meter]) or 0
+      if subject[meter] >= 0 then
+        local missing = math.min(needed[meter], subject[meter] * MICRO) - found[meter][1]
+        local time = missing > 0 and time_until(missing, subject[meter]) or 0
         if time > wait then
           wait, which, failing = time, index - 1, meter - 2
         end
       end
     end
-    if scope[5] >= 0 and places_of(scope).taken >= scope[5] and PLACE_WAIT > wait then
+    if subject[5] >= 0 and places_of(subject).taken >= subject[5] and PLACE_WAIT > wait then
       wait, which, failing = PLACE_WAIT, index - 1, 3
     end
   end
   if wait > 0 then
-    return {false, wait, which, failing, levels_of(scopes)}
+    return {false, wait, which, failing, levels_of(subjects)}
   end
-  for _, scope in ipairs(scopes) do
+  for _, subject in ipairs(subjects) do
     for meter = 2, 4 do
-      add(scope, meter, -math.min(needed[meter], scope[meter] * MICRO))
+      add(subject, meter, -math.min(needed[meter], subject[meter] * MICRO))
     end
   end
-  take_places(request, scopes)
+  take_places(request, subjects)
   if record then
     redis.call('SET', record, cmsgpack.pack({operation[3], operation[4]}), 'PX', keep)
   end
-  return {true, 0, 0, 0, levels_of(scopes)}
+  return {true, 0, 0, 0, levels_of(subjects)}
 end
 
 function run.began(operation)
@@ -179,22 +179,22 @@ function run.began(operation)
 end
 
 function run.ended(operation)
-  local request, scopes = operation[2], operation[5]
+  local request, subjects = operation[2], operation[5]
   local record = prefix .. ':request:' .. request
-  if counts_tokens(scopes) then
+  if counts_tokens(subjects) then
     local saved = redis.call('GET', record)
     if saved then
       local reserved = cmsgpack.unpack(saved)
       if reserved[1] >= 0 then
-        settle(scopes, 3, reserved[1], operation[3])
+        settle(subjects, 3, reserved[1], operation[3])
       end
-      settle(scopes, 4, reserved[2], operation[4])
+      settle(subjects, 4, reserved[2], operation[4])
       redis.call('DEL', record)
     end
   end
-  for _, scope in ipairs(scopes) do
-    if scope[5] >= 0 then
-      local found = places_of(scope)
+  for _, subject in ipairs(subjects) do
+    if subject[5] >= 0 then
+      local found = places_of(subject)
       found.taken = found.taken - redis.call('ZREM', found.key, request)
     end
   end
@@ -207,11 +207,11 @@ function run.renew(operation)
 end
 
 function run.charge(operation)
-  for _, scope in ipairs(operation[3]) do
+  for _, subject in ipairs(operation[3]) do
     for meter = 2, 4 do
-      if scope[meter] >= 0 then
-        local level = buckets_of(scope)[meter][1]
-        add(scope, meter, math.max(math.min(level, 0), level - operation[2][meter - 1]) - level)
+      if subject[meter] >= 0 then
+        local level = buckets_of(subject)[meter][1]
+        add(subject, meter, math.max(math.min(level, 0), level - operation[2][meter - 1]) - level)
       end
     end
   end

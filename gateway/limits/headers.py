@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
+from gateway.generation_request import Dialect
 from gateway.limits.limiter import Standing
 from gateway.limits.operations import INPUT, MICRO, OUTPUT, REQUESTS, UNLIMITED, time_until
 
@@ -28,8 +29,8 @@ class Left(Struct, frozen=True):
     reset: int
 
 
-def limit_headers(standing: Standing, *, anthropic: bool, now: float) -> Pairs:
-    """The headers, in one vendor's names. `now`: seconds since the Unix epoch."""
+def limit_headers(standing: Standing, dialect: Dialect, *, now: float) -> Pairs:
+    """The headers, as the dialect names them. `now`: seconds since the Unix epoch."""
     found = {name: left for meter, name in _NAMES if (left := _left(standing, meter)) is not None}
     tokens = min(
         (left for name, left in found.items() if name != "requests"),
@@ -40,7 +41,7 @@ def limit_headers(standing: Standing, *, anthropic: bool, now: float) -> Pairs:
         found["tokens"] = tokens
     headers: Pairs = []
     for name, left in found.items():
-        if anthropic:
+        if dialect == "anthropic":
             prefix = f"anthropic-ratelimit-{name}-"
             names, reset = [prefix + part for part in _PARTS], rfc3339(now, left.reset)
         else:
@@ -54,7 +55,7 @@ def _places(standing: Standing) -> Pairs:
     """Neither vendor has headers for requests at once; these are ours."""
     found = [
         (levels.concurrent, bounds.concurrent)
-        for bounds, levels in zip(standing.scopes, standing.levels, strict=True)
+        for bounds, levels in zip(standing.subjects, standing.levels, strict=True)
         if bounds.concurrent != UNLIMITED
     ]
     if not found:
@@ -68,7 +69,7 @@ def _places(standing: Standing) -> Pairs:
 
 def _left(standing: Standing, meter: int) -> Left | None:
     tightest: Left | None = None
-    for bounds, levels in zip(standing.scopes, standing.levels, strict=True):
+    for bounds, levels in zip(standing.subjects, standing.levels, strict=True):
         limit = bounds.per_minute(meter)
         if limit == UNLIMITED:
             continue

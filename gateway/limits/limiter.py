@@ -19,16 +19,16 @@ from gateway.limits.expected_tokens import ExpectedTokens
 from gateway.limits.memory_buckets import MemoryBuckets
 from gateway.limits.operations import (
     CONCURRENT,
-    METERS,
+    LIMITED,
     MICRO,
     UNLIMITED,
-    Began,
     Bounds,
-    Ended,
     Levels,
     Operation,
     Reserve,
-    Scopes,
+    Settle,
+    SettleInput,
+    Subjects,
     Verdict,
 )
 from gateway.limits.outage import Outage
@@ -60,7 +60,7 @@ class Asked(Struct, frozen=True):
 class Standing(Struct, frozen=True):
     """What a request's limits have left, for the headers of its answer."""
 
-    scopes: Scopes
+    subjects: Subjects
     levels: tuple[Levels, ...]
 
 
@@ -87,7 +87,7 @@ class Limiter:
         self._batcher = MicroBatcher[tuple[UUID, Operation], Verdict | None](self._flush, _BATCH)
         self._placed: dict[str, Permit] = {}
         """Running requests that have places, by id."""
-        self._bounds: dict[tuple[SubjectLimits, ...], Scopes] = {}
+        self._bounds: dict[tuple[SubjectLimits, ...], Subjects] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -117,14 +117,14 @@ class Limiter:
         found = await self._limits(key, project, tenant)
         if not found:
             return None
-        scopes, expected = self._scopes(found), self.expected
+        subjects, expected = self._subjects(found), self.expected
         operation = Reserve(
             request.hex,
             sum(expected.uncached(part.conversation, part.prompt_tokens) for part in asked),
             sum(expected.output(project, part.max_output) for part in asked),
-            scopes,
+            subjects,
         )
-        permit = Permit(self, tenant, project, request, scopes)
+        permit = Permit(self, tenant, project, request, subjects)
         permit.parts = len(asked)
         answer = await self._answer(permit, operation, found)
         if permit.has_places and answer.refusal is None:
@@ -137,28 +137,28 @@ class Limiter:
         if self._shared is None or self._outage.active:
             return False
         found = self._cache.known(key, project, tenant)
-        return bool(found) and self._outage.saw_room(self._scopes(found or ()))
+        return bool(found) and self._outage.saw_room(self._subjects(found or ()))
 
     async def count(self, request: UUID, *, tenant: UUID, project: UUID, key: UUID) -> Answer | None:
         """Count a request that generates nothing: it takes no tokens and no place. As `reserve` otherwise."""
         found = await self._limits(key, project, tenant)
         if not found:
             return None
-        scopes = tuple(replace(bounds, concurrent=UNLIMITED) for bounds in self._scopes(found))
-        permit = Permit(self, tenant, project, request, scopes)
-        answer = await self._answer(permit, Reserve(request.hex, 0, 0, scopes), found)
+        subjects = tuple(replace(bounds, concurrent=UNLIMITED) for bounds in self._subjects(found))
+        permit = Permit(self, tenant, project, request, subjects)
+        answer = await self._answer(permit, Reserve(request.hex, 0, 0, subjects), found)
         if answer.refusal is None:
             permit.ended(request, 0)
         return answer
 
-    def settle(self, permit: Permit, operation: Began) -> None:
+    def settle(self, permit: Permit, operation: SettleInput) -> None:
         """Settle in the background, in the order of calls."""
         if self._shared is None:
             self._memory.run(operation)
         elif self._shared.asks:
             self._batcher.submit((permit.tenant, operation))
 
-    def end(self, permit: Permit, operation: Ended) -> Awaitable[object]:
+    def end(self, permit: Permit, operation: Settle) -> Awaitable[object]:
         """Settle and free the request's places; what is returned is done when other workers see them free. This one
         asks in order, so it need not wait for itself."""
         self._placed.pop(permit.request, None)
@@ -179,10 +179,10 @@ class Limiter:
 
     async def _answer(self, permit: Permit, operation: Reserve, found: Sequence[SubjectLimits]) -> Answer:
         verdict = await self._ask(permit.tenant, operation)
-        standing = Standing(permit.scopes, verdict.levels)
+        standing = Standing(permit.subjects, verdict.levels)
         if verdict.allowed:
             return Answer(permit, standing)
-        return Answer(permit, standing, _refusal(verdict, found), METERS[verdict.meter])
+        return Answer(permit, standing, _refusal(verdict, found), LIMITED[verdict.meter])
 
     async def _ask(self, tenant: UUID, operation: Reserve) -> Verdict:
         if self._shared is None:
@@ -191,12 +191,12 @@ class Limiter:
         if verdict is None:
             self._begin_outage()
             return self._outage.reserve(tenant, operation)
-        self._outage.saw(operation.scopes, verdict.levels)
+        self._outage.saw(operation.subjects, verdict.levels)
         return verdict
 
     def _begin_outage(self) -> None:
         if not self._outage.active:
-            self._outage.begin((permit.request, permit.scopes) for permit in self._placed.values())
+            self._outage.begin((permit.request, permit.subjects) for permit in self._placed.values())
 
     async def _flush(self, items: list[tuple[UUID, Operation]]) -> list[Verdict | Exception | None]:
         """The answers, None for every item while Redis is away."""
@@ -241,13 +241,13 @@ class Limiter:
             if permit.request in self._placed:  # it has not ended meanwhile
                 self._batcher.submit((permit.tenant, permit.renewal))
 
-    def _scopes(self, found: tuple[SubjectLimits, ...]) -> Scopes:
-        scopes = self._bounds.get(found)
-        if scopes is None:
+    def _subjects(self, found: tuple[SubjectLimits, ...]) -> Subjects:
+        subjects = self._bounds.get(found)
+        if subjects is None:
             if len(self._bounds) > _BATCH:
                 self._bounds.clear()
-            scopes = self._bounds[found] = tuple(map(_bounds, found))
-        return scopes
+            subjects = self._bounds[found] = tuple(map(_bounds, found))
+        return subjects
 
 
 def _bounds(found: SubjectLimits) -> Bounds:
@@ -261,16 +261,9 @@ def _bounds(found: SubjectLimits) -> Bounds:
 
 
 def _refusal(verdict: Verdict, found: Sequence[SubjectLimits]) -> RateLimited:
-    limited = found[verdict.scope]
-    values = (
-        limited.limits.requests_per_minute,
-        limited.limits.input_tokens_per_minute,
-        limited.limits.output_tokens_per_minute,
-        limited.limits.concurrent_requests,
-    )
+    limited = found[verdict.subject]
+    most = _bounds(limited).limits[verdict.meter]
     wait = verdict.wait / MICRO
     when = "when one of them has ended" if verdict.meter == CONCURRENT else f"in {max(1, round(wait + 0.5))} s"
-    text = (
-        f"The {limited.scope}'s limit of {values[verdict.meter]} {_UNITS[verdict.meter]} is reached; try again {when}."
-    )
+    text = f"The {limited.scope}'s limit of {most} {_UNITS[verdict.meter]} is reached; try again {when}."
     return RateLimited(text, retry_after=wait)

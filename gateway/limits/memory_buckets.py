@@ -17,15 +17,15 @@ from gateway.limits.operations import (
     PLACE_WAIT_US,
     REQUESTS,
     UNLIMITED,
-    Began,
     Bounds,
     Charge,
-    Ended,
     Levels,
     Operation,
     Renew,
     Reserve,
-    Scopes,
+    Settle,
+    SettleInput,
+    Subjects,
     Verdict,
     time_until,
 )
@@ -99,22 +99,22 @@ class MemoryBuckets:
 
     def reserve(self, operation: Reserve) -> Verdict:
         """Take everything or nothing."""
-        now, scopes = self._clock(), operation.scopes
+        now, subjects = self._clock(), operation.subjects
         self._forget(now)
         if operation.request in self._records:
-            return Verdict(True, 0, 0, 0, self._levels(scopes, now))
+            return Verdict(True, 0, 0, 0, self._levels(subjects, now))
         needed = (MICRO, operation.input_tokens * MICRO, operation.output_tokens * MICRO)
-        refusal = self._refusal(needed, scopes, now)
+        refusal = self._refusal(needed, subjects, now)
         if refusal is not None:
-            return Verdict(False, *refusal, self._levels(scopes, now))
-        for bounds in scopes:
+            return Verdict(False, *refusal, self._levels(subjects, now))
+        for bounds in subjects:
             subject = self._subject(bounds, now)
             for meter in _METERS:
                 subject.add(bounds, meter, -min(needed[meter], bounds.per_minute(meter) * MICRO))
-        self._take_places(operation.request, scopes, now)
-        if _counts_tokens(scopes):
+        self._take_places(operation.request, subjects, now)
+        if _counts_tokens(subjects):
             self._record(operation.request, operation.input_tokens, operation.output_tokens, now)
-        return Verdict(True, 0, 0, 0, self._levels(scopes, now))
+        return Verdict(True, 0, 0, 0, self._levels(subjects, now))
 
     def run(self, operation: Operation) -> Verdict | None:
         """Carry out an operation; only `Reserve` has an answer."""
@@ -122,22 +122,22 @@ class MemoryBuckets:
             return self.reserve(operation)
         now = self._clock()
         match operation:
-            case Began():
+            case SettleInput():
                 _, reserved, output = self._records.get(operation.request, (0, -1, 0))
                 if reserved >= 0:
-                    self._settle(operation.scopes, INPUT, reserved, operation.input_tokens, now)
+                    self._settle(operation.subjects, INPUT, reserved, operation.input_tokens, now)
                     self._record(operation.request, -1, output, now)
-            case Ended():
+            case Settle():
                 self._end(operation, now)
             case Renew():
-                self._take_places(operation.request, operation.scopes, now)
+                self._take_places(operation.request, operation.subjects, now)
             case Charge():
                 self._charge(operation, now)
         return None
 
-    def levels(self, scopes: Scopes) -> tuple[Levels, ...]:
+    def levels(self, subjects: Subjects) -> tuple[Levels, ...]:
         """What these subjects have left now."""
-        return self._levels(scopes, self._clock())
+        return self._levels(subjects, self._clock())
 
     def seed(self, bounds: Bounds, levels: tuple[int, int, int]) -> None:
         """Let a subject that is not known here begin with these levels, in micro-units."""
@@ -164,10 +164,10 @@ class MemoryBuckets:
         subject.refill(bounds, now)
         return subject
 
-    def _refusal(self, needed: tuple[int, ...], scopes: Scopes, now: int) -> tuple[int, int, int] | None:
-        """What is to be waited for the longest, as (wait, scope, meter); None if there is enough of everything."""
+    def _refusal(self, needed: tuple[int, ...], subjects: Subjects, now: int) -> tuple[int, int, int] | None:
+        """What is to be waited for the longest, as (wait, subject, meter); None if there is enough of everything."""
         wait, found = 0, None
-        for index, bounds in enumerate(scopes):
+        for index, bounds in enumerate(subjects):
             subject = self._subject(bounds, now)
             for meter in _METERS:
                 limit = bounds.per_minute(meter)
@@ -182,38 +182,38 @@ class MemoryBuckets:
                     wait, found = PLACE_WAIT_US, (PLACE_WAIT_US, index, CONCURRENT)
         return found
 
-    def _take_places(self, request: str, scopes: Scopes, now: int) -> None:
-        for bounds in scopes:
+    def _take_places(self, request: str, subjects: Subjects, now: int) -> None:
+        for bounds in subjects:
             if bounds.concurrent != UNLIMITED:
                 subject = self._subject(bounds, now)
                 subject.expire_places(now)
                 subject.places[request] = now + self._lease
 
-    def _settle(self, scopes: Scopes, meter: int, reserved: int, actual: int, now: int) -> None:
-        for bounds in scopes:
+    def _settle(self, subjects: Subjects, meter: int, reserved: int, actual: int, now: int) -> None:
+        for bounds in subjects:
             full = bounds.per_minute(meter) * MICRO
             self._subject(bounds, now).add(bounds, meter, min(reserved * MICRO, full) - actual * MICRO)
 
-    def _end(self, operation: Ended, now: int) -> None:
+    def _end(self, operation: Settle, now: int) -> None:
         _, reserved, output = self._records.pop(operation.request, (0, -1, -1))
         if reserved >= 0:
-            self._settle(operation.scopes, INPUT, reserved, operation.input_tokens, now)
+            self._settle(operation.subjects, INPUT, reserved, operation.input_tokens, now)
         if output >= 0:
-            self._settle(operation.scopes, OUTPUT, output, operation.output_tokens, now)
-        for bounds in operation.scopes:
+            self._settle(operation.subjects, OUTPUT, output, operation.output_tokens, now)
+        for bounds in operation.subjects:
             if bounds.concurrent != UNLIMITED:
                 self._subject(bounds, now).places.pop(operation.request, None)
 
     def _charge(self, operation: Charge, now: int) -> None:
-        for bounds in operation.scopes:
+        for bounds in operation.subjects:
             subject = self._subject(bounds, now)
             for meter in _METERS:
                 level = subject.level(meter)
                 subject.add(bounds, meter, max(min(level, 0), level - operation.levels[meter]) - level)
 
-    def _levels(self, scopes: Scopes, now: int) -> tuple[Levels, ...]:
+    def _levels(self, subjects: Subjects, now: int) -> tuple[Levels, ...]:
         found = []
-        for bounds in scopes:
+        for bounds in subjects:
             subject = self._subject(bounds, now)
             free = 0
             if bounds.concurrent != UNLIMITED:
@@ -234,5 +234,5 @@ class MemoryBuckets:
             del self._records[oldest]
 
 
-def _counts_tokens(scopes: Scopes) -> bool:
-    return any(bounds.input_tokens != UNLIMITED or bounds.output_tokens != UNLIMITED for bounds in scopes)
+def _counts_tokens(subjects: Subjects) -> bool:
+    return any(bounds.input_tokens != UNLIMITED or bounds.output_tokens != UNLIMITED for bounds in subjects)

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 MICRO = 1_000_000
 UNLIMITED = -1
-METERS = ("requests", "input_tokens", "output_tokens", "concurrent")
-"""The meters, in the order of the fields of `Bounds`."""
+LIMITED = ("requests", "input_tokens", "output_tokens", "concurrent")
+"""What is limited, in the order of the fields of `Bounds`."""
 REQUESTS, INPUT, OUTPUT, CONCURRENT = range(4)
 PLACE_WAIT_US = MICRO
 """What a request without a place is told to wait: nobody knows when a running one ends."""
@@ -30,15 +30,15 @@ class Bounds(Struct, frozen=True, array_like=True):
 
     @property
     def limits(self) -> tuple[int, int, int, int]:
-        """The limits, by meter."""
+        """The limits, in the order of LIMITED."""
         return self.requests, self.input_tokens, self.output_tokens, self.concurrent
 
     def per_minute(self, meter: int) -> int:
-        """The limit of one of the first three meters."""
+        """The limit of one of the first three of LIMITED."""
         return (self.requests, self.input_tokens, self.output_tokens)[meter]
 
 
-Scopes: TypeAlias = tuple[Bounds, ...]
+Subjects: TypeAlias = tuple[Bounds, ...]
 
 
 class Reserve(Struct, frozen=True, array_like=True, tag="reserve"):
@@ -48,42 +48,42 @@ class Reserve(Struct, frozen=True, array_like=True, tag="reserve"):
     request: str
     input_tokens: int
     output_tokens: int
-    scopes: Scopes
+    subjects: Subjects
 
 
-class Began(Struct, frozen=True, array_like=True, tag="began"):
+class SettleInput(Struct, frozen=True, array_like=True, tag="began"):
     """The request has so many uncached input tokens: give back or take the difference. Only the first counts."""
 
     request: str
     input_tokens: int
-    scopes: Scopes
+    subjects: Subjects
 
 
-class Ended(Struct, frozen=True, array_like=True, tag="ended"):
+class Settle(Struct, frozen=True, array_like=True, tag="ended"):
     """The request has ended with so many tokens: settle what is not settled, and free its places. Only the first
     counts."""
 
     request: str
     input_tokens: int
     output_tokens: int
-    scopes: Scopes
+    subjects: Subjects
 
 
 class Renew(Struct, frozen=True, array_like=True, tag="renew"):
     """The request still runs: keep its places, or take them again where they were lost."""
 
     request: str
-    scopes: Scopes
+    subjects: Subjects
 
 
 class Charge(Struct, frozen=True, array_like=True, tag="charge"):
     """Take so many micro-units that were used elsewhere, but let no level fall below zero for it."""
 
     levels: tuple[int, int, int]
-    scopes: Scopes
+    subjects: Subjects
 
 
-Operation: TypeAlias = Reserve | Began | Ended | Renew | Charge
+Operation: TypeAlias = Reserve | SettleInput | Settle | Renew | Charge
 
 
 class Levels(Struct, frozen=True, array_like=True):
@@ -96,12 +96,12 @@ class Levels(Struct, frozen=True, array_like=True):
 
 
 class Verdict(Struct, frozen=True, array_like=True):
-    """The answer to `Reserve`. When refused, `scope` and `meter` say which limit is to be waited for the longest, and
+    """The answer to `Reserve`. When refused, `subject` and `meter` say which limit is to be waited for the longest, and
     `wait` for how long."""
 
     allowed: bool
     wait: int
-    scope: int
+    subject: int
     meter: int
     levels: tuple[Levels, ...]
 

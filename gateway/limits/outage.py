@@ -20,12 +20,12 @@ from gateway.limits.operations import (
     UNLIMITED,
     Bounds,
     Charge,
-    Ended,
     Levels,
     Operation,
     Renew,
     Reserve,
-    Scopes,
+    Settle,
+    Subjects,
     Verdict,
 )
 
@@ -68,48 +68,48 @@ class Outage:
         """Subject -> when Redis last said what it has left, and that."""
         self._used: dict[str, _Used] = {}
 
-    def saw(self, scopes: Scopes, levels: Iterable[Levels]) -> None:
+    def saw(self, subjects: Subjects, levels: Iterable[Levels]) -> None:
         """Remember what Redis says is left."""
         now = self._clock()
-        for bounds, level in zip(scopes, levels, strict=True):
+        for bounds, level in zip(subjects, levels, strict=True):
             self._seen[bounds.subject] = (now, level)
             self._seen.move_to_end(bounds.subject)
             if len(self._seen) > _SUBJECTS:
                 self._seen.popitem(last=False)
 
-    def saw_room(self, scopes: Scopes) -> bool:
+    def saw_room(self, subjects: Subjects) -> bool:
         """Whether Redis last said that each of these has a tenth of its limits left, so that it will hardly refuse the
         next request."""
         return all(
-            (seen := self._seen.get(bounds.subject)) is not None and _has_room(bounds, seen[1]) for bounds in scopes
+            (seen := self._seen.get(bounds.subject)) is not None and _has_room(bounds, seen[1]) for bounds in subjects
         )
 
-    def begin(self, running: Iterable[tuple[str, Scopes]]) -> None:
+    def begin(self, running: Iterable[tuple[str, Subjects]]) -> None:
         """Redis is away. `running`: requests that have places."""
         self.active = True
-        for request, scopes in running:
-            self.run(Renew(request, scopes))
+        for request, subjects in running:
+            self.run(Renew(request, subjects))
 
     def reserve(self, tenant: UUID, operation: Reserve) -> Verdict:
         """Take everything from the worker's share, or nothing."""
-        for bounds in operation.scopes:
+        for bounds in operation.subjects:
             self._seed(bounds)
-        shares = self._shares(operation.scopes)
-        for scope, share in enumerate(shares):
+        shares = self._shares(operation.subjects)
+        for subject, share in enumerate(shares):
             if (meter := _without_any(share)) is not None:
-                return Verdict(False, _MINUTE_US, scope, meter, self._buckets.levels(shares))
-        verdict = self._buckets.reserve(replace(operation, scopes=shares))
+                return Verdict(False, _MINUTE_US, subject, meter, self._buckets.levels(shares))
+        verdict = self._buckets.reserve(replace(operation, subjects=shares))
         if verdict.allowed:
             taken = (MICRO, operation.input_tokens * MICRO, operation.output_tokens * MICRO)
-            for bounds in operation.scopes:
+            for bounds in operation.subjects:
                 used = self._used.setdefault(bounds.subject, _Used(tenant, bounds, self._clock()))
                 used.leak(self.workers, self._clock())
                 used.levels = [before + more for before, more in zip(used.levels, taken, strict=True)]
         return verdict
 
-    def run(self, operation: Ended | Renew) -> None:
+    def run(self, operation: Settle | Renew) -> None:
         """Carry out what has no answer."""
-        self._buckets.run(replace(operation, scopes=self._shares(operation.scopes)))
+        self._buckets.run(replace(operation, subjects=self._shares(operation.subjects)))
 
     def charges(self) -> list[tuple[UUID, Operation]]:
         """What Redis is to be charged with, should it answer now."""
@@ -144,8 +144,8 @@ class Outage:
         )
         self._buckets.seed(share, tuple(refilled))  # type: ignore[arg-type]
 
-    def _shares(self, scopes: Scopes) -> Scopes:
-        return tuple(map(self._share, scopes))
+    def _shares(self, subjects: Subjects) -> Subjects:
+        return tuple(map(self._share, subjects))
 
     def _share(self, bounds: Bounds) -> Bounds:
         return Bounds(

@@ -12,7 +12,7 @@ import structlog
 
 from gateway.errors import GatewayError, Interrupted
 from gateway.limits.expected_tokens import ExpectedTokens
-from gateway.limits.operations import UNLIMITED, Began, Ended, Renew, Scopes
+from gateway.limits.operations import UNLIMITED, Renew, Settle, SettleInput, Subjects
 
 log = structlog.get_logger("gateway.limits")
 
@@ -33,11 +33,11 @@ class Settling(Protocol):
 
     expected: ExpectedTokens
 
-    def settle(self, permit: Permit, operation: Began) -> None:
+    def settle(self, permit: Permit, operation: SettleInput) -> None:
         """Settle in the background."""
         ...
 
-    def end(self, permit: Permit, operation: Ended) -> Awaitable[object]:
+    def end(self, permit: Permit, operation: Settle) -> Awaitable[object]:
         """Settle; what is returned is done when the request's places are free."""
         ...
 
@@ -45,14 +45,14 @@ class Settling(Protocol):
 class Permit:
     """One HTTP request, of one generation or several (`parts`). Each part says what it used by `began` and `ended`."""
 
-    def __init__(self, limiter: Settling, tenant: UUID, project: UUID, request: UUID, scopes: Scopes) -> None:
+    def __init__(self, limiter: Settling, tenant: UUID, project: UUID, request: UUID, subjects: Subjects) -> None:
         self.tenant = tenant
         self.request = request.hex
-        self.scopes = scopes
+        self.subjects = subjects
         self.parts = 1
-        self.has_places = any(bounds.concurrent != UNLIMITED for bounds in scopes)
+        self.has_places = any(bounds.concurrent != UNLIMITED for bounds in subjects)
         self._counts_tokens = any(
-            bounds.input_tokens != UNLIMITED or bounds.output_tokens != UNLIMITED for bounds in scopes
+            bounds.input_tokens != UNLIMITED or bounds.output_tokens != UNLIMITED for bounds in subjects
         )
         self._limiter = limiter
         self._project = project
@@ -65,7 +65,7 @@ class Permit:
     @property
     def renewal(self) -> Renew:
         """The operation that keeps its places."""
-        return Renew(self.request, self.scopes)
+        return Renew(self.request, self.subjects)
 
     def began(self, part: UUID, conversation: bytes, prompt_tokens: int, uncached: int) -> None:
         """A part was scheduled, and so many of its input tokens count. Only its first attempt does."""
@@ -74,7 +74,7 @@ class Permit:
         self._input[part] = uncached
         self._limiter.expected.learn_input(conversation, prompt_tokens, uncached)
         if len(self._input) == self.parts and self._counts_tokens:
-            self._limiter.settle(self, Began(self.request, sum(self._input.values()), self.scopes))
+            self._limiter.settle(self, SettleInput(self.request, sum(self._input.values()), self.subjects))
 
     def ended(self, part: UUID, output_tokens: int) -> Awaitable[object]:
         """A part has ended, or never began. Only the first call counts; what it returns is done when the places are
@@ -86,7 +86,7 @@ class Permit:
             self._limiter.expected.learn_output(self._project, output_tokens)
         if len(self._output) == self.parts and (self._counts_tokens or self.has_places):
             used = sum(self._input.values()), sum(self._output.values())
-            self._freed = self._limiter.end(self, Ended(self.request, *used, self.scopes))
+            self._freed = self._limiter.end(self, Settle(self.request, *used, self.subjects))
         return self._freed
 
 

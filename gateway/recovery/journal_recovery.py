@@ -151,12 +151,14 @@ class JournalRecovery:
     async def _billed_elsewhere(self, source: _Source, done: Done, hold: Hold) -> bool:
         """Whether another gateway is going to bill the request: the one that runs it, or the one that hears of a later
         attempt, if nothing of this one was delivered."""
-        if hold.state != "open" or hold.gateway == self._epoch:
+        if hold.state != "open" or hold.gateway_epoch == self._epoch:
             return False
-        if not await epoch_journals.is_over(self._database, hold.gateway):
+        if not await epoch_journals.is_over(self._database, hold.gateway_epoch):
             return True
         later = self._orphaned_holds.later_may_be_known
-        return not done.delivered and await later(hold.gateway, source.journal, source.replica, done.id, done.attempt)
+        return not done.delivered and await later(
+            hold.gateway_epoch, source.journal, source.replica, done.id, done.attempt
+        )
 
     async def _price(self, hold: Hold) -> PriceVersion:
         """The price that the request was admitted with."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 from gateway.conversation.chat_template import ChatTemplate, TemplateError
 from gateway.conversation.detokenizer import Detokenizer, detokenizer_for
 from gateway.conversation.output.events import OutputParser
-from gateway.conversation.output.families import OUTPUT_FORMATS, ReasoningMarkers, detect_output_format
+from gateway.conversation.output.output_formats import OUTPUT_FORMATS, ReasoningMarkers, detect_output_format
 from gateway.conversation.prompt import Prompt, Span, check_length, make_prompt
 from gateway.conversation.reasoning import has_begun, reasoning_of, template_variables
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError

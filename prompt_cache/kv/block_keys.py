@@ -79,6 +79,22 @@ def block_key(root: bytes, parent: bytes, tokens: Sequence[int] | bytes) -> byte
     return hashlib.sha256(b"".join(fields)).digest()
 
 
+def next_keys(root: bytes, parent: bytes, tokens: Sequence[int]) -> list[bytes]:
+    """The keys of the whole blocks of `tokens`, all in the scope with this root, after the block with the key `parent`.
+
+    As `block_key` of one after another, in less time: a long prompt has hundreds.
+    """
+    size = BLOCK_TOKENS * 4
+    written = _token_bytes(tokens)
+    keys: list[bytes] = []
+    head, block = _BLOCK + _LENGTHS[len(root)] + root, _LENGTHS[size]
+    for start in range(0, len(written) - size + 1, size):
+        fields = (head, _LENGTHS[len(parent)], parent, block, written[start : start + size])
+        parent = hashlib.sha256(b"".join(fields)).digest()
+        keys.append(parent)
+    return keys
+
+
 def prefix_key(root: bytes, parent: bytes, rest: Sequence[int]) -> bytes:
     """The key of a prefix that ends inside a block: `rest` are its tokens after the block with the key `parent`."""
     return _digest(b"turnpike/prefix/v1", root, parent, _token_bytes(rest))
@@ -93,12 +109,10 @@ def chain(
     `known`: keys of the first blocks that were computed before.
     """
     keys = list(known)
-    parent = keys[-1] if keys else model
-    segment = 0
-    for start in range(len(keys) * BLOCK_TOKENS, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        end = start + BLOCK_TOKENS
-        while segments[segment][0] < end and segment + 1 < len(segments):
-            segment += 1
-        parent = block_key(segments[segment][1], parent, tokens[start:end])
-        keys.append(parent)
+    blocks = len(tokens) // BLOCK_TOKENS
+    for until, root in [*segments[:-1], (len(tokens), segments[-1][1])]:
+        end = min(until // BLOCK_TOKENS, blocks)
+        if end > len(keys):
+            part = tokens[len(keys) * BLOCK_TOKENS : end * BLOCK_TOKENS]
+            keys += next_keys(root, keys[-1] if keys else model, part)
     return keys

@@ -203,7 +203,7 @@ class BlockPool:
 
     def retain(self, keys: Iterable[bytes], until: float) -> None:
         """A lease on the blocks of these keys lasts until then, in the seconds of `expire`: they are worth more."""
-        self._order.retain(self.find(keys), until)
+        self._order.retain([block for key in keys if (block := self._index.get(key)) is not None], until)
 
     def expire(self, now: float) -> None:
         """It is `now`: leases that have ended no longer count."""

@@ -208,6 +208,10 @@ class GroupedPool:
             columns[group] = [ABSENT] * first + self.pools[group].find(keys[first:length])
         return list(zip(*(columns[group][:length] for group in range(len(self.pools))), strict=True))
 
+    def holds(self, key: bytes) -> bool:
+        """Whether every group has a block with this key in its index."""
+        return self.pools[0].holds(key) if self._single else all(pool.holds(key) for pool in self.pools)
+
     def _reach(self, keys: Sequence[bytes], length: int) -> int:
         """The longest prefix of at most `length` blocks whose last window is cached in all groups with windows."""
         while length:

@@ -36,8 +36,9 @@ _NEW = 0.25
 """The weight of a new piece in a rate."""
 _BELIEVE_AGAIN_S = 20.0
 """After so many seconds without use, half of what is known of a tier is what was calibrated."""
-_WORTH = 0.03
-"""Computing or fetching is left out where it would save less than this part of the time: others have a use for it."""
+_WORTH = 0.1
+"""Computing or fetching is left out where it would save less than this part of the time: others have a use for it, and
+on a CPU each slows the other down."""
 LATE = 2.0
 """A piece that takes this multiple of what was expected is late."""
 SLACK_S = 0.005
@@ -191,9 +192,10 @@ class FetchOrRecompute:
         slowness = math.pow(tier.slowness, kept)
         rate = tier.calibrated
         if tier.begun:
-            # What is not there yet takes at least as long as it has taken.
+            # What is not there yet takes at least as long as it has taken; a pause of `SLACK_S` says nothing of a disk.
             oldest = next(iter(tier.begun.values()))
-            slowness = max(slowness, (now - oldest.began - rate.fixed_s) * rate.bytes_per_s / tier.served(oldest))
+            taken = now - oldest.began - rate.fixed_s - SLACK_S
+            slowness = max(slowness, taken * rate.bytes_per_s / tier.served(oldest))
         return slowness
 
     # ------------------------------------------------------------ what is expected
@@ -225,24 +227,27 @@ class FetchOrRecompute:
         ahead = min(others + size, size * max(1, users))
         return tier.calibrated.fixed_s + ahead * self._slowness(tier, now) / tier.calibrated.bytes_per_s
 
-    def compute_seconds(self, missing: Missing, blocks: int, waiting_s: float, sharers: int) -> float:
-        """Until the first `blocks` missing blocks are computed, after others' `waiting_s`, or beside `sharers`."""
+    def compute_seconds(self, missing: Missing, blocks: int, waiting_tokens: int = 0, sharers: int = 0) -> float:
+        """Until the first `blocks` missing blocks are computed, after others' `waiting_tokens`, or beside `sharers`."""
         if not blocks:
             return 0.0
         rate = self._calibrated
         own = (rate.fixed_s + rate.seconds(missing.start, blocks * missing.block_tokens)) * self._compute_slowness
-        return min(own + waiting_s, own * (1 + sharers))
+        others = rate.seconds(missing.start, waiting_tokens) * self._compute_slowness
+        return min(own + others, own * (1 + sharers))
 
-    def plan(self, missing: Missing, now: float, *, waiting_s: float = 0.0, sharers: int = 0, reading: int = 0) -> Plan:
+    def plan(
+        self, missing: Missing, now: float, *, waiting_tokens: int = 0, sharers: int = 0, reading: int = 0
+    ) -> Plan:
         """What to compute and what to fetch.
 
-        `waiting_s`: what others want computed now, in seconds, and `sharers`, how many these are. `reading`: bytes that
-        are being read for this prompt already, of the blocks in `missing`.
+        `waiting_tokens`: what others want computed now, and `sharers`, how many these are. `reading`: bytes that are
+        being read for this prompt already, of the blocks in `missing`.
         """
         blocks = missing.blocks
 
         def ends(compute: int) -> tuple[float, float]:
-            steps = self.compute_seconds(missing, compute, waiting_s, sharers)
+            steps = self.compute_seconds(missing, compute, waiting_tokens, sharers)
             steps += self._copy_seconds(missing, blocks - compute, now)
             return steps, self._read_seconds(missing, blocks - compute, now, reading)
 

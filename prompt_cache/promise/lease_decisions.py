@@ -137,8 +137,8 @@ class LeaseDecision(Struct, frozen=True, kw_only=True):
     `hit` is the lease that it reads, as it is after the read. `collapsed`: it is not certain yet whether its writer
     pays, so this read may share a write that runs; once the request runs, whether it did. `stale`: there was a lease,
     which is over or older than the request wants. `written` are the leases that begin with it. `limited`: tokens of its
-    marks that got no lease, since the project has as many as it may have. `kept`: the tokens that are promised from now
-    on, each with the instant until which.
+    marks that got no lease, since the project has as many as it may have. `retained`: the tokens that are promised from
+    now on, each with the instant until which.
     """
 
     request_id: UUID
@@ -148,7 +148,7 @@ class LeaseDecision(Struct, frozen=True, kw_only=True):
     stale: bool = False
     written: tuple[Lease, ...] = ()
     limited: int = 0
-    kept: tuple[tuple[int, int], ...] = ()
+    retained: tuple[tuple[int, int], ...] = ()
     changes: tuple[Lease, ...] = ()
     """Leases to be written, as they are after this request."""
     refused: tuple[Lease, ...] = ()
@@ -164,7 +164,7 @@ class LeaseDecision(Struct, frozen=True, kw_only=True):
     @property
     def expires_at(self) -> int | None:
         """When the promise on the longest part of the prompt ends; None without any."""
-        return max(self.kept)[1] if self.kept else None
+        return max(self.retained)[1] if self.retained else None
 
 
 class LeaseDecider:
@@ -222,7 +222,7 @@ class LeaseDecider:
             stale=wish.read and hit is None and any(self._at(key) is not None for key in wish.keys),
             written=tuple(written),
             limited=limited,
-            kept=tuple(sorted((lease.tokens, lease.expires_at) for lease in changes)),
+            retained=tuple(sorted((lease.tokens, lease.expires_at) for lease in changes)),
             changes=tuple(changes),
             refused=tuple(
                 self._new(wish, mark, None, self.now, mark.lease_class) for mark in marks if mark not in fitting

@@ -111,7 +111,6 @@ class ScopeKeys:
             return known
         task = self._loads.get(project_id)
         if task is None:
-            self._breaker.check()
             task = self._loads[project_id] = self._breaker.begin(self._load(tenant_id, project_id))
             task.add_done_callback(lambda _: self._loads.pop(project_id, None))
         return await self._breaker.wait_for(task)

@@ -1,4 +1,4 @@
-"""A record's bytes: a header of 512 bytes, then the payload in sealed chunks. docs/cache-tiers.md draws it.
+"""A record's bytes: a header of 512 bytes, then the payload in sealed chunks. docs/cache-on-disk.md draws it.
 
 The header is readable without a key, and is the associated data of every chunk. Its checksum only tells damage from a
 record that is whole but not the one that was asked for: what protects it is the seal.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -24,13 +25,17 @@ SALT_BYTES = 32
 MOST_SCOPE_BYTES = 64
 DISK_BLOCK = 4096
 
-MissCause: TypeAlias = Literal[
+RecordFault: TypeAlias = Literal[
     "absent", "lost", "truncated", "damaged", "version", "other_identity", "misplaced", "expired", "purged", "unsealed",
     "late", "io_error", "not_a_file",
 ]  # fmt: skip
 """Why a record was not read. `lost`: it was there, and its file is gone. `damaged`: the header's checksum does not fit.
 `misplaced`: a whole header of another scope, block, layer group or shard. `unsealed`: the payload or the header are not
 what was sealed. `late`: the deadline passed. `not_a_file`: a link, a folder, a pipe lies in its place."""
+DAMAGE: Collection[str] = frozenset(
+    ("truncated", "damaged", "version", "other_identity", "misplaced", "unsealed", "io_error", "not_a_file")
+)
+"""Those of a record that is there and cannot be used. By the others it was deleted, or could not be waited for."""
 
 _LAYOUT = struct.Struct(f">8sHHI32s32s32sHHHB{MOST_SCOPE_BYTES}s{KEY_BYTES}sIIQQQQQ{SALT_BYTES}sQ")
 _PARENT = struct.Struct(f">{NAME_BYTES}s")
@@ -44,7 +49,7 @@ _PADDING = bytes(HEADER_BYTES - _LAYOUT.size - _PARENT.size - _CHECKSUM.size)
 class BadRecord(Exception):
     """A record cannot be used. `cause` says why."""
 
-    def __init__(self, cause: MissCause) -> None:
+    def __init__(self, cause: RecordFault) -> None:
         super().__init__(cause)
         self.cause = cause
 

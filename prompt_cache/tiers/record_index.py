@@ -1,4 +1,4 @@
-"""What a store knows of its records in memory: columns of numbers, so that a million of them fit; docs/cache-tiers.md
+"""What a store knows of its records in memory: columns of numbers, so that a million of them fit; docs/cache-on-disk.md
 says how many bytes each takes. And which of them go when there is no room: the placement of the other tiers decides.
 
 A record is an entry of the eviction order. A prompt's records are a chain, block after block and in a block group after

@@ -20,7 +20,7 @@ from prompt_cache.tiers.disk_room import DiskRoom
 from prompt_cache.tiers.folder_scan import FolderScan, reclaim
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
 from prompt_cache.tiers.record_files import Bytes, FolderLock, NotAFile, RecordFiles
-from prompt_cache.tiers.record_format import MOST_SCOPE_BYTES, BadRecord, Header, disk_bytes, record_bytes
+from prompt_cache.tiers.record_format import MOST_SCOPE_BYTES, BadRecord, Header, RecordFault, disk_bytes, record_bytes
 from prompt_cache.tiers.record_index import RecordIndex
 from prompt_cache.tiers.record_reader import RecordReader
 from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S, Place, RecordWriter
@@ -162,8 +162,8 @@ class RecordStore:
         *,
         into: Mapping[int, memoryview] | None = None,
         deadline: float | None = None,
-    ) -> Mapping[int, Bytes] | None:
-        """The payload of the block in each of these groups (disk); None if any is missing or fails a check.
+    ) -> Mapping[int, Bytes] | RecordFault:
+        """The payload of the block in each of these groups (disk), or why one is missing or fails a check.
 
         `into`: writable memory for each group's payload, which is then what is returned; after None its content means
         nothing. `deadline`: on the monotonic clock; what is not read by then is a miss and stays in the store. A record
@@ -177,31 +177,32 @@ class RecordStore:
             view = memoryview(payload).cast("B")
             if len(view) != size:
                 raise ValueError(f"into[{group}]: {len(view)} bytes, the group's blocks have {size}")
-            if not self._read(access, key, group, name, view, deadline=deadline):
-                return None
+            if (cause := self._read(access, key, group, name, view, deadline=deadline)) is not None:
+                return cause
             payloads[group] = payload
         self._contents.was_read(names.values(), sum(self.identity.groups[group].block_bytes for group in names))
         return payloads
 
     def _read(
         self, access: ScopeAccess, key: bytes, group: int, name: bytes, into: memoryview, *, deadline: float | None
-    ) -> bool:
+    ) -> RecordFault | None:
+        """Read one record; why not, if so."""
         known = self._contents.knows(name)
         # without retention there is no key either: nothing is read, and nothing that was written before is deleted
         if not self._open or (not known and self._scan is None) or access.retention <= 0:
             self._contents.count("miss_absent")
-            return False
+            return "absent"
         try:
             header = self._reader.read(access, key, group, name, into, deadline=deadline)
         except BadRecord as bad:
-            cause = "lost" if known and bad.cause == "absent" else bad.cause
+            cause: RecordFault = "lost" if known and bad.cause == "absent" else bad.cause
             self._contents.count(f"miss_{cause}")
             if cause not in ("absent", "late"):
                 self._discard([name])
-            return False
+            return cause
         if not known:
             self._remember(name, header, access)
-        return True
+        return None
 
     # ------------------------------------------------------------ writing
 
@@ -213,7 +214,6 @@ class RecordStore:
         *,
         position: int,
         before: tuple[str, bytes] | None = None,
-        tokens: int = BLOCK_TOKENS,
         lease_until: float = 0.0,
     ) -> bool:
         """Seal and publish the block's record in each of these groups (disk, with fsync); whether all are there now.
@@ -234,7 +234,7 @@ class RecordStore:
         names = {group: self._state.name(access.scope, key, group) for group in views}
         parent = b"" if before is None else self._state.name(*before, len(self.identity.groups) - 1)
         for group, view in views.items():
-            if not self._write(access, key, group, view, (tokens, position, lease_until, parent)):
+            if not self._write(access, key, group, view, (position, lease_until, parent)):
                 return False
             parent = names[group]
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
 from prompt_cache.tiers.record_files import Bytes, RecordFiles
 from prompt_cache.tiers.record_format import Header
@@ -15,9 +16,9 @@ from prompt_cache.tiers.write_pace import WritePace
 LONGEST_RETENTION_S = 7 * 86_400.0
 """No record lives longer, whatever its scope's retention: so long tombstones have to be kept."""
 _US = 1_000_000
-Place: TypeAlias = tuple[int, int, float, bytes]
-"""Tokens of a block, tokens before it, when the last lease on it ends, in seconds since the Unix epoch, and the name of
-the record before it in its prompt, if any."""
+Place: TypeAlias = tuple[int, float, bytes]
+"""Tokens before a block, when the last lease on it ends, in seconds since the Unix epoch, and the name of the record
+before it in its prompt, if any."""
 
 
 class RecordWriter:
@@ -62,7 +63,7 @@ class RecordWriter:
 
     def _header(self, access: ScopeAccess, key: bytes, group: int, place: Place) -> Header:
         created = int(self._clock() * _US)
-        tokens, position, lease_until, parent = place
+        position, lease_until, parent = place
         return Header(
             *self._identity.digests,
             group=group,
@@ -70,7 +71,7 @@ class RecordWriter:
             shards=self._identity.shards,
             scope=access.scope,
             key=key,
-            tokens=tokens,
+            tokens=BLOCK_TOKENS,
             position=position,
             created=created,
             expires=created + int(min(access.retention, LONGEST_RETENTION_S) * _US),

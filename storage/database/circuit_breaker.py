@@ -43,26 +43,30 @@ class CircuitBreaker:
         self._answered = self._tried = -seconds
 
     def check(self) -> None:
-        """Raise DatabaseUnavailable if new work is refused now."""
+        """Raise DatabaseUnavailable if new work is refused now. Whoever asks begins nothing, and takes no probe."""
         now = time.monotonic()
         oldest = next(iter(self._waiting.values()), now)
         answered = self._answered if self._witness is None else max(self._answered, self._witness._answered)
         silent = oldest < now - self.seconds and answered < oldest
         if silent and now - self._tried < self.seconds:
             raise _silent()
-        self._tried = now
+
+    def enter(self) -> None:
+        """As `check`, for work that is `waiting` from now on: while the circuit is open it is the probe."""
+        self.check()
+        self._tried = time.monotonic()
 
     async def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         """What `work` returns or raises. Raises DatabaseUnavailable if it is refused, or late; late work goes on."""
-        try:
-            self.check()
-        except DatabaseUnavailable:
-            work.close()
-            raise
         return await self.wait_for(self.begin(work))
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Begin the work; one or several callers may `wait_for` it."""
+        """Begin the work; one or several callers may `wait_for` it. Raises DatabaseUnavailable if it is refused."""
+        try:
+            self.enter()
+        except DatabaseUnavailable:
+            work.close()
+            raise
         return asyncio.create_task(self._heard(work))
 
     async def wait_for(self, task: asyncio.Task[Result]) -> Result:

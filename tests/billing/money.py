@@ -65,7 +65,7 @@ class Tenant(msgspec.Struct):
             price_version=self.version.id,
             amount_pico=pico,
             lifetime_s=lifetime_s,
-            gateway="g1",
+            gateway_epoch="g1",
             terms=b"terms",
         )
 
@@ -116,6 +116,6 @@ def loose_request(request_id: UUID, amount: int = 0) -> HoldRequest:
         price_version=1,
         amount_pico=amount,
         lifetime_s=1,
-        gateway="g1",
+        gateway_epoch="g1",
         terms=b"",
     )

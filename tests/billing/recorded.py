@@ -60,8 +60,8 @@ async def record(
 ) -> Past:
     """Record `count` events of a tenant, spread over `span` from `start`; some exactly at the edges of hours."""
     chance = random.Random(seed)
-    book = PriceCatalog(database)
-    versions = [tenant.version, await book.set("big", "USD", PRICES | {"output": "9.99", "uncached": "0.43"})]
+    catalog = PriceCatalog(database)
+    versions = [tenant.version, await catalog.set("big", "USD", PRICES | {"output": "9.99", "uncached": "0.43"})]
     past = Past(tenant, projects or [tenant.project_id, new_id()], keys or [tenant.key_id, new_id()], [])
     for number in range(count):
         version, lane = chance.choice(versions), chance.choice(["interactive", "standard", "batch"])

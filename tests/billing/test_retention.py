@@ -45,16 +45,16 @@ async def test_holds_and_charges_are_forgotten_once_their_period_is_closed(
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 3)
     one, two = await Tenant.rich(database, 10**10), await Tenant.rich(database, 10**10)
-    budgets, holds, book = BudgetSettings(database), HoldService(database), PriceCatalog(database)
+    budgets, holds, catalog = BudgetSettings(database), HoldService(database), PriceCatalog(database)
     events = []
     for tenant in (one, two):
         await budgets.set(tenant.id, "tenant", "", "total", limit_pico=10**9, currency="USD")
         await budgets.set(tenant.id, "key", str(tenant.key_id), "day", limit_pico=10**9, currency="USD")
         used, late, expired, *rejected = [await holds.reserve(tenant.request(10**7)) for _ in range(5)]
         events.append(tenant.event(used, COST))
-        await settle(database, book, [events[-1], *(Release(hold.request_id, "rejected") for hold in rejected)])
+        await settle(database, catalog, [events[-1], *(Release(hold.request_id, "rejected") for hold in rejected)])
         await holds.sweep(expired.expires_at)
-        await settle(database, book, [tenant.event(late, COST)])
+        await settle(database, catalog, [tenant.event(late, COST)])
     now = await database.now()
     period = period_of(now)
     rows = await _count(database, ended_hold, budget_charge)
@@ -78,10 +78,10 @@ async def test_holds_and_charges_are_forgotten_once_their_period_is_closed(
     assert sorted((w.scope, w.held, w.spent) for w in await budgets.list(one.id) if w.scope == "tenant") == [before[1]]
 
     # what was settled twice, corrected, or is new counts as ever
-    assert (await settle(database, book, [events[0]])).repeated == 1
-    await adjust(database, book, one.id, events[0].id, {"uncached": -5}, reason="r")
+    assert (await settle(database, catalog, [events[0]])).repeated == 1
+    await adjust(database, catalog, one.id, events[0].id, {"uncached": -5}, reason="r")
     new = await holds.reserve(one.request(10**7))
-    await settle(database, book, [one.event(new, COST)])
+    await settle(database, catalog, [one.event(new, COST)])
     assert await _count(database, budget_charge) == [1]
     assert {w.scope: w.spent for w in await budgets.list(one.id)} == {"tenant": 3 * cost, "key": cost}
     assert await audit_money(database) == []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
@@ -24,6 +24,7 @@ from engine.layers.attention_plan import CUTS
 from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
 from engine.options import KvDtype, Quantize, Weights
+from engine.scheduling.fairness.queue_limits import QueueBounds
 from engine.scheduling.step_work import Work
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
@@ -296,12 +297,13 @@ def make_bench(
     window_blocks: int | None = None,
     device: str = "cpu",
     context: int | None = None,
-    **limits: int,
+    queue: int = QueueBounds.requests,
+    **limits: Any,
 ) -> Bench:
     """A bench on the CPU, in fp32, unless told otherwise; freed blocks are poisoned with NaN.
 
     `swap`: blocks of host memory; `store`: the disk tier's, which needs them.
-    `window_blocks`: blocks of layer groups with a window, `blocks` if None.
+    `window_blocks`: blocks of layer groups with a window, `blocks` if None. `queue`: requests that may wait.
     """
     config = read_config(folder)
     like = torch.zeros((), dtype=dtype, device=device)
@@ -326,7 +328,8 @@ def make_bench(
     )
     windows = [group.window for group in model.groups]
     pool = GroupedPool(list(zip(counts, windows, strict=True)), on_free=poisoning(runner))
-    bounds = EngineLimits(context or config.context_tokens, max_running=running, budget=budget, **limits)
+    queues = QueueBounds(requests=queue)
+    bounds = EngineLimits(context or config.context_tokens, max_running=running, budget=budget, bounds=queues, **limits)
     swap_pool = None
     if swap:
         swap_pool = GroupedPool(

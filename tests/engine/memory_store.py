@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from prompt_cache.tiers.identity import ScopeAccess
+from prompt_cache.tiers.record_files import Bytes
+from prompt_cache.tiers.record_format import RecordFault
 
 
 class MemoryStore:
@@ -22,10 +24,16 @@ class MemoryStore:
         self.reads = 0
         self.closed = False
         self.damaged: set[bytes] = set()
+        self.late: set[bytes] = set()
+        """What is not read before the deadline."""
         self.shortened: dict[str, float] = {}
         self.full = False
         """Whether writes are refused."""
         self.writes = 0
+        self.written_before_purge = 0
+        """Blocks that had been written when the last purge came."""
+        self.leases: dict[tuple[str, bytes], float] = {}
+        """When the lease on each block ends, as it was said last."""
         self.scanned = True
         """Else `holds` knows only what was looked for: `seen`."""
         self.seen: set[tuple[str, bytes]] = set()
@@ -47,13 +55,17 @@ class MemoryStore:
         *,
         into: Mapping[int, memoryview],
         deadline: float,
-    ) -> object | None:
+    ) -> Mapping[int, Bytes] | RecordFault:
         self.gate.wait()
         self.reads += 1
         record = self.records.get((access.scope, key))
-        if record is None or key in self.damaged:
+        if record is None:
+            return "absent"
+        if key in self.late:
+            return "late"
+        if key in self.damaged:
             self.records.pop((access.scope, key), None)
-            return None
+            return "unsealed"
         for group in groups:
             into[group][:] = record[group]
         return into
@@ -73,10 +85,15 @@ class MemoryStore:
         if self.full:
             return False
         self.before[access.scope, key] = before
+        self.leases[access.scope, key] = lease_until
         self.records[access.scope, key] = {group: bytes(payload) for group, payload in payloads.items()}
         return True
 
+    def lease(self, scope: str, keys: Sequence[bytes], until: float) -> None:
+        self.leases |= {(scope, key): until for key in keys if (scope, key) in self.records}
+
     def purge(self, scope: str, keys: Sequence[bytes]) -> int:
+        self.written_before_purge = len(self.before)
         return sum(self.records.pop((scope, key), None) is not None for key in keys)
 
     def forget(self, scope: str) -> int:

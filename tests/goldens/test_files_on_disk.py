@@ -21,12 +21,12 @@ from engine.server.journal_records import (
     Acked,
     AnyRecord,
     Begun,
+    Delivered,
     Ended,
-    Heard,
+    Fenced,
     Opened,
-    Refused,
+    Progress,
     Totals,
-    Went,
     frame,
     read_records,
 )
@@ -58,14 +58,14 @@ DONE = Done(
 )
 JOURNAL: list[AnyRecord] = [
     Opened(epoch=EPOCH, journal="the journal's identity", since=5),
-    Refused(epochs=["g-0"]),
-    Ended(handle=0, done=DONE, gateway="g-1"),
+    Fenced(epochs=["g-0"]),
+    Ended(handle=0, done=DONE, gateway_epoch="g-1"),
     Totals(requests=3, counts=COUNTS),
-    Begun(handle=1, id="live", attempt=2, claim=b"its claim", gateway="g-1"),
-    Went(counts=[(1, Counts(prompt=4, computed=4, output=2))]),
-    Heard(handle=1, delivered=1),
+    Begun(handle=1, id="live", attempt=2, claim=b"its claim", gateway_epoch="g-1"),
+    Progress(counts=[(1, Counts(prompt=4, computed=4, output=2))]),
+    Delivered(handle=1, delivered=1),
     Begun(handle=2, id="acknowledged", attempt=1),
-    Ended(handle=2, done=Done("acknowledged", 1, "length", Counts(), FIRST + 2), gateway="g-1"),
+    Ended(handle=2, done=Done("acknowledged", 1, "length", Counts(), FIRST + 2), gateway_epoch="g-1"),
     Acked(sequence=FIRST + 2),
 ]
 
@@ -204,7 +204,7 @@ def test_what_a_hold_keeps() -> None:
         price_version=4,
         amount_pico=5,
         lifetime_s=6,
-        gateway="g-1",
+        gateway_epoch="g-1",
         terms=pack(terms),
         tag="tag",
     )

@@ -78,12 +78,12 @@ def replica_options(settings: Settings, link_key: bytes, parent: int | None = No
             "standard": settings.queue_timeout_standard,
             "batch": settings.queue_timeout_batch,
         },
-        max_waiting=settings.queue_requests,
         lane_weights=settings.by_lane("lane_weights"),
         token_targets={lane: seconds * 1e6 for lane, seconds in settings.by_lane("inter_token_targets").items()},
         bounds=QueueBounds(
             flow=bounds(settings.by_lane("queue_requests_flow"), settings.by_lane("queue_seconds_flow")),
             lane=bounds(settings.by_lane("queue_requests_lane"), settings.by_lane("queue_seconds_lane")),
+            requests=settings.queue_requests,
         ),
         parent_pid=parent,
     )

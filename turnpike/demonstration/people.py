@@ -9,7 +9,7 @@ from uuid import UUID
 from msgspec import Struct, field
 
 from audit_log.actors import Actor, acting_as
-from gateway.admission.admission import Payer
+from gateway.admission.prepared_request import Payer
 from tenancy.rights.key_limits import key_limits
 from tenancy.rights.principals import Membership, Principal
 from tenancy.users.accounts import User

@@ -20,10 +20,11 @@ from billing.reservation.hooked_holds import HookedHolds
 from billing.settlement.settlement import settle
 from billing.spool.spool import Spool
 from billing.usage import Status, UsageEvent
-from gateway.admission.admission import Admission, Payer, PreparedRequest
+from gateway.admission.admission import Admission
 from gateway.admission.cache_leases import LeaseHook, LeaseRequest
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.lease_confirmations import LeaseConfirmations
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.openai import chat_request

@@ -6,7 +6,7 @@ Nobody took it: it is laid out from what its replica computed and how long it to
 from __future__ import annotations
 
 from billing.usage import UsageEvent
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.prepared_request import PreparedRequest
 from protocol.requests import PromptChunk, Timeline
 from waterfall import marks as m
 from waterfall.record import Attempt, Record, pack

@@ -348,9 +348,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     )
     queue_seconds_lane: Annotated[
         str,
-        _about("most engine time that the requests waiting in a lane may cost, as LANE=SECONDS,…", SERVE, ENGINE),
+        _about(
+            "most engine time queued in a lane, as LANE=SECONDS,…; for waiting see --queue-timeout-*", SERVE, ENGINE
+        ),
     ] = "interactive=300,standard=3600,batch=172800"
-    queue_seconds_flow: Annotated[str, _about("… of one tenant in a lane, as LANE=SECONDS,…", SERVE, ENGINE)] = (
+    queue_seconds_flow: Annotated[str, _about("… queued by one tenant in a lane, as LANE=SECONDS,…", SERVE, ENGINE)] = (
         "interactive=60,standard=600,batch=86400"
     )
     stall_timeout: Annotated[

@@ -8,7 +8,7 @@ of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import torch
@@ -32,6 +32,9 @@ _MOST_GROUPED = 64
 
 _FP8, _FP8_HEADS = "float8_e4m3fn", (64, 128, 256)
 """KV in 8 bits, and the sizes of heads that may be stored so."""
+
+_OPTIONS = frozenset(("window", "scale", "soft_cap", "qkv_bias", "output_bias", "qk_norm", "plus_one", "sinks"))
+"""The options of `AttentionVariant` that the kernels compute. They would pass over any other."""
 
 _WITH_E4M3 = (8, 9)
 """The first GPUs that compute in e4m3: Ada."""
@@ -88,10 +91,12 @@ def unsupported(decoder: Decoder, device: torch.device) -> str | None:
 
 
 def _unsupported_layer(layer: object, e4m3: bool) -> str | None:
-    if not isinstance(layer, LlamaLayer):
+    if type(layer) is not LlamaLayer:
         return f"layers are {type(layer).__name__}"
-    if layer.mlp.activation is not silu_times:
-        return "the activation is not SiLU"
+    variant = layer.attention.variant
+    unknown = {each.name for each in fields(variant) if getattr(variant, each.name) != each.default} - _OPTIONS
+    if unknown or layer.mlp.activation is not silu_times:
+        return f"attention has the option {min(unknown)}" if unknown else "the activation is not SiLU"
     for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
         in_fp8 = fp8_weight(product) is not None
         if not in_fp8 and (type(product) is not Linear or not product.is_plain):

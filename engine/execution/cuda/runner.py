@@ -58,20 +58,6 @@ def spare_blocks(running: int) -> int:
     return max(1, running // 8)
 
 
-def copy_first_token(memory: KvMemory, source: int, target: int) -> None:
-    """Copy a block that has one token yet, its first."""
-    there, here = memory.data[target], memory.data[source]
-    there[..., 0, :].copy_(here[..., 0, :])
-    if memory.data.dtype == torch.uint8:
-        # The scales of all tokens follow their values; the first of them is another token's last bytes by this shape.
-        rows, width = there.shape[-2:]
-        first = rows * memory.group.head_dim
-        there, here = (block.view(*block.shape[:-2], rows * width) for block in (there, here))
-        there[..., first : first + width - memory.group.head_dim].copy_(
-            here[..., first : first + width - memory.group.head_dim]
-        )
-
-
 class CudaRunner(ModelRunner):
     """A runner of `model`, which `engine.execution.cuda.model.unsupported` has nothing against.
 
@@ -138,6 +124,9 @@ class CudaRunner(ModelRunner):
         drawn = self._draw_deferred(works, flight, prefilled)
         if flight is not None:
             self._ahead = self._launch_ahead(flight)
+        last = prefilled or flight
+        if last is not None and last.event is not None:
+            self.meanwhile(last.event.query)
         outcomes = [] if flight is None else _outcomes(flight.wait(), flight.logprobs())
         if self.on_logits is not None and logits is not None:
             self.on_logits(decodes, logits[:, : self.fused.vocabulary])
@@ -310,7 +299,7 @@ class CudaRunner(ModelRunner):
                 continue
             block = work.request.table[work.start // BLOCK_TOKENS]
             for memory, count, number in zip(self.memories, self.sizes.blocks, block, strict=True):
-                copy_first_token(memory, count + spare, number)
+                memory.copy_first_token(count + spare, number)
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:

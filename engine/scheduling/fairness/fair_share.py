@@ -52,7 +52,7 @@ LOCALITY_QUANTUM_US = 250_000.0
 """Q: µs of engine time per weight by which a flow may get ahead of another for the sake of a cached prefix."""
 HASTE = 1.25
 """Batch gets this multiple of the share that its deadlines need: estimates err, and other lanes may borrow."""
-FIRST_TOKEN_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "batch": math.inf}
+BORROW_AFTER_S: Mapping[Lane, float] = {"interactive": 0.1, "standard": 0.1, "batch": math.inf}
 """How long a flow may wait for its next service until its lane may borrow for it."""
 BY_FINISH_TAG: Mapping[Lane, bool] = {"interactive": True, "standard": False, "batch": False}
 """Lanes in which flows count as level up to the finish tag of the least served flow's next request."""
@@ -67,7 +67,7 @@ _NONE: frozenset[Lane] = frozenset()
 class FairShare:
     """The policy of a replica (`Policy`).
 
-    `quantum`: Q. `weights`: of lanes. `lane_quantum`: µs that a lane with weight 1 is paid a round. `first_token`:
+    `quantum`: Q. `weights`: of lanes. `lane_quantum`: µs that a lane with weight 1 is paid a round. `borrow_after`:
     seconds after which a lane may borrow.
     """
 
@@ -79,7 +79,7 @@ class FairShare:
         quantum: float = LOCALITY_QUANTUM_US,
         weights: Mapping[Lane, float] = LANE_WEIGHTS,
         lane_quantum: float = QUANTUM,
-        first_token: Mapping[Lane, float] = FIRST_TOKEN_S,
+        borrow_after: Mapping[Lane, float] = BORROW_AFTER_S,
     ) -> None:
         self.costs: StepCosts = costs or FixedCosts()
         self.weights = dict(weights)
@@ -104,7 +104,7 @@ class FairShare:
         self._quantum = quantum
         self._heard: dict[str, float] = {}
         """replica -> when it was heard last."""
-        self._first_token = dict(first_token)
+        self._borrow_after = dict(borrow_after)
         self._now = 0.0
         self._clock = 0.0
         """Seconds since the first step on a clock that never goes back."""
@@ -149,7 +149,7 @@ class FairShare:
         return self.lanes.choose(self._backlogged, self._borrow_share)
 
     def _borrow_share(self, lane: Lane) -> float:
-        return self.flows[lane].borrow_share(self._now - self._first_token[lane])
+        return self.flows[lane].borrow_share(self._now - self._borrow_after[lane])
 
     def admitted(self, request: Request) -> None:
         if not request.began:
@@ -189,7 +189,8 @@ class FairShare:
         flow = self.flows[request.lane].flow(request.flow)
         left = len(request.tokens) - request.kv
         for other in flow.running.values():
-            if self._passes(request, left, other):
+            # Who decodes has nothing left that could be overtaken.
+            if other.slot < 0 and self._passes(request, left, other):
                 other.times_overtaken += 1
         self.flows[request.lane].placed(request)
         self._charge(request, request.spent + self._cost_left(request, BLOCK_TOKENS) - request.charged)

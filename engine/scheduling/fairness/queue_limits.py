@@ -54,12 +54,11 @@ class QueueBounds:
             "batch": Bound(16384, 48 * _HOUR),
         }
     )
+    requests: int = 24_576
+    """In all lanes."""
 
-    def refusal(self, policy: FairShare, request: Request, most: int) -> Refusal | None:
-        """Why the request may not wait, with the seconds after which to retry; None if it may.
-
-        `most`: how many requests may wait on the replica.
-        """
+    def refusal(self, policy: FairShare, request: Request) -> Refusal | None:
+        """Why the request may not wait, with the seconds after which to retry; None if it may."""
         flows = policy.flows[request.lane]
         flow = flows.flows.get(request.flow)
         cost = policy.estimate(request)
@@ -71,7 +70,7 @@ class QueueBounds:
             evenly = sum(bool(other.waiting) for other in flows.flows.values() if other is not flow) + 1
             more_than_even = lane.exceeded((waiting + 1) * evenly, (queued + cost) * evenly)
             beside = sum(bound.requests for other, bound in self.lane.items() if other != request.lane)
-            if more_than_even or flows.not_begun + 1 > max(lane.requests, most - beside):
+            if more_than_even or flows.not_begun + 1 > max(lane.requests, self.requests - beside):
                 return Refusal("lane", expected_wait(policy, request))
         return None
 

@@ -121,12 +121,12 @@ async def test_grants_that_cannot_be(database: Database) -> None:
 
 
 async def test_a_correction_is_a_new_event(database: Database) -> None:
-    tenant, balances, book = await Tenant.rich(database, 3 * COST), Balances(database), PriceCatalog(database)
+    tenant, balances, catalog = await Tenant.rich(database, 3 * COST), Balances(database), PriceCatalog(database)
     event = await use(database, tenant)
     identity = new_id()
     for _ in range(2):
-        made = await adjust(database, book, tenant.id, event.id, {"uncached": -40, "output": 5}, reason="counted twice",
-                            adjustment_id=identity)  # fmt: skip
+        units = {"uncached": -40, "output": 5}
+        made = await adjust(database, catalog, tenant.id, event.id, units, reason="twice", adjustment_id=identity)
     change = -40 * 400_000 + 5 * 1_600_000
     assert (made.corrects, made.cost_pico, made.period, made.admitted_at) == (
         event.id, change, event.period, event.admitted_at
@@ -135,7 +135,7 @@ async def test_a_correction_is_a_new_event(database: Database) -> None:
     assert balance is not None
     assert (balance.debit, balance.available) == (COST + change, 2 * COST - change)
     for source in ("events", "rollups"):
-        lines = await usage_lines(database, book, tenant.id, event.period, source=source)  # type: ignore[arg-type]
+        lines = await usage_lines(database, catalog, tenant.id, event.period, source=source)  # type: ignore[arg-type]
         assert [(line.meter, line.units, line.exact_pico) for line in lines] == [
             ("uncached", 60, 60 * 400_000), ("output", 15, 15 * 1_600_000)
         ]  # fmt: skip
@@ -145,12 +145,12 @@ async def test_a_correction_is_a_new_event(database: Database) -> None:
 @pytest.mark.slow
 async def test_adjustments_that_cannot_be(database: Database) -> None:
     tenant, other = await Tenant.rich(database, 3 * COST), await Tenant.rich(database, COST, "big")
-    book, event = PriceCatalog(database), await use(database, tenant)
+    catalog, event = PriceCatalog(database), await use(database, tenant)
 
     async def adjusting(
         units: dict[str, int], event_id: UUID = event.id, owner: UUID = tenant.id, **more: bool
     ) -> None:
-        await adjust(database, book, owner, event_id, units, reason="r", **more)  # type: ignore[arg-type]
+        await adjust(database, catalog, owner, event_id, units, reason="r", **more)  # type: ignore[arg-type]
 
     with pytest.raises(UnknownEvent):
         await adjusting({"output": 1}, new_id())
@@ -163,7 +163,7 @@ async def test_adjustments_that_cannot_be(database: Database) -> None:
             await adjusting({"output": -11}, **more)
     with pytest.raises(InvalidAdjustment, match="no units"):
         await adjusting({"output": 0})
-    made = await adjust(database, book, tenant.id, event.id, {"output": -10}, reason="r")
+    made = await adjust(database, catalog, tenant.id, event.id, {"output": -10}, reason="r")
     with pytest.raises(InvalidAdjustment, match="is an adjustment itself"):
         await adjusting({"output": 1}, made.id)
     answers = await asyncio.gather(*(adjusting({"uncached": -60}) for _ in range(3)), return_exceptions=True)
@@ -175,14 +175,14 @@ async def test_adjustments_that_cannot_be(database: Database) -> None:
 
 async def test_a_correction_takes_no_money_that_is_promised(database: Database) -> None:
     """I7: nothing but usage that has arrived brings a balance below zero, and nobody would be told of this."""
-    tenant, balances, book = await Tenant.rich(database, 2 * COST), Balances(database), PriceCatalog(database)
+    tenant, balances, catalog = await Tenant.rich(database, 2 * COST), Balances(database), PriceCatalog(database)
     event = await use(database, tenant)
     await HoldService(database).reserve(tenant.request(COST))
     for dry_run in (True, False):
         with pytest.raises(InvalidAdjustment, match=r"costs 0\.0+1600000 USD and 0\.0+ are available"):
-            await adjust(database, book, tenant.id, event.id, {"output": 1}, reason="r", dry_run=dry_run)
+            await adjust(database, catalog, tenant.id, event.id, {"output": 1}, reason="r", dry_run=dry_run)
     await balances.set_credit_line(tenant.id, 1_600_000, "USD")
-    await adjust(database, book, tenant.id, event.id, {"output": 1}, reason="r")
+    await adjust(database, catalog, tenant.id, event.id, {"output": 1}, reason="r")
     found = await balances.get(tenant.id)
     assert found is not None
     assert (found.available, found.overdraft) == (0, 0)
@@ -191,28 +191,28 @@ async def test_a_correction_takes_no_money_that_is_promised(database: Database) 
 
 @pytest.mark.slow
 async def test_a_correction_of_a_closed_period_is_booked_in_the_open_one(database: Database) -> None:
-    tenant, book = await Tenant.rich(database, 3 * COST), PriceCatalog(database)
+    tenant, catalog = await Tenant.rich(database, 3 * COST), PriceCatalog(database)
     event = await use(database, tenant)
     _, end = period_bounds(event.period)
     database.clock = literal(end + 40 * DAY, Count())
     assert (await Periods(database).close(event.period)).state == "closed"
-    made = await adjust(database, book, tenant.id, event.id, {"output": -10}, reason="r")
+    made = await adjust(database, catalog, tenant.id, event.id, {"output": -10}, reason="r")
     assert made.period > event.period
-    (line,) = await usage_lines(database, book, tenant.id, made.period)
+    (line,) = await usage_lines(database, catalog, tenant.id, made.period)
     assert (line.corrects_period, line.meter, line.units) == (event.period, "output", -10)
     assert await audit_money(database) == []
 
 
 @pytest.mark.slow
 async def test_an_id_stands_for_one_movement_of_money(database: Database) -> None:
-    tenant, balances, book = await Tenant.rich(database, 10 * COST), Balances(database), PriceCatalog(database)
+    tenant, balances, catalog = await Tenant.rich(database, 10 * COST), Balances(database), PriceCatalog(database)
     other = await Tenant.rich(database, 10 * COST)
     event = await use(database, tenant)
     grant, refund, correction = new_id(), new_id(), new_id()
     soon = await database.now() + 10**6
 
     async def correct(owner: Tenant, of: UUID, identity: UUID, **units: int) -> UsageEvent:
-        return await adjust(database, book, owner.id, of, units, reason="r", adjustment_id=identity)
+        return await adjust(database, catalog, owner.id, of, units, reason="r", adjustment_id=identity)
 
     for _ in range(2):
         await balances.grant(tenant.id, COST, "USD", kind="promo", grant_id=grant, expires_at=soon)
@@ -223,7 +223,7 @@ async def test_an_id_stands_for_one_movement_of_money(database: Database) -> Non
     assert (await correct(tenant, event.id, correction, output=-1)).finished_at == made.finished_at
     theirs = await use(database, other)
     running, rejected = [(await HoldService(database).reserve(tenant.request(COST))).request_id for _ in range(2)]
-    await settle(database, book, [Release(rejected, "rejected")])
+    await settle(database, catalog, [Release(rejected, "rejected")])
     attempts = [
         *(balances.grant(tenant.id, COST, "USD", grant_id=one) for one in (event.id, correction, running, rejected)),
         *(balances.refund(tenant.id, COST, "USD", refund_id=one) for one in (theirs.id, correction, running, rejected)),

@@ -72,22 +72,22 @@ async def test_a_hold_fits_into_every_budget_or_is_not_taken(database: Database)
 
 async def test_usage_is_counted_once_even_after_its_hold_expired(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**9)
-    budgets, holds, book = BudgetSettings(database), HoldService(database), PriceCatalog(database)
+    budgets, holds, catalog = BudgetSettings(database), HoldService(database), PriceCatalog(database)
     await budgets.set(tenant.id, "project", str(tenant.project_id), "total", limit_pico=10 * TOKEN, currency="USD")
     one, late = [await holds.reserve(tenant.request(5 * TOKEN)) for _ in range(2)]
     event, late_event = (tenant.event(hold, Usage(uncached=5)) for hold in (one, late))
-    await settle(database, book, [event, event])
+    await settle(database, catalog, [event, event])
     await holds.sweep(late.expires_at)
     assert await _used(database, tenant) == [("project", 0, 5 * TOKEN)]
     again = await holds.reserve(tenant.request(5 * TOKEN))
-    await settle(database, book, [late_event])
-    await settle(database, book, [late_event, event])
+    await settle(database, catalog, [late_event])
+    await settle(database, catalog, [late_event, event])
     (window,) = await budgets.list(tenant.id)
     assert (window.held, window.spent, window.over) == (5 * TOKEN, 10 * TOKEN, 5 * TOKEN)
     assert await audit_money(database) == []
     with pytest.raises(InsufficientFunds):
         await holds.reserve(tenant.request(1))
-    await settle(database, book, [Release(again.request_id, "rejected")])
+    await settle(database, catalog, [Release(again.request_id, "rejected")])
     (window,) = await budgets.list(tenant.id)
     assert (window.held, window.spent, window.over) == (0, 10 * TOKEN, 0)
     async with database.transaction() as session:
@@ -98,7 +98,7 @@ async def test_usage_is_counted_once_even_after_its_hold_expired(database: Datab
 @pytest.mark.slow
 async def test_thresholds_are_told_once_each(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**9)
-    budgets, holds, book = BudgetSettings(database), HoldService(database), PriceCatalog(database)
+    budgets, holds, catalog = BudgetSettings(database), HoldService(database), PriceCatalog(database)
     key = str(tenant.key_id)
     limit = {"limit_pico": 10 * TOKEN, "currency": "USD"}
     await budgets.set(tenant.id, "key", key, "month", **limit, action="notify", thresholds=(50, 80, 120))  # type: ignore[arg-type]
@@ -111,12 +111,12 @@ async def test_thresholds_are_told_once_each(database: Database) -> None:
     seen = []
     for tokens in (4, 1, 2, 2, 3, 4):
         hold = await holds.reserve(tenant.request(tokens * TOKEN))
-        await settle(database, book, [tenant.event(hold, Usage(uncached=tokens))])
+        await settle(database, catalog, [tenant.event(hold, Usage(uncached=tokens))])
         seen.append(await told())
     assert seen == [[], [50], [50], [50, 80], [50, 80, 120], [50, 80, 120]]
     await budgets.set(tenant.id, "key", key, "month", limit_pico=20 * TOKEN, currency="USD", thresholds=(70, 90))
     hold = await holds.reserve(tenant.request(2 * TOKEN))
-    await settle(database, book, [tenant.event(hold, Usage(uncached=2))])
+    await settle(database, catalog, [tenant.event(hold, Usage(uncached=2))])
     assert (await told())[3:] == [90]
 
 
@@ -170,18 +170,18 @@ async def test_bad_budgets_are_refused_and_write_nothing(database: Database) -> 
 async def test_an_adjustment_counts_where_the_request_that_it_corrects_did(database: Database) -> None:
     """Also in a window that has ended; and a budget that was set later knows nothing of either."""
     tenant, budgets = await Tenant.rich(database, 10**12), BudgetSettings(database)
-    book, holds = PriceCatalog(database), HoldService(database)
+    catalog, holds = PriceCatalog(database), HoldService(database)
     await budgets.set(tenant.id, "project", str(tenant.project_id), "day", limit_pico=100 * TOKEN, currency="USD")
     await budgets.set(tenant.id, "tenant", "", "total", limit_pico=200 * TOKEN, currency="USD")
     hold = await holds.reserve(tenant.request(100 * TOKEN))
-    await settle(database, book, [tenant.event(hold, Usage(uncached=100))])
+    await settle(database, catalog, [tenant.event(hold, Usage(uncached=100))])
     await budgets.set(tenant.id, "key", str(tenant.key_id), "total", limit_pico=10**10, currency="USD")
     with pytest.raises(InsufficientFunds):
         await holds.reserve(tenant.request(TOKEN))
     correction = new_id()
     for _ in range(2):
         await adjust(
-            database, book, tenant.id, hold.request_id, {"uncached": -30}, reason="r", adjustment_id=correction
+            database, catalog, tenant.id, hold.request_id, {"uncached": -30}, reason="r", adjustment_id=correction
         )
     assert sorted(await _used(database, tenant)) == [
         ("key", 0, 0),
@@ -190,7 +190,7 @@ async def test_an_adjustment_counts_where_the_request_that_it_corrects_did(datab
     ]
     await holds.reserve(tenant.request(30 * TOKEN))
     database.clock = literal(await database.now() + DAY, Count())
-    await adjust(database, book, tenant.id, hold.request_id, {"uncached": 100}, reason="r")
+    await adjust(database, catalog, tenant.id, hold.request_id, {"uncached": 100}, reason="r")
     expected = [("key", 30 * TOKEN, 0), ("project", 0, 0), ("tenant", 30 * TOKEN, 170 * TOKEN)]
     assert sorted(await _used(database, tenant)) == expected
     async with database.reading() as session:
@@ -214,7 +214,7 @@ async def test_the_audit_finds_a_budget_that_does_not_add_up(database: Database)
 @pytest.mark.slow
 async def test_a_credit_line_is_the_bound_and_not_a_pico_more(database: Database) -> None:
     tenant = await Tenant.rich(database, 5 * TOKEN)
-    balances, holds, book = Balances(database), HoldService(database), PriceCatalog(database)
+    balances, holds, catalog = Balances(database), HoldService(database), PriceCatalog(database)
     with pytest.raises(InsufficientFunds):
         await holds.reserve(tenant.request(5 * TOKEN + 1))
     assert (await balances.set_credit_line(tenant.id, 3 * TOKEN, "USD")).available == 8 * TOKEN
@@ -222,7 +222,7 @@ async def test_a_credit_line_is_the_bound_and_not_a_pico_more(database: Database
         await holds.reserve(tenant.request(8 * TOKEN + 1))
     assert refusal.value.affordable_pico == 8 * TOKEN
     hold = await holds.reserve(tenant.request(8 * TOKEN))
-    await settle(database, book, [tenant.event(hold, Usage(uncached=8))])
+    await settle(database, catalog, [tenant.event(hold, Usage(uncached=8))])
     owing = await balances.set_credit_line(tenant.id, TOKEN, "USD")
     assert (owing.available, owing.receivable, owing.overdraft) == (-2 * TOKEN, 3 * TOKEN, 2 * TOKEN)
     assert await audit_money(database) == [], "it was within the line, which was lowered since"
@@ -238,13 +238,13 @@ async def test_a_credit_line_is_the_bound_and_not_a_pico_more(database: Database
 
 async def test_a_lowered_line_explains_no_debt_that_was_begun_later(database: Database) -> None:
     tenant = await Tenant.rich(database, 5 * TOKEN)
-    balances, holds, book = Balances(database), HoldService(database), PriceCatalog(database)
+    balances, holds, catalog = Balances(database), HoldService(database), PriceCatalog(database)
     await balances.set_credit_line(tenant.id, 3 * TOKEN, "USD")
-    await settle(database, book, [tenant.event(await holds.reserve(tenant.request(8 * TOKEN)), Usage(uncached=8))])
+    await settle(database, catalog, [tenant.event(await holds.reserve(tenant.request(8 * TOKEN)), Usage(uncached=8))])
     running = await holds.reserve(tenant.request(0))
     await balances.set_credit_line(tenant.id, 0, "USD")
     assert await audit_money(database) == []
-    await settle(database, book, [tenant.event(running, Usage(uncached=1))])
+    await settle(database, catalog, [tenant.event(running, Usage(uncached=1))])
     (finding,) = await audit_money(database)
     assert (finding.what, finding.subject) == ("a balance is below zero", tenant.id), "more than any line covered"
 
@@ -252,5 +252,5 @@ async def test_a_lowered_line_explains_no_debt_that_was_begun_later(database: Da
     assert await audit_money(database) == []
     database.clock = literal(await database.now() + 3 * 86_400 * 10**6, Count())
     late = await holds.reserve(tenant.request(0))
-    await settle(database, book, [tenant.event(late, Usage(uncached=1))])
+    await settle(database, catalog, [tenant.event(late, Usage(uncached=1))])
     assert [finding.what for finding in await audit_money(database)] == ["a balance is below zero"], "it owed nothing"

@@ -171,14 +171,14 @@ async def test_costs_add_up_to_usage(database: Database, tmp_path: Path) -> None
 async def test_the_journal_balances_and_is_the_ledger(database: Database, tmp_path: Path) -> None:
     set_clock(database, "2026-11-20")
     tenants = [await Tenant.rich(database, 3 * 10**9) for _ in range(2)]
-    book = PriceCatalog(database)
+    catalog = PriceCatalog(database)
     for tenant in tenants:
         await Balances(database).grant(tenant.id, 10**8, "USD", kind="promo")
         events: list[UsageEvent] = []
         for number in range(5):
             event = tenant.event(tenant.request(0), Usage(uncached=1000 * number + 1, output=500))
             events.append(msgspec.structs.replace(event, period="2026-11"))
-        settled = await settle(database, book, events)
+        settled = await settle(database, catalog, events)
         assert settled.written == 5
     async with database.reading() as session:
         of = ledger_entry.c

@@ -185,11 +185,11 @@ async def test_what_was_paid_in_advance_is_billed_once_before_and_after_the_invo
 
 @pytest.mark.slow
 async def test_what_is_taken_back_of_prepaid_usage_is_not_billed(database: Database, tmp_path: Path) -> None:
-    customer, book = await Customer.make(database, 10**13), PriceCatalog(database)
+    customer, catalog = await Customer.make(database, 10**13), PriceCatalog(database)
     (used,) = await customer.use("2026-10-03", Usage(output=1_000_000))
     await customer.invoice("2026-10")
     set_clock(database, "2026-11-10")
-    await adjust(database, book, customer.id, used.id, {"output": -500_000}, reason="r")
+    await adjust(database, catalog, customer.id, used.id, {"output": -500_000}, reason="r")
 
     async def costs(step: str) -> list[tuple[Decimal, Decimal]]:
         path = tmp_path / f"{step}.csv"
@@ -206,11 +206,11 @@ async def test_what_is_taken_back_of_prepaid_usage_is_not_billed(database: Datab
 
 @pytest.mark.slow
 async def test_what_is_taken_back_of_usage_to_be_paid_is_taken_off_the_bill(database: Database, tmp_path: Path) -> None:
-    customer, book = await Customer.make(database), PriceCatalog(database)
+    customer, catalog = await Customer.make(database), PriceCatalog(database)
     (used,) = await customer.use("2026-10-03", Usage(output=1_000_000))
     await customer.invoice("2026-10")
     set_clock(database, "2026-11-10")
-    await adjust(database, book, customer.id, used.id, {"output": -500_000}, reason="r")
+    await adjust(database, catalog, customer.id, used.id, {"output": -500_000}, reason="r")
     await customer.use("2026-11-12", Usage(output=2_000_000))
     path = tmp_path / "focus.csv"
     await _export(database, "focus", path, "2026-11", DisplayNames({customer.id: "acme"}, {}))

@@ -139,7 +139,7 @@ async def make_month(database: Database) -> None:
 
 class _Month(msgspec.Struct):
     database: Database
-    book: PriceCatalog
+    catalog: PriceCatalog
     versions: dict[str, PriceVersion] = {}
 
     async def run(self) -> None:
@@ -156,7 +156,7 @@ class _Month(msgspec.Struct):
         await self._adjust("2026-10-28T11:00", made["2026-10-09T08:59"], {"read_5m": -99_999, "uncached": 99_999})
         october = await self._billed("2026-10")
         set_clock(self.database, "2026-11-02T10:00")
-        assert (await settle(self.database, self.book, [late])).refused == 0
+        assert (await settle(self.database, self.catalog, [late])).refused == 0
         for moment, request in USED.items():
             if moment > "2026-11":
                 await self._used(moment, *request)
@@ -180,8 +180,8 @@ class _Month(msgspec.Struct):
                 for meter, text in zip(METERS, texts, strict=True)
             }
             await PriceSheets(self.database).put(PriceProposal(model=model, rows=rows, currency="EUR"), by="ann")
-            self.book.forget()
-            self.versions[model] = await self.book.current(model)
+            self.catalog.forget()
+            self.versions[model] = await self.catalog.current(model)
         parties, balances = Parties(self.database), Balances(self.database)
         await parties.set_seller(SELLER)
         await parties.set_buyer(POSTPAID, WERK)
@@ -204,12 +204,12 @@ class _Month(msgspec.Struct):
 
     async def _used(self, moment: str, project: UUID, model: str, lane: str, usage: Usage) -> UsageEvent:
         made = await self._admitted(moment, project, model, lane, usage)
-        assert (await settle(self.database, self.book, [made])).refused == 0
+        assert (await settle(self.database, self.catalog, [made])).refused == 0
         return made
 
     async def _adjust(self, moment: str, what: UsageEvent, units: dict[str, int]) -> None:
         set_clock(self.database, moment)
-        await adjust(self.database, self.book, what.tenant_id, what.id, units, reason="miscounted")
+        await adjust(self.database, self.catalog, what.tenant_id, what.id, units, reason="miscounted")
 
     async def _billed(self, period: str) -> dict[UUID, InvoiceRecord]:
         """Close a period on the second day of the next, and bill both customers."""
@@ -218,8 +218,8 @@ class _Month(msgspec.Struct):
         await Periods(self.database).close(period)
         sent = {}
         for tenant_id in (POSTPAID, PREPAID):
-            await draft(self.database, self.book, tenant_id, period, NAMES.projects)
-            sent[tenant_id] = await finalize(self.database, self.book, tenant_id, period, date(year, month + 1, 1))
+            await draft(self.database, self.catalog, tenant_id, period, NAMES.projects)
+            sent[tenant_id] = await finalize(self.database, self.catalog, tenant_id, period, date(year, month + 1, 1))
         return sent
 
 

@@ -60,19 +60,19 @@ async def _in_focus(database: Database, path: Path, record: InvoiceRecord) -> De
         return sum((Decimal(row["BilledCost"]) for row in csv.DictReader(file)), Decimal())
 
 
-async def _price_storage(database: Database, book: PriceCatalog, customer: Customer) -> None:
+async def _price_storage(database: Database, catalog: PriceCatalog, customer: Customer) -> None:
     rows = dict(customer.tenant.version.rows) | {("storage", "*", 0): 360_000}
     await PriceSheets(database).put(PriceProposal(model="stdlib-qa", rows=rows), by="ann")
-    customer.tenant = msgspec.structs.replace(customer.tenant, version=await book.current("stdlib-qa"))
+    customer.tenant = msgspec.structs.replace(customer.tenant, version=await catalog.current("stdlib-qa"))
 
 
 @pytest.mark.slow
 async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_path: Path) -> None:
-    book = PriceCatalog(database)
+    catalog = PriceCatalog(database)
     customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
-    await _price_storage(database, book, customer)
+    await _price_storage(database, catalog, customer)
     tenant = customer.tenant
-    await Contracts(database, book).put(customer.id, parse_terms(TERMS), "2026-10", by="ann")
+    await Contracts(database, catalog).put(customer.id, parse_terms(TERMS), "2026-10", by="ann")
 
     events = await customer.use("2026-10-03", OUTPUT, OUTPUT)
     hour = period_bounds("2026-10")[0]
@@ -80,7 +80,7 @@ async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_p
         Stored(customer.id, project, "stdlib-qa", hour, billions * 10**9 * 3600)
         for project, billions in ((tenant.project_id, 4), (new_id(), 6))
     ]
-    assert await record_storage(database, book, stored) == 2
+    assert await record_storage(database, catalog, stored) == 2
     october = await customer.invoice("2026-10")
     # 32.00 of output, 4.00 less by steps and 2.80 by the discount; with 3,600.00 of storage all 30.00 are drawn
     assert await _lines(customer, october) == [
@@ -94,9 +94,9 @@ async def test_a_contract_and_storage_on_real_invoices(database: Database, tmp_p
     assert await _in_focus(database, tmp_path / "october.csv", october) == Decimal(october.gross) / 100
 
     less = {"output": -1_000_000}
-    tried = await adjust(database, book, customer.id, events[0].id, less, reason="looped", dry_run=True)
+    tried = await adjust(database, catalog, customer.id, events[0].id, less, reason="looped", dry_run=True)
     assert (tried.period, tried.cost_pico) == ("2026-11", -16 * DOLLAR // 10)
-    made = await adjust(database, book, customer.id, events[0].id, less, reason="looped")
+    made = await adjust(database, catalog, customer.id, events[0].id, less, reason="looped")
     assert (made.period, made.cost_pico) == ("2026-11", -16 * DOLLAR // 10)
     await customer.use("2026-11-05", OUTPUT)
     november = await customer.invoice("2026-11")
@@ -139,9 +139,9 @@ async def test_a_month_in_which_nothing_counted_holds_up_no_later_one(database: 
 
 @pytest.mark.slow
 async def test_late_storage_is_a_correction_on_the_next_invoice(database: Database, tmp_path: Path) -> None:
-    book = PriceCatalog(database)
+    catalog = PriceCatalog(database)
     customer = await Customer.make(database, buyer=msgspec.structs.replace(BUYER, country="DE", vat_id=""))
-    await _price_storage(database, book, customer)
+    await _price_storage(database, catalog, customer)
     tenant = customer.tenant
     first, million_hours = period_bounds("2026-10")[0], 3600 * 10**6
 
@@ -149,16 +149,16 @@ async def test_late_storage_is_a_correction_on_the_next_invoice(database: Databa
         return [Stored(customer.id, tenant.project_id, "stdlib-qa", first + n * HOUR, million_hours) for n in hours]
 
     await customer.use("2026-10-03", OUTPUT)
-    assert await record_storage(database, book, stored(0, 1)) == 2
+    assert await record_storage(database, catalog, stored(0, 1)) == 2
     october = await customer.invoice("2026-10")
     assert await _lines(customer, october) == [("usage", "", 1600), ("storage", "", 72)]
     assert (
-        await record_storage(database, book, stored(0, 1, 2, 3)) == 2
+        await record_storage(database, catalog, stored(0, 1, 2, 3)) == 2
     )  # once each, whichever month they are booked in
-    (line,) = await storage_lines(database, book, customer.id, "2026-10")
+    (line,) = await storage_lines(database, catalog, customer.id, "2026-10")
     assert line.units == 2 * million_hours
     set_clock(database, "2026-11-05")
-    assert await record_storage(database, book, stored(31 * 24)) == 1
+    assert await record_storage(database, catalog, stored(31 * 24)) == 1
     assert await audit_money(database) == []
     november = await customer.invoice("2026-11")  # without any usage of its own
     assert await _lines(customer, november) == [("storage", "", 36), ("storage", "2026-10", 72)]
@@ -182,13 +182,13 @@ async def test_late_storage_is_a_correction_on_the_next_invoice(database: Databa
 
 @pytest.mark.slow
 async def test_a_month_of_storage_alone_is_invoiced_before_the_next(database: Database) -> None:
-    book = PriceCatalog(database)
+    catalog = PriceCatalog(database)
     customer = await Customer.make(database)
-    await _price_storage(database, book, customer)
+    await _price_storage(database, catalog, customer)
     tenant = customer.tenant
     set_clock(database, "2026-10-03")
     hour = Stored(customer.id, tenant.project_id, "stdlib-qa", period_bounds("2026-10")[0], 3600 * 10**6)
-    assert await record_storage(database, book, [hour]) == 1
+    assert await record_storage(database, catalog, [hour]) == 1
     await Periods(database).close("2026-09")
     await customer.close("2026-10")
     await customer.use("2026-11-05", OUTPUT)

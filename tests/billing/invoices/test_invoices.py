@@ -45,7 +45,7 @@ USAGE = Usage(uncached=1_000_000, read={"5m": 3_000_001}, write={"1h": 500_000},
 @pytest.mark.both_databases
 async def test_a_month_from_draft_to_paid(database: Database) -> None:
     customer = await Customer.make(database, buyer=DOMESTIC)
-    book = PriceCatalog(database)
+    catalog = PriceCatalog(database)
     (event,) = await customer.use("2026-10-03T12:00", USAGE)
     first = await customer.draft("2026-10")
     await customer.use("2026-10-31T23:59", USAGE)
@@ -53,10 +53,10 @@ async def test_a_month_from_draft_to_paid(database: Database) -> None:
     assert (first.id, first.usage_pico * 2) == (second.id, second.usage_pico)
     assert len(await customer.invoices.list(customer.id)) == 1
     with pytest.raises(PeriodNotClosed):
-        await finalize(database, book, customer.id, "2026-10")
+        await finalize(database, catalog, customer.id, "2026-10")
     await customer.close("2026-10")
-    sent = await finalize(database, book, customer.id, "2026-10")
-    assert sent == await finalize(database, book, customer.id, "2026-10")
+    sent = await finalize(database, catalog, customer.id, "2026-10")
+    assert sent == await finalize(database, catalog, customer.id, "2026-10")
     assert (sent.number, sent.issued, sent.due, sent.state) == (
         "INV-2026-000001", "2026-11-02", "2026-12-02", "finalized",
     )  # fmt: skip
@@ -292,24 +292,24 @@ async def test_what_a_credit_note_returns_is_credit_for_the_next_invoice(databas
 @pytest.mark.slow
 async def test_an_outdated_draft_is_not_finalized(database: Database) -> None:
     customer = await Customer.make(database)
-    book = PriceCatalog(database)
+    catalog = PriceCatalog(database)
     await customer.use("2026-10-03", USAGE)
     await customer.close("2026-10")
     with pytest.raises(UnknownInvoice):
-        await finalize(database, book, customer.id, "2026-10")
+        await finalize(database, catalog, customer.id, "2026-10")
     await customer.draft("2026-10")
     await Balances(database).grant(customer.id, DOLLAR, "USD")
     with pytest.raises(DraftOutdated):
-        await finalize(database, book, customer.id, "2026-10")
+        await finalize(database, catalog, customer.id, "2026-10")
     await customer.draft("2026-10")
     await Parties(database).set_buyer(customer.id, msgspec.structs.replace(BUYER, name="Another name"))
     with pytest.raises(DraftOutdated):
-        await finalize(database, book, customer.id, "2026-10")
+        await finalize(database, catalog, customer.id, "2026-10")
     await customer.draft("2026-10")
     for day in (date(2026, 10, 31), date(2026, 11, 3)):
         with pytest.raises(NumberRefused):
-            await finalize(database, book, customer.id, "2026-10", day)
-    assert (await finalize(database, book, customer.id, "2026-10", date(2026, 11, 1))).number == "INV-2026-000001"
+            await finalize(database, catalog, customer.id, "2026-10", day)
+    assert (await finalize(database, catalog, customer.id, "2026-10", date(2026, 11, 1))).number == "INV-2026-000001"
 
 
 @pytest.mark.slow

@@ -179,8 +179,8 @@ async def test_a_correction_after_closing_gives_back_what_was_paid_in_the_end(da
     paid = await _grant(customer, 1000)
     (event,) = await customer.use("2026-10-03", Usage(output=5_000_000))  # 8.00, of which 4.00 came back
     await customer.invoice("2026-10")
-    book = PriceCatalog(database)
-    await adjust(database, book, customer.id, event.id, {"output": -5_000_000}, reason="all of it")
+    catalog = PriceCatalog(database)
+    await adjust(database, catalog, customer.id, event.id, {"output": -5_000_000}, reason="all of it")
     assert (await _grants(customer))[paid].remaining == 1000 * CENT
     assert await audit_money(database) == []
     await customer.use("2026-11-05", Usage(output=2_500_000))  # 4.00

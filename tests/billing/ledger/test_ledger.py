@@ -31,14 +31,14 @@ async def _entries(database: Database) -> list[tuple[str, str, int]]:
 
 
 async def test_promo_then_prepaid_then_receivable(database: Database) -> None:
-    tenant, balances, book = await Tenant.rich(database, 0), Balances(database), PriceCatalog(database)
+    tenant, balances, catalog = await Tenant.rich(database, 0), Balances(database), PriceCatalog(database)
     await balances.grant(tenant.id, COST // 2, "USD", kind="promo")
     paid = new_id()
     for _ in range(2):
         await balances.grant(tenant.id, COST, "USD", grant_id=paid)
     late = [tenant.event(await HoldService(database).reserve(tenant.request(0))) for _ in range(2)]
-    await settle(database, book, late)
-    await settle(database, book, late)
+    await settle(database, catalog, late)
+    await settle(database, catalog, late)
     balance = await balances.get(tenant.id)
     assert balance is not None
     assert (balance.promo, balance.prepaid, balance.receivable, balance.overdraft) == (0, 0, COST // 2, COST // 2)
@@ -82,8 +82,8 @@ async def test_many_settlers_with_the_same_records_in_any_order(database: Databa
     orders = [records, records[::-1], records[30:] + records[:30], sorted(records, key=repr)]
 
     async def one(pool: Database, order: list[SpoolRecord]) -> int:
-        book = PriceCatalog(pool)
-        done = [await settle(pool, book, order[at : at + 16]) for at in range(0, len(order), 16)]
+        catalog = PriceCatalog(pool)
+        done = [await settle(pool, catalog, order[at : at + 16]) for at in range(0, len(order), 16)]
         return sum(settled.written for settled in done)
 
     async def sweep(pool: Database) -> int:

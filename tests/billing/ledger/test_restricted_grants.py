@@ -54,7 +54,7 @@ async def _left(database: Database, tenant: Tenant) -> tuple[list[tuple[int, int
 
 async def test_a_grant_for_a_model_admits_it_and_nothing_else(database: Database) -> None:
     mine, other = await _two_models(database)
-    holds, book = HoldService(database), PriceCatalog(database)
+    holds, catalog = HoldService(database), PriceCatalog(database)
     await _given(database, mine, 10, model="mine")
     with pytest.raises(InsufficientFunds) as refused:
         await holds.reserve(other.request(TOKEN))
@@ -66,7 +66,7 @@ async def test_a_grant_for_a_model_admits_it_and_nothing_else(database: Database
     second = await holds.reserve(mine.request(3 * TOKEN))
     assert await _left(database, mine) == ([(10, 0)], 0)
     assert await audit_money(database) == []
-    await settle(database, book, [mine.event(first, Usage(uncached=5)), Release(second.request_id, "rejected")])
+    await settle(database, catalog, [mine.event(first, Usage(uncached=5)), Release(second.request_id, "rejected")])
     assert await _left(database, mine) == ([(5, 5)], 0)
     await holds.reserve(other.request(0))  # what may cost nothing needs no money
     assert await audit_money(database) == []
@@ -75,7 +75,7 @@ async def test_a_grant_for_a_model_admits_it_and_nothing_else(database: Database
 @pytest.mark.slow
 async def test_a_hold_counts_on_the_grant_first_and_on_the_balance_for_the_rest(database: Database) -> None:
     mine, other = await _two_models(database)
-    holds, book = HoldService(database), PriceCatalog(database)
+    holds, catalog = HoldService(database), PriceCatalog(database)
     await BudgetSettings(database).set(mine.id, "tenant", "", "total", limit_pico=100 * TOKEN, currency="USD")
     await Balances(database).grant(mine.id, 10 * TOKEN, "USD")
     await _given(database, mine, 6, project_id=mine.project_id)
@@ -89,10 +89,10 @@ async def test_a_hold_counts_on_the_grant_first_and_on_the_balance_for_the_rest(
     expiring = await holds.reserve(mine.request(5 * TOKEN, lifetime_s=1))
     assert await _left(database, mine) == ([(6, 0), (10, 10)], 0)
     assert await holds.sweep(expiring.expires_at) == 1
-    await settle(database, book, [mine.event(hold, Usage(uncached=11))])
+    await settle(database, catalog, [mine.event(hold, Usage(uncached=11))])
     assert await _left(database, mine) == ([(0, 0), (5, 5)], 5)
-    await settle(database, book, [mine.event(expiring, Usage(uncached=2))])  # late
-    await adjust(database, book, mine.id, hold.request_id, {"uncached": -8}, reason="r")
+    await settle(database, catalog, [mine.event(expiring, Usage(uncached=2))])  # late
+    await adjust(database, catalog, mine.id, hold.request_id, {"uncached": -8}, reason="r")
     assert await _left(database, mine) == ([(6, 6), (5, 5)], 5)
     async with database.reading() as session:
         charged = list(await session.scalars(select(budget_charge.c.budgets)))

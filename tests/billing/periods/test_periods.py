@@ -194,7 +194,7 @@ async def _asks(database: Database) -> set[str]:
 @pytest.mark.slow
 async def test_settling_and_closing_at_once(database: Database) -> None:
     """However they fall, an event is in the period while it is open or in the next one, and the books agree."""
-    tenant, periods, book = await Tenant.rich(database, 10**13), Periods(database), PriceCatalog(database)
+    tenant, periods, catalog = await Tenant.rich(database, 10**13), Periods(database), PriceCatalog(database)
     at(database, DECEMBER - 1)
     holds = HoldService(database)
     made = await asyncio.gather(*(holds.reserve(tenant.request(10**8, lifetime_s=1)) for _ in range(60)))
@@ -206,7 +206,7 @@ async def test_settling_and_closing_at_once(database: Database) -> None:
         await periods.close("2026-11")
 
     batches = [made[n : n + 3] for n in range(0, 60, 3)]
-    await asyncio.gather(close(), *(settle(database, book, [tenant.event(h) for h in some]) for some in batches))
+    await asyncio.gather(close(), *(settle(database, catalog, [tenant.event(h) for h in some]) for some in batches))
     async with database.reading() as session:
         booked = list(await session.scalars(select(usage_event.c.period)))
     assert len(booked) == 60

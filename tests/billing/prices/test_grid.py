@@ -15,8 +15,13 @@ from billing.prices.errors import PriceRefused
 from billing.prices.grid import amount, check_rows, derived, difference, parse_factor, parse_rows, unusual
 from billing.prices.spreadsheet import read_csv, write_csv
 from billing.usage import METERS
+from protocol import requests
 
 PLAIN = in_every_lane({"uncached": 400_000, "read_automatic": 40_000, "output": 1_600_000})
+
+
+def test_the_lanes_that_have_prices_are_those_that_requests_have() -> None:
+    assert LANES == requests.LANES
 
 
 def factors(**given: str) -> dict[str, Fraction]:

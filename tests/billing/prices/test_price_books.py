@@ -91,11 +91,11 @@ async def test_where_it_takes_two_operators_nobody_is_believed_who_only_says_who
 
 
 async def test_four_eyes(database: Database) -> None:
-    sheets, book = await _with_approvals(database), PriceCatalog(database)
+    sheets, catalog = await _with_approvals(database), PriceCatalog(database)
     draft = await sheets.put(base(), by="ann", reason="launch")
     assert (draft.state, draft.effective_at) == ("draft", None)
     with pytest.raises(PriceMissing):
-        await book.current("m")
+        await catalog.current("m")
     for same in ("ann", " Ann "):
         with pytest.raises(SamePerson, match="another person"):
             await sheets.approve(draft.id, by=same)
@@ -106,8 +106,8 @@ async def test_four_eyes(database: Database) -> None:
         await sheets.approve(draft.id, by="eve")
     with pytest.raises(NotADraft):
         await sheets.withdraw(draft.id, by="ann")
-    book.forget()
-    assert (await book.current("m")).rows == rows()
+    catalog.forget()
+    assert (await catalog.current("m")).rows == rows()
     with pytest.raises(UnknownSheet):
         await sheets.approve(99, by="bob")
     with pytest.raises(PriceRefused, match="who"):
@@ -116,7 +116,7 @@ async def test_four_eyes(database: Database) -> None:
 
 async def test_from_draft_to_scheduled_to_active_to_ended(database: Database) -> None:
     now = await database.now()
-    sheets, book = await _with_approvals(database), PriceCatalog(database)
+    sheets, catalog = await _with_approvals(database), PriceCatalog(database)
     first = await sheets.approve((await sheets.draft(base(), by="ann")).id, by="bob")
     later = base(rows=rows(output=2_000_000), effective_at=now + HOUR)
     draft = await sheets.draft(later, by="ann")
@@ -124,20 +124,20 @@ async def test_from_draft_to_scheduled_to_active_to_ended(database: Database) ->
     assert (draft.state, scheduled.state) == ("draft", "scheduled")
     with pytest.raises(OverlappingPrices, match=f"price sheet {scheduled.id}"):
         await sheets.draft(later, by="eve")
-    assert (await book.current("m", now + HOUR - 1)).rows == rows()
-    assert (await book.current("m", now + HOUR)).rows == rows(output=2_000_000)
+    assert (await catalog.current("m", now + HOUR - 1)).rows == rows()
+    assert (await catalog.current("m", now + HOUR)).rows == rows(output=2_000_000)
     database.clock = literal(now + HOUR, Count())
     assert [(await sheets.get(each.id)).state for each in (first, scheduled)] == ["ended", "active"]
 
 
 async def test_what_is_scheduled_can_be_withdrawn_until_it_begins(database: Database) -> None:
     now = await database.now()
-    sheets, book = PriceSheets(database), PriceCatalog(database)
+    sheets, catalog = PriceSheets(database), PriceCatalog(database)
     await sheets.put(base(), by="ann")
     slip = await sheets.put(base(rows=rows(output=9_000_000), effective_at=now + HOUR), by="ann")
     gone = await sheets.withdraw(slip.id, by="ann", reason="typo")
     assert (gone.state, gone.changes[-1].action, gone.changes[-1].reason) == ("withdrawn", "withdraw", "typo")
-    assert (await book.current("m", now + 2 * HOUR)).rows == rows()
+    assert (await catalog.current("m", now + 2 * HOUR)).rows == rows()
     again = await sheets.put(base(rows=rows(output=900_000), effective_at=now + HOUR), by="ann")
     assert again.state == "scheduled"
     with pytest.raises(NotADraft, match="withdrawn"):
@@ -147,13 +147,13 @@ async def test_what_is_scheduled_can_be_withdrawn_until_it_begins(database: Data
 @pytest.mark.both_databases
 async def test_temporary_prices_come_before_standing_ones_and_never_overlap(database: Database) -> None:
     now = await database.now()
-    sheets, book = PriceSheets(database), PriceCatalog(database)
+    sheets, catalog = PriceSheets(database), PriceCatalog(database)
     await sheets.put(base(), by="ann")
     offer = base(rows=rows(output=800_000), effective_at=now + DAY, effective_until=now + 3 * DAY)
     sheet = await sheets.put(offer, by="ann")
     standing = await sheets.put(base(rows=rows(output=2_000_000), effective_at=now + 2 * DAY), by="ann")
     outputs = [
-        (await book.current("m", now + at)).price("output", "standard", 0)
+        (await catalog.current("m", now + at)).price("output", "standard", 0)
         for at in (DAY - 1, DAY, 2 * DAY, 3 * DAY - 1, 3 * DAY)
     ]
     assert outputs == [1_600_000, 800_000, 800_000, 800_000, 2_000_000]
@@ -261,38 +261,38 @@ async def test_a_draft_whose_time_has_passed_is_not_approved(database: Database)
 
 
 async def test_a_tenants_book_overrides_its_base_cell_by_cell(database: Database) -> None:
-    sheets, books, book = PriceSheets(database), PriceBooks(database), PriceCatalog(database)
+    sheets, books, catalog = PriceSheets(database), PriceBooks(database), PriceCatalog(database)
     tenant, other = new_id(), new_id()
     grid = {(meter, lane, 0): micro // n for meter, micro in PLAIN.items() for lane, n in (("*", 1), ("batch", 2))}
     await sheets.put(base(rows=grid), by="ann")
     await books.create_for(tenant, "acme")
-    public = await book.current("m")
-    assert await book.current("m", tenant_id=tenant) == public
+    public = await catalog.current("m")
+    assert await catalog.current("m", tenant_id=tenant) == public
     special = PriceProposal(model="m", rows={("output", "*", 0): 1_000_000}, book="acme", kind="overrides")
     await sheets.put(special, by="ann")
-    book.forget()
-    mine = await book.current("m", tenant_id=tenant)
+    catalog.forget()
+    mine = await catalog.current("m", tenant_id=tenant)
     assert mine.rows == grid | {("output", "*", 0): 1_000_000}
     assert mine.price("output", "batch", 0) == 800_000
-    assert await book.current("m", tenant_id=other) == public
+    assert await catalog.current("m", tenant_id=other) == public
     assert await PriceCatalog(database).version(mine.id) == mine
     # another process finds the same version, and does not make another
     assert (await PriceCatalog(database).current("m", tenant_id=tenant)).id == mine.id
     # the base changes: what the tenant's book does not say follows
     dearer = {cell: 2 * micro for cell, micro in grid.items()}
     await sheets.put(base(rows=dearer), by="ann")
-    book.forget()
-    follows = await book.current("m", tenant_id=tenant)
+    catalog.forget()
+    follows = await catalog.current("m", tenant_id=tenant)
     assert follows.rows == dearer | {("output", "*", 0): 1_000_000}
     assert follows.id != mine.id
-    assert (await book.version(mine.id)).rows == mine.rows
+    assert (await catalog.version(mine.id)).rows == mine.rows
     # a whole sheet follows no more
     await sheets.put(PriceProposal(model="m", rows=rows(), book="acme"), by="ann")
-    book.forget()
-    assert (await book.current("m", tenant_id=tenant)).rows == rows()
+    catalog.forget()
+    assert (await catalog.current("m", tenant_id=tenant)).rows == rows()
     own = (await books.list())[1]
-    assert (await book.in_book(own, "m")).rows == rows()
-    assert (await book.in_book(None, "m")).rows == dearer
+    assert (await catalog.in_book(own, "m")).rows == rows()
+    assert (await catalog.in_book(None, "m")).rows == dearer
 
 
 async def test_overrides_that_would_be_nothing_or_wrong_are_refused(database: Database) -> None:

@@ -168,13 +168,13 @@ def at(database: Database, instant: int) -> None:
 
 
 async def test_the_version_in_force_is_found_by_its_instant(database: Database) -> None:
-    book = PriceCatalog(database)
+    catalog = PriceCatalog(database)
     with pytest.raises(PriceMissing, match="model m has no price"):
-        await book.current("m", 10**18)
+        await catalog.current("m", 10**18)
     at(database, 1000)
-    old = await book.set("m", "USD", PRICES)
-    new = await book.set("m", "USD", PRICES | {"output": "3"}, effective_at=2000)
-    other = await book.set("other", "USD", PRICES)
+    old = await catalog.set("m", "USD", PRICES)
+    new = await catalog.set("m", "USD", PRICES | {"output": "3"}, effective_at=2000)
+    other = await catalog.set("other", "USD", PRICES)
     fresh = PriceCatalog(database)
     assert await fresh.current("m", 1000) == old
     assert await fresh.current("m", 1999) == old
@@ -191,10 +191,10 @@ async def test_the_version_in_force_is_found_by_its_instant(database: Database) 
 async def test_now_is_told_by_the_databases_clock(database: Database) -> None:
     ahead = time.time_ns() // 1000 + 3_600_000_000
     at(database, ahead)
-    book = PriceCatalog(database)
-    version = await book.set("m", "USD", PRICES)
+    catalog = PriceCatalog(database)
+    version = await catalog.set("m", "USD", PRICES)
     assert version.effective_at == ahead
-    assert await book.current("m") == version
+    assert await catalog.current("m") == version
 
 
 async def test_another_process_sees_a_new_price_soon(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,15 +215,15 @@ async def test_versions_are_forgotten_that_were_long_unused_and_say_the_same_aga
     monkeypatch.setattr("billing.prices.catalog._MOST_CELLS", 3 * len(PRICES))
     tenant = await Tenant.rich(database, 10**12)
     admitted = tenant.event(tenant.request(10**9))
-    book = PriceCatalog(database)
-    versions = [await book.set("m", "USD", PRICES | {"output": str(price)}) for price in range(1, 9)]
+    catalog = PriceCatalog(database)
+    versions = [await catalog.set("m", "USD", PRICES | {"output": str(price)}) for price in range(1, 9)]
     asked: list[int] = []
     reading = database.reading
 
     async def ask(version: PriceVersion) -> bool:
         """Whether the database was asked."""
         before = len(asked)
-        assert await book.version(version.id) == version
+        assert await catalog.version(version.id) == version
         return len(asked) > before
 
     def counted() -> Any:
@@ -237,25 +237,25 @@ async def test_versions_are_forgotten_that_were_long_unused_and_say_the_same_aga
     assert await ask(versions[2]) is False
     assert await ask(versions[0]) is True
     assert [await ask(versions[number]) for number in (2, 4, 3)] == [False, False, True]
-    assert await settle(database, book, [admitted]) == Settled(written=1)
-    assert await book.current("m") == versions[-1]
+    assert await settle(database, catalog, [admitted]) == Settled(written=1)
+    assert await catalog.current("m") == versions[-1]
 
 
 async def test_a_version_that_is_more_than_may_be_remembered_is_answered(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("billing.prices.catalog._MOST_CELLS", 1)
-    book = PriceCatalog(database)
-    first = await book.set("m", "USD", PRICES)
-    second = await book.set("n", "USD", PRICES)
+    catalog = PriceCatalog(database)
+    first = await catalog.set("m", "USD", PRICES)
+    second = await catalog.set("n", "USD", PRICES)
     for version in (first, second):
-        assert await asyncio.gather(*(book.version(version.id) for _ in range(3))) == [version] * 3
+        assert await asyncio.gather(*(catalog.version(version.id) for _ in range(3))) == [version] * 3
 
 
 async def test_requests_do_not_wait_for_the_database(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is half stale is renewed beside the requests; only what is stale makes one wait, and the others with it."""
-    book = PriceCatalog(database)
-    version = await book.set("m", "USD", PRICES)
+    catalog = PriceCatalog(database)
+    version = await catalog.set("m", "USD", PRICES)
     reads = 0
     reading = database.reading
 
@@ -266,16 +266,16 @@ async def test_requests_do_not_wait_for_the_database(database: Database, monkeyp
 
     monkeypatch.setattr(database, "reading", counted)
     for _ in range(100):
-        assert await book.current("m") == version
+        assert await catalog.current("m") == version
     assert reads == 0
     monkeypatch.setattr("billing.prices.catalog._CACHE_NS", 0)
-    assert await asyncio.gather(*(book.current("m") for _ in range(10))) == [version] * 10
+    assert await asyncio.gather(*(catalog.current("m") for _ in range(10))) == [version] * 10
     monkeypatch.setattr("billing.prices.catalog._CACHE_NS", 3600 * 10**9)
     before = reads
-    book._loaded_at -= 2000 * 10**9
+    catalog._loaded_at -= 2000 * 10**9
     for _ in range(10):
-        assert await book.current("m") == version
-    await book.close()
+        assert await catalog.current("m") == version
+    await catalog.close()
     assert reads == before + 1
 
 

@@ -209,8 +209,8 @@ def test_terms_that_cannot_be_are_refused_by_field(change: dict[str, Any], field
 async def test_a_contract_over_three_months(database: Database) -> None:
     database.clock = literal(period_bounds("2026-11")[0], Count())
     tenant = await Tenant.rich(database, PICO)
-    book = PriceCatalog(database)
-    contracts = Contracts(database, book)
+    catalog = PriceCatalog(database)
+    contracts = Contracts(database, catalog)
     assert await contracts.put(tenant.id, parse_terms(WRITTEN), "2026-11", by="ann", reason="contract 7") == 1
     assert await contracts.terms_of(tenant.id, "2026-10") == ContractTerms()
     assert await contracts.terms_of(new_id(), "2026-11") == ContractTerms()
@@ -222,9 +222,9 @@ async def test_a_contract_over_three_months(database: Database) -> None:
         counts = type(event.counts)(output=output)
         event = type(event)(**{name: getattr(event, name) for name in event.__struct_fields__} | {
             "period": period, "counts": counts, "admitted_at": starts, "finished_at": starts})  # fmt: skip
-        assert (await settle(database, book, [event])).written == 1
-        lines = await rated_lines(database, book, tenant.id, period)
-        assert lines == await rated_lines(database, book, tenant.id, period, source="events")
+        assert (await settle(database, catalog, [event])).written == 1
+        lines = await rated_lines(database, catalog, tenant.id, period)
+        assert lines == await rated_lines(database, catalog, tenant.id, period, source="events")
         found: dict[str, list[int]] = {}
         for line in lines:
             found.setdefault(line.kind, []).append(line.exact_pico)
@@ -244,7 +244,7 @@ async def test_a_contract_over_three_months(database: Database) -> None:
         "commitment": [-80_000_000],
     }
     assert await month("2027-01", 0) == {"minimum": [2_000_000_000]}
-    lines = await rated_lines(database, book, tenant.id, "2027-11")
+    lines = await rated_lines(database, catalog, tenant.id, "2027-11")
     assert [line.kind for line in lines] == ["minimum"]
 
 
@@ -277,7 +277,7 @@ async def test_terms_are_kept_as_they_were(database: Database) -> None:
 
 async def test_storage_by_token_hour(database: Database) -> None:
     tenant = await Tenant.rich(database, PICO)
-    book, hour = PriceCatalog(database), 3_600_000_000
+    catalog, hour = PriceCatalog(database), 3_600_000_000
     rows = dict(tenant.version.rows) | {("storage", "*", 0): 1_080_000}
     for wrong in (rows | {("storage", "*", 0): 1_000_000}, rows | {("storage", "batch", 0): 3600}):
         with pytest.raises(InvalidPrice, match="storage"):
@@ -286,23 +286,23 @@ async def test_storage_by_token_hour(database: Database) -> None:
     assert sheet.effective_at is not None
     first = -(-sheet.effective_at // hour) * hour
     database.clock = literal(first + 3 * hour, Count())
-    book.forget()
+    catalog.forget()
     stored = [Stored(tenant.id, tenant.project_id, "stdlib-qa", first + n * hour, 10**15 + n) for n in range(3)]
-    assert await record_storage(database, book, stored[:2]) == 2
-    assert await record_storage(database, book, stored) == 1
+    assert await record_storage(database, catalog, stored[:2]) == 2
+    assert await record_storage(database, catalog, stored) == 1
     unpriced = Stored(tenant.id, tenant.project_id, "stdlib-qa", first - 10**6 * hour, 5)
-    assert await record_storage(database, book, [unpriced]) == 0
+    assert await record_storage(database, catalog, [unpriced]) == 0
     for wrong_hour in (first + 3 * hour, first + 1):
         with pytest.raises(InvalidUsage):
-            await record_storage(database, book, [Stored(tenant.id, tenant.project_id, "m", wrong_hour, 1)])
-    lines = await storage_lines(database, book, tenant.id, period_of(first))
+            await record_storage(database, catalog, [Stored(tenant.id, tenant.project_id, "m", wrong_hour, 1)])
+    lines = await storage_lines(database, catalog, tenant.id, period_of(first))
     lines += [] if period_of(first) == period_of(first + 2 * hour) else await storage_lines(
-        database, book, tenant.id, period_of(first + 2 * hour))  # fmt: skip
+        database, catalog, tenant.id, period_of(first + 2 * hour))  # fmt: skip
     units = 3 * 10**15 + 3
     assert sum(line.units for line in lines) == units
     assert total(lines) == Fraction(units, 3600) * 1_080_000
     assert {(line.kind, line.price_micro) for line in lines} == {("storage", 300)}
-    version: PriceVersion = await book.current("stdlib-qa", first)
+    version: PriceVersion = await catalog.current("stdlib-qa", first)
     assert version.cost(Usage(uncached=1), "standard") == 400_000
     for statement in (update(storage_event).values(cost_pico=0), delete(storage_event)):
         async with database.transaction() as session:

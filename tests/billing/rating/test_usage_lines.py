@@ -35,9 +35,9 @@ async def test_lines_are_the_same_from_both_sources_and_add_up(database: Databas
         other.event(other.request(0)),
     ]
     assert (await settle(database, PriceCatalog(database), events)).refused == 0
-    book = PriceCatalog(database)
-    lines = await usage_lines(database, book, tenant.id, "2026-11")
-    assert lines == await usage_lines(database, book, tenant.id, "2026-11", source="events")
+    catalog = PriceCatalog(database)
+    lines = await usage_lines(database, catalog, tenant.id, "2026-11")
+    assert lines == await usage_lines(database, catalog, tenant.id, "2026-11", source="events")
     mine = [event for event in events if event.tenant_id == tenant.id and event.period == "2026-11"]
     assert sum(line.exact_pico for line in lines) == sum(event.cost_pico for event in mine)
     first = lines[0]
@@ -48,7 +48,7 @@ async def test_lines_are_the_same_from_both_sources_and_add_up(database: Databas
     assert {line.meter for line in lines} == {"uncached", "read_automatic", "read_1h", "write_5m", "output"}
     assert {(line.service_start, line.service_end) for line in lines} == {period_bounds("2026-11")}
     with pytest.raises(InvalidPeriod):
-        await usage_lines(database, book, tenant.id, "2026-13")
+        await usage_lines(database, catalog, tenant.id, "2026-13")
 
 
 def test_sums_that_are_not_their_units_at_their_prices_make_no_lines() -> None:

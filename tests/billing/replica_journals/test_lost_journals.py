@@ -116,7 +116,7 @@ async def test_a_lost_journal_is_declared_so_and_the_books_are_closed(database: 
 @pytest.mark.both_databases
 async def test_holds_wait_for_a_journal_until_it_is_declared_lost(database: Database, tenant: Tenant) -> None:
     holds = HoldService(database)
-    held = await holds.reserve(msgspec.structs.replace(tenant.request(10**8, lifetime_s=1), gateway="g-1"))
+    held = await holds.reserve(msgspec.structs.replace(tenant.request(10**8, lifetime_s=1), gateway_epoch="g-1"))
     assert await holds.sweep(2**62) == 0, "its gateway lives"
     await _end(database, "g-1")
     assert [found.epoch for found in await epoch_journals.ended_epochs(database)] == ["g-1"]

@@ -334,7 +334,7 @@ async def test_none_reaches_into_another_month(database: Database) -> None:
 @pytest.mark.slow
 async def test_usage_counts_once_and_also_after_its_allowance_has_ended(database: Database) -> None:
     tenant = await Tenant.rich(database, 10**6 * BOUND)
-    holds, book = HoldService(database), PriceCatalog(database)
+    holds, catalog = HoldService(database), PriceCatalog(database)
     held = await holds.reserve_allowance(_asked(tenant, lifetime_s=5), "USD", BOUND)
     assert held is not None
     allowance = Allowance(held, "USD", 0)
@@ -343,7 +343,7 @@ async def test_usage_counts_once_and_also_after_its_allowance_has_ended(database
     assert second is not None
     used = tenant.event(first, Usage(uncached=4))
     for _ in range(2):
-        await settle(database, book, [used, used])
+        await settle(database, catalog, [used, used])
     found = await balance_of(database, tenant)
     assert (found.debit, found.held) == (4 * TOKEN, 100 * BOUND - 4 * TOKEN)
     await holds.return_allowance(tenant.id, held.request_id, 50 * BOUND)
@@ -353,7 +353,7 @@ async def test_usage_counts_once_and_also_after_its_allowance_has_ended(database
     assert (await balance_of(database, tenant)).held == 50 * BOUND - 4 * TOKEN, "it is not the other's"
     assert await holds.sweep(held.expires_at) == 1
     assert (await balance_of(database, tenant)).held == 0
-    await settle(database, book, [tenant.event(second, Usage(uncached=6))])
+    await settle(database, catalog, [tenant.event(second, Usage(uncached=6))])
     found = await balance_of(database, tenant)
     assert (found.debit, found.held) == (10 * TOKEN, 0)
     assert await audit_money(database) == []

@@ -41,7 +41,7 @@ async def test_a_hold_is_what_was_asked_with_the_databases_time(database: Databa
     request = tenant.request(300, lifetime_s=60)
     hold = await holds.reserve(request)
     assert await holds.get(hold.request_id) == hold
-    assert (hold.amount_pico, hold.state, hold.terms, hold.gateway) == (300, "open", b"terms", "g1")
+    assert (hold.amount_pico, hold.state, hold.terms, hold.gateway_epoch) == (300, "open", b"terms", "g1")
     assert before <= hold.admitted_at <= await database.now()
     assert hold.expires_at == hold.admitted_at + 60_000_000
     assert await _held(database, tenant.id) == 300
@@ -190,7 +190,7 @@ async def test_top_ups_race_with_the_ends_of_their_holds_and_with_new_ones(datab
 async def test_holds_that_were_taken_together_end_one_by_one(database: Database) -> None:
     """Three rows of many: settled, released, raised and expired in any order, known by their row or by their id."""
     tenant = await Tenant.rich(database, 10**12)
-    holds, book = HoldService(database), PriceCatalog(database)
+    holds, catalog = HoldService(database), PriceCatalog(database)
     asked = [tenant.request(_COST, lifetime_s=60 + n % 3) for n in range(150)]
     taken = await asyncio.gather(*map(holds.reserve, asked))
     assert [hold.request_id for hold in taken] == [one.request_id for one in asked]
@@ -206,7 +206,7 @@ async def test_holds_that_were_taken_together_end_one_by_one(database: Database)
     raised = [await holds.top_up(hold, 2 * _COST) for hold in (taken[80], unknown[81])]
     assert [await holds.get(hold.request_id) for hold in raised] == raised
     for some in (events[:25], [*events[25:], *releases[:10]], releases, events):
-        await settle(database, book, some)
+        await settle(database, catalog, some)
         assert await audit_money(database) == []
     assert await _held(database, tenant.id) == 72 * _COST
     now = min(hold.expires_at for hold in taken[80:]) + 500_000

@@ -171,8 +171,8 @@ async def test_two_who_settle_one_attempt_in_the_same_moment(database: Database,
     assert isinstance(hold, Hold)
     end, lost = _both_ways(tenant, hold)
     one, other = (lost, end) if lost_first else (end, lost)
-    book = InBetween(database, lambda: _settle(database, other))
-    assert await settle(database, book, [one]) in (Settled(repeated=1), Settled(repeated=1, released=1))
+    catalog = InBetween(database, lambda: _settle(database, other))
+    assert await settle(database, catalog, [one]) in (Settled(repeated=1), Settled(repeated=1, released=1))
     if not lost_first:
         await _settle(database, end)
     await _assert_settled_once(database, tenant)

@@ -103,7 +103,7 @@ class MoneyMachine(RuleBasedStateMachine):
         self.of = {MODELS[0]: self.tenant, MODELS[1]: msgspec.structs.replace(self.tenant, version=other.version)}
         """The tenant with the prices of each model."""
         self.holds = HoldService(self.database)
-        self.book = PriceCatalog(self.database)
+        self.catalog = PriceCatalog(self.database)
         self.balances = Balances(self.database)
         self.budgets = BudgetSettings(self.database)
         self.periods = Periods(self.database)
@@ -352,7 +352,7 @@ class MoneyMachine(RuleBasedStateMachine):
         batch = self.data.draw(st.permutations(batch))
 
         async def finish() -> None:
-            await settle(self.database, self.book, batch)
+            await settle(self.database, self.catalog, batch)
 
         self.crashing_first(settlement, finish, calls)
         self.records += batch
@@ -406,7 +406,7 @@ class MoneyMachine(RuleBasedStateMachine):
         identity = new_id()
 
         async def correct() -> None:
-            await adjust(self.database, self.book, self.tenant.id, request.hold.request_id, {"uncached": tokens},
+            await adjust(self.database, self.catalog, self.tenant.id, request.hold.request_id, {"uncached": tokens},
                          reason="r", adjustment_id=identity)  # fmt: skip
 
         paid = copy.deepcopy(self.money)

@@ -66,18 +66,18 @@ async def books(database: Database) -> Database:
     customer = await Customer.make(database, 10**12)
     rows = dict(customer.tenant.version.rows) | {(STORAGE, "*", 0): 3_600_000}
     await PriceSheets(database).put(PriceProposal(model="stdlib-qa", rows=rows), by="ann")
-    book = PriceCatalog(database)
-    customer.tenant.version = await book.current("stdlib-qa")
+    catalog = PriceCatalog(database)
+    customer.tenant.version = await catalog.current("stdlib-qa")
     await PlatformSettings(database).set("approvals", "off", by="ann", via="a test")
     await BudgetSettings(database).set(customer.id, "tenant", "", "total", limit_pico=10**15, currency="USD")
     await Balances(database).grant(customer.id, 10**12, "USD", kind="promo", model="stdlib-qa", expires_at=2 * 10**15)
     set_clock(database, "2026-10-03")
-    await Contracts(database, book).put(customer.id, ContractTerms(), "2026-10", "ann")
+    await Contracts(database, catalog).put(customer.id, ContractTerms(), "2026-10", "ann")
     await customer.use("2026-10-03", Usage(uncached=20_000_000, output=10_000_000))
     hour = await database.now() // HOUR * HOUR
     set_clock(database, "2026-10-04")
     await record_storage(
-        database, book, [Stored(customer.id, customer.tenant.project_id, "stdlib-qa", hour, 3_600 * 10**6)]
+        database, catalog, [Stored(customer.id, customer.tenant.project_id, "stdlib-qa", hour, 3_600 * 10**6)]
     )
     holds = HoldService(database)
     expired = await holds.reserve(customer.tenant.request(10**9))

@@ -98,7 +98,9 @@ def test_forgotten_and_purged_blocks_are_not_found(bench: Bench):
     bench.engine.forget("project")
     bench.one(scoped("b", [(128, "public"), (300, "project")], LONG))
     assert bench.counts("b").read_hbm == 128
-    bench.engine.purge(tuple(bench.engine.pool.pools[0]._index))
+    keys = list(bench.engine.pool.pools[0]._index)
+    for scope in ("public", "project"):
+        bench.engine.purge(scope, keys)
     bench.one(scoped("c", [(128, "public"), (300, "project")], LONG))
     assert bench.counts("c").read_hbm == 0
 
@@ -386,7 +388,7 @@ def test_a_request_that_memory_can_never_hold_is_rejected(benches: Benches):
 
 @pytest.mark.parametrize("choices", [1, 8])
 def test_the_queue_is_bounded_whatever_runs(benches: Benches, choices: int):
-    bench = benches(running=choices, max_waiting=2)
+    bench = benches(running=choices, queue=2)
     bench.add(generate("runs", LONG[:10], 40, choices=choices))
     for _ in range(3):
         bench.step()

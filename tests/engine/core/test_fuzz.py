@@ -78,7 +78,7 @@ class Fuzz:
             self.delivered[id] = self.delivered.get(id, 0) + pick.randrange(40)
             engine.credit(id, self.delivered[id], self.delivered[id] + 32)
         elif what < 0.87:
-            engine.forget("project") if pick.random() < 0.1 else engine.purge(())
+            engine.forget("project") if pick.random() < 0.1 else engine.purge("project", ())
         else:
             self.bench.now += pick.random() * 10
 
@@ -138,7 +138,7 @@ def test_random_interventions_leak_nothing_and_counts_are_exact(
 ):
     monkeypatch.setattr(BlockCopies, "beside", ahead)
     store = MemoryStore() if disk else None
-    bench = benches(blocks=40, running=8, budget=200, swap=swap, store=store, max_waiting=30)
+    bench = benches(blocks=40, running=8, budget=200, swap=swap, store=store, queue=30)
     # As if computing were far slower than reading, whatever else this machine does.
     rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
     bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(1.0))

@@ -13,13 +13,14 @@ import torch
 
 from engine.core.metrics import engine_metrics, memory_load
 from engine.execution.block_copies import BlockCopies
-from engine.execution.disk_tier import SAVES
+from engine.execution.disk_tier import SAVES, DiskTier
+from engine.execution.pending_purges import MOST_BLOCKS
 from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from prompt_cache.tiers.identity import StoreIdentity
 from protocol.replicas import TierLimit, TierLoad
-from protocol.requests import Lost, Retain
+from protocol.requests import Lost, Retain, Segment
 from tests.awake import Awake
 from tests.engine.conftest import SCOPES, VOCABULARY, Bench, Run, generate, make_bench
 from tests.engine.memory_store import MemoryStore
@@ -68,6 +69,38 @@ def until(condition: Callable[[], object], bench: Bench) -> None:
         if not bench.engine.busy:
             time.sleep(0.001)
         bench.step()
+
+
+def _fetch_all(bench: Bench) -> None:
+    """Let whatever lies on disk be fetched: computing is dear."""
+    fast: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
+    bench.engine.scheduler.restores.chooser = FetchOrRecompute(fast, ComputeRate(1.0))
+
+
+def keys_of(bench: Bench) -> list[bytes]:
+    """The keys of the prompt's blocks."""
+    return bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)[:BLOCKS]
+
+
+def hold_up_saves(bench: Bench, store: MemoryStore) -> None:
+    """Let the disk be busy with the blocks of another project."""
+    store.write_gate.clear()
+    before = store.writes
+    for id in ("busy", "busier"):
+        bench.one(generate(id, prompt(seed=9), 1, segments=(Segment(LENGTH, "other"),)))
+    until(lambda: store.writes > before, bench)
+
+
+def _purge(bench: Bench, how: str, keys: list[bytes]) -> None:
+    """Purge the prompt in one of these ways, and let its project be known after that."""
+    if how == "purge":
+        bench.engine.purge("project", keys)
+    elif how == "forget":
+        bench.engine.forget("project")
+    else:
+        bench.engine.introduce(msgspec.structs.replace(SCOPES["project"], data_key=b"k" * 32, retention=60.0))
+    if how == "shorten":  # which leaves what is on the device
+        bench.engine.pool.forget("project")
 
 
 def save(bench: Bench, store: MemoryStore) -> None:
@@ -151,6 +184,54 @@ def test_a_long_lease_goes_to_disk_at_once(tiny_model: Path, store: MemoryStore)
     assert store.before == {first: None, second: first}, "eviction on disk takes the end of a prompt first"
 
 
+def test_a_lease_on_disk_is_renewed_by_who_reads_it(tiny_model: Path, store: MemoryStore):
+    """No more often than a block is looked up there, which is once a minute."""
+    bench = make_bench(tiny_model, swap=16, store=store)
+    leased = [("project", key) for key in keys_of(bench)[: 200 // 64]]
+
+    def read(id: str, until_s: float) -> None:
+        bench.one(generate(id, prompt(), 1, retain=(Retain(200, until_s),)))
+
+    read("first", 300.0)
+    read("second", 310.0)
+    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    assert {store.leases[block] for block in leased} == {310.0}
+    assert [end for block, end in store.leases.items() if block not in leased] == [0.0] * (BLOCKS - len(leased))
+    bench.now = 1.0 + ON_DISK_S
+    read("third", 400.0)
+    until(lambda: {store.leases[block] for block in leased} == {400.0}, bench)
+    read("fourth", 401.0)
+    bench.now = 2 * (1.0 + ON_DISK_S)
+    read("fifth", 500.0)
+    until(lambda: {store.leases[block] for block in leased} == {500.0}, bench)
+    assert store.writes == BLOCKS
+
+
+@pytest.mark.parametrize("how", ["found", "taken over", "restored"])
+def test_who_reads_renews_the_lease_on_the_device(tiny_model: Path, how: str):
+    """Its blocks outlive those that were read later without a lease, after the end of the first lease."""
+    bench = make_bench(tiny_model, blocks=16, running=2, budget=512, swap=32)
+    if how == "restored":
+        bench.one(generate("leased", prompt(), 1))
+        flood(bench)
+    elif how == "found":
+        bench.one(generate("leased", prompt(), 1, retain=(Retain(LENGTH, 300.0),)))
+    else:
+        bench.add(generate("leased", prompt(), 1))
+    bench.now += 200.0
+    bench.one(generate("renewed", prompt(), 1, retain=(Retain(LENGTH, 500.0),)))
+    if how == "restored":
+        assert bench.counts("renewed").read_dram == BLOCKS * 64
+    else:
+        assert bench.counts("renewed").read_hbm == BLOCKS * 64
+    bench.now += 200.0
+    bench.one(generate("other", prompt(seed=1), 1))
+    bench.one(generate("other again", prompt(seed=1), 1))
+    bench.one(generate("flood", prompt(640, 9), 1, store="hbm"))
+    assert bench.engine.pool.evictions >= BLOCKS
+    assert len(bench.engine.pool.find(keys_of(bench))) == BLOCKS
+
+
 def test_what_the_disk_lost_is_saved_again(tiny_model: Path, store: MemoryStore):
     """Its records were evicted, or expired: that they were there once says nothing."""
     bench = make_bench(tiny_model, swap=16, store=store)
@@ -226,7 +307,7 @@ def test_a_record_that_fails_its_check_is_told(tiny_model: Path, store: MemorySt
         before = bench.add(generate("before", prompt(64, 5), 100))
         until(lambda: before.tokens, bench)
     run = bench.add(generate("warm", prompt(), OUTPUT))
-    until(lambda: restores.failed_fetches, bench)
+    until(lambda: restores.fetches.failed, bench)
     bench.finish()
     check(run, cold(tiny_model))
     assert run.prompt is not None
@@ -234,6 +315,43 @@ def test_a_record_that_fails_its_check_is_told(tiny_model: Path, store: MemorySt
     again = bench.one(generate("again", prompt(), 1))
     assert again.prompt is not None
     assert again.prompt.lost == ()
+
+
+def test_each_that_waits_for_a_damaged_block_is_told(tiny_model: Path, store: MemoryStore):
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    _fetch_all(bench)
+    store.damaged.add(keys_of(bench)[2])
+    store.gate.clear()
+    runs = [bench.add(generate(id, prompt(), OUTPUT)) for id in ("one", "two", "three")]
+    until(lambda: len(bench.engine.scheduler.restores.active) == len(runs), bench)
+    store.gate.set()
+    bench.finish()
+    for run in runs:
+        check(run, cold(tiny_model))
+        assert run.prompt is not None
+        assert run.prompt.lost == (Lost(128, 192, "corrupted"),)
+
+
+@pytest.mark.parametrize(("what", "lost"), [("gone", ()), ("late", (Lost(128, 192, "late"),))])
+def test_what_is_not_damaged_is_not_called_so(tiny_model: Path, store: MemoryStore, what: str, lost: tuple[Lost, ...]):
+    """It was evicted, or it expired, before it was read; or the disk took too long."""
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    _fetch_all(bench)
+    key = keys_of(bench)[2]
+    store.gate.clear()
+    run = bench.add(generate("warm", prompt(), OUTPUT))
+    until(lambda: len(bench.engine.scheduler.restores.fetches) == BLOCKS, bench)
+    if what == "gone":
+        del store.records["project", key]
+    else:
+        store.late.add(key)
+    store.gate.set()
+    bench.finish()
+    check(run, cold(tiny_model))
+    assert run.prompt is not None
+    assert run.prompt.lost == lost
 
 
 def test_a_bit_that_flipped_on_disk_is_told(tiny_model: Path, tmp_path: Path):
@@ -308,7 +426,7 @@ def test_private_kv_that_changed_is_computed_again(tiny_model: Path):
     bench = make_bench(tiny_model, blocks=7, budget=200, running=4, swap=9)
     bench.add(generate("old", prompt(130), 100))
     bench.add(generate("young", prompt(130, 1), 100, read=False))
-    while not bench.engine.scheduler.dram.kept:
+    while not bench.engine.scheduler.dram.swaps:
         bench.step()
     for memory in bench.engine.runner.dram:
         memory.data += 1.0
@@ -405,11 +523,101 @@ def test_what_is_forgotten_is_gone_from_every_tier(tiny_model: Path, store: Memo
         bench.engine.forget("project")
     else:
         keys = bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)
-        bench.engine.purge(tuple(keys), "project")
+        bench.engine.purge("project", keys)
     assert len(freed) == BLOCKS
     until(lambda: not store.records, bench)
     check(bench.one(generate("again", prompt(), OUTPUT)), cold(tiny_model))
     assert bench.counts("again").read == 0
+
+
+@pytest.mark.parametrize("how", ["purge", "forget", "shorten"])
+def test_what_is_purged_is_found_nowhere_from_then_on(tiny_model: Path, store: MemoryStore, how: str):
+    """Also while the disk has not heard of it yet, as it is still busy with what was to be saved before."""
+    bench = make_bench(tiny_model, blocks=16, running=1, budget=512, swap=16, store=store)
+    save(bench, store)
+    keys = keys_of(bench)
+    hold_up_saves(bench, store)
+    _purge(bench, how, keys)
+    assert set(store.records) >= {("project", key) for key in keys}, "the disk has not purged it yet"
+    for id in ("again", "and again"):
+        bench.one(generate(id, prompt(), 1, read=id == "again", store="hbm"))
+        assert (bench.counts(id).read_nvme, bench.counts(id).read_dram) == (0, 0)
+    assert bench.counts("again").computed == LENGTH
+    store.write_gate.set()
+    until(lambda: not {("project", key) for key in keys} & set(store.records), bench)
+    flood(bench)
+    check(bench.one(generate("later", prompt(), OUTPUT)), cold(tiny_model))
+    assert bench.counts("later").computed == LENGTH
+
+
+@pytest.mark.parametrize("how", ["purge", "forget"])
+def test_a_purge_is_on_the_disk_before_what_waits_to_be_saved(tiny_model: Path, store: MemoryStore, how: str):
+    """A process that dies until then forgets it. What was to be saved of it is not written any more."""
+    bench = make_bench(tiny_model, blocks=16, running=1, budget=512, swap=16, store=store)
+    store.write_gate.clear()
+    for id in ("first", "second"):
+        bench.one(generate(id, prompt(), 1))
+    saver = bench.engine.scheduler.saver
+    assert saver is not None
+    until(lambda: len(saver.blocks()) == BLOCKS and store.writes == 1, bench)
+    bench.one(generate("other", prompt(seed=1), 1))
+    bench.one(generate("other again", prompt(seed=1), 1))
+    _purge(bench, how, keys_of(bench))
+    store.write_gate.set()
+    until(lambda: saver.idle, bench)
+    assert store.written_before_purge == 1
+    assert not {("project", key) for key in keys_of(bench)} & set(store.records)
+    assert not saver.dropped
+
+
+def test_what_is_computed_again_after_a_purge_is_saved_again(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, blocks=16, running=1, budget=512, swap=16, store=store)
+    save(bench, store)
+    store.write_gate.clear()
+    _purge(bench, "purge", keys_of(bench))
+    for id in ("third", "fourth"):
+        bench.one(generate(id, prompt(), 1))
+    store.write_gate.set()
+    until(lambda: store.writes == 2 * BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    assert set(store.records) == {("project", key) for key in keys_of(bench)}
+
+
+def test_a_block_that_is_purged_while_it_is_read_is_not_used(tiny_model: Path, store: MemoryStore):
+    """Nobody hears of it either: it was damaged, and is not kept any more."""
+    save(make_bench(tiny_model, swap=16, store=store), store)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    keys = keys_of(bench)
+    store.damaged.add(keys[2])
+    store.gate.clear()
+    bench.add(generate("first", prompt(), 1))
+    until(lambda: bench.engine.scheduler.restores.fetches, bench)
+    _purge(bench, "purge", keys)
+    store.gate.set()
+    until(lambda: not bench.engine.scheduler.restores.fetches, bench)
+    bench.finish()
+    bench.engine.pool.purge(keys)
+    again = bench.one(generate("again", prompt(), OUTPUT))
+    check(again, cold(tiny_model))
+    assert again.prompt is not None
+    assert (again.prompt.counts.computed, again.prompt.lost) == (LENGTH, ())
+    assert _dram(bench).referenced == 0
+
+
+def test_more_purges_than_are_remembered_hide_the_whole_scope(store: MemoryStore):
+    """Until they were made, which deletes it. Another scope does not notice."""
+    disk = DiskTier(store, (), ())
+    for scope in ("purged", "other"):
+        store.records |= {(scope, b"%d" % number): {} for number in range(MOST_BLOCKS + 2)}
+    disk.close(LONG_S)  # the writer is away
+    disk.purge("purged", [b"%d" % number for number in range(MOST_BLOCKS)])
+    assert [disk.holds("purged", b"%d" % number) for number in (0, MOST_BLOCKS - 1, MOST_BLOCKS)] == [
+        False,
+        False,
+        True,
+    ]
+    disk.purge("purged", [b"%d" % MOST_BLOCKS])
+    assert not disk.holds("purged", b"%d" % (MOST_BLOCKS + 1))
+    assert disk.holds("other", b"0")
 
 
 def test_dram_is_kept_no_longer_than_its_retention(tiny_model: Path):
@@ -606,3 +814,19 @@ def test_a_higher_lane_takes_its_place_while_it_restores(tiny_model: Path, store
     check(run, cold(tiny_model))
     counts = bench.counts("warm")
     assert counts.prompt == LENGTH == counts.computed + counts.read
+
+
+def test_a_request_that_fails_takes_what_it_read_from_every_scope(tiny_model: Path, store: MemoryStore):
+    """Its numbers were not finite, and what it read may be the cause: also a prefix that projects share."""
+    segments = (Segment(128, "public"), Segment(LENGTH, "project"))
+    bench = make_bench(tiny_model, swap=16, store=store)
+    for id in ("first", "second"):
+        bench.one(generate(id, prompt(), 1, segments=segments))
+    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    assert {scope for scope, _ in store.records} == {"public", "project"}
+    bench.engine.runner.memories[0].data[:] = float("nan")
+    bench.one(generate("reader", prompt(), 1, segments=segments))
+    done = bench.runs["reader"].done
+    assert done is not None
+    assert done.reason == "error"
+    until(lambda: not store.records, bench)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -19,6 +19,7 @@ from engine.scheduling.step_work import Step
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import block_key
 from prompt_cache.kv.grouped_pool import GroupedPool
+from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, TierRate
 from prompt_cache.tiers.identity import ScopeAccess
 from protocol.requests import LANES, Sampling
 from tests.fast import examples
@@ -27,10 +28,13 @@ SCOPES = {"a": b"root of a", "b": b"root of b"}
 
 
 class ManualDisk:
-    """A disk whose transfers end when the test says so. It holds keys alone."""
+    """A disk whose transfers end, and whose purges are made, when the test says so. It holds keys alone."""
 
     def __init__(self) -> None:
         self.keys: set[tuple[str, bytes]] = set()
+        self.purges: list[tuple[str, set[bytes] | None]] = []
+        """Scope and keys of those that were not made yet; None for all of a scope."""
+        self.leased: set[tuple[str, bytes]] = set()
         self.fetching: list[Transfer] = []
         self.saving: list[Transfer] = []
         self._fetched: list[Transfer] = []
@@ -45,10 +49,17 @@ class ManualDisk:
         return 6 - len(self.saving)
 
     def holds(self, scope: str, key: bytes) -> bool:
-        return (scope, key) in self.keys
+        return (scope, key) in self.keys and not any(
+            scope == purged and (keys is None or key in keys) for purged, keys in self.purges
+        )
 
     def fetch(self, transfer: Transfer) -> None:
+        assert self.holds(transfer.access.scope, transfer.key), "it reads what is gone, or will be purged"
         self.fetching.append(transfer)
+
+    def lease(self, scope: str, key: bytes, until: float) -> None:
+        assert self.holds(scope, key)
+        self.leased.add((scope, key))
 
     def save(self, transfer: Transfer) -> None:
         self.saving.append(transfer)
@@ -61,23 +72,29 @@ class ManualDisk:
         ended, self._saved = self._saved, []
         return ended
 
-    def purge(self, scope: str, keys: Sequence[bytes]) -> None:
-        self.keys -= {(scope, key) for key in keys}
+    def purge(self, scope: str, keys: Collection[bytes]) -> None:
+        self.purges.append((scope, set(keys)))
 
     def forget(self, scope: str) -> None:
-        self.keys = {entry for entry in self.keys if entry[0] != scope}
+        self.purges.append((scope, None))
+
+    def make_purges(self) -> None:
+        self.keys = {entry for entry in self.keys if self.holds(*entry)}
+        self.purges = []
 
     def end_fetch(self, at: int, ok: bool) -> None:
         transfer = self.fetching.pop(at % len(self.fetching))
-        transfer.ok = ok and self.holds(transfer.access.scope, transfer.key)
+        transfer.ok = ok and (transfer.access.scope, transfer.key) in self.keys
         if not ok:
             self.keys.discard((transfer.access.scope, transfer.key))
+            transfer.loss = "corrupted"
         self._fetched.append(transfer)
 
     def end_save(self, ok: bool) -> None:
         transfer = self.saving.pop(0)
-        transfer.ok = ok
-        if ok:
+        self.make_purges()  # they come before all that is saved
+        transfer.ok = ok and not transfer.cancelled
+        if transfer.ok:
             self.keys.add((transfer.access.scope, transfer.key))
         self._saved.append(transfer)
 
@@ -205,6 +222,10 @@ class Tiers(RuleBasedStateMachine):
         self.scheduler.purge(request.segments[0][2], keys)
         assert not any(pool.find([key]) for pool in (self.pool, self.dram) for key in keys)
 
+    @rule()
+    def purge_on_disk(self) -> None:
+        self.disk.make_purges()
+
     @rule(at=st.integers(0, 99))
     def damage_something(self, at: int) -> None:
         self.damage.append(at)
@@ -219,6 +240,7 @@ class Tiers(RuleBasedStateMachine):
         for index in range(blocks):
             tokens = [prefix] * 64
             key = block_key(SCOPES[scope], key, tokens)
+            self.disk.make_purges()
             self.disk.keys.add((scope, key))
             self.records[key] = (scope, *tokens * (index + 1))  # type: ignore[assignment]
 
@@ -337,3 +359,21 @@ def test_what_host_memory_has_no_room_for_is_not_waited_for():
     assert not tiers.alive, "it waits for what cannot come"
     assert not tiers.disk.fetching
     assert tiers.dram.pools[0].held_by("b") == 6
+
+
+def test_restores_that_begin_together_count_on_each_others_computing() -> None:
+    """The disk reads a block in half the time of its computation: one prompt alone computes a third, four do not."""
+    rate = TierRate(0.0, (1 << 19) / 320e-6)
+    chooser = FetchOrRecompute({"dram": TierRate(0.0, 1e15), "nvme": rate}, ComputeRate(10e-6))
+    for prompts, computes in ((1, True), (4, False)):
+        tiers = Tiers()
+        costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=4))
+        tiers.pool, tiers.dram = GroupedPool([(100, 0)]), GroupedPool([(100, 0)])
+        tiers.scheduler = Scheduler(
+            tiers.pool, 1000, 4, FairShare(costs), costs=costs, dram=tiers.dram, disk=tiers.disk, chooser=chooser
+        )
+        for prompt in range(prompts):
+            tiers.left_by_an_earlier_start(prompt, "a", 7)
+            tiers.add(prompt, 500, 1, "standard", "a", "all", 0.0)
+        first = tiers.scheduler.schedule(tiers.now)
+        assert any(work.count > 64 for work in first.work) == computes, prompts

@@ -33,11 +33,11 @@ def _done(id: str, attempt: int = 1) -> Done:
 
 def test_a_journal_knows_whose_a_request_is_until_it_is_acknowledged(tmp_path: Path) -> None:
     journal = Journal(tmp_path, first_epoch=1)
-    journal.begin("runs", 1, gateway=OLD)
-    journal.begin("ended", 2, gateway=OLD)
+    journal.begin("runs", 1, gateway_epoch=OLD)
+    journal.begin("ended", 2, gateway_epoch=OLD)
     journal.end(_done("ended", 2))
-    waited = journal.end(_done("waited"), gateway=OLD)
-    journal.begin("another's", 1, gateway=NEW)
+    waited = journal.end(_done("waited"), gateway_epoch=OLD)
+    journal.begin("another's", 1, gateway_epoch=NEW)
     assert sorted(journal.known_of(OLD)) == [("ended", 2), ("runs", 1), ("waited", 1)]
     assert journal.known_of(NEW) == [("another's", 1)]
     journal.acknowledge(waited.sequence)
@@ -93,8 +93,8 @@ def test_a_journal_has_another_identity_where_its_file_was_lost(tmp_path: Path) 
 def test_a_journal_that_is_removed_under_the_replica_is_written_again(tmp_path: Path, lost: str) -> None:
     folder = tmp_path / "journal"
     journal = Journal(folder, first_epoch=1)
-    journal.begin("runs", 1, gateway=OLD)
-    journal.begin("ended", 1, gateway=OLD)
+    journal.begin("runs", 1, gateway_epoch=OLD)
+    journal.begin("ended", 1, gateway_epoch=OLD)
     ended = journal.end(_done("ended"))
     journal.sync()
     assert not journal.restore()
@@ -124,7 +124,7 @@ def test_a_journal_that_is_removed_while_its_disk_is_full_is_written_when_there_
 ) -> None:
     folder = tmp_path / "journal"
     journal = Journal(folder, first_epoch=1)
-    journal.begin("ended", 1, gateway=OLD)
+    journal.begin("ended", 1, gateway_epoch=OLD)
     journal.sync()
 
     def full(*_: object) -> int:

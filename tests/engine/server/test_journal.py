@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from engine.errors import StartError
 from engine.server import journal as journal_module
 from engine.server.journal import METRIC, SEQUENCE_BITS, Journal
-from engine.server.journal_records import Begun, Ended, Heard, Opened, Totals, Went, frame, read_records
+from engine.server.journal_records import Begun, Delivered, Ended, Opened, Progress, Totals, frame, read_records
 from protocol.requests import Counts, Done
 from tests.fast import examples
 
@@ -99,7 +99,7 @@ def test_written_is_in_the_file_and_unwritten_is_not(tmp_path: Path):
     assert records == [Opened(1, journal.identity, 1), Totals(0, Counts())]
     journal.write()
     records, _, _ = read_records((tmp_path / "journal").read_bytes())
-    assert records[2:] == [Begun(1, "a", 1), Went([(1, counts(2))])]
+    assert records[2:] == [Begun(1, "a", 1), Progress([(1, counts(2))])]
     journal.close()
 
 
@@ -236,7 +236,7 @@ def test_nothing_but_sync_waits_for_a_disk_that_is_slow_to_compact(
         soon(meanwhile)
         records, damaged, torn = read_records((tmp_path / "journal").read_bytes())
         assert (damaged, torn) == (0, 0)
-        assert records[-1] == Heard(1, 3)
+        assert records[-1] == Delivered(1, 3)
     syncing.join()
     assert (tmp_path / "journal").stat().st_size < 1_000
     journal.close()
@@ -299,9 +299,9 @@ def state(records: list[object]) -> tuple[dict[int, Counts], dict[int, int], lis
         match record:
             case Begun():
                 live[record.handle] = Counts()
-            case Went():
+            case Progress():
                 live.update(dict(record.counts))
-            case Heard():
+            case Delivered():
                 heard[record.handle] = record.delivered
             case Ended():
                 live.pop(record.handle, None)

@@ -364,7 +364,7 @@ async def test_mixed_classes_are_billed_in_three_parts(database_url: str) -> Non
     ]
     assert wish.decision is not None
     assert wish.decision.collapsed
-    assert [tokens for tokens, _ in wish.decision.kept] == [PIECE, 2 * PIECE, 3 * PIECE, 4 * PIECE]
+    assert [tokens for tokens, _ in wish.decision.retained] == [PIECE, 2 * PIECE, 3 * PIECE, 4 * PIECE]
     await doors.close()
 
 

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import AddedToken
 
 from gateway.conversation.chat_template import ChatTemplate
-from gateway.conversation.output.families import detect_output_format
+from gateway.conversation.output.output_formats import detect_output_format
 from gateway.conversation.prompt import make_prompt
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.dialects.anthropic import messages_request

@@ -17,7 +17,7 @@ from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from engine.grammar.reasoning_guide import ReasoningGuide
 from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.output.events import WholeOutput, whole_output
-from gateway.conversation.output.families import OUTPUT_FORMATS
+from gateway.conversation.output.output_formats import OUTPUT_FORMATS
 from gateway.conversation.reasoning import EFFORT_BUDGETS
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.openai import chat_request

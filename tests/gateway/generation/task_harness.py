@@ -12,10 +12,11 @@ from billing.holds.records import Hold
 from billing.prices import PriceVersion
 from billing.reservation.decisions import InsufficientFunds
 from billing.usage import UsageEvent
-from gateway.admission.admission import Payer, PreparedRequest, database_unavailable
+from gateway.admission.admission import database_unavailable
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.conversation.prompt import Prompt
-from gateway.errors import Interrupted, Unaffordable, Unavailable
+from gateway.errors import Interrupted, NotCached, Unaffordable, Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.fleet.replica_stream import ReplicaStream, TimeOver
 from gateway.generation.delivery import DeliveryChunk, Failed, Finished, ReaderGone, Started
@@ -52,6 +53,7 @@ class TaskHarness:
         choices: int = 1,
         sliced: bool = False,
         grammar: bool = False,
+        promised: bool = False,
         permit: AskedPermit | None = None,
     ) -> None:
         self.model, self.choices = model, choices
@@ -100,6 +102,7 @@ class TaskHarness:
             self._admission(), self._fleet(), self._domains(), self._recorder(), self._attempts(),  # type: ignore[arg-type]
             SimpleNamespace(keep=self._keep), _Silent(), SimpleNamespace(full=False),  # type: ignore[arg-type]
             SharedWrites(), SimpleNamespace(note=lambda *_, **__: None),  # type: ignore[arg-type]
+            promises=self._promises() if promised else None,
         )  # fmt: skip
         self.task = GenerationTask(dependencies, self.prepared, streamed=streamed, permit=permit)
         self.running = asyncio.create_task(self.task.run())
@@ -185,6 +188,20 @@ class TaskHarness:
 
         return SimpleNamespace(release=release, once_release=once_release, use=use)
 
+    def _promises(self) -> Any:
+        """Of a request that is to run only if it is cached, and reads what is not paid for yet."""
+        missed = NotCached("The prompt is not cached.", cost="0", currency="USD", tokens=len(PROMPT))
+
+        async def refusal(prepared: PreparedRequest) -> NotCached | None:
+            return missed if await self._wait("cached") == "no" else None
+
+        async def confirm(prepared: PreparedRequest, hold: Hold, reach: int | None) -> tuple[PreparedRequest, Hold]:
+            if await self._wait("promise") == "broken":
+                raise missed
+            return prepared, hold
+
+        return SimpleNamespace(needed=lambda prepared: True, refusal=refusal, confirm=confirm)
+
     def _attempts(self) -> Any:
         return SimpleNamespace(watch=lambda stream, hold, done: self.watched.append(stream.attempt))
 
@@ -219,8 +236,17 @@ class TaskHarness:
     async def finish(self) -> None:
         """What comes in the end of any request: holds are answered, times are over, readers read."""
         for _ in range(8):
-            for what in ("disk ok", "hold ok", "database back", "replica none", "slice refused", "spool ok"):
+            for what in (
+                "disk ok",
+                "hold ok",
+                "database back",
+                "cached yes",
+                "replica none",
+                "slice refused",
+                "spool ok",
+            ):
                 await self.happen(what)
+            await self.happen("promise kept")
             await self.read(confirm=True)
             await self.happen("time over")
         assert self.running.done(), "it does not end"
@@ -276,6 +302,12 @@ class TaskHarness:
     def _on_slice(self, detail: str) -> bool:
         short = InsufficientFunds("tenant", 2, 1, "USD")
         return self._resolve("slice", short if detail == "refused" else None)
+
+    def _on_cached(self, detail: str) -> bool:
+        return self._resolve("cached", detail)
+
+    def _on_promise(self, detail: str) -> bool:
+        return self._resolve("promise", detail)
 
     def _on_replica(self, detail: str) -> bool:
         return self._resolve("replica", None if detail == "none" else SimpleNamespace(replica="replica-1"))

@@ -16,7 +16,7 @@ import pytest
 
 from billing.holds.records import Hold
 from billing.spool.spool import SpoolUnavailable
-from gateway.admission.admission import PreparedRequest
+from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import Unavailable
 from gateway.fleet.replica_link import FleetOptions
 from gateway.services import GatewayOptions

@@ -116,3 +116,24 @@ async def test_a_request_that_ends_before_its_first_token_counts_what_was_done(m
     await harness.settle()
     assert settled.uncached == [2]
     await harness.finish()
+
+
+async def test_the_start_of_a_promise_that_was_refused_is_never_told(model: ServedModel) -> None:
+    """Its client hears that nothing is cached, and no start before that; nor do limits."""
+    settled: Any = Settled()
+    harness = TaskHarness(model, promised=True, permit=AskedPermit(settled))
+    await harness.settle()
+    await harness.happen("hold ok")
+    await harness.happen("cached yes")
+    say(harness, Began, PLANNED)
+    token(harness, None)
+    await harness.settle()
+    await harness.happen("promise broken")
+    stream = harness.stream
+    assert stream is not None
+    stream.hear(Done(stream.request_id, stream.attempt, "abort", structs.replace(CAME, output=1), 1))
+    await harness.settle()
+    assert settled.uncached == []
+    assert harness.task.delivery.started is None
+    await harness.finish()
+    assert harness.ends == [("failed", "NotCached", "not_cached")]

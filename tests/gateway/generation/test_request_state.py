@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from billing.usage import Status
 from gateway.errors import Interrupted
+from gateway.fleet.replica_stream import ReplicaStream
 from gateway.generation.choices import Choices
 from gateway.generation.request_state import (
     TRANSITIONS,
@@ -111,6 +112,7 @@ UNAVAILABLE = ("failed", "Unavailable", "service_unavailable")
 INTERRUPTED = ("failed", "Interrupted", "interrupted")
 TIMED_OUT = ("failed", "TimedOut", "request_timeout")
 INVALID = ("failed", "InvalidRequest", "invalid_value")
+NOT_CACHED = ("failed", "NotCached", "not_cached")
 ENDS: dict[str, tuple[list[str], Ended, Ended]] = {
     "finished": ([*BEGUN, TEXT, "read", "done stop"], _used("ok", "stop", P, 3), (OK, ("stop",))),
     "length": ([*BEGUN, TEXT, "read", "done length"], _used("ok", "length", P, 3), (OK, ("length",))),
@@ -129,6 +131,27 @@ ENDS: dict[str, tuple[list[str], Ended, Ended]] = {
         UNAVAILABLE,
     ),
     "left before the hold": (["leave", "hold ok"], ("release", "ended before it began"), GONE),
+    "left while it is asked whether it is cached": (
+        ["hold ok", "leave", "cached yes"],
+        ("release", "ended before it began"),
+        GONE,
+    ),
+    "stopped while it is asked whether it is cached": (
+        ["hold ok", "stop", "cached yes"],
+        ("release", "ended before it began"),
+        UNAVAILABLE,
+    ),
+    "not cached": (["hold ok", "cached no"], ("release", "not cached"), NOT_CACHED),
+    "not cached after all": (
+        ["hold ok", "cached yes", "began", TEXT, "promise broken", "done abort"],
+        _used("failed", "abort", 0, 0),
+        NOT_CACHED,
+    ),
+    "cached as promised": (
+        ["hold ok", "cached yes", "began", TEXT, "promise kept", "read", "done stop"],
+        _used("ok", "stop", P, 3),
+        (OK, ("stop",)),
+    ),
     "no replica": (["disk full", "hold ok"], ("release", "no replica"), UNAVAILABLE),
     "left while queued": (["hold ok", "leave", "done abort"], _used("cancelled", "abort", 0, 0), GONE),
     "left after some text": ([*BEGUN, TEXT, "read", "leave", "done abort"], _used("cancelled", "abort", P, 3), GONE),
@@ -274,7 +297,7 @@ async def _run(harness: TaskHarness, events: list[str]) -> None:
 @pytest.mark.parametrize("name", list(ENDS))
 async def test_every_end(model: ServedModel, name: str) -> None:
     events, record, told = ENDS[name]
-    harness = TaskHarness(model, grammar="grammar" in name)
+    harness = TaskHarness(model, grammar="grammar" in name, promised="cached" in name)
     await _run(harness, events)
     assert harness.records[:1] == ([record] if record else [])
     assert harness.ends == [told]
@@ -338,6 +361,27 @@ async def test_a_fault_inside_the_gateway_stops_the_replica(
     await harness.running
 
 
+async def test_a_fault_while_it_is_sent_stops_the_replica_and_keeps_the_hold(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReplicaStream, "pay", Mock(side_effect=RuntimeError("a defect")))
+    harness = TaskHarness(model, sliced=True)
+    await harness.settle()
+    await harness.happen("hold ok")
+    await harness.running
+    assert harness.stream is not None
+    assert harness.aborts == [("abandoned", None, 1)], "it works for nobody"
+    assert not harness.records, "what it says later is billed"
+
+
+async def test_what_ended_before_it_was_sent_reaches_no_replica(model: ServedModel) -> None:
+    for ends in ("leave", "stop", "abandon"):
+        harness = TaskHarness(model, promised=True)
+        await _run(harness, ["hold ok", ends, "cached yes"])
+        assert harness.stream is None
+        assert not harness.sent
+
+
 # ---------------------------------------------------------------- any events
 
 EVENTS = [
@@ -349,11 +393,12 @@ EVENTS = [
 @settings(max_examples=examples(400))
 @given(
     events=st.lists(st.sampled_from(EVENTS), max_size=25),
-    prefix=st.sampled_from([[], ["hold ok"], BEGUN, [*BEGUN, TEXT]]),
+    prefix=st.sampled_from([[], ["hold ok"], BEGUN, [*BEGUN, TEXT], ["hold ok", "cached yes"]]),
     streamed=st.booleans(),
     choices=st.integers(1, 2),
     sliced=st.booleans(),
     grammar=st.booleans(),
+    promised=st.booleans(),
 )
 def test_any_events_come_to_one_end(  # what a request can be
     model: ServedModel,
@@ -363,9 +408,11 @@ def test_any_events_come_to_one_end(  # what a request can be
     choices: int,
     sliced: bool,
     grammar: bool,
+    promised: bool,
 ) -> None:
     async def live() -> None:
-        harness = TaskHarness(model, streamed=streamed, choices=choices, sliced=sliced, grammar=grammar)
+        asked: dict[str, Any] = {"sliced": sliced, "grammar": grammar, "promised": promised}
+        harness = TaskHarness(model, streamed=streamed, choices=choices, **asked)
         await harness.settle()
         for event in (*prefix, *events):
             if event in ("read", "take"):
@@ -384,6 +431,7 @@ def _check(harness: TaskHarness) -> None:
     assert state.outcome is not None
     ended = [record for record in harness.records if record[0] != "once"]
     assert len(ended) == harness.held, "a hold is used or released, exactly once"
+    assert ended[:1] != [("release", "a fault before it was sent")], "no sequence of events is a fault"
     assert len(harness.ends) == 1, "the reader is told one end"
     for attempt in (1, 2):
         whole = [why for why, choice, to in harness.aborts if choice is None and to == attempt]

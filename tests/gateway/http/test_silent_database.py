@@ -61,6 +61,18 @@ def stopped(server: PostgresServer) -> Iterator[None]:
                 process.resume()
 
 
+@contextmanager
+def locked(url: str) -> Iterator[None]:
+    """Another process writes to the SQLite database, and does not come to an end."""
+    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
 async def assert_refused(stack: Stack, key: str | None = None) -> httpx.Response:
     """What a request is answered while the database is silent; that it is answered at all is the point."""
     async with asyncio.timeout(30):
@@ -144,12 +156,9 @@ async def test_a_sqlite_that_another_process_has_locked(
     async with running_stack(stocked_sqlite_url, tmp_path, model_folder, **options) as stack:
         stack.say("ok")
         await assert_recovered(stack)
-        other = sqlite3.connect(stocked_sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        await assert_refused(stack)
-        await assert_refused(stack)
-        other.execute("ROLLBACK")
-        other.close()
+        with locked(stocked_sqlite_url):
+            await assert_refused(stack)
+            await assert_refused(stack)
         await assert_recovered(stack)
         assert len([state for state in await stack.holds() if state == "released"]) >= 1
 
@@ -179,6 +188,37 @@ async def test_waits_do_not_pile_up() -> None:
                 assert await breaker.wait(ask()) > 0
                 break
             await asyncio.sleep(0.01)
+
+
+async def test_asking_whether_the_database_is_silent_takes_no_probe() -> None:
+    breaker, gate = CircuitBreaker(0.05), asyncio.Event()
+    with pytest.raises(DatabaseUnavailable):
+        await breaker.wait(_until(gate))
+    await asyncio.sleep(0.06)
+    for _ in range(3):
+        breaker.check()
+    assert await breaker.wait(_at_once()) == 1, "who begins is the probe"
+    gate.set()
+
+
+async def test_a_run_that_asks_before_it_begins_is_the_probe(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """A response in the background asks whether it may begin, is prepared, and asks once more when it begins."""
+    options: dict[str, Any] = {"options": OPTIONS, "key_ttl": REMEMBERED_S}
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, **options) as stack:
+        stack.say("ok")
+        await assert_recovered(stack)
+        requests = stack.gateway.requests
+        with locked(stocked_sqlite_url):
+            await assert_refused(stack)
+            silent = len(requests)
+            await asyncio.sleep(TIMEOUT_S)
+            requests.check_model("tiny")
+            probe = asyncio.create_task(assert_refused(stack))
+            await stack.until(lambda: len(requests) > silent)
+            await probe
+        await assert_recovered(stack)
 
 
 ENDPOINT = {"url": "https://hook.test/in", "topics": ["invoice.*"]}

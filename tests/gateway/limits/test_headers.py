@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.generation_request import Dialect
 from gateway.limits.headers import go_duration, limit_headers, rfc3339
 from gateway.limits.limiter import Standing
 from gateway.limits.operations import MICRO, Bounds, Levels
@@ -36,8 +37,8 @@ def test_an_instant_is_never_too_early_and_less_than_a_second_late(now: int, wai
     assert 0 <= told - (now + wait / MICRO) < 1
 
 
-def told(bounds: tuple[Bounds, ...], levels: tuple[Levels, ...], *, anthropic: bool = False) -> dict[str, str]:
-    headers = limit_headers(Standing(bounds, levels), anthropic=anthropic, now=1_800_000_000.0)
+def told(bounds: tuple[Bounds, ...], levels: tuple[Levels, ...], dialect: Dialect = "openai") -> dict[str, str]:
+    headers = limit_headers(Standing(bounds, levels), dialect, now=1_800_000_000.0)
     assert len(dict(headers)) == len(headers)
     return {name.decode(): value.decode() for name, value in headers}
 
@@ -53,7 +54,7 @@ def test_the_tighter_of_project_and_key_is_told() -> None:
     assert openai["x-ratelimit-reset-tokens"] == "1m6s"
     assert openai["x-ratelimit-remaining-input-tokens"] == "900"
     assert (openai["x-ratelimit-remaining-concurrent"], openai["x-ratelimit-limit-concurrent"]) == ("1", "2")
-    anthropic = told(bounds, levels, anthropic=True)
+    anthropic = told(bounds, levels, "anthropic")
     assert anthropic["anthropic-ratelimit-requests-reset"] == "2027-01-15T08:00:36Z"
     assert anthropic["anthropic-ratelimit-tokens-limit"] == "50"
 

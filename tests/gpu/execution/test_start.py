@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.start import cuda_runner
 from engine.execution.model_runner import DeviceFailed
 from engine.execution.sizes import Sizes
-from engine.models.registry import load_model, read_config
+from engine.layers.loader import Loader
+from engine.layers.self_attention import AttentionVariant
+from engine.models.decoder import Decoder
+from engine.models.llama import LlamaLayer
+from engine.models.registry import FAMILIES, load_model, read_config
 from tests.engine.conftest import write_model
 from tests.gpu.execution.fused_bench import fused_bench, plain_tiling, small_model
 from tests.gpu.execution.tally_model import TallyModel
@@ -90,6 +95,42 @@ def test_a_device_that_fails_or_is_full_is_not_for_other_operations_either(
     monkeypatch.setattr(CudaRunner, "check_device", check)
     with pytest.raises(type(error)):
         runner_of(model)
+
+
+@dataclass(frozen=True)
+class ChunkedAttention(AttentionVariant):
+    """Attention with an option that no kernel knows."""
+
+    chunk: int = 0
+
+
+class ScaledLayer(LlamaLayer):
+    """A layer that is computed otherwise than Llama's."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "variant", "reason"),
+    [
+        (LlamaLayer, AttentionVariant(window=8, scale=0.5, soft_cap=30.0), None),
+        (LlamaLayer, ChunkedAttention(), None),
+        (LlamaLayer, ChunkedAttention(chunk=8), "attention has the option chunk"),
+        (ScaledLayer, AttentionVariant(), "layers are ScaledLayer"),
+    ],
+)
+def test_what_the_kernels_would_pass_over_is_left_to_stock_operations(
+    model: Path,
+    layer: type[LlamaLayer],
+    variant: AttentionVariant,
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build(load: Loader) -> Decoder:
+        return Decoder(load, (layer(load, index, variant) for index in range(load.config.layers)))
+
+    monkeypatch.setitem(FAMILIES, "llama", replace(FAMILIES["llama"], build=build))
+    like = torch.zeros((), device=DEVICE)
+    loaded = load_model(model, read_config(model), like, plain_tiling(), 256)
+    assert unsupported(loaded, like.device) == reason
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from billing.holds.records import Hold
 from billing.prices import PriceVersion
 from billing.usage import METERS
-from gateway.admission.admission import Payer, PreparedRequest
 from gateway.admission.cache_leases import LeasePayer, lease_request
 from gateway.admission.cache_plans import cache_plan
+from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.dialects.anthropic import messages_request
 from gateway.dialects.openai import chat_request
 from gateway.generation.request_history import Observed

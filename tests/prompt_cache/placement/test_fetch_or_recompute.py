@@ -79,7 +79,7 @@ def test_others_who_read_and_compute_count() -> None:
         alone.begin("nvme", 100 * BLOCK_BYTES, 0.0)
     crowded = alone.plan(missing(("nvme", 100)), 0.0)
     assert crowded.fetch < plan.fetch / 3
-    busy = chooser(nvme=BLOCK_BYTES / 6.4e-3).plan(missing(("nvme", 100)), 0.0, waiting_s=10.0, sharers=9)
+    busy = chooser(nvme=BLOCK_BYTES / 6.4e-3).plan(missing(("nvme", 100)), 0.0, waiting_tokens=100_000, sharers=9)
     assert busy.fetch > 85
 
 
@@ -96,6 +96,21 @@ def test_a_throttled_disk_is_noticed_while_it_reads_and_tried_again_later() -> N
         disk.end("nvme", piece, second + 2.0)
     assert disk.plan(wanted, 11.0).fetch < 10
     assert disk.plan(wanted, 300.0).fetch > 60, "what was not used for long is tried again"
+
+
+def test_a_short_pause_says_nothing_of_a_disk() -> None:
+    """The first of many reads waits for its thread, and a step of the engine holds the interpreter meanwhile."""
+    disk = chooser(nvme=4e9)
+    for _ in range(60):
+        disk.begin("nvme", BLOCK_BYTES, 0.0)
+    assert disk.plan(missing(("nvme", 15)), 0.0055, reading=15 * BLOCK_BYTES).compute == 0
+    assert disk.plan(missing(("nvme", 15)), 0.1, reading=15 * BLOCK_BYTES).fetch == 0
+
+
+def test_a_front_that_saves_little_is_not_computed() -> None:
+    """Others have a use for the device: a twelfth of the prompt computed would save as much of the time."""
+    plan = chooser(nvme=11 * BLOCK_BYTES / 6.4e-3).plan(missing(("nvme", 100)), 0.0)
+    assert (plan.compute, plan.fetch) == (0, 100)
 
 
 def test_a_failed_read_teaches_nothing() -> None:
@@ -121,7 +136,7 @@ def test_a_tier_that_is_not_there_is_not_fetched_from() -> None:
 
 
 def expected_seconds(
-    machine: FetchOrRecompute, disk: FetchOrRecompute, wanted: Missing, compute: int, waiting_s: float, sharers: int
+    machine: FetchOrRecompute, disk: FetchOrRecompute, wanted: Missing, compute: int, waiting: int, sharers: int
 ) -> float:
     """With so many blocks computed: the disk is read meanwhile, copies from host memory take their turn."""
     fetched = wanted.blocks - compute
@@ -129,7 +144,7 @@ def expected_seconds(
     from_disk = Missing(wanted.start, (("nvme", wanted.tail(fetched).get("nvme", 0)),), 64, BLOCK_BYTES)
     copies = machine.fetch_seconds(in_memory, fetched, 0.0)
     reads = disk.fetch_seconds(from_disk, from_disk.blocks, 0.0)
-    return max(machine.compute_seconds(wanted, compute, waiting_s, sharers) + copies, reads)
+    return max(machine.compute_seconds(wanted, compute, waiting, sharers) + copies, reads)
 
 
 RUNS = st.lists(st.tuples(st.sampled_from(["dram", "nvme"]), st.integers(1, 300)), min_size=1, max_size=4)
@@ -142,7 +157,7 @@ RUNS = st.lists(st.tuples(st.sampled_from(["dram", "nvme"]), st.integers(1, 300)
     st.floats(1e6, 1e11),
     st.floats(0, 0.05),
     st.integers(0, 100_000),
-    st.floats(0, 2),
+    st.integers(0, 20_000),
     st.integers(0, 8),
 )
 def test_no_plan_is_expected_to_be_worse_than_the_better_pure_one(
@@ -151,22 +166,23 @@ def test_no_plan_is_expected_to_be_worse_than_the_better_pure_one(
     nvme: float,
     fixed_s: float,
     start: int,
-    waiting_s: float,
+    waiting: int,
     sharers: int,
 ) -> None:
     machine = chooser(dram, nvme, fixed_s)
     disk = FetchOrRecompute({"nvme": TierRate(fixed_s, nvme)}, COMPUTE)
     wanted = Missing(start, tuple(runs), 64, BLOCK_BYTES)
-    plan = machine.plan(wanted, 0.0, waiting_s=waiting_s, sharers=sharers)
+    plan = machine.plan(wanted, 0.0, waiting_tokens=waiting, sharers=sharers)
     assert plan.compute + plan.fetch == wanted.blocks
     assert min(plan.compute, plan.fetch) >= 0
     pure = (
         machine.fetch_seconds(wanted, wanted.blocks, 0.0),
-        machine.compute_seconds(wanted, wanted.blocks, waiting_s, sharers),
+        machine.compute_seconds(wanted, wanted.blocks, waiting, sharers),
     )
     assert plan.seconds <= min(pure) * (1 + 1e-9)
-    best = min(expected_seconds(machine, disk, wanted, count, waiting_s, sharers) for count in range(wanted.blocks + 1))
-    assert plan.seconds <= best * 1.0301
+    best = min(expected_seconds(machine, disk, wanted, count, waiting, sharers) for count in range(wanted.blocks + 1))
+    # A mixture that saves less than a tenth is left to others.
+    assert plan.seconds <= best * 1.1001
     assert math.isfinite(plan.late_s)
     assert plan.late_s > plan.seconds
 

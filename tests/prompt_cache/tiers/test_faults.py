@@ -75,7 +75,7 @@ class Disk:
         if cause is None:
             assert got == {group: payload(scope, number, group)}
             return
-        assert got is None, "a wrong record was read"
+        assert got == cause, "a wrong record was read, or for another reason not"
         assert self.store.counters.get(f"miss_{cause}", 0) == before + 1, (cause, self.store.counters)
         assert self.paths[at].exists() == (cause == "late")
         self.put(at, self.whole[at])
@@ -188,7 +188,7 @@ def test_a_disk_that_cannot_be_read(disk: Disk) -> None:
 def test_a_slow_disk(disk: Disk) -> None:
     for _, at in places("slow"):
         disk.files.slow_s = 0.0005
-        assert disk.store.read(access(at[0]), key(at[1]), (at[2],), deadline=time.monotonic() + 0.0001) is None
+        assert disk.store.read(access(at[0]), key(at[1]), (at[2],), deadline=time.monotonic() + 0.0001) == "late"
         disk.files.slow_s = 0.0
         disk.expect(at, None)
     assert disk.store.counters["miss_late"] == FAULTS
@@ -205,7 +205,7 @@ def test_a_disk_without_room(disk: Disk) -> None:
         disk.files.room = None
         assert disk.store.counters["refused_disk_full"] == before + number
         assert not list(new.iterdir()), "what was written of it lies there still"
-        assert disk.store.read(MINE, key(1000), (group,)) is None
+        assert disk.store.read(MINE, key(1000), (group,)) == "absent"
         count("no room (ENOSPC)", "refused")
     assert disk.store.write(MINE, key(1000), payloads("mine", 1000), position=0)
     assert disk.store.read(MINE, key(1000), (0, 1)) == payloads("mine", 1000)
@@ -229,7 +229,7 @@ def test_a_record_that_comes_back_after_a_purge(forgotten: bool) -> None:
             assert len(record_paths(folder)) == batch
             with opened(folder, scan=False) as store:
                 for number in range(first, first + batch // 2):
-                    assert store.read(MINE, key(number), (0,)) is None
+                    assert store.read(MINE, key(number), (0,)) == "purged"
                 assert store.counters["miss_purged"] == batch // 2
                 while not store.scan():
                     pass
@@ -266,7 +266,7 @@ def test_bytes_from_a_folder_without_its_state_are_unreadable(tmp_path: Path) ->
         shutil.rmtree(state_folder(folder))
         with opened(folder) as store:
             assert not store.holds("mine", key(1), (0,))
-            assert store.read(MINE, key(1), (0,)) is None
+            assert store.read(MINE, key(1), (0,)) == "absent"
             assert store.counters["swept_misplaced"] == 2
 
 
@@ -307,7 +307,7 @@ def test_what_is_no_file_in_a_records_place(make: Callable[[Path], None]) -> Non
             for path in record_paths(folder):
                 path.unlink()
                 make(path)
-            assert store.read(MINE, key(1), (0,)) is None
+            assert store.read(MINE, key(1), (0,)) == "not_a_file"
             assert store.counters["miss_not_a_file"] == 1
         assert [one.unreadable for one in look(folder)] == [1]
         with Inspection(folder) as inspection:
@@ -336,7 +336,7 @@ def test_a_folder_with_files_in_a_records_place_is_left(caplog: pytest.LogCaptur
             for number in range(1, 3):
                 assert not store.write(MINE, key(1), {0: payload("mine", 1, 0)}, position=0)
                 assert store.counters["refused_not_a_file"] == number
-            assert store.read(MINE, key(1), (0,)) is None
+            assert store.read(MINE, key(1), (0,)) == "absent"
             store.purge("mine", [key(1)])
             assert "io_errors" not in store.counters
             assert not list((folder / IDENTITY.name / "new").iterdir())
@@ -387,7 +387,7 @@ def test_a_link_that_appears_while_the_store_is_open_leads_nowhere(tmp_path: Pat
         link.symlink_to(outside)
         before = {found: found.read_bytes() for found in outside.rglob("*") if found.is_file()}
         if place != "new":
-            assert store.read(MINE, key(1), (0,)) is None
+            assert store.read(MINE, key(1), (0,)) == "not_a_file"
         assert not store.write(MINE, key(1), {0: payload("mine", 1, 0)}, position=0) or place == "new"
         store.purge("mine", [key(1)])
         store.maintain()

@@ -156,7 +156,7 @@ def test_what_is_read_stays_and_what_was_read_before_it_was_evicted_comes_back_a
         assert chain(store, range(4))
         for prompt in range(1, 40):
             assert chain(store, range(10 * prompt, 10 * prompt + 4))
-            assert all(store.read(MINE, key(number), (0, 1)) is not None for number in range(4))
+            assert all(store.read(MINE, key(number), (0, 1)) == payloads("mine", number) for number in range(4))
         assert held(store, range(4)) == [True] * 4
 
 

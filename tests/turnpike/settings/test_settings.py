@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.engine import EngineLimits
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import Bound, QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
@@ -106,16 +105,12 @@ def test_a_replica_is_told_what_the_settings_say(tmp_path: Path, monkeypatch: py
         assert engine.run_engine(loading.load(common | flags, {})) == 0
     usual, own = started
     assert (usual.lane_weights, usual.token_targets, usual.bounds) == (LANE_WEIGHTS, TOKEN_TARGETS, QueueBounds())
-    assert usual.max_waiting == ReplicaOptions.max_waiting
     assert own.lane_weights == by_lane
     assert own.token_targets == {lane: value * 1e6 for lane, value in by_lane.items()}
     assert own.bounds.flow == own.bounds.lane == {lane: Bound(int(n), n * 1e6) for lane, n in by_lane.items()}
-    assert own.max_waiting == 7
+    assert own.bounds.requests == 7
 
 
 def test_what_may_wait_in_all_leaves_room_for_each_lane_beside_the_others() -> None:
     """Else one tenant's batch, within its own bounds, would have everybody's interactive requests refused."""
-    lanes = sum(Settings().by_lane("queue_requests_lane").values())
-    assert Settings().queue_requests >= lanes
-    assert ReplicaOptions.max_waiting >= lanes
-    assert EngineLimits(2048).max_waiting >= lanes
+    assert Settings().queue_requests >= sum(Settings().by_lane("queue_requests_lane").values())

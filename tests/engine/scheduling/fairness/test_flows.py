@@ -336,7 +336,7 @@ def test_a_replica_that_was_silent_for_long_is_forgotten():
 
 
 def test_a_lane_borrows_for_who_is_late_and_most_for_a_flow_that_waits_while_another_got_more():
-    policy = FairShare(quantum=100.0, lane_quantum=1_000.0, first_token=dict.fromkeys(LANES, 1.0))
+    policy = FairShare(quantum=100.0, lane_quantum=1_000.0, borrow_after=dict.fromkeys(LANES, 1.0))
     policy.push(request(1, flow="greedy", lane="standard", arrived_at=10.0))
     policy.push(request(2, flow="g", lane="batch", arrived_at=0.0))
     standard = policy.flows["standard"]

@@ -16,9 +16,9 @@ from tests.engine.scheduling.replica_without_model import RATES, Replica, reques
 WIDE = {lane: Bound(1000, 1e12) for lane in ("interactive", "standard", "batch")}
 
 
-def bounds(flow: Bound = WIDE["standard"], lane: Bound = WIDE["standard"]) -> QueueBounds:
-    """These bounds for the standard lane, none for the others."""
-    return QueueBounds({**WIDE, "standard": flow}, {**WIDE, "standard": lane})  # type: ignore[dict-item]
+def bounds(flow: Bound = WIDE["standard"], lane: Bound = WIDE["standard"], requests: int = 10_000) -> QueueBounds:
+    """These bounds for the standard lane, none for the others, and `requests` for all."""
+    return QueueBounds({**WIDE, "standard": flow}, {**WIDE, "standard": lane}, requests)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("whose", ["flow", "lane"])
@@ -28,15 +28,15 @@ def test_a_flow_and_a_lane_are_bounded_by_count_and_cost(whose: str, bound: Boun
     refused = None
     for number in range(5):
         made = request(number, 100, 100, flow="a" if whose == "flow" else str(number))
-        refused = limits.refusal(policy, made, 10_000)
+        refused = limits.refusal(policy, made)
         if refused is not None:
             break
         policy.push(made)
     assert refused is not None
     assert refused.whose == whose
     assert 0 < refused.wait_s < 1
-    assert limits.refusal(policy, request(9, flow="b"), 10_000) is None or whose == "lane"
-    assert limits.refusal(policy, request(9, flow="a", lane="batch"), 10_000) is None
+    assert limits.refusal(policy, request(9, flow="b")) is None or whose == "lane"
+    assert limits.refusal(policy, request(9, flow="a", lane="batch")) is None
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_a_flow_and_a_lane_are_bounded_by_count_and_cost(whose: str, bound: Boun
 )
 def test_a_full_lane_takes_who_has_less_than_an_even_part_while_there_is_room(most: int, expected: dict[str, int]):
     """Room is what may wait in all without what the two other lanes may have, a thousand each."""
-    policy, limits = FairShare(), bounds(lane=Bound(12, 1e12))
+    policy, limits = FairShare(), bounds(lane=Bound(12, 1e12), requests=most)
     taken = dict.fromkeys("abcd", 0)
     for number, flow in enumerate(flow for flow in "abcd" for _ in range(20)):
         made = request(number, flow=flow)
-        refused = limits.refusal(policy, made, most)
+        refused = limits.refusal(policy, made)
         assert refused is None or refused.whose == "lane"
         if refused is None:
             policy.push(made)
@@ -75,7 +75,7 @@ def test_one_tenants_many_choices_keep_nobody_else_out(benches: Callable[..., Be
 
 
 def test_one_request_alone_is_never_too_dear():
-    assert bounds(flow=Bound(10, 1.0), lane=Bound(10, 1.0)).refusal(FairShare(), request(1, 5000, 100), 9) is None
+    assert bounds(Bound(10, 1.0), Bound(10, 1.0), 9).refusal(FairShare(), request(1, 5000, 100)) is None
 
 
 @pytest.mark.slow

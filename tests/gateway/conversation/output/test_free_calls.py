@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from engine.grammar.llguidance_grammar import LlguidanceGrammars
 from gateway.conversation.output.call_grammars import free_call_grammar, plain_schema
 from gateway.conversation.output.events import whole_output
-from gateway.conversation.output.families import OUTPUT_FORMATS
+from gateway.conversation.output.output_formats import OUTPUT_FORMATS
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.generation_request import Tool, ToolChoice
 

@@ -37,7 +37,7 @@ test('every lane has its row, and a replica that was not heard has none', () => 
 
 test('a tier without blocks is filled to nothing', () => {
   expect(tierRows(REPLICA).map((row) => [row.name, row.filled])).toEqual([
-    ['Device', 75],
+    ['Device memory', 75],
     ['Disk', 0],
   ]);
 });

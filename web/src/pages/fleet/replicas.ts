@@ -14,7 +14,7 @@ export interface TierRow {
 }
 
 const LANES = ['interactive', 'standard', 'batch'];
-const TIERS = { hbm: 'Device', dram: 'Host memory', nvme: 'Disk' } as const;
+const TIERS = { hbm: 'Device memory', dram: 'Host memory', nvme: 'Disk' } as const;
 const SLOW_S = 3;
 const LOST_S = 10;
 

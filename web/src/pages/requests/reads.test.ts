@@ -10,7 +10,7 @@ test('billed reads and reused KV are counted apart', () => {
   expect(reads).toEqual({
     billed: 96,
     reused: [
-      ['GPU memory', 48],
+      ['device memory', 48],
       ['disk', 16],
     ],
     computed: 58,

@@ -2,7 +2,7 @@
 import { displayCount } from '~/money/decimal';
 
 /** The engine's counts of reused KV, by the tier's name for people. */
-const TIERS = { read_hbm: 'GPU memory', read_dram: 'host memory', read_nvme: 'disk' } as const;
+const TIERS = { read_hbm: 'device memory', read_dram: 'host memory', read_nvme: 'disk' } as const;
 
 export interface Reads {
   billed: number;

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from engine.core.output_processor import Event
-from engine.server import delivery
-from engine.server.delivery import Delivery
+from engine.server import journaled_delivery
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
+from engine.server.journaled_delivery import JournaledDelivery
 from protocol.requests import Began, Counts, Done, Tokens
 from tests.engine.conftest import SCOPES, Bench, generate
 from tests.waiting import LONG_S
@@ -34,9 +34,9 @@ class SlowDisk(Journal):
             raise OSError(5, "broken")
         super().write()
 
-    def end(self, done: Done, gateway: str = "") -> Done:
+    def end(self, done: Done, gateway_epoch: str = "") -> Done:
         self.ended.set()
-        return super().end(done, gateway)
+        return super().end(done, gateway_epoch)
 
 
 def test_steps_go_on_while_the_disk_takes_no_record_and_nothing_is_delivered_before(
@@ -82,13 +82,37 @@ def test_a_journal_that_breaks_later_ends_the_engine_and_nothing_is_delivered(be
     journal.close()
 
 
+def test_an_engine_that_fails_is_told_of_while_the_disk_has_no_room(bench: Bench, tmp_path: Path) -> None:
+    journal, came = SlowDisk(tmp_path), list[Sequence[Event]]()
+    failing, failed = threading.Event(), threading.Event()
+    bench.engine.runner.on_logits = None
+    loop = EngineLoop(bench.engine, journal, came.append, lambda _: failed.set())
+    loop.start()
+    loop.do(lambda: bench.engine.add(generate("a", [5, 6, 7], 3), SCOPES))
+    assert journal.ended.wait(LONG_S), "what it did is to be written"
+
+    def fail() -> None:
+        failing.set()
+        raise RuntimeError("the engine fails")
+
+    loop.do(fail)
+    assert failing.wait(LONG_S)
+    journal.full = journal.broken = True
+    journal.open.set()
+    assert failed.wait(LONG_S)
+    loop.stop()
+    assert not came, "nothing is delivered that the journal does not have"
+    journal.broken = False
+    journal.close()
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_so_much_waits_and_no_more(tmp_path: Path, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a full disk nothing may wait: all work waits for room."""
-    monkeypatch.setattr(delivery, "MOST_WAITING", 4)
+    monkeypatch.setattr(journaled_delivery, "MOST_WAITING", 4)
     journal, came = SlowDisk(tmp_path), list[Sequence[Event]]()
     journal.full = full
-    handed = Delivery(journal, came.append, lambda: None)
+    handed = JournaledDelivery(journal, came.append, lambda: None)
     handed.start()
     events = [[Done("a", 1, "stop", Counts(), number)] for number in range(8)]
     put: list[int] = []

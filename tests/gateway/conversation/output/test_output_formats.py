@@ -20,8 +20,8 @@ from gateway.conversation.output.events import (
     ReasoningDelta,
     TextDelta,
 )
-from gateway.conversation.output.families import OUTPUT_FORMATS
 from gateway.conversation.output.marked_parser import MarkedParser
+from gateway.conversation.output.output_formats import OUTPUT_FORMATS
 from tests.gateway.conversation.output.samples import SAMPLES, SCHEMAS, Sample
 
 Piece = tuple[int, str]

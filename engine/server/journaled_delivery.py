@@ -17,7 +17,7 @@ import structlog
 from engine.core.output_processor import Event
 from engine.server.journal import Journal
 
-logger = structlog.get_logger("engine.server.delivery")
+logger = structlog.get_logger("engine.server.journaled_delivery")
 
 PATIENCE_S = 0.005
 MOST_WAITING = 1_024
@@ -27,7 +27,7 @@ _SLOW_S = 1.0
 """A write that takes longer is worth a word in the log."""
 
 
-class Delivery:
+class JournaledDelivery:
     """`deliver` is called in this thread. `failed`: called there when nothing more is delivered, since the journal
     cannot be written or `deliver` raised; `put` then raises that error."""
 
