@@ -184,7 +184,7 @@ class Histories(RuleBasedStateMachine):
         billed, failed_late = self.do(self.gateways.finish(request, how))
         decision = request.decision
         if failed_late:
-            self.lost |= {one.id for one in decision.written}
+            self.lost |= {one.id for one in decision.written if one.writer == request.hold.request_id}
             left = self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None))
             assert not self.lost & {id_ for one in left for id_ in (one.id, one.base)}, "nothing goes on from it"
         if not billed:
