@@ -9,7 +9,7 @@ lease is of the class, and goes on from the lease, that it asked for. Nothing he
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from msgspec import Struct
@@ -39,10 +39,11 @@ def is_certain(decision: LeaseDecision) -> bool:
     return not decision.written and (decision.hit is None or decision.hit.billed)
 
 
-def stands(decision: LeaseDecision, leases: Mapping[UUID, Lease], purged: Collection[UUID]) -> bool:
-    """Whether the decision can be told, given the leases that there are and those that were purged.
+def stands(decision: LeaseDecision, leases: Mapping[UUID, Lease], purged: Mapping[UUID, UUID | None]) -> bool:
+    """Whether the decision can be told, given the leases that there are, and those that were purged with their writers
+    that had not paid by then.
 
-    One that was purged while its writer ran is paid for and stays ended.
+    One that was purged while its writer ran is paid for by that one and stays ended.
     """
     hit, request = decision.hit, decision.request_id
     if hit is not None and not hit.billed:
@@ -52,7 +53,7 @@ def stands(decision: LeaseDecision, leases: Mapping[UUID, Lease], purged: Collec
     for written in decision.written:
         found = leases.get(written.id)
         if found is None:
-            if written.id not in purged:
+            if written.id not in purged or (written.writer == request and purged[written.id] != request):
                 return False
         elif found.writer != request and not (
             written.writer != request and found.firm and found.lease_class == written.lease_class
@@ -93,7 +94,9 @@ class Confirmed(Struct, frozen=True):
     failed: list[Lease]
 
 
-def confirm_in_order(asked: Sequence[Confirmation], found: Mapping[UUID, Lease], purged: Collection[UUID]) -> Confirmed:
+def confirm_in_order(
+    asked: Sequence[Confirmation], found: Mapping[UUID, Lease], purged: Mapping[UUID, UUID | None]
+) -> Confirmed:
     """Confirm the decisions that stand, of requests that ask at the same time, in any order.
 
     Each confirmed writer may let decisions of readers stand that did not before; so look until none is added.

@@ -121,12 +121,11 @@ class LeaseStore:
             query = select(*COLUMNS).where(one_of(self._database, lease.c.id, wanted))
             rows = await session.execute(self._database.locked(query.order_by(lease.c.project_id, lease.c.prefix_key)))
             found = {one.id: one for one in map(lease_of, rows)}
-            purged: set[UUID] = set()
+            purged: dict[UUID, UUID | None] = {}
             if missing := wanted - found.keys():
                 gone = one_of(self._database, ended_lease.c.id, missing)
-                purged = set(
-                    await session.scalars(select(ended_lease.c.id).where(gone, ended_lease.c.cause == "purged"))
-                )
+                query = select(ended_lease.c.id, ended_lease.c.payer).where(gone, ended_lease.c.cause == "purged")
+                purged = {row.id: row.payer for row in await session.execute(query)}
             answers = confirm_in_order(asked, found, purged)
             if answers.changed:
                 await self._rows.change(session, answers.changed)

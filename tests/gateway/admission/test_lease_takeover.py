@@ -140,6 +140,7 @@ class Histories(RuleBasedStateMachine):
         """Lease -> the requests that paid a read of it."""
         self.lost: set[UUID] = set()
         """Leases whose writers failed through us after their first token."""
+        self.purged: set[UUID] = set()
 
     def do(self, what: Any) -> Any:
         return self.runner.run(what)
@@ -173,7 +174,7 @@ class Histories(RuleBasedStateMachine):
 
         self.do(all_at_once())
         page = self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None))
-        there = {one.id for one in page}
+        there = {one.id for one in page} | self.purged
         for one in (one for request in chosen for one in request.decision.written):
             assert one.id in there or one.expires_at <= self.gateways.now, "it was told that it is written"
 
@@ -211,6 +212,19 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def nobody_pays_twice(self) -> None:
         assert all(len(writers) == 1 for writers in self.paid.values()), self.paid
+
+    @rule(pick=st.integers(0, 7))
+    def extend(self, pick: int) -> None:
+        """The client begins the life of a lease anew."""
+        if page := self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None)):
+            self.do(self.gateways.stores[1].extend(self.gateways.project, page[pick % len(page)].id))
+
+    @rule(pick=st.integers(0, 7))
+    def purge(self, pick: int) -> None:
+        if page := self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None)):
+            identity = page[pick % len(page)].id
+            self.do(self.gateways.stores[1].purge(self.gateways.project, identity=identity))
+            self.purged.add(identity)
 
     @invariant()
     def all_that_is_promised_is_counted(self) -> None:
@@ -430,6 +444,22 @@ async def test_a_lease_lives_from_the_start_of_who_takes_it_over(gateways: Gatew
     await gateways.promise(reader)
     (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
     assert (kept.created_at, kept.expires_at) == (admitted, admitted + 300 * SECOND)
+
+
+async def test_who_was_to_write_what_another_wrote_and_was_purged_writes_anew(gateways: Gateways) -> None:
+    """It does not pay for the other one's lease, which is gone."""
+    slow, fast = [await gateways.begin(COLD, door) for door in (0, 1)]
+    (lease,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    taker = await gateways.begin(Asked("aa", marks=((2, "5m"),), read=False), 1)
+    await gateways.promise(taker)
+    await gateways.stores[1].purge(gateways.project, identity=lease.id)
+    await gateways.promise(slow)
+    for one in (taker, slow):
+        await gateways.finish(one, "ok")
+    (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert (kept.writer, kept.billed) == (slow.hold.request_id, True)
+    await gateways.promise(fast)
+    assert gateways.bill(fast.hold) == READ
 
 
 async def test_what_is_purged_while_its_writer_runs_stays_ended(gateways: Gateways) -> None:
