@@ -328,8 +328,8 @@ def make_bench(
     )
     windows = [group.window for group in model.groups]
     pool = GroupedPool(list(zip(counts, windows, strict=True)), on_free=poisoning(runner))
-    queues = QueueBounds(requests=queue)
-    bounds = EngineLimits(context or config.context_tokens, max_running=running, budget=budget, bounds=queues, **limits)
+    limits = {"bounds": QueueBounds(requests=queue), **limits}
+    bounds = EngineLimits(context or config.context_tokens, max_running=running, budget=budget, **limits)
     swap_pool = None
     if swap:
         swap_pool = GroupedPool(
