@@ -10,12 +10,15 @@ from litestar import Request
 from gateway.admission.prepared_request import Payer
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.dialects.openai.responses import request as responses_request
+from gateway.dialects.openai.responses.input_items import InputItem
 from gateway.dialects.openai.responses.request import ResponsesCall, ResponsesRequest
 from gateway.endpoints.request_body import read_call
 from gateway.services import Gateway
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.sealing import ReasoningSeal
 
+_ENTRY = 32
+"""About how many bytes an item or a part has in JSON, without what it says."""
 ReadBody: TypeAlias = tuple[ResponsesRequest, ResponsesCall | None]
 
 
@@ -70,8 +73,9 @@ def _nothing(sealed: str) -> None:
     """Nothing can be unsealed."""
 
 
-def _size(item: Any) -> int:
-    """About how many characters an item has."""
-    parts = item.content if isinstance(item.content, list) else item.output if isinstance(item.output, list) else ()
-    texts = (item.content, item.output, item.arguments, item.input, *(part.text for part in parts))
-    return sum(len(text) for text in texts if isinstance(text, str))
+def _size(item: InputItem) -> int:
+    """About how many bytes an item has in JSON, where reading it costs something even if it says nothing."""
+    lists = [field for field in (item.content, item.output, item.summary) if isinstance(field, list)]
+    texts = (item.content, item.output, item.arguments, item.input, item.encrypted_content, item.call_id, item.name)
+    said = sum(len(text) for text in texts if isinstance(text, str))
+    return said + _ENTRY + sum(_ENTRY + len(part.text) + len(part.refusal or "") for parts in lists for part in parts)
