@@ -33,15 +33,17 @@ async def read_responses(
 async def completed(
     gateway: Gateway, payer: Payer, asked: ResponsesRequest, call: ResponsesCall | None
 ) -> tuple[ResponsesRequest, ResponsesCall, ReasoningSeal | None]:
-    """The same for a body that was read. Raises GatewayError, DatabaseUnavailable."""
+    """The same for a body that was read. What it goes on from counts as its body does, until that is read. Raises
+    GatewayError, DatabaseUnavailable."""
     seal = await _seal(gateway, payer) if asked.encrypted or _has_sealed(asked) else None
-    if call is None:
-        asked, earlier = await gateway.response_keeper.earlier(payer, asked)
+    if call is not None:
+        return asked, call, seal
+    with gateway.bodies.share(payer.tenant_id) as share:
+        asked, earlier = await gateway.response_keeper.earlier(payer, asked, share.take)
         unseal = _nothing if seal is None else seal.open
         work = partial(responses_request.generation_of, asked, earlier, unseal)
         large = sum(_size(item) for item in (*earlier, *asked.items)) > LARGE_BYTES
-        call = await gateway.threads.run(payer.tenant_id, work) if large else work()
-    return asked, call, seal
+        return asked, await gateway.threads.run(payer.tenant_id, work) if large else work(), seal
 
 
 def read_body(body: bytes) -> ReadBody:

@@ -47,7 +47,7 @@ class RequestCycle(RequestResponseCycle):
             self.waiting_for_100_continue = False
         if not self.disconnected and not self.response_complete:
             self.protocol.want_body()
-            with self.protocol.waiting_for_client(stranger=request_context(self.scope).principal is None):
+            with self.protocol.waiting_for_client(stranger=request_context(cast(Any, self.scope)).principal is None):
                 await self.message_event.wait()
             self.message_event.clear()
         if self.disconnected or self.response_complete:
