@@ -32,6 +32,7 @@ from gateway.generation.running_tasks import RunningTasks
 from gateway.generation.shared_writes import SharedWrites
 from gateway.http.body_budget import BodyBudget
 from gateway.kept_responses.background import BackgroundResponses
+from gateway.kept_responses.event_feeds import EventFeeds
 from gateway.kept_responses.keeper import ResponseKeeper
 from gateway.limits.limiter import Limiter
 from gateway.metering.lease_outcomes import LeaseOutcomes
@@ -263,6 +264,7 @@ class Gateway:
             self.threads,
         )
         self.background_responses: BackgroundResponses | None = None
+        self.event_feeds: EventFeeds | None = None
         if store is not None:
             running = RunningResponses(store, epoch)
             self.background_responses = BackgroundResponses(
@@ -274,6 +276,7 @@ class Gateway:
                 models=services.models,
                 limiter=services.limiter,
             )
+            self.event_feeds = EventFeeds(self.background_responses, self.response_keeper, self.requests)
         services.suspensions.on_end = self._end_suspended
         self.orphaned_holds = OrphanedHolds(
             epoch, database=services.database, holds=services.holds, fleet=services.fleet

@@ -14,7 +14,7 @@ from sqlalchemy import Row, Select, delete, func, literal, select
 
 from audit_log.record import record_change
 from prompt_cache.promise.scope_keys import ScopeKeys
-from response_store.records import ListedResponse, NewResponse, StoredResponse
+from response_store.records import ListedResponse, NewResponse, Status, StoredResponse
 from response_store.sealing import ContentSeal, Unreadable
 from response_store.tables import stored_response, stored_response_events
 from storage.database.batcher import MicroBatcher
@@ -35,12 +35,45 @@ _LISTED = (_OF.id, _OF.project_id, _OF.previous_id, _OF.kind, _OF.status, _OF.mo
 Result = TypeVar("Result")
 
 
+def _uncounted(size: int) -> None:
+    """Nobody counts bytes."""
+
+
 class ChainBroken(Exception):
     """A response that a conversation goes on from was deleted, has expired, or cannot be read any more."""
 
 
 class ChainTooLong(Exception):
     """A conversation has more responses, or more content, than can be gone on from."""
+
+
+class SealedResponses:
+    """Responses of one project as the database has them. `size`: their bytes when they are opened. `whole`: none may be
+    missing."""
+
+    def __init__(self, rows: Sequence[Row[Any]] = (), seal: ContentSeal | None = None, *, whole: bool = False) -> None:
+        self._rows = rows
+        self._seal = seal
+        self._whole = whole
+        self.size = sum(row.bytes for row in rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def last_status(self) -> Status:
+        """The status of the last one."""
+        status: Status = self._rows[-1].status
+        return status
+
+    def open(self) -> list[StoredResponse]:
+        """Open and unpack them, in order: work for a thread, unless they are small. Raises ChainBroken."""
+        if self._seal is None:
+            return []
+        opened = [one for row in self._rows if (one := _opened(row, self._seal)) is not None]
+        if self._whole and len(opened) < len(self._rows):
+            raise ChainBroken
+        return opened
 
 
 class ResponseStore:
@@ -91,7 +124,8 @@ class ResponseStore:
 
     async def get(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> StoredResponse | None:
         """A project's response. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
-        found = await self._read(tenant_id, project_id, [id_])
+        sealed = await self.find(tenant_id, project_id, [id_])
+        found = await _in_thread(sealed.size, sealed.open)
         return found[0] if found else None
 
     async def listed(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> ListedResponse | None:
@@ -101,9 +135,11 @@ class ResponseStore:
             row = (await session.execute(query.where(_OF.expires_at > self.database.clock))).one_or_none()
         return None if row is None else ListedResponse(**row._mapping)
 
-    async def items_of(self, tenant_id: UUID, project_id: UUID, ids: Sequence[UUID]) -> list[StoredResponse]:
-        """Those of a project's responses that there are. Raises ChainTooLong, ScopeKeyUnreadable,
-        DatabaseUnavailable."""
+    async def items_of(
+        self, tenant_id: UUID, project_id: UUID, ids: Sequence[UUID], count: Callable[[int], None] = _uncounted
+    ) -> SealedResponses:
+        """Those of a project's responses that there are. `count` is told their bytes before they are read, and may
+        refuse. Raises ChainTooLong, ScopeKeyUnreadable, DatabaseUnavailable."""
         query = select(func.sum(_OF.bytes)).where(
             one_of(self.database, _OF.id, list(ids)), _OF.tenant_id == tenant_id, _OF.project_id == project_id
         )
@@ -111,10 +147,13 @@ class ResponseStore:
             size = (await session.execute(query)).scalar() or 0
         if size > MOST_CHAIN_BYTES:
             raise ChainTooLong
-        return await self._read(tenant_id, project_id, ids)
+        count(int(size))
+        return await self.find(tenant_id, project_id, ids)
 
-    async def chain(self, tenant_id: UUID, project_id: UUID, last: UUID) -> list[StoredResponse]:
-        """The responses that lead to this one, the first one first; none if it is not known.
+    async def chain(
+        self, tenant_id: UUID, project_id: UUID, last: UUID, count: Callable[[int], None] = _uncounted
+    ) -> SealedResponses:
+        """The responses that lead to this one, the first one first; none if it is not known. `count` as in `items_of`.
 
         Raises ChainBroken, ChainTooLong, ScopeKeyUnreadable, DatabaseUnavailable.
         """
@@ -129,15 +168,17 @@ class ResponseStore:
         async with self.database.reading() as session:
             rows = (await session.execute(select(links).order_by(links.c.depth.desc()))).all()
         if not rows:
-            return []
-        if len(rows) > MOST_CHAINED or sum(row.bytes for row in rows) > MOST_CHAIN_BYTES:
+            return SealedResponses()
+        size = sum(row.bytes for row in rows)
+        if len(rows) > MOST_CHAINED or size > MOST_CHAIN_BYTES:
             raise ChainTooLong
         if rows[0].previous_id is not None:
             raise ChainBroken
-        found = {one.id: one for one in await self._read(tenant_id, project_id, [row.id for row in rows])}
+        count(size)
+        found = {row.id: row for row in await self._rows(tenant_id, project_id, [row.id for row in rows])}
         if len(found) < len(rows):
             raise ChainBroken
-        return [found[row.id] for row in rows]
+        return SealedResponses([found[row.id] for row in rows], await self.seal_of(tenant_id, project_id), whole=True)
 
     async def page(
         self, tenant_id: UUID, project_id: UUID, *, limit: int, before: UUID | None = None
@@ -181,18 +222,18 @@ class ResponseStore:
             await record_change(session, "response.read", target="response", target_id=f"resp_{id_.hex}",
                                 tenant_id=tenant_id, project_id=project_id)  # fmt: skip
 
-    async def _read(self, tenant_id: UUID, project_id: UUID, ids: Sequence[UUID]) -> list[StoredResponse]:
+    async def find(self, tenant_id: UUID, project_id: UUID, ids: Sequence[UUID]) -> SealedResponses:
+        """Those of a project's responses that there are. Raises ScopeKeyUnreadable, DatabaseUnavailable."""
+        rows = await self._rows(tenant_id, project_id, ids)
+        return SealedResponses(rows, await self.seal_of(tenant_id, project_id)) if rows else SealedResponses()
+
+    async def _rows(self, tenant_id: UUID, project_id: UUID, ids: Sequence[UUID]) -> Sequence[Row[Any]]:
         query: Select[Any] = select(stored_response).where(
             one_of(self.database, _OF.id, list(ids)), _OF.tenant_id == tenant_id, _OF.project_id == project_id
         )
         async with self.database.reading() as session:
-            rows = (await session.execute(query.where(_OF.expires_at > self.database.clock))).all()
-        if not rows:
-            return []
-        seal = await self.seal_of(tenant_id, project_id)
-        size = sum(row.bytes for row in rows)
-        opened = await _in_thread(size, lambda: [_opened(row, seal) for row in rows])
-        return [one for one in opened if one is not None]
+            rows: Sequence[Row[Any]] = (await session.execute(query.where(_OF.expires_at > self.database.clock))).all()
+        return rows
 
     async def _write(self, rows: list[dict[str, Any]]) -> list[Exception | None]:
         async with self.database.transaction() as session:

@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import sqlite3
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -69,13 +70,15 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of real processes come first, then files with slow tests: with several workers, whose order this is by
-    `--no-loadscope-reorder`, no long file is left over for one of them at the end."""
-    weights: dict[Path, int] = {}
-    for item in items:
-        weight = 2 if item.get_closest_marker("e2e") else int(item.get_closest_marker("slow") is not None)
-        weights[item.path] = max(weight, weights.get(item.path, 0))
-    items.sort(key=lambda item: -weights[item.path])
+    """Files with slow tests come first, those of each room at even distances: with several workers, whose order this is
+    by `--no-loadscope-reorder`, some wait for processes while others compute, and no long file is left over for one of
+    them at the end."""
+    rooms: defaultdict[str, list[Path]] = defaultdict(list)
+    slow = (item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("e2e"))
+    for path in dict.fromkeys(slow):
+        rooms[path.relative_to(Path(__file__).parent).parts[0]].append(path)
+    places = {path: number / len(room) for room in rooms.values() for number, path in enumerate(room)}
+    items.sort(key=lambda item: places.get(item.path, 1.0))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +41,7 @@ class Machine:
     few_bits: bool = True
     """The same for oneDNN's, which alone computes weights that are kept in few bits."""
 
+    @cache  # noqa: B019  # there are few; of the same kernels, what a trial found is not tried again for each test
     def kernels(self, own: MatmulKernels) -> MatmulKernels:
         """This machine's kernels, made of `own`."""
         from engine.layers.matmul_kernels import MatmulKernels  # imports torch, which most tests do without

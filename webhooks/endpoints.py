@@ -121,6 +121,7 @@ class WebhookEndpoints:
             raise InvalidWebhook("description", problem)
         endpoint_id, secret = new_id(), new_secret()
         async with self._database.transaction() as session:
+            await self._database.lock_rows_of(session, webhook_endpoint, tenant_id)
             present = (_ENDPOINT.tenant_id == tenant_id) & (_ENDPOINT.state != "removed")
             if (await session.scalar(select(func.count()).select_from(webhook_endpoint).where(present)) or 0) >= (
                 MAX_ENDPOINTS
@@ -160,7 +161,7 @@ class WebhookEndpoints:
     async def remove(self, tenant_id: UUID, endpoint_id: UUID) -> None:
         """Remove an endpoint and destroy its secret; its deliveries stay on record. Raises WebhookNotFound."""
         async with self._database.transaction() as session:
-            row = await self._row(session, tenant_id, endpoint_id)
+            row = await self._row(session, tenant_id, endpoint_id, lock=True)
             removed = {"state": "removed", "secret": b"", "previous_secret": None, "previous_until": None}
             await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(removed))
             await fail_pending(self._database, session, tenant_id, endpoint_id, REMOVED)
@@ -170,7 +171,7 @@ class WebhookEndpoints:
     async def enable(self, tenant_id: UUID, endpoint_id: UUID) -> WebhookEndpoint:
         """Enable a disabled endpoint: it gets the messages from now on. Raises WebhookNotFound."""
         async with self._database.transaction() as session:
-            row = await self._row(session, tenant_id, endpoint_id)
+            row = await self._row(session, tenant_id, endpoint_id, lock=True)
             values = {"state": "enabled", "reason": ""}
             await session.execute(update(webhook_endpoint).where(_ENDPOINT.id == endpoint_id).values(values))
             before = {"state": row.state, "reason": row.reason}

@@ -96,6 +96,7 @@ class ExportJobs:
         except InvalidPeriod as error:
             raise InvalidExport("period", str(error)) from error
         async with self._database.transaction() as session:
+            await self._database.lock_rows_of(session, export_job, tenant_id)
             unfinished = _OF.state.in_(["queued", "running"])
             waiting = await session.scalar(
                 select(func.count()).select_from(export_job).where(_OF.tenant_id == tenant_id, unfinished)

@@ -368,6 +368,7 @@ class Engine:
     def _check_queue_limits(self, request: Request) -> None:
         """Raise Rejected, with an estimate of the wait, if too many requests wait already."""
         bounds = self.limits.bounds
+        request.expected_read = self.scheduler.blocks.cached_tokens(request)
         # The choices of a request count as one: a few requests with many choices do not fill the queue.
         if len(self._requests) - len({running.id for running in self.scheduler.running}) >= bounds.requests:
             refusal = Refusal("replica", expected_wait(self.fairness, request))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -68,13 +69,16 @@ def padded_counts(most: int, least: int) -> list[int]:
 
 def has_onednn(like: torch.Tensor) -> bool:
     """Whether oneDNN multiplies tensors of `like`'s type and device."""
-    if like.device.type != "cpu" or like.dtype != torch.float32 or not torch._C._has_mkldnn:
-        return False
+    return like.device.type == "cpu" and like.dtype == torch.float32 and _has_operations()
+
+
+@cache
+def _has_operations() -> bool:
+    """Whether this build of torch has the operations of oneDNN."""
     try:
-        _packed(like.new_zeros(1, 1))
-    except (AttributeError, RuntimeError):  # a build of torch without these operations
+        return torch._C._has_mkldnn and _packed(torch.zeros(1, 1, dtype=torch.float32, device="cpu")) is not None
+    except (AttributeError, RuntimeError):
         return False
-    return True
 
 
 _known: dict[tuple[MatmulKernel, int, int], int | None] = {}
@@ -102,9 +106,8 @@ def _try(kernel: MatmulKernel, weight: torch.Tensor, arranged: torch.Tensor | No
     outputs, inputs = weight.shape
     chance = torch.Generator().manual_seed(outputs)
     if not is_large(weight):
-        weight = kernel.arranged(torch.randn(outputs, inputs, generator=chance))
-    else:
-        weight = kernel.arranged(weight) if arranged is None else arranged
+        weight, arranged = torch.randn(outputs, inputs, generator=chance), None
+    weight = kernel.arranged(weight) if arranged is None else arranged
     most = max(ROW_MULTIPLE, min(_TRIED_ROWS, _TRIED_WORK // (outputs * inputs)))
     x = torch.randn(most, inputs, generator=chance)
     plus = torch.randn(most, outputs, generator=chance)

@@ -65,6 +65,8 @@ class Request:
     """The step count at which it needs attention while it decodes (`decode_batch`)."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of the whole blocks of `tokens`, as far as they were needed."""
+    expected_read: int = 0
+    """How many first tokens had KV in any tier when it came: reading them costs little of the queue's time."""
     matched: int = 0
     """How many of its first blocks were on the device when it was last looked for them while it waited."""
     published: int = 0

@@ -30,8 +30,8 @@ logger = structlog.get_logger("engine.server.engine_loop")
 Command = Callable[[], None]
 _IDLE_S = 0.5
 _TAKE_S = 0.01
-"""Commands are run for so long between two steps, or as long as the last step took: a flood of requests takes time to
-be read, in which those that decode would get no token."""
+"""Commands are run for so long between two steps: a flood of requests takes time to be read, in which those that decode
+would get no token. Where nothing is added while a step is computed, it is as long as the last step took, if longer."""
 _SNAPSHOT_S = 0.2
 SAVE_S = 5.0
 """Seconds that a stop may take to save what is retained."""
@@ -60,6 +60,8 @@ class EngineLoop:
         self._failed_meanwhile: BaseException | None = None
         self._step_s = 0.0
         """How long the last step took."""
+        self._adds_meanwhile = False
+        """Whether requests are added while steps are computed."""
         self._stopping = False
         self._has_chores = True
         self._delivery = JournaledDelivery(self.journal, self.deliver, lambda: self.do(_nothing))
@@ -80,7 +82,7 @@ class EngineLoop:
         self._inbox.put((command, False))
 
     def add(self, command: Command) -> None:
-        """Run a command that adds a request: in its turn, but maybe while a step is computed. Any thread may call this."""
+        """Run a command that adds a request, in its turn, maybe while a step is computed. Any thread may call this."""
         self._inbox.put((command, True))
 
     def stop(self) -> None:
@@ -136,7 +138,7 @@ class EngineLoop:
         if self._failed_meanwhile is not None:
             raise self._failed_meanwhile
         command: Command | None = None
-        until = time.monotonic() + max(_TAKE_S, self._step_s)
+        until = time.monotonic() + (_TAKE_S if self._adds_meanwhile else max(_TAKE_S, self._step_s))
         if self._held is None and not self.engine.busy:
             self._last_progress_at = None
             wait, due = 0.0 if self._has_chores else _IDLE_S, self.engine.next_deadline
@@ -166,6 +168,7 @@ class EngineLoop:
     def _add_while_computing(self, computed: Callable[[], bool]) -> None:
         """While the device computes a step, add the requests that have come, up to the first command of another kind:
         a request that is added changes nothing that a step has to do with."""
+        self._adds_meanwhile = True
         try:
             while self._held is None and not computed():
                 self._held = self._next_command()
@@ -175,7 +178,7 @@ class EngineLoop:
                     command()
         except queue.Empty:
             return
-        except BaseException as error:  # no failure of the step  # noqa: BLE001
+        except BaseException as error:  # no failure of the step
             self._failed_meanwhile = error
 
     def _do_chore(self) -> None:

@@ -59,8 +59,9 @@ SLOW_S = 1.0
 _PARENT_S = 0.5
 _GC_THRESHOLDS = 50_000, 20, 50
 """Far above Python's own: a search goes through the tokens of all prompts, and holds up a step meanwhile."""
-_SWITCH_S = 0.0005
-"""How long the engine's thread waits at most for the interpreter while others use it; Python's own 5 ms are a step."""
+_SWITCH_S = 0.0001
+"""How long the engine's thread waits for the interpreter while others use it, at each of a step's hundreds of launches.
+Python's own 5 ms are a whole step."""
 
 
 class Replica:

@@ -177,7 +177,8 @@ def is_word_of_schemas(text: str) -> bool:
 def messages_without_tools(turns: Sequence[Turn], tools: Sequence[Tool], marking: Marking) -> list[dict[str, Any]]:
     """Messages for a template that knows no tools and no reasoning: calls, results and definitions are texts, and
     reasoning is left out. A result is the user's, and one message with what the user says after it."""
-    messages: list[dict[str, Any]] = []
+    said: list[tuple[str, list[str]]] = []
+    """The role of each message and its contents, which are joined once: results are many."""
     index, answering = 0, False
     for turn in turns:
         contents = []
@@ -186,17 +187,17 @@ def messages_without_tools(turns: Sequence[Turn], tools: Sequence[Tool], marking
                 contents.append(marking.text(index, _as_text(turn, text)))
             index += 1
         role = "user" if turn.role == "tool" else turn.role
-        if answering and role == "user":
-            messages[-1]["content"] += JOINT + JOINT.join(contents)
-        else:
-            messages.append({"role": role, "content": JOINT.join(contents)})
+        if not (answering and role == "user"):
+            said.append((role, []))
+        said[-1][1].append(JOINT.join(contents))
         answering = turn.role == "tool"
+    messages: list[dict[str, Any]] = [{"role": role, "content": JOINT.join(contents)} for role, contents in said]
     if tools:
         lines = [_TOOLS_BEGIN, *(marking.text(index + at, _line(tool)) for at, tool in enumerate(tools))]
         if not messages or messages[0]["role"] not in ("system", "developer"):
             messages.insert(0, {"role": "system", "content": ""})
-        said = messages[0]["content"]
-        messages[0]["content"] = JOINT.join(lines) + (JOINT * 2 + said if said else "")
+        system = messages[0]["content"]
+        messages[0]["content"] = JOINT.join(lines) + (JOINT * 2 + system if system else "")
     return messages
 
 

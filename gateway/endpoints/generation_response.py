@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from litestar import MediaType, Request
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
+from msgspec.structs import replace
 
 from gateway.admission.estimates import within_max_cost
 from gateway.admission.prepared_request import PreparedRequest
+from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.endpoints.rate_limits import ask_limits
+from gateway.errors import InvalidField, RateLimited
 from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.delivery import (
     ChoiceDelta,
@@ -37,6 +42,9 @@ from waterfall.marks import ANSWER, LIMITS, Marks
 AFFORDABLE_TOKENS_HEADER = "x-turnpike-max-tokens"
 _NOBODY_READS = 503
 """The status of a response that nobody will read."""
+MOST_SCORES = 3 * 1024 * 1024
+"""Log probabilities of an answer, or echoed tokens without any. So 131,072 tokens may have the 20 likeliest each."""
+_AGAIN_S = 0.25
 
 
 Keep: TypeAlias = Callable[[Finished], Awaitable[None]]
@@ -79,8 +87,8 @@ async def respond(
     """Run requests that have equally many choices each, and answer them as one. `keep` is called when the writer has
     all of a response.
 
-    Raises CostAboveMaximum before any work; the GatewayError of a request that fails before its first text, or, if not
-    streamed, at any time.
+    Raises CostAboveMaximum, and InvalidField for an answer that could be too large, before any work; the GatewayError
+    of a request that fails before its first text, or, if not streamed, at any time.
     """
     options = gateway.services.options
     tasks: list[GenerationTask] = []
@@ -89,7 +97,8 @@ async def respond(
         for task in tasks:
             gateway.requests.client_left(task, why)
 
-    prepared = within_max_cost(prepared)
+    prepared = within_max_scores(within_max_cost(prepared))
+    in_thread = partial(_in_thread, gateway, prepared[0])
     context = request_context(request.scope)
     for part in prepared:
         part.marks.follow(context.marks)
@@ -105,7 +114,8 @@ async def respond(
         tasks.extend(gateway.requests.start(part, streamed=stream, permit=permit, parts=parts) for part in prepared)
         reader: DeliveryReader = DeliverySequence([task.delivery for task in tasks], prepared[0].generation.choices)
         if not stream:
-            response = await _whole(reader, writer, len(prepared) * prepared[0].generation.choices, tasks, keep)
+            choices = len(prepared) * prepared[0].generation.choices
+            response = await _whole(reader, writer, choices, tasks, keep=keep, in_thread=in_thread)
             watch.stop()
             return MarkedResponse(response, prepared)
         if keep is not None:
@@ -128,9 +138,40 @@ async def respond(
         on_gone=client_gone,
         keep_alive=options.keep_alive,
         client_timeout=options.client_timeout,
+        in_thread=in_thread,
         headers=_headers(tasks, first),
     )
     return MarkedResponse(events, prepared)
+
+
+def within_max_scores(prepared: Sequence[PreparedRequest]) -> Sequence[PreparedRequest]:
+    """The parts of one request, if its answer can have MOST_SCORES log probabilities at most. A request without
+    `max_tokens` is shortened until it can. Raises InvalidField."""
+    first = prepared[0]
+    generation, scored = first.generation, first.generation.logprobs is not None
+    each = generation.choices * (1 + (generation.logprobs or 0))
+    echoed = each * sum(len(part.prompt.tokens) for part in prepared) if generation.echo else 0
+    generated = each * sum(part.sampling.max_tokens for part in prepared) if scored else 0
+    if echoed + generated <= MOST_SCORES:
+        return prepared
+    fits = (MOST_SCORES - echoed) // each
+    if len(prepared) == 1 and generation.max_tokens is None and fits >= max(1, generation.min_tokens):
+        sampling = replace(first.sampling, max_tokens=fits)
+        return [replace(first, sampling=sampling, held_output=min(first.held_output, fits))]
+    raise InvalidField(
+        "$.echo" if echoed > generated else generation.max_tokens_path,
+        f"the answer could have {echoed + generated} tokens and log probabilities of them in all choices, more than "
+        f"{MOST_SCORES}; ask for fewer choices, tokens or likeliest tokens",
+    )
+
+
+async def _in_thread(gateway: Gateway, prepared: PreparedRequest, work: Callable[[], bytes]) -> bytes:
+    """Do it in a thread, of which tenants have equal shares. What is answered was paid for: it waits for its turn."""
+    while True:
+        try:
+            return await gateway.threads.run(prepared.payer.tenant_id, work)
+        except RateLimited:
+            await asyncio.sleep(_AGAIN_S)
 
 
 class MarkedResponse:
@@ -191,14 +232,17 @@ async def _whole(
     writer: ResponseWriter,
     choices: int,
     tasks: Sequence[GenerationTask],
+    *,
     keep: Keep | None,
+    in_thread: Callable[[Callable[[], bytes]], Awaitable[bytes]],
 ) -> ASGIApp:
     """The response after everything has arrived. Raises the failure."""
     deltas = [ChoiceDelta(choice, "") for choice in range(choices)]
     while True:
         item = await reader.next()
         if isinstance(item, Finished):
-            body = writer.whole(merge_deltas(deltas), item)
+            work = partial(writer.whole, merge_deltas(deltas), item)
+            body = await in_thread(work) if sum(delta.size for delta in deltas) > LARGE_BYTES else work()
             if keep is not None:
                 await keep(item)
             return ASGIResponse(body=body, media_type=MediaType.JSON, headers=_headers(tasks, [item]))

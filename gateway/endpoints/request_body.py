@@ -24,6 +24,9 @@ Body = TypeVar("Body")
 
 MANAGEMENT_BYTES = 256 * 1024
 """The largest body of a management request, which is decoded on the event loop."""
+_PUBLIC_BYTES, _PUBLIC_S = 16 * 1024, 5.0
+"""The largest body of a request that nobody has to be known for, and how long it may take: a sign-in has a few hundred
+bytes."""
 
 
 async def read_management_body(
@@ -36,15 +39,21 @@ async def read_management_body(
     return decode(decoder, await read_body(request, client_timeout, _SizeLimit(MANAGEMENT_BYTES)) or default)
 
 
+async def read_public_body(request: Request[Any, Any, Any], client_timeout: float, decoder: Decoder[Body]) -> Body:
+    """The decoded body of a management request that anybody may send. Raises what `read_management_body` raises."""
+    body = await read_body(request, min(client_timeout, _PUBLIC_S), _SizeLimit(_PUBLIC_BYTES))
+    return decode(decoder, body)
+
+
 class _SizeLimit:
     def __init__(self, most: int) -> None:
-        self._left = most
+        self._most = self._left = most
 
     def take(self, size: int) -> None:
         """Count `size` more bytes. Raises BodyTooLarge."""
         self._left -= size
         if self._left < 0:
-            raise BodyTooLarge(f"The request body may have at most {MANAGEMENT_BYTES} bytes here.")
+            raise BodyTooLarge(f"The request body may have at most {self._most} bytes here.")
 
 
 class _ByteCounter(Protocol):

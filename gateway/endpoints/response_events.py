@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from uuid import UUID
 
 from litestar.types import Receive, Scope, Send
@@ -11,14 +10,10 @@ from litestar.types import Receive, Scope, Send
 from gateway.dialects.openai.common_response import KEEP_ALIVE
 from gateway.errors import NotFound
 from gateway.http.sse import HEADERS, ClientWatch
+from gateway.kept_responses.event_feeds import Follower
 from gateway.services import Gateway
 from response_store.records import RUNNING
-from response_store.running import Orphan
 from storage.database.database import DatabaseUnavailable
-
-_POLL_S, _LONGEST_POLL_S = 0.05, 0.5
-_STANDING_S = 2.0
-"""How often a stream without events looks whether somebody still runs the response."""
 
 
 class ResponseEvents:
@@ -35,6 +30,7 @@ class ResponseEvents:
         self._name = name
         self._after = after
         self._gone = False
+        self._follower: Follower | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
@@ -51,33 +47,27 @@ class ResponseEvents:
 
     def _leave(self) -> None:
         self._gone = True
+        if self._follower is not None:
+            self._follower.leave()
 
     async def _send_all(self, send: Send) -> None:
-        background, options = self._gateway.background_responses, self._gateway.services.options
+        background, feeds = self._gateway.background_responses, self._gateway.event_feeds
         assert background is not None, "the response was kept"
+        assert feeds is not None, "the response was kept"
         stored = await self._gateway.response_keeper.listed(self._tenant, self._project, self._name)
-        pause, looked, sent = _POLL_S, time.monotonic(), time.monotonic()
         while not (self._gone or self._gateway.requests.draining):
             events, self._after = await background.events(stored, self._tenant, self._after)
-            now = time.monotonic()
-            if events:
-                await self._send(send, b"".join(events))
-                pause, sent = _POLL_S, now
-                continue
-            if stored.status not in RUNNING:
+            if not events:
                 break
-            if now - looked >= _STANDING_S or pause >= _LONGEST_POLL_S:
-                looked = now
-                await background.adopt(Orphan(stored.id, self._tenant, self._project))
-                stored = await self._gateway.response_keeper.listed(self._tenant, self._project, self._name)
-                if stored.status not in RUNNING:
-                    continue  # its last events were written with its end
-            if now - sent >= options.keep_alive:
-                await self._send(send, KEEP_ALIVE)
-                sent = now
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_POLL_S)
+            await self._send(send, b"".join(events))
+        if stored.status in RUNNING:
+            with feeds.follow(stored, self._tenant, self._after) as self._follower:
+                await self._send_more(self._follower, send)
         await self._send(send, b"", more=False)
+
+    async def _send_more(self, follower: Follower, send: Send) -> None:
+        while not self._gone and (events := await follower.next(self._gateway.services.options.keep_alive)) is not None:
+            await self._send(send, b"".join(events) or KEEP_ALIVE)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         async with asyncio.timeout(self._gateway.services.options.client_timeout):

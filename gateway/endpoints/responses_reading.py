@@ -10,12 +10,15 @@ from litestar import Request
 from gateway.admission.prepared_request import Payer
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.dialects.openai.responses import request as responses_request
+from gateway.dialects.openai.responses.input_items import InputItem
 from gateway.dialects.openai.responses.request import ResponsesCall, ResponsesRequest
 from gateway.endpoints.request_body import read_call
 from gateway.services import Gateway
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.sealing import ReasoningSeal
 
+_ENTRY = 32
+"""About how many bytes an item or a part has in JSON, without what it says."""
 ReadBody: TypeAlias = tuple[ResponsesRequest, ResponsesCall | None]
 
 
@@ -30,15 +33,17 @@ async def read_responses(
 async def completed(
     gateway: Gateway, payer: Payer, asked: ResponsesRequest, call: ResponsesCall | None
 ) -> tuple[ResponsesRequest, ResponsesCall, ReasoningSeal | None]:
-    """The same for a body that was read. Raises GatewayError, DatabaseUnavailable."""
+    """The same for a body that was read. What it goes on from counts as its body does, until that is read. Raises
+    GatewayError, DatabaseUnavailable."""
     seal = await _seal(gateway, payer) if asked.encrypted or _has_sealed(asked) else None
-    if call is None:
-        asked, earlier = await gateway.response_keeper.earlier(payer, asked)
+    if call is not None:
+        return asked, call, seal
+    with gateway.bodies.share(payer.tenant_id) as share:
+        asked, earlier = await gateway.response_keeper.earlier(payer, asked, share.take)
         unseal = _nothing if seal is None else seal.open
         work = partial(responses_request.generation_of, asked, earlier, unseal)
         large = sum(_size(item) for item in (*earlier, *asked.items)) > LARGE_BYTES
-        call = await gateway.threads.run(payer.tenant_id, work) if large else work()
-    return asked, call, seal
+        return asked, await gateway.threads.run(payer.tenant_id, work) if large else work(), seal
 
 
 def read_body(body: bytes) -> ReadBody:
@@ -70,8 +75,9 @@ def _nothing(sealed: str) -> None:
     """Nothing can be unsealed."""
 
 
-def _size(item: Any) -> int:
-    """About how many characters an item has."""
-    parts = item.content if isinstance(item.content, list) else item.output if isinstance(item.output, list) else ()
-    texts = (item.content, item.output, item.arguments, item.input, *(part.text for part in parts))
-    return sum(len(text) for text in texts if isinstance(text, str))
+def _size(item: InputItem) -> int:
+    """About how many bytes an item has in JSON, where reading it costs something even if it says nothing."""
+    lists = [field for field in (item.content, item.output, item.summary) if isinstance(field, list)]
+    texts = (item.content, item.output, item.arguments, item.input, item.encrypted_content, item.call_id, item.name)
+    said = sum(len(text) for text in texts if isinstance(text, str))
+    return said + _ENTRY + sum(_ENTRY + len(part.text) + len(part.refusal or "") for parts in lists for part in parts)

@@ -19,11 +19,11 @@ class Choices:
         generation, prompt, sampling = prepared.generation, prepared.prompt, prepared.sampling
         self._model = prepared.model
         self._prompt = prompt.tokens
-        self._echo = generation.echo
         self._prompt_scored = sampling.prompt_logprobs is not None and generation.logprobs is not None
         self._prompt_scores: list[TokenLogprob] = []
         self._unpaid: set[int] = set()
-        echoed_characters = len(self._echoed()[0]) if generation.echo else 0
+        self._echo = self._echoed() if generation.echo else None
+        echoed_characters = 0 if self._echo is None else len(self._echo[0])
         context = prompt.tokens if generation.continued or generation.prompt is not None else ()
         self._transcripts = [
             Transcript(
@@ -97,16 +97,15 @@ class Choices:
 
     def _opening(self) -> Iterator[ChoiceDelta]:
         """The echoed prompt, before the first output of each choice; once."""
-        if not self._echo:
+        if self._echo is None:
             return
-        self._echo = False
-        text, offsets = self._echoed()
+        (text, offsets), self._echo = self._echo, None
         scores: tuple[TokenScore, ...] = ()
         if self._prompt_scored:
             logprobs = [None, *self._prompt_scores]
             scores = tuple(map(TokenScore, self._prompt, offsets, logprobs))
         for choice in range(len(self._transcripts)):
-            yield ChoiceDelta(choice, text, scores)
+            yield ChoiceDelta(choice, text, prompt_scores=scores)
 
     def _echoed(self) -> tuple[str, list[int]]:
         """The prompt's text, and where each token's text begins in it, in characters."""

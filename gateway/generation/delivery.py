@@ -80,16 +80,31 @@ FinishReason = Literal["stop", "length", "budget"]
 """`budget`: no more could be paid for, before the length that the client asked for was reached."""
 
 
+_SCORE_BYTES = 32
+"""Bytes of a token and its log probability as JSON, as a rule."""
+
+
 class ChoiceDelta(Struct, frozen=True):
     """More of one choice: its text, and the log probabilities of the tokens that the client asked for.
 
-    `events`: what it says instead of text, where the request has tools or the model reasons.
+    `events`: what it says instead of text, where the request has tools or the model reasons. `prompt_scores`: those of
+    the echoed prompt before it, which all choices of the prompt share.
     """
 
     choice: int
     text: str
     scores: tuple[TokenScore, ...] = ()
     events: tuple[OutputEvent, ...] = ()
+    prompt_scores: tuple[TokenScore, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it has as JSON."""
+        scores = self.scores or self.prompt_scores
+        if not scores:
+            return len(self.text)
+        beside = 1 + (0 if scores[-1].score is None else len(scores[-1].score.top))
+        return len(self.text) + _SCORE_BYTES * beside * (len(self.scores) + len(self.prompt_scores))
 
 
 class DeliveryChunk(Struct, frozen=True):
@@ -205,7 +220,7 @@ class Delivery:
 
     def push(self, delta: ChoiceDelta, tokens: int) -> None:
         """Hand over more of a choice; with it, `tokens` output tokens have been handed over in all."""
-        if delta.text or delta.scores or delta.events:
+        if delta.text or delta.scores or delta.events or delta.prompt_scores:
             self._deltas.append(delta)
         self._tokens = max(self._tokens, tokens)
         if self._deltas or self._tokens > self._taken:
@@ -317,6 +332,7 @@ def merge_deltas(deltas: list[ChoiceDelta]) -> tuple[ChoiceDelta, ...]:
             "".join(delta.text for delta in own),
             tuple(score for delta in own for score in delta.scores),
             tuple(event for delta in own for event in delta.events),
+            next((delta.prompt_scores for delta in own if delta.prompt_scores), ()),
         )
         for choice, own in by_choice.items()
     )

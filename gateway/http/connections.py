@@ -1,7 +1,8 @@
 """Limits the open connections of a gateway worker.
 
 An idle connection costs its client nothing, so anybody can open thousands. At the limit, a new connection replaces the
-one that has been idle for longest; if every connection has a request, the new one is refused.
+one that has been idle for longest; if every connection has a request, the new one is refused. A request that nobody is
+known to have sent keeps no connection from being replaced while its body does not come: that costs nothing either.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Connection(Protocol):
     """A connection that can be closed."""
 
     def end_idle(self) -> None:
-        """Close the connection, which has no request."""
+        """Close the connection, which has no request, or one of a stranger whose body does not come."""
 
 
 class Connections:
@@ -37,7 +38,7 @@ class Connections:
         self._open: dict[Connection, str] = {}
         self._by_address: Counter[str] = Counter()
         self._idle: dict[Connection, None] = {}
-        """Connections without a request, the one idle for longest first."""
+        """Connections that can be replaced, the one idle for longest first."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -67,11 +68,11 @@ class Connections:
                 del self._by_address[address]
 
     def begin_request(self, connection: Connection) -> None:
-        """The head of a request has arrived: the connection is not idle."""
+        """The head of a request has arrived, or more of its body: the connection is not idle."""
         self._idle.pop(connection, None)
 
     def end_request(self, connection: Connection) -> None:
-        """The request was answered: the connection is idle."""
+        """The request was answered, or waits for a stranger: the connection is idle."""
         if connection in self._open:
             self._idle[connection] = None
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -29,7 +31,7 @@ from gateway.dialects.openai import errors
 from gateway.http.connections import Connections
 from gateway.http.lingering_transport import LingeringTransport
 from gateway.http.sse import DISCONNECTS, Disconnects
-from gateway.request_context import RequestContext
+from gateway.request_context import RequestContext, request_context
 
 
 class RequestCycle(RequestResponseCycle):
@@ -45,7 +47,8 @@ class RequestCycle(RequestResponseCycle):
             self.waiting_for_100_continue = False
         if not self.disconnected and not self.response_complete:
             self.protocol.want_body()
-            await self.message_event.wait()
+            with self.protocol.waiting_for_client(stranger=request_context(cast(Any, self.scope)).principal is None):
+                await self.message_event.wait()
             self.message_event.clear()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
@@ -83,6 +86,9 @@ _UNPARSED_BYTES = 64 * 1024
 _REST_BYTES = 4096
 """The rest of an unread body is parsed, so that the connection can stay, if it has arrived and is no longer."""
 _END_OF_HEAD = b"\r\n\r\n"
+
+
+_FULL = "The server has too many open connections; try again shortly.", "retry-after: 1\r\n"
 
 
 class _Refused(Exception):
@@ -126,7 +132,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._lingering = LingeringTransport(transport, self.loop, self._everything_read, self._connections.lingering)
         super().connection_made(cast(asyncio.Transport, self._lingering))
         if not self._connections.admit(self, self.client[0] if self.client else ""):
-            self._refuse(503, "The server has too many open connections; try again shortly.", "retry-after: 1\r\n")
+            self._refuse(503, *_FULL)
             return
         self._start_head_timer()
 
@@ -146,9 +152,13 @@ class HttpProtocol(HttpToolsProtocol):
         self.cycle = cast(Any, None)  # breaks a reference cycle, which would stay until garbage collection
 
     def end_idle(self) -> None:
-        """Close the connection, which has no request."""
+        """Close the connection, which has no request, or one of a stranger whose body does not come."""
         self._stop_head_timer()
-        self.transport.close()
+        waiting = self.cycle is not None and not self.cycle.response_complete
+        if waiting and not self.transport.is_closing():
+            self._refuse(503, *_FULL)
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """The client reads slower than the application writes."""
@@ -178,6 +188,17 @@ class HttpProtocol(HttpToolsProtocol):
         """The application reads the body: parse it."""
         self._body_wanted = True
         self._parse()
+
+    @contextmanager
+    def waiting_for_client(self, *, stranger: bool) -> Iterator[None]:
+        """While the application waits for more of the body. A stranger's connection can be replaced meanwhile."""
+        if stranger:
+            self._connections.end_request(self)
+        try:
+            yield
+        finally:
+            if stranger and not self.transport.is_closing():
+                self._connections.begin_request(self)
 
     def begin_response(self, cycle: RequestCycle) -> None:
         """The response begins. If the body has not arrived by now, this is the last response on the connection."""
@@ -339,9 +360,9 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The response is complete: the next request may be parsed."""
         self.server_state.total_requests += 1
+        self._connections.end_request(self)  # one that lingers keeps no place either
         if self.transport.is_closing():
             return
-        self._connections.end_request(self)
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         if self._unparsed and self._scheduled_parse is None:
@@ -418,6 +439,7 @@ class HttpProtocol(HttpToolsProtocol):
             log.info("refused before the application", request_id=name, status=status, cause=message)
             self.transport.write(head.encode() + body)
         self.transport.close()
+        self._connections.end_request(self)
 
     def _everything_read(self) -> bool:
         """Whether all that the client sent was read, as far as is known."""

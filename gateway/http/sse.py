@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from litestar.types import Receive, Scope, Send
 
+from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.generation.delivery import (
     ChoiceDelta,
     DeliveryReader,
@@ -123,7 +125,7 @@ class EventStream:
     """The streamed response. `first` are the delivery's first items, which were read before.
 
     `keep_alive`: seconds without an event after which a comment is sent. `client_timeout`: seconds that one `send` may
-    take.
+    take. `in_thread` runs what would block the event loop.
     `on_gone` is called with the reason when nobody reads any more; after the end it must do nothing.
     """
 
@@ -137,6 +139,7 @@ class EventStream:
         on_gone: Callable[[str], None],
         keep_alive: float,
         client_timeout: float,
+        in_thread: Callable[[Callable[[], bytes]], Awaitable[bytes]],
         headers: Mapping[str, str] = {},
     ) -> None:
         self._delivery = delivery
@@ -146,6 +149,7 @@ class EventStream:
         self._on_gone = on_gone
         self._keep_alive = keep_alive
         self._client_timeout = client_timeout
+        self._in_thread = in_thread
         self._sent_at = time.monotonic()
         self._headers = [*HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
 
@@ -186,13 +190,19 @@ class EventStream:
             if events := writer.started(item):
                 await self._send(send, events)
         else:
-            events = writer.events(item.deltas) if item.deltas else b""
-            if not events and time.monotonic() >= self._sent_at + self._keep_alive:
-                events = writer.keep_alive()  # what came is not shown, and that for long
-            if events:
-                await self._send(send, events)
+            await self._send_deltas(send, item.deltas)
+            if time.monotonic() >= self._sent_at + self._keep_alive:
+                await self._send(send, writer.keep_alive())  # what came is not shown, and that for long
             self._delivery.confirm(item.tokens, 0 if writer.withholds else item.tokens)
         return False
+
+    async def _send_deltas(self, send: Send, deltas: Sequence[ChoiceDelta]) -> None:
+        """Send what there is to show of them: of many bytes one after the other, so that they are not all in memory."""
+        large = sum([delta.size for delta in deltas]) > LARGE_BYTES
+        for part in [(delta,) for delta in deltas] if large else [deltas] if deltas else []:
+            work = partial(self._writer.events, part)
+            if events := await self._in_thread(work) if large else work():
+                await self._send(send, events)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         async with asyncio.timeout(self._client_timeout):

@@ -306,7 +306,7 @@ class BackgroundResponses:
         """A new run of a response, for which it waits until `end`. Raises GatewayError, DatabaseUnavailable."""
         kept = _kept.decode(stored.request)
         payer = kept.payer
-        asked, earlier = await self._keeper.earlier(payer, kept.asked)
+        asked, earlier = await self._keeper.earlier(payer, kept.asked, lambda _: None)
         sealed = ReasoningSeal(seal)
         call = generation_of(asked, earlier, sealed.open)
         generation = call.generation if kept.cache is None else replace(call.generation, cache=kept.cache)

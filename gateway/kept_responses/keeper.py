@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
@@ -23,7 +23,7 @@ from gateway.kept_responses.storage_bound import StorageBound
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.policies import ResponsePolicies
 from response_store.records import GONE_ON_FROM, Kind, ListedResponse, NewResponse, StoredResponse
-from response_store.store import ChainBroken, ChainTooLong, ResponseStore
+from response_store.store import ChainBroken, ChainTooLong, ResponseStore, SealedResponses
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 
@@ -32,6 +32,7 @@ log = structlog.get_logger("gateway.kept_responses")
 PREFIX = "resp_"
 _HEX = 32
 _SHOWN = 80
+Result = TypeVar("Result")
 
 
 class Terms(Struct, frozen=True):
@@ -119,15 +120,15 @@ class ResponseKeeper:
             self.bound.wrote(project_id, sum(len(content) for content in contents if content is not None))
 
     async def get(self, tenant_id: UUID, project_id: UUID, name: str) -> StoredResponse:
-        """A project's response, whatever it was kept for. Raises NotFound, DatabaseUnavailable."""
+        """A project's response, whatever it was kept for. Raises NotFound, RateLimited, DatabaseUnavailable."""
         id_ = response_id_of(name)
         if self.store is not None and id_ is not None:
             try:
-                found = await self._breaker.wait(self.store.get(tenant_id, project_id, id_))
+                sealed = await self._breaker.wait(self.store.find(tenant_id, project_id, [id_]))
             except ScopeKeyUnreadable:
-                found = None
-            if found is not None:
-                return found
+                sealed = SealedResponses()
+            if found := await self._in_thread(tenant_id, sealed, sealed.open):
+                return found[0]
         raise unknown(name)
 
     async def listed(self, tenant_id: UUID, project_id: UUID, name: str) -> ListedResponse:
@@ -139,60 +140,64 @@ class ResponseKeeper:
                 return found
         raise unknown(name)
 
-    async def earlier(self, payer: Payer, asked: ResponsesRequest) -> tuple[ResponsesRequest, list[InputItem]]:
-        """The request with the items that it refers to, and the items of the responses that it goes on from. Raises
-        NotFound, InvalidField, RateLimited, DatabaseUnavailable."""
+    async def earlier(
+        self, payer: Payer, asked: ResponsesRequest, count: Callable[[int], None]
+    ) -> tuple[ResponsesRequest, list[InputItem]]:
+        """The request with the items that it refers to, and the items of the responses that it goes on from. `count` is
+        told of the bytes of these responses before they are read. Raises NotFound, InvalidField, RateLimited,
+        DatabaseUnavailable, and what `count` raises."""
         items: list[InputItem] = []
         if asked.previous_response_id is not None:
-            chain = await self._chain(payer, asked.previous_response_id)
+            chain = await self._chain(payer, asked.previous_response_id, count)
             try:
                 items = await self._items_of(payer, chain)
+            except ChainBroken:
+                raise _broken(asked.previous_response_id) from None
             except TooManyItems:
                 raise InvalidField(EARLIER, f"its conversation has more than {MOST_PARTS} items and parts") from None
         if isinstance(asked.input, list) and any(item.type == "item_reference" for item in asked.input):
-            asked = replace(asked, input=await self._referred(payer, asked.input))
+            asked = replace(asked, input=await self._referred(payer, asked.input, count))
         return asked, items
 
-    async def _chain(self, payer: Payer, name: str) -> list[StoredResponse]:
-        id_, chain = response_id_of(name), None
+    async def _chain(self, payer: Payer, name: str, count: Callable[[int], None]) -> SealedResponses:
+        id_, chain = response_id_of(name), SealedResponses()
         if self.store is not None and id_ is not None:
             try:
-                chain = await self._breaker.wait(self.store.chain(payer.tenant_id, payer.project_id, id_))
+                chain = await self._breaker.wait(self.store.chain(payer.tenant_id, payer.project_id, id_, count))
             except ChainBroken:
-                raise NotFound(
-                    f"{EARLIER}: an earlier response of {name[:_SHOWN]!r} was deleted or has expired.",
-                    path=EARLIER,
-                    code="previous_response_not_found",
-                ) from None
+                raise _broken(name) from None
             except ChainTooLong:
                 raise InvalidField(EARLIER, "its conversation is too long to go on from") from None
             except ScopeKeyUnreadable:
-                chain = None
+                pass
         if not chain:
             raise NotFound(
                 f"{EARLIER}: there is no response {name[:_SHOWN]!r} to go on from.",
                 path=EARLIER,
                 code="previous_response_not_found",
             )
-        if chain[-1].status not in GONE_ON_FROM:
-            raise InvalidField(EARLIER, f"the response {name[:_SHOWN]!r} is {chain[-1].status}, and not completed")
+        if chain.last_status not in GONE_ON_FROM:
+            raise InvalidField(EARLIER, f"the response {name[:_SHOWN]!r} is {chain.last_status}, and not completed")
         return chain
 
-    async def _referred(self, payer: Payer, items: Sequence[InputItem]) -> list[InputItem]:
+    async def _referred(
+        self, payer: Payer, items: Sequence[InputItem], count: Callable[[int], None]
+    ) -> list[InputItem]:
         """The items, with those of earlier responses in place of references to them."""
         names = [item.id or "" for item in items if item.type == "item_reference"]
         if len(names) > MOST_REFERENCES:
             raise InvalidField("$.input", f"it refers to more than {MOST_REFERENCES} items of earlier responses")
         ids = {id_ for name in names if (id_ := _response_of_item(name)) is not None}
         by_id: dict[str, InputItem] = {}
-        found: list[StoredResponse] = []
+        found = SealedResponses()
         if self.store is not None and ids:
             try:
-                found = await self._breaker.wait(self.store.items_of(payer.tenant_id, payer.project_id, sorted(ids)))
+                work = self.store.items_of(payer.tenant_id, payer.project_id, sorted(ids), count)
+                found = await self._breaker.wait(work)
             except ChainTooLong:
                 raise InvalidField("$.input", "the responses that it refers to are too long together") from None
             except ScopeKeyUnreadable:
-                found = []
+                pass
             try:
                 by_id = {item.id: item for item in await self._items_of(payer, found) if item.id}
             except TooManyItems:
@@ -200,11 +205,14 @@ class ResponseKeeper:
                 raise InvalidField("$.input", too_many) from None
         return [by_id.get(item.id or "", item) if item.type == "item_reference" else item for item in items]
 
-    async def _items_of(self, payer: Payer, responses: Sequence[StoredResponse]) -> list[InputItem]:
-        """Their items, decoded in a thread if there is much of them. Raises TooManyItems, RateLimited."""
-        work = partial(items_of, responses)
-        large = sum(len(one.request) + len(one.response) for one in responses) > LARGE_BYTES
-        return await self._threads.run(payer.tenant_id, work) if large else work()
+    async def _items_of(self, payer: Payer, sealed: SealedResponses) -> list[InputItem]:
+        """Their items. Raises ChainBroken, TooManyItems, RateLimited."""
+        return await self._in_thread(payer.tenant_id, sealed, lambda: items_of(sealed.open()))
+
+    async def _in_thread(self, tenant_id: UUID, sealed: SealedResponses, work: Callable[[], Result]) -> Result:
+        """Do it in a thread if these responses, which it opens, are large. Waiting for a thread is no waiting for the
+        database. Raises RateLimited."""
+        return await self._threads.run(tenant_id, work) if sealed.size > LARGE_BYTES else work()
 
 
 def new_response(
@@ -238,6 +246,14 @@ def response_id_of(name: str) -> UUID | None:
         return UUID(text)
     except ValueError:
         return None
+
+
+def _broken(name: str) -> NotFound:
+    return NotFound(
+        f"{EARLIER}: an earlier response of {name[:_SHOWN]!r} was deleted or has expired.",
+        path=EARLIER,
+        code="previous_response_not_found",
+    )
 
 
 def unknown(name: str) -> NotFound:

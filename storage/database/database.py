@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, cast
+from uuid import UUID
+from zlib import crc32
 
 import asyncpg  # type: ignore[import-untyped]
 import sqlalchemy.exc
-from sqlalchemy import URL, ColumnElement, Select, Table, event, literal_column, make_url, select
+from sqlalchemy import URL, ColumnElement, Select, Table, event, func, literal_column, make_url, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
@@ -351,3 +353,10 @@ class Database:
         On SQLite the transaction holds the only write lock already.
         """
         return query.with_for_update(of=of, skip_locked=skip) if self.dialect == "postgresql" else query
+
+    async def lock_rows_of(self, session: AsyncSession, table: Table, owner: UUID) -> None:
+        """Let transactions that count an owner's rows of a table before they add one come one after the other. Rows
+        that are not there yet cannot be locked."""
+        if self.dialect == "postgresql":
+            keys = crc32(table.name.encode()) - 2**31, crc32(owner.bytes) - 2**31
+            await session.execute(select(func.pg_advisory_xact_lock(*keys)))

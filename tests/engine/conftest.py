@@ -323,13 +323,14 @@ def make_bench(
     kept = host_memories(model.groups, [swap] * len(model.groups), like) if swap else []
     runner = ModelRunner(model, memories, like.device, tiling, kept)
     runner.threads = Threads(1, many_threads)
+    files = tuple(sorted(file.resolve() for file in folder.glob("*.safetensors")))
     _be_invariant(
-        runner, (folder, dtype, quantize, kv_dtype, weights), budget, running, context or config.context_tokens
+        runner, (files, dtype, quantize, kv_dtype, weights), budget, running, context or config.context_tokens
     )
     windows = [group.window for group in model.groups]
     pool = GroupedPool(list(zip(counts, windows, strict=True)), on_free=poisoning(runner))
-    queues = QueueBounds(requests=queue)
-    bounds = EngineLimits(context or config.context_tokens, max_running=running, budget=budget, bounds=queues, **limits)
+    limits = {"bounds": QueueBounds(requests=queue), **limits}
+    bounds = EngineLimits(context or config.context_tokens, max_running=running, budget=budget, **limits)
     swap_pool = None
     if swap:
         swap_pool = GroupedPool(

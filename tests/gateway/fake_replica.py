@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -40,8 +40,10 @@ from protocol.requests import (
     Generate,
     Lost,
     PromptChunk,
+    PromptLogprobs,
     PromptRead,
     Timeline,
+    TokenLogprob,
     Tokens,
 )
 
@@ -75,6 +77,15 @@ class Script(Struct, kw_only=True):
     """End with this reason instead of the natural one."""
     error: str | None = None
     invalid: str | None = None
+    likeliest: int = 0
+    """How many likeliest tokens stand beside each token that is scored, of the prompt and, if asked for, the output."""
+
+    def scores(self, tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        """Log probabilities of these tokens: other ones at each place."""
+        return tuple(
+            TokenLogprob(-1.5 - at, tuple((other, -0.5 - at - other) for other in range(self.likeliest)))
+            for at in range(len(tokens))
+        )
 
 
 class Run:
@@ -376,6 +387,9 @@ class FakeReplica:
         first = _micros(arrived)
         chunk_of_all = PromptChunk(began, first, prompt - read)
         run.timeline = Timeline(0, began, first if script.tokens else -1, chunks=(chunk_of_all,))
+        if generate.sampling.prompt_logprobs is not None:
+            say(PromptLogprobs(generate.id, generate.attempt, 1, script.scores(generate.tokens[1:])))
+        scored = generate.sampling.logprobs is not None and bool(script.likeliest)
         reason = "length"
         tokens = script.tokens[: generate.sampling.max_tokens]
         while run.sent < len(tokens):
@@ -395,7 +409,9 @@ class FakeReplica:
                 if token in generate.sampling.stop_tokens:
                     chunk, reason = chunk[: index + 1], "stop"
                     break
-            say(Tokens(generate.id, generate.attempt, run.sent, chunk, prompt=None if run.sent else prompt_read))
+            logprobs = script.scores(chunk) if scored else ()
+            read_now = None if run.sent else prompt_read
+            say(Tokens(generate.id, generate.attempt, run.sent, chunk, logprobs=logprobs, prompt=read_now))
             run.sent += len(chunk)
             run.counts = structs.replace(run.counts, output=run.sent)
             if reason == "stop":

@@ -454,6 +454,42 @@ async def test_what_is_refused(database: Database) -> None:
         await strict.add(tenant, "https://hook.test/", ["*"])
 
 
+async def test_those_added_at_once_are_counted_one_after_the_other(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webhooks.endpoints.MAX_ENDPOINTS", 2)
+    endpoints, tenant = WebhookEndpoints(database, CIPHER, AddressPolicy(), WEBHOOK_TOPICS), new_id()
+    adding = [endpoints.add(tenant, f"https://hook.test/{number}", ["*"]) for number in range(8)]
+    done = await asyncio.gather(*adding, return_exceptions=True)
+    assert sum(isinstance(one, InvalidWebhook) for one in done) == 6
+    assert len(await endpoints.list_all(tenant)) == 2
+
+
+@pytest.mark.parametrize("change", ["enable", "remove"])
+async def test_an_endpoint_that_is_removed_meanwhile_stays_removed(
+    change: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoints, tenant = WebhookEndpoints(database, CIPHER, AddressPolicy(), WEBHOOK_TOPICS), new_id()
+    endpoint, _ = await endpoints.add(tenant, "https://hook.test/", ["*"])
+    row_of, removing = endpoints._row, []
+
+    async def removed_after_the_look(*args: Any, **kwargs: Any) -> Any:
+        row = await row_of(*args, **kwargs)
+        if not removing:
+            removing.append(asyncio.create_task(WebhookEndpoints.remove(endpoints, tenant, endpoint.id)))
+            await asyncio.wait(removing, timeout=0.3)
+        return row
+
+    monkeypatch.setattr(endpoints, "_row", removed_after_the_look)
+    await asyncio.gather(getattr(endpoints, change)(tenant, endpoint.id), return_exceptions=True)
+    outcome = (await asyncio.gather(*removing, return_exceptions=True))[0]
+    assert isinstance(outcome, WebhookNotFound) == (change == "remove"), "only one has removed it"
+    assert await endpoints.list_all(tenant) == []
+    async with database.reading() as session:
+        (row,) = await session.execute(select(webhook_endpoint))
+    assert (row.state, bytes(row.secret)) == ("removed", b"")
+
+
 def test_delays_grow_and_stay_in_their_bounds() -> None:
     for failures, usual in ((1, 5), (2, 20), (3, 80), (4, 320), (8, 43_200), (60, 43_200)):
         for _ in range(50):

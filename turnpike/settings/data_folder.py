@@ -74,6 +74,10 @@ def prepare_data_folder(settings: Settings) -> None:
     except OSError as error:
         failure = DataFolderFull if is_disk_full(error) else DataFolderError
         raise failure(f"data_dir: cannot write to {settings.data}: {error.strerror}") from error
+    for name in (*_OUR_FOLDERS, "metrics"):
+        path = settings.data / name
+        if os.path.lexists(path) and not path.is_dir():
+            raise DataFolderError(f"data_dir: {path} is no folder; move it away, and a folder is made in its place")
 
 
 def record_address(settings: Settings, url: str) -> None:

@@ -262,7 +262,9 @@ class FairShare:
     def estimate(self, request: Request) -> float:
         """Estimated µs of engine time that a request still needs."""
         flow = self.flows[request.lane].flows.get(request.flow)
-        return self._cost_left(request, OUTPUT_GUESS if flow is None else flow.output)
+        read = max(0, min(request.expected_read, request.prompt) - max(request.kv, request.max_kv))
+        saved = read * (request.rates.uncached - request.rates.cached)
+        return self._cost_left(request, OUTPUT_GUESS if flow is None else flow.output) - saved
 
     # The next three are for expected waits (`queue_limits`) alone; who is served is decided by `lanes`.
 

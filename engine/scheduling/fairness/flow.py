@@ -116,11 +116,10 @@ class Flow:
 
     def outstanding(self) -> float:
         """µs charged for output that running requests have not produced yet: at most a block each."""
-        # Asked at every admission, with hundreds running: so without the properties of a request, and `Rates.cost`.
+        # Asked at every admission, with hundreds running: so without `Request.output` and `Rates.cost`.
         total = 0.0
         for request in self.running.values():
-            prompt, rates = request.prompt, request.rates
-            read = request.read_hbm + request.read_dram + request.read_nvme
+            prompt, read, rates = request.prompt, request.read_tokens, request.rates
             output = len(request.tokens) - prompt
             total += request.charged - (prompt - read) * rates.uncached - read * rates.cached - output * rates.decoded
         return total

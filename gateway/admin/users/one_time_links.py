@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
 from gateway.admin.users.user_objects import Email, Name, Password, Token, UserObject, user_errors, user_object
-from gateway.endpoints.request_body import read_management_body
+from gateway.endpoints.request_body import read_public_body
 from gateway.http.operations import describes
 from gateway.http.policies import public
 from gateway.http.responses import json_response
@@ -56,7 +56,7 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     async def accept_invitation(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Accept an invitation. A new user is made of it; sign in then."""
-        body = await read_management_body(request, timeout, _ACCEPTANCE)
+        body = await read_public_body(request, timeout, _ACCEPTANCE)
         token = cookie_value(request.scope, CookieJar.of(request.scope).session_name)
         present = await users.authenticator.authenticate(token) if token else None
         with user_errors():
@@ -77,7 +77,7 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     async def redeem_password_reset(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Set another password with a reset link. All sessions of the user end; sign in then."""
-        body = await read_management_body(request, timeout, _REDEMPTION)
+        body = await read_public_body(request, timeout, _REDEMPTION)
         with user_errors():
             user_id = await wait(users.password_changes.reset(body.token, body.password, client_of(request.scope)))
             return json_response(user_object(await wait(users.accounts.get(user_id))), headers=_NO_STORE)

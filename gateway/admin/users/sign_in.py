@@ -28,7 +28,7 @@ from gateway.admin.users.user_objects import (
     session_object,
     user_errors,
 )
-from gateway.endpoints.request_body import read_management_body
+from gateway.endpoints.request_body import read_management_body, read_public_body
 from gateway.errors import Conflict, InvalidField, InvalidRequest, NotAuthenticated, NotFound
 from gateway.http.operations import describes
 from gateway.http.policies import demands, public
@@ -122,7 +122,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Sign in with e-mail address and password. Where the user has a second factor, a cookie binds the next step to
         this browser; else there is a session."""
-        body = await read_management_body(request, timeout, _PASSWORD)
+        body = await read_public_body(request, timeout, _PASSWORD)
         to = next_page(body.next)
         client = client_of(request.scope)
         with user_errors():
@@ -136,7 +136,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     )
     async def sign_in_by_link(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Sign in with a one-time link, which an operator made."""
-        body = await read_management_body(request, timeout, _LINK)
+        body = await read_public_body(request, timeout, _LINK)
         to = next_page(body.next)
         with user_errors():
             outcome = await wait(users.sign_in.with_link(body.token, client_of(request.scope)))
@@ -149,7 +149,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     )
     async def second_factor(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The second step of signing in: a code of the authenticator, or a recovery code. Each is good once."""
-        body = await read_management_body(request, timeout, _CODE)
+        body = await read_public_body(request, timeout, _CODE)
         to = next_page(body.next)
         step = cookie_value(request.scope, CookieJar.of(request.scope).step_name)
         if not step:

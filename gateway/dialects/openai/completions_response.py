@@ -27,6 +27,7 @@ from gateway.dialects.openai.diagnostics import PromptCacheDiagnostics, cache_ex
 from gateway.dialects.openai.logprobs import TextLogprobs, text_logprobs
 from gateway.generation.delivery import ChoiceDelta, Finished
 from gateway.generation.request_history import Explanation
+from gateway.generation.transcript import TokenScore
 
 
 class TextChoice(Struct, frozen=True):
@@ -60,6 +61,8 @@ class TextWriter(CompletionWriter):
     ) -> None:
         super().__init__(identity, tokenizer, include_usage=include_usage)
         self._logprobs = logprobs
+        self._prompt: tuple[Sequence[TokenScore], TextLogprobs] | None = None
+        """The scores of the last echoed prompt, and what is said of them in each of its choices."""
 
     def whole(self, deltas: Sequence[ChoiceDelta], end: Finished) -> bytes:
         """The whole response, of one delta for each choice."""
@@ -82,10 +85,18 @@ class TextWriter(CompletionWriter):
         return events + DONE
 
     def _choice(self, delta: ChoiceDelta, finish: Finish | None) -> TextChoice:
-        logprobs = None if self._logprobs is None else text_logprobs(delta.scores, self._tokenizer, self._logprobs)
+        logprobs = None if self._logprobs is None else self._logprobs_of(delta, self._logprobs)
         if finish is None:
             return TextChoice(delta.text, None, delta.choice, logprobs)
         return TextChoice(delta.text, finish.reason, delta.choice, logprobs, finish.limited_by)
+
+    def _logprobs_of(self, delta: ChoiceDelta, wanted: int) -> TextLogprobs:
+        own, prompt = text_logprobs(delta.scores, self._tokenizer, wanted), delta.prompt_scores
+        if not prompt:
+            return own
+        if self._prompt is None or self._prompt[0] is not prompt:
+            self._prompt = prompt, text_logprobs(prompt, self._tokenizer, wanted)
+        return self._prompt[1].followed_by(own)
 
     def _event(self, choice: TextChoice) -> bytes:
         return event(self._completion([choice], None if self._include_usage else UNSET))

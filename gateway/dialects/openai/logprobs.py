@@ -1,13 +1,20 @@
-"""Log probabilities as OpenAI's JSON: `content` entries of chats, four parallel lists of text completions."""
+"""Log probabilities as OpenAI's JSON: `content` entries of chats, four parallel lists of text completions.
+
+What is said of a token is encoded by itself. So the last step, which nothing can interrupt, only copies bytes: it would
+take a second for what an answer may have at most.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from gateway.conversation.tokenizer import Tokenizer
+from gateway.dialects.openai.common_response import encoder
 from gateway.generation.transcript import TokenScore
+from protocol.requests import TokenLogprob
 
 _REPLACEMENT = "\ufffd"
 
@@ -38,10 +45,20 @@ class TextLogprobs(Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
+    def followed_by(self, more: TextLogprobs) -> TextLogprobs:
+        """These and more."""
+        tops = None if self.top_logprobs is None else [*self.top_logprobs, *(more.top_logprobs or ())]
+        return TextLogprobs(
+            self.tokens + more.tokens,
+            self.token_logprobs + more.token_logprobs,
+            tops,
+            self.text_offset + more.text_offset,
+        )
+
 
 def chat_logprobs(scores: Sequence[TokenScore], tokenizer: Tokenizer) -> ChatLogprobs:
     """The entries of generated tokens."""
-    entries = []
+    entries: list[Any] = []
     for score in scores:
         assert score.score is not None
         text, raw = tokenizer.spelled(score.token)
@@ -49,7 +66,7 @@ def chat_logprobs(scores: Sequence[TokenScore], tokenizer: Tokenizer) -> ChatLog
         for token, logprob in score.score.top:
             top_text, top_raw = tokenizer.spelled(token)
             tops.append(TopLogprob(top_text, logprob, list(top_raw)))
-        entries.append(ContentLogprob(text, score.score.logprob, list(raw), tuple(tops)))
+        entries.append(_encoded(ContentLogprob(text, score.score.logprob, list(raw), tuple(tops))))
     return ChatLogprobs(tuple(entries))
 
 
@@ -57,13 +74,21 @@ def text_logprobs(scores: Sequence[TokenScore], tokenizer: Tokenizer, wanted: in
     """The lists of these tokens. `wanted`: how many likeliest tokens the client asked for."""
     names = [_name(score.token, tokenizer) for score in scores]
     values = [None if score.score is None else score.score.logprob for score in scores]
-    tops = [
-        None
-        if score.score is None
-        else {_name(token, tokenizer): logprob for token, logprob in score.score.top} | {name: score.score.logprob}
-        for name, score in zip(names, scores, strict=True)
-    ]
-    return TextLogprobs(names, values, tops if wanted else None, [score.offset for score in scores])
+    tops: list[Any] | None = None
+    if wanted:
+        tops = [
+            None if score.score is None else _encoded(_tops(name, score.score, tokenizer))
+            for name, score in zip(names, scores, strict=True)
+        ]
+    return TextLogprobs(names, values, tops, [score.offset for score in scores])
+
+
+def _tops(name: str, score: TokenLogprob, tokenizer: Tokenizer) -> dict[str, float]:
+    return {_name(token, tokenizer): logprob for token, logprob in score.top} | {name: score.logprob}
+
+
+def _encoded(value: Any) -> Raw:
+    return Raw(encoder.encode(value))
 
 
 def _name(token: int, tokenizer: Tokenizer) -> str:

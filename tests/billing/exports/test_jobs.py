@@ -179,3 +179,13 @@ async def test_what_is_refused(database: Database, tmp_path: Path) -> None:
     with pytest.raises(TooManyExports):
         await jobs.queue(tenant, new_id(), "usage", "2026-11", "csv")
     await jobs.queue(new_id(), new_id(), "usage", "2026-11", "csv")
+
+
+async def test_those_queued_at_once_are_counted_one_after_the_other(database: Database, tmp_path: Path) -> None:
+    jobs, tenant = ExportJobs(database, PriceCatalog(database), tmp_path), new_id()
+    for _ in range(MAX_UNFINISHED - 1):
+        await jobs.queue(tenant, new_id(), "usage", "2026-11", "csv")
+    queueing = [jobs.queue(tenant, new_id(), "usage", "2026-11", "csv") for _ in range(8)]
+    done = await asyncio.gather(*queueing, return_exceptions=True)
+    assert sum(isinstance(one, TooManyExports) for one in done) == 7
+    assert len(await jobs.list(tenant, limit=100)) == MAX_UNFINISHED

@@ -1,8 +1,9 @@
-"""The engine's thread does its chores while there is no work; requests do not wait for them."""
+"""The engine's thread: chores while there is no work, requests that come while there is."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -43,4 +44,63 @@ def test_a_request_comes_between_two_chores(bench: Bench, tmp_path: Path):
     loop.stop()
     journal.close()
     assert did == ["chore 0", "answered", "chore 1", "chore 2", "no more chores"]
+    assert not failures
+
+
+def _started(bench: Bench, folder: Path) -> tuple[EngineLoop, Journal, list[BaseException]]:
+    failures: list[BaseException] = []
+    journal = Journal(folder)
+    return EngineLoop(bench.engine, journal, lambda _happened: None, failures.append), journal, failures
+
+
+def test_requests_are_added_while_a_step_is_computed_and_other_commands_wait(bench: Bench, tmp_path: Path):
+    loop, journal, failures = _started(bench, tmp_path)
+    did: list[str] = []
+    for name, send in (("a", loop.add), ("b", loop.add), ("abort a", loop.do), ("c", loop.add)):
+        send(lambda name=name: did.append(name))  # type: ignore[misc]
+    bench.engine.runner.meanwhile(lambda: False)
+    assert did == ["a", "b"], "the abort changes what the step has to do with, and nothing overtakes it"
+    bench.engine.runner.meanwhile(lambda: False)
+    assert did == ["a", "b"]
+    loop.add(lambda: did.append("d"))
+    loop.start()
+    done = threading.Event()
+    loop.do(done.set)
+    assert done.wait(60)
+    bench.engine.runner.meanwhile(lambda: True)
+    loop.stop()
+    journal.close()
+    assert did == ["a", "b", "abort a", "c", "d"]
+    assert not failures
+
+
+def test_an_error_while_a_step_is_computed_ends_the_engine_and_fails_no_step(bench: Bench, tmp_path: Path):
+    loop, journal, failures = _started(bench, tmp_path)
+    loop.add(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    bench.engine.runner.meanwhile(lambda: False)
+    loop.start()
+    loop._thread.join(60)
+    journal.close()
+    assert isinstance(failures[0], ZeroDivisionError)
+
+
+def test_who_decodes_gets_tokens_while_a_flood_of_requests_is_read(bench: Bench, tmp_path: Path):
+    loop, journal, failures = _started(bench, tmp_path)
+    bench.engine.runner.on_logits = None
+    steps: list[int] = []
+
+    def slow() -> None:
+        time.sleep(0.005)
+        steps.append(bench.engine.steps)
+
+    loop.add(lambda: bench.engine.add(generate("a", [5, 6, 7], 400), SCOPES))
+    for _ in range(100):
+        loop.add(slow)
+    done = threading.Event()
+    loop.do(done.set)
+    loop.start()
+    assert done.wait(60)
+    loop.stop()
+    journal.close()
+    assert steps[-1] - steps[0] > 10, "the flood was read without a step between"
     assert not failures

@@ -28,6 +28,8 @@ class DirectLoop:
     def do(self, command: Callable[[], None]) -> None:
         command()
 
+    add = do
+
 
 def pending_of(bench: Bench) -> PendingRequests:
     return PendingRequests(cast(Any, DirectLoop(bench.engine)), cast(Any, None))

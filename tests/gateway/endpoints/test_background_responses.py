@@ -15,7 +15,8 @@ from sqlalchemy import select, update
 from gateway.errors import Unavailable
 from gateway.kept_responses.waiting import wait_until_it_begins
 from response_store import store
-from response_store.running import Orphan, Progress, Standing
+from response_store.running import Orphan, Progress, RunningResponses, Standing
+from response_store.store import ResponseStore
 from response_store.tables import stored_response
 from storage.database.database import DatabaseUnavailable
 from tests.gateway.endpoints.test_rate_limits import set_limits
@@ -101,13 +102,69 @@ async def test_who_waits_for_events_does_not_read_the_content_again_and_again(
         return open_row(*arguments)
 
     monkeypatch.setattr(store, "_opened", counting)
-    monkeypatch.setattr("gateway.endpoints.response_events._STANDING_S", 0.0)
+    monkeypatch.setattr("gateway.kept_responses.event_feeds._STANDING_S", 0.0)
     stack.say(SAID, queued=0.3)
     async with stack.openai() as client:
         queued = await client.responses.create(model="tiny", input="Say it.", background=True)
         events = await events_of(client, queued.id)
         assert (events[-1].type, opened) == ("response.completed", 1)  # to see that it can be read
         await client.responses.cancel(queued.id)
+
+
+async def test_streams_that_wait_cost_as_many_queries_as_one(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def noted(of: Any, name: str) -> None:
+        method = getattr(of, name)
+
+        def noting(*args: Any) -> Any:
+            looked.append(name)
+            return method(*args)
+
+        monkeypatch.setattr(of, name, noting)
+
+    noted(RunningResponses, "events")
+    noted(RunningResponses, "take_over")
+    noted(ResponseStore, "listed")
+    stack.say(SAID, queued=2.5, pause=0.01)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        streams = [asyncio.create_task(events_of(client, queued.id)) for _ in range(11)]
+        streams.append(asyncio.create_task(events_of(client, queued.id, starting_after=1_000_000)))
+        streams.append(asyncio.create_task(events_of(client, queued.id, starting_after=1)))
+        await asyncio.sleep(1.0)
+        looked.clear()
+        await asyncio.sleep(1.0)
+        assert 1 <= len(looked) <= 8, "of thirteen streams"
+        await until_ended(client, queued.id)
+        *all_events, none, rest = await asyncio.gather(*streams)
+        numbers = [event.sequence_number for event in all_events[0]]
+        assert numbers == list(range(len(numbers)))
+        assert all_events[0][-1].type == "response.completed"
+        assert all(one == all_events[0] for one in all_events)
+        assert none == []
+        assert [event.sequence_number for event in rest] == numbers[2:]
+
+
+async def test_who_joins_later_or_leaves_changes_nothing_for_others(stack: Stack) -> None:
+    stack.say(SAID * 4, queued=0.3, pause=0.02)
+    async with stack.openai() as client:
+        queued = await client.responses.create(model="tiny", input="Say it.", background=True)
+        ahead = asyncio.create_task(events_of(client, queued.id, starting_after=1_000_000))
+        stays = asyncio.create_task(events_of(client, queued.id))
+        leaves: Any = await client.responses.retrieve(queued.id, stream=True)
+        async for event in leaves:
+            if event.type == "response.output_text.delta":
+                break
+        await leaves.close()
+        joins = await events_of(client, queued.id)
+        resumed = await events_of(client, queued.id, starting_after=event.sequence_number)
+        numbers = [one.sequence_number for one in await stays]
+        assert numbers == list(range(len(numbers))) == [one.sequence_number for one in joins]
+        assert [one.sequence_number for one in resumed] == numbers[event.sequence_number + 1 :]
+        assert await ahead == []
+        assert stack.gateway.event_feeds is not None
+        await stack.until(lambda: not stack.gateway.event_feeds._feeds)
 
 
 async def test_a_response_is_cancelled_on_another_worker(stack: Stack, tmp_path: Path, model_folder: Path) -> None:
@@ -144,7 +201,7 @@ async def test_a_silent_workers_response_is_taken_over(
             run.cancel()
         await asyncio.sleep(0)
         monkeypatch.setattr("gateway.kept_responses.background.SILENT_S", 0.2)
-        monkeypatch.setattr("gateway.endpoints.response_events._STANDING_S", 0.1)
+        monkeypatch.setattr("gateway.kept_responses.event_feeds._STANDING_S", 0.1)
         monkeypatch.setattr("gateway.kept_responses.background_run.BEAT_S", 1.0)
         await asyncio.sleep(0.3)
         async with other.openai(stack.key) as there:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ import pytest
 from openai import NotFoundError
 from sqlalchemy import text
 
+from gateway.dialects.openai.responses import request as responses_request
 from gateway.kept_responses.storage_bound import StorageBound
 from gateway.services import GatewayOptions
+from response_store import store
 from response_store.policies import ResponsePolicies
+from response_store.records import NewResponse
 from response_store.store import forget_expired
+from storage.database.base import new_id
 from tests.gateway.endpoints.test_responses import ARGUMENTS, CALLS, TOOLS, create, sent, streamed
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
 from tests.gateway.tiny_model import make_model_folder
@@ -124,6 +129,58 @@ async def test_references_to_too_much_content_are_refused(stack: Stack, monkeypa
     body = {"model": "tiny", "input": [{"type": "item_reference", "id": first.output[0].id}]}
     refused = await stack.http.post("/v1/responses", headers=bearer(stack.key), json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "$.input")
+
+
+async def test_what_a_request_goes_on_from_counts_as_its_body_does(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From before it is read until what is asked for is known; and threads unpack it, in which tenants take turns."""
+    id_, said = new_id(), {"type": "message", "id": "msg_1", "role": "assistant", "content": "x"}
+    large = NewResponse(
+        id=id_,
+        tenant_id=stack.tenant.id,
+        project_id=stack.project.id,
+        previous_id=None,
+        kind="chain",
+        status="completed",
+        model="tiny",
+        request=json.dumps({"input": "Who?" * 30_000}).encode(),
+        response=json.dumps({"output": [{**said, "id": f"msg_{id_.hex}00"}]}).encode(),
+        lifetime_s=60,
+    )
+    kept = stack.gateway.response_keeper.store
+    assert kept is not None
+    await kept.save(large)
+    held: list[int] = []
+    threads: list[threading.Thread] = []
+    opened, generation_of = store._opened, responses_request.generation_of
+
+    def opening(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return opened(*args)
+
+    def reading(*args: Any, **kwargs: Any) -> Any:
+        held.append(stack.gateway.bodies._held[stack.tenant.id])
+        return generation_of(*args, **kwargs)
+
+    monkeypatch.setattr(store, "_opened", opening)
+    monkeypatch.setattr(responses_request, "generation_of", reading)
+    question = {"role": "user", "content": "?"}
+    goes_on = {"model": "tiny", "input": [question], "previous_response_id": f"resp_{id_.hex}"}
+    refers = {"model": "tiny", "input": [{"type": "item_reference", "id": f"msg_{id_.hex}00"}, question]}
+    path, headers = "/v1/responses/input_tokens", bearer(stack.key)
+    for body in (goes_on, refers):
+        await stack.http.post(path, headers=headers, json=body)
+    assert len(held) == 2
+    assert min(held) > 120_000
+    assert {thread.name.partition("_")[0] for thread in threads} == {"large-request"}
+    assert not stack.gateway.bodies._held
+    monkeypatch.setattr(stack.gateway.bodies, "_most", 100_000)
+    monkeypatch.setattr(store, "_opened", lambda *_: pytest.fail("it was opened"))
+    for body in (goes_on, refers):
+        refused = await stack.http.post(path, headers=headers, json=body)
+        assert refused.status_code == 429, refused.text
+    assert not stack.gateway.bodies._held
 
 
 @pytest.mark.parametrize("as_parts", [False, True])

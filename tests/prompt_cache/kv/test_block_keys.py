@@ -44,6 +44,19 @@ def test_a_chain_grows_without_being_hashed_again(tokens: list[int], known: int)
     assert chain(MODEL, [(len(tokens), A)], tokens, known=keys[:known]) == keys
 
 
+@given(st.lists(st.integers(0, 5 * BLOCK_TOKENS), max_size=4), st.integers(0, 5 * BLOCK_TOKENS))
+def test_a_chain_has_the_keys_of_its_blocks_one_after_another(cuts: list[int], length: int) -> None:
+    segments = [(until, b"root %d" % until) for until in sorted({cut for cut in cuts if cut < length})]
+    segments.append((length, b"the last root"))
+    tokens = list(range(length))
+    parent, expected = b"model", []
+    for end in range(BLOCK_TOKENS, length + 1, BLOCK_TOKENS):
+        root = next(root for until, root in segments if until >= end)
+        parent = block_key(root, parent, tokens[end - BLOCK_TOKENS : end])
+        expected.append(parent)
+    assert chain(b"model", segments, tokens) == expected
+
+
 def test_a_prefix_is_exact_and_never_a_block() -> None:
     parent = chain(MODEL, [(len(TOKENS), A)], TOKENS)[-1]
     rests = [TOKENS[-5:], TOKENS[-5:-1], [], [*TOKENS[-5:], 0]]

@@ -29,6 +29,17 @@ def test_what_cannot_be_written_is_named() -> None:
         prepare_data_folder(Settings(data_dir="/proc/turnpike"))
 
 
+@pytest.mark.parametrize("name", ["spool", "journal", "exports", "metrics"])
+def test_what_stands_in_place_of_a_folder_is_named(tmp_path: Path, name: str) -> None:
+    for made in (tmp_path / "file", tmp_path / "link"):
+        made.mkdir()
+    (tmp_path / "file" / name).touch()
+    (tmp_path / "link" / name).symlink_to(tmp_path / "gone")
+    for data in (tmp_path / "file", tmp_path / "link"):
+        with pytest.raises(DataFolderError, match=f"data_dir: {data / name} is no folder; move it away"):
+            prepare_data_folder(Settings(data_dir=str(data)))
+
+
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 

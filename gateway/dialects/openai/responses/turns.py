@@ -77,7 +77,8 @@ class TurnReader:
         texts = self._texts(_content(item.content, f"{path}.content"), at)
         if role == "assistant":
             self._begin_answer()
-            if any(text.kind == "text" for text in self._answer) and not self._calls:
+            # Without calls the second text ends the answer, so that its items are not searched again and again.
+            if not self._calls and any(text.kind == "text" for text in self._answer):
                 self._end_answer()
             self._answer += texts
             return

@@ -138,6 +138,22 @@ def test_a_full_queue_is_refused_with_the_wait_and_nothing_else_is_disturbed(ben
     assert done.error is not None
 
 
+def test_a_prompt_in_the_cache_takes_little_of_the_queue(benches: Callable[..., Bench]):
+    """A flow may queue what some five such prompts cost to compute. In the cache, twenty of them wait."""
+    shared = [5 + at % 7 for at in range(640)]
+    bench = benches(running=1, bounds=bounds(flow=Bound(1000, 120_000.0)))
+    bench.add(generate("first", [*shared, 1], 1, flow="a"))
+    bench.finish()
+    bench.add(generate("runs", [9] * 10, 40, flow="b"))
+    for number in range(20):
+        bench.add(generate(f"cached {number}", [*shared, 2 + number], 1, flow="a"))
+        bench.add(generate(f"new {number}", [40 + number, *shared], 1, flow="c"))
+    bench.finish()
+    refused = {id for id, run in bench.runs.items() if run.done is not None and run.done.reason == "rejected"}
+    assert not [id for id in refused if id.startswith("cached")]
+    assert len(refused) > 10
+
+
 @pytest.mark.slow
 def test_who_has_waited_too_long_in_its_lane_is_refused(benches: Callable[..., Bench]):
     bench = benches(running=1, queue_timeouts={"interactive": 30.0, "standard": 120.0})
