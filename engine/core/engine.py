@@ -368,11 +368,11 @@ class Engine:
     def _check_queue_limits(self, request: Request) -> None:
         """Raise Rejected, with an estimate of the wait, if too many requests wait already."""
         bounds = self.limits.bounds
-        request.expected_read = self.scheduler.blocks.cached_tokens(request)
         # The choices of a request count as one: a few requests with many choices do not fill the queue.
         if len(self._requests) - len({running.id for running in self.scheduler.running}) >= bounds.requests:
             refusal = Refusal("replica", expected_wait(self.fairness, request))
             raise Rejected(f"the queue is full: {bounds.requests} requests wait", refusal)
+        request.expected_read = self.scheduler.blocks.cached_tokens(request)
         full = bounds.refusal(self.fairness, request)
         if full is not None:
             raise Rejected(f"the queue of this {full.whose} is full; a request would wait {full.wait_s:.0f} s", full)

@@ -64,12 +64,9 @@ class FartherTiers:
         """Whether blocks are on their way to host memory or to the device."""
         return bool(self.restores.active or self.restores.fetches)
 
-    def bring(self, step: Step, most: int, prefilling: Iterable[Request]) -> None:
-        """Let blocks come to the requests that wait for them, at most `most` of them with the step's copies.
-
-        `prefilling`: the requests whose prompts are being computed.
-        """
-        self.restores.advance(step, self.now, most, prefilling)
+    def bring(self, step: Step, most: int) -> None:
+        """Let blocks come to the requests that wait for them, at most `most` of them with the step's copies."""
+        self.restores.advance(step, self.now, most)
         if self.saver is not None:
             self.saver.note_read(self.restores.fetches.take_read())
 

@@ -11,7 +11,7 @@ before the next; within a lane flows take turns at each block (`flow_turns`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -83,8 +83,10 @@ class Restorer:
         self.disk = disk
         self.chooser = chooser
         self.block_bytes = block_bytes
-        self._prefilling = (0, 0)
-        """Requests whose prompts are being computed, and the tokens that these want computed now."""
+        self.prefilling: Mapping[int, Request] = {}
+        """The requests whose prompts are being computed, by placement: another's to keep."""
+        self._wanted = (-1.0, 0, 0)
+        """When these were last counted, how many they were, and the tokens that they wanted computed."""
         self.active: dict[int, Request] = {}
         """arrival -> restoring request"""
         self.fetches = Fetches(dram, disk, block_bytes)
@@ -162,15 +164,12 @@ class Restorer:
 
     # ------------------------------------------------------------ a step
 
-    def advance(self, step: Step, now: float, most: int, prefilling: Iterable[Request]) -> None:
+    def advance(self, step: Step, now: float, most: int) -> None:
         """Take what came, join it, and let more come: at most `most` blocks in this step.
 
         Twice as many may be on their way, so that copies go on while a step waits for the end of the last ones.
-        `prefilling`: all requests whose prompts are being computed.
         """
         self._now = now
-        wanted = [request.wanted_tokens for request in prefilling]
-        self._prefilling = len(wanted), sum(wanted)
         if self.disk is not None:
             self._take_fetched()
         if not self.active:
@@ -275,7 +274,9 @@ class Restorer:
 
     def _plan(self, request: Request, restore: Restore, pending: Sequence[int], now: float) -> Plan:
         """How many of these blocks to compute, from the front, and how many to fetch."""
-        sharers, others = self._prefilling
+        if self._wanted[:2] != (now, len(self.prefilling)):  # once for all that ask in a step
+            self._wanted = now, len(self.prefilling), sum(one.wanted_tokens for one in self.prefilling.values())
+        _, sharers, others = self._wanted
         if request.restore is not None:  # then it is one of them
             sharers, others = sharers - 1, others - request.wanted_tokens
         places: list[Place] = ["nvme" if index in restore.from_disk else "dram" for index in pending]

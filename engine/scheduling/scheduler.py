@@ -97,6 +97,7 @@ class Scheduler:
         self.capacity = Capacity(max_running, self.needs.longest or max(group.total for group in pool.pools))
         self.batch = DecodeBatch(max_running)
         self.prefilling = Prefilling(self.needs, self.queue, self.blocks, self.restores)
+        self.restores.prefilling = self.prefilling.requests
         self.decoding = Decoding(self.batch, self.queue, self.blocks, self.prefilling)
         self.parked: dict[int, Request] = {}
         """arrival -> request without blocks and out of credit. It is queued when credit comes."""
@@ -194,7 +195,7 @@ class Scheduler:
         elif len(self.queue) and self.queue.claims_due:
             self._admit_claimants(step)
         if self.dram.pool is not None and self.tiers.coming:
-            self.tiers.bring(step, self._copies(), self.prefilling.requests.values())
+            self.tiers.bring(step, self._copies())
         step.work = self.batch.works()
         if self.prefilling.requests:
             self.prefilling.fill(step, self._room(), now)
@@ -285,6 +286,7 @@ class Scheduler:
     # ------------------------------------------------------------ admission
 
     def _push(self, request: Request) -> None:
+        self.waits = False  # it may begin although others wait for the disk
         self.queue.push(request)
         if self.queue.protects_awaited_blocks:
             self.blocks.protect(request)

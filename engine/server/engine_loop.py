@@ -12,8 +12,11 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -31,7 +34,7 @@ Command = Callable[[], None]
 _IDLE_S = 0.5
 _TAKE_S = 0.01
 """Commands are run for so long between two steps: a flood of requests takes time to be read, in which those that decode
-would get no token. Where nothing is added while a step is computed, it is as long as the last step took, if longer."""
+would get no token. If that is longer, as long as the last step took, without what was used of it to add requests."""
 _SNAPSHOT_S = 0.2
 SAVE_S = 5.0
 """Seconds that a stop may take to save what is retained."""
@@ -55,13 +58,19 @@ class EngineLoop:
 
     def __post_init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[Command, bool]] = queue.SimpleQueue()
+        """Commands in order, and whether one adds a request."""
+        self._first: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        """Commands about requests that the engine knows: they do not wait for others to be added."""
+        self._adding: Counter[str] = Counter()
+        """Ids of requests that are in the inbox, and how often."""
+        self._adding_lock = threading.Lock()
         self._held: tuple[Command, bool] | None = None
         """What was taken out of the inbox and has to wait for the end of a step."""
         self._failed_meanwhile: BaseException | None = None
         self._step_s = 0.0
         """How long the last step took."""
-        self._adds_meanwhile = False
-        """Whether requests are added while steps are computed."""
+        self._meanwhile_s = 0.0
+        """How much of that was used to add requests."""
         self._stopping = False
         self._has_chores = True
         self._delivery = JournaledDelivery(self.journal, self.deliver, lambda: self.do(_nothing))
@@ -81,14 +90,32 @@ class EngineLoop:
         """Run a command in the engine's thread, between steps. Any thread may call this."""
         self._inbox.put((command, False))
 
-    def add(self, command: Command) -> None:
+    def add(self, id: str, command: Command) -> None:
         """Run a command that adds a request, in its turn, maybe while a step is computed. Any thread may call this."""
-        self._inbox.put((command, True))
+        with self._adding_lock:
+            self._adding[id] += 1
+        self._inbox.put((partial(self._add, id, command), True))
+
+    def do_for(self, id: str, command: Command) -> None:
+        """Run a command about a request between steps: after it was added, but before others are. Any thread."""
+        with self._adding_lock:
+            known = not self._adding[id]
+        if known:
+            self._first.put(command)
+        self._inbox.put((_nothing if known else command, known))
+
+    def _add(self, id: str, command: Command) -> None:
+        command()
+        with self._adding_lock:
+            self._adding[id] -= 1
+            if not self._adding[id]:
+                del self._adding[id]
 
     def stop(self) -> None:
         """End the thread after what it is doing, and wait for it."""
         self._delivery.abandon()
-        self.do(self._stop)
+        self._stopping = True
+        self.do(_nothing)
         self._thread.join()
 
     def stalled_for(self) -> float:
@@ -102,16 +129,13 @@ class EngineLoop:
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
-    def _stop(self) -> None:
-        self._stopping = True
-
     def _main(self) -> None:
         try:
             while not self._stopping:
                 self._take_commands()
                 if self._last_progress_at is None:
                     self._last_progress_at = time.monotonic()
-                began = time.monotonic()
+                began, self._meanwhile_s = time.monotonic(), 0.0
                 result = self.engine.step()
                 self._step_s = time.monotonic() - began
                 if result.ran or result.events:
@@ -138,7 +162,7 @@ class EngineLoop:
         if self._failed_meanwhile is not None:
             raise self._failed_meanwhile
         command: Command | None = None
-        until = time.monotonic() + (_TAKE_S if self._adds_meanwhile else max(_TAKE_S, self._step_s))
+        until = time.monotonic() + max(_TAKE_S, self._step_s - self._meanwhile_s)
         if self._held is None and not self.engine.busy:
             self._last_progress_at = None
             wait, due = 0.0 if self._has_chores else _IDLE_S, self.engine.next_deadline
@@ -151,11 +175,14 @@ class EngineLoop:
                 self._do_chore()
                 return
         try:
-            while True:
+            while not self._stopping:
                 if command is not None:
                     command()
-                    if self.engine.busy and time.monotonic() > until:
-                        return
+                with suppress(queue.Empty):
+                    while True:
+                        self._first.get_nowait()()
+                if self.engine.busy and time.monotonic() > until:
+                    return
                 command, _ = self._next_command()
         except queue.Empty:
             return
@@ -168,9 +195,9 @@ class EngineLoop:
     def _add_while_computing(self, computed: Callable[[], bool]) -> None:
         """While the device computes a step, add the requests that have come, up to the first command of another kind:
         a request that is added changes nothing that a step has to do with."""
-        self._adds_meanwhile = True
+        began = time.monotonic()
         try:
-            while self._held is None and not computed():
+            while self._held is None and not self._stopping and not computed():
                 self._held = self._next_command()
                 command, adds = self._held
                 if adds:
@@ -180,6 +207,8 @@ class EngineLoop:
             return
         except BaseException as error:  # no failure of the step
             self._failed_meanwhile = error
+        finally:
+            self._meanwhile_s += time.monotonic() - began
 
     def _do_chore(self) -> None:
         try:

@@ -49,7 +49,7 @@ class PendingRequests:
         pending = _Pending(message)
         looked = self._look_up(message, scopes)
         if message.grammar is None and looked is None:
-            self._loop.add(lambda: self._loop.engine.add(message, scopes, arrived=pending.arrived))
+            self._loop.add(message.id, lambda: self._loop.engine.add(message, scopes, arrived=pending.arrived))
             return
         self._pending[message.id] = pending
         pending.task = asyncio.create_task(self._prepare(pending, scopes, looked))
@@ -58,7 +58,7 @@ class PendingRequests:
         """Run a command about a request in the engine's thread, as soon as the engine knows the request."""
         pending = self._of(id, attempt)
         if pending is None:
-            self._loop.do(command)
+            self._loop.do_for(id, command)
         else:
             pending.commands.append(command)
 
@@ -96,9 +96,9 @@ class PendingRequests:
                     await looked.wait()
         if self._pending.get(message.id) is pending:
             del self._pending[message.id]
-            self._loop.add(lambda: self._loop.engine.add(message, scopes, grammar, arrived=pending.arrived))
+            self._loop.add(message.id, lambda: self._loop.engine.add(message, scopes, grammar, arrived=pending.arrived))
             for command in pending.commands:
-                self._loop.do(command)
+                self._loop.do_for(message.id, command)
 
     async def _compile(self, message: Generate, text: str) -> Grammar | Rejected:
         try:

@@ -261,7 +261,7 @@ class Replica:
         """Stop an attempt; 0 stands for any."""
         pending = self._pending.cancel(id, attempt)
         if pending is None:
-            self.loop.do(lambda: self._abort_in_engine(id, attempt))
+            self.loop.do_for(id, lambda: self._abort_in_engine(id, attempt))
         else:
             error = "it was aborted before it began"
             self._deliver([Done(id, pending.attempt, "rejected", Counts(), 0, error=error)])

@@ -129,8 +129,6 @@ class FairShare:
         return self._lane != before
 
     def push(self, request: Request) -> None:
-        if not request.began:
-            request.rates = self.costs.rates
         request.estimate = self.estimate(request)
         flows = self.flows[request.lane]
         flow = flows.flow(request.flow)
@@ -261,6 +259,8 @@ class FairShare:
 
     def estimate(self, request: Request) -> float:
         """Estimated µs of engine time that a request still needs."""
+        if not request.began:
+            request.rates = self.costs.rates
         flow = self.flows[request.lane].flows.get(request.flow)
         read = max(0, min(request.expected_read, request.prompt) - max(request.kv, request.max_kv))
         saved = read * (request.rates.uncached - request.rates.cached)

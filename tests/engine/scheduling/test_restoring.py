@@ -377,3 +377,25 @@ def test_restores_that_begin_together_count_on_each_others_computing() -> None:
             tiers.add(prompt, 500, 1, "standard", "a", "all", 0.0)
         first = tiers.scheduler.schedule(tiers.now)
         assert any(work.count > 64 for work in first.work) == computes, prompts
+
+
+def test_a_restore_counts_on_prompts_that_were_computed_before_it_came() -> None:
+    """The disk takes twelve times as long as computing: fetching pays only beside others, who were there first."""
+    chooser = FetchOrRecompute(
+        {"dram": TierRate(0.0, 1e15), "nvme": TierRate(0.0, (1 << 19) / (12 * 640e-6))}, ComputeRate(10e-6)
+    )
+    for others, fetches in ((0, False), (12, True)):
+        tiers = Tiers()
+        costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=20))
+        tiers.pool, tiers.dram = GroupedPool([(400, 0)]), GroupedPool([(100, 0)])
+        tiers.scheduler = Scheduler(
+            tiers.pool, 100_000, 20, FairShare(costs), costs=costs, dram=tiers.dram, disk=tiers.disk, chooser=chooser
+        )
+        for number in range(others):
+            tiers.add(50 + number, 1500, 1, "standard", "b", "none", 0.0)
+        if others:
+            tiers.scheduler.schedule(tiers.now)
+        tiers.left_by_an_earlier_start(1, "a", 7)
+        tiers.add(1, 500, 1, "standard", "a", "all", 0.0)
+        tiers.scheduler.schedule(tiers.now + 1)
+        assert bool(tiers.disk.fetching) == fetches, others

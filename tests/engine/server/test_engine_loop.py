@@ -56,13 +56,13 @@ def _started(bench: Bench, folder: Path) -> tuple[EngineLoop, Journal, list[Base
 def test_requests_are_added_while_a_step_is_computed_and_other_commands_wait(bench: Bench, tmp_path: Path):
     loop, journal, failures = _started(bench, tmp_path)
     did: list[str] = []
-    for name, send in (("a", loop.add), ("b", loop.add), ("abort a", loop.do), ("c", loop.add)):
-        send(lambda name=name: did.append(name))  # type: ignore[misc]
+    for name, send in (("a", loop.add), ("b", loop.add), ("a", loop.do_for), ("c", loop.add)):
+        send(name, lambda told=f"{send.__name__} {name}": did.append(told))  # type: ignore[misc]
     bench.engine.runner.meanwhile(lambda: False)
-    assert did == ["a", "b"], "the abort changes what the step has to do with, and nothing overtakes it"
+    assert did == ["add a", "add b"], "an abort changes what the step has to do with, and nothing overtakes it"
     bench.engine.runner.meanwhile(lambda: False)
-    assert did == ["a", "b"]
-    loop.add(lambda: did.append("d"))
+    assert did == ["add a", "add b"]
+    loop.add("d", lambda: did.append("add d"))
     loop.start()
     done = threading.Event()
     loop.do(done.set)
@@ -70,13 +70,13 @@ def test_requests_are_added_while_a_step_is_computed_and_other_commands_wait(ben
     bench.engine.runner.meanwhile(lambda: True)
     loop.stop()
     journal.close()
-    assert did == ["a", "b", "abort a", "c", "d"]
+    assert did == ["add a", "add b", "do_for a", "add c", "add d"]
     assert not failures
 
 
 def test_an_error_while_a_step_is_computed_ends_the_engine_and_fails_no_step(bench: Bench, tmp_path: Path):
     loop, journal, failures = _started(bench, tmp_path)
-    loop.add(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    loop.add("a", lambda: 1 // 0)  # type: ignore[arg-type,return-value]
     bench.engine.runner.meanwhile(lambda: False)
     loop.start()
     loop._thread.join(60)
@@ -89,18 +89,27 @@ def test_who_decodes_gets_tokens_while_a_flood_of_requests_is_read(bench: Bench,
     bench.engine.runner.on_logits = None
     steps: list[int] = []
 
+    credited: list[bool] = []
+    begun, told = threading.Event(), threading.Event()
+
     def slow() -> None:
         time.sleep(0.005)
         steps.append(bench.engine.steps)
+        begun.set()
 
-    loop.add(lambda: bench.engine.add(generate("a", [5, 6, 7], 400), SCOPES))
+    loop.add("a", lambda: bench.engine.add(generate("a", [5, 6, 7], 400), SCOPES))
     for _ in range(100):
-        loop.add(slow)
+        loop.add("slow", slow)
+    loop.do(told.set)
+    loop.start()
+    assert begun.wait(60)
+    loop.do_for("a", lambda: credited.append(told.is_set()))
+    loop.do_for("slow", lambda: credited.append(told.is_set()))
     done = threading.Event()
     loop.do(done.set)
-    loop.start()
     assert done.wait(60)
     loop.stop()
     journal.close()
     assert steps[-1] - steps[0] > 10, "the flood was read without a step between"
+    assert credited == [False, True], "who runs gets its credit amid the flood, who is still to be added after that"
     assert not failures

@@ -25,10 +25,10 @@ class DirectLoop:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def do(self, command: Callable[[], None]) -> None:
+    def do_for(self, _id: str, command: Callable[[], None]) -> None:
         command()
 
-    add = do
+    add = do_for
 
 
 def pending_of(bench: Bench) -> PendingRequests:
