@@ -14,7 +14,7 @@ import torch
 from engine.core.metrics import engine_metrics, memory_load
 from engine.execution.block_copies import BlockCopies
 from engine.execution.disk_tier import SAVES, DiskTier
-from engine.execution.pending_purges import MOST_BLOCKS
+from engine.execution.pending_purges import MOST_BLOCKS, MOST_OF_ALL
 from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
@@ -618,6 +618,24 @@ def test_more_purges_than_are_remembered_hide_the_whole_scope(store: MemoryStore
     disk.purge("purged", [b"%d" % MOST_BLOCKS])
     assert not disk.holds("purged", b"%d" % (MOST_BLOCKS + 1))
     assert disk.holds("other", b"0")
+
+
+def test_purges_of_one_scope_hide_no_other(store: MemoryStore):
+    """A scope that is purged as a whole is one that has the most blocks to be purged."""
+    disk = DiskTier(store, (), ())
+    disk.close(LONG_S)  # the writer is away
+    keys = [b"%d" % number for number in range(MOST_BLOCKS)]
+    scopes = [str(number) for number in range(MOST_OF_ALL // MOST_BLOCKS)]
+    store.records |= {(scope, b"kept"): {} for scope in (*scopes, "small")}
+    disk.purge(scopes[0], keys[1:])
+    disk.purge("small", keys[:2])
+    assert all(disk.holds(scope, b"kept") for scope in (scopes[0], "small"))
+    for scope in scopes[1:]:
+        disk.purge(scope, keys)
+    assert [disk.holds(scope, b"kept") for scope in scopes].count(False) == 1
+    assert disk.holds("small", b"kept")
+    disk.purge("small", keys[2:4])
+    assert disk.holds("small", b"kept")
 
 
 def test_dram_is_kept_no_longer_than_its_retention(tiny_model: Path):
