@@ -217,8 +217,9 @@ class DiskTier:
         return ended
 
     def lease(self, scope: str, key: bytes, until: float) -> None:
-        if len(self._leases) < MOST_LEASES:
-            self._leases[scope, key] = until
+        pending = self._leases.get((scope, key))
+        if pending is not None or len(self._leases) < MOST_LEASES:
+            self._leases[scope, key] = max(until, pending or 0.0)
 
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         self._purges.add(scope, keys)

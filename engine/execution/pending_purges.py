@@ -6,7 +6,9 @@ import threading
 from collections.abc import Collection, Sequence
 
 MOST_BLOCKS = 20_000
-"""Blocks that wait to be purged: with more, a whole scope is."""
+"""Blocks of a scope that wait to be purged: with more, the whole scope is."""
+MOST_OF_ALL = 16 * MOST_BLOCKS
+"""Blocks of all scopes that wait: with more, the whole scope is purged that has the most of them."""
 
 
 class PendingPurges:
@@ -32,11 +34,12 @@ class PendingPurges:
             known = self._waiting.setdefault(scope, set())
             if known is None:
                 return
-            waiting = sum(len(others) for others in self._waiting.values() if others is not None)
-            if keys is None or waiting + len(keys) > MOST_BLOCKS:
+            known.update(keys or ())
+            if keys is None or len(known) > MOST_BLOCKS:
                 self._waiting[scope] = None
-            else:
-                known.update(keys)
+            waiting = {of: len(blocks) for of, blocks in self._waiting.items() if blocks is not None}
+            if sum(waiting.values()) > MOST_OF_ALL:  # one is enough: it has no fewer than were added
+                self._waiting[max(waiting, key=waiting.__getitem__)] = None
 
     def first(self) -> tuple[str, Sequence[bytes] | None] | None:
         """What to purge next, if anything."""

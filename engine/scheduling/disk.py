@@ -70,7 +70,8 @@ class Disk(Protocol):
         """The saves that ended since the last call."""
 
     def lease(self, scope: str, key: bytes, until: float) -> None:
-        """A lease on a block that is there lasts until then, in seconds since the Unix epoch."""
+        """A lease on a block lasts until then at least, in seconds since the Unix epoch. Of a block that is not on disk
+        any more nothing is kept."""
 
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         """Delete these blocks: from now on `holds` denies them, until they are saved again. Transfers of them have been

@@ -45,26 +45,38 @@ class Wish:
     def of(cls, request: Request, index: int) -> Wish:
         """A wish for a block of a request's tokens."""
         before = request.block_key_and_scope(index - 1)[::-1] if index else None
-        ends = [until for tokens, until in request.retain if index < tokens // BLOCK_TOKENS]
-        return cls(request.block_key_and_scope(index)[1], index * BLOCK_TOKENS, before, max(ends, default=0.0))
+        scope = request.block_key_and_scope(index)[1]
+        return cls(scope, index * BLOCK_TOKENS, before, lease_end(request, index))
+
+
+def lease_end(request: Request, index: int) -> float:
+    """When the last lease that a request asks for on a block ends, in seconds since the Unix epoch; 0 without one."""
+    if not request.retain:
+        return 0.0
+    return max((until for tokens, until in request.retain if index < tokens // BLOCK_TOKENS), default=0.0)
 
 
 class RecentKeys:
-    """Keys that came within the last `seconds` at most: all are forgotten at once, so often."""
+    """Keys that came within the last `seconds` at most, and ends of leases: all are forgotten at once, so often."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._keys: set[bytes] = set()
+        self._keys: dict[bytes, float] = {}
         self._until = 0.0
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._keys
 
-    def add(self, keys: Iterable[bytes]) -> None:
+    def lease_until(self, key: bytes) -> float | None:
+        """The latest end of a lease that came with this key, if it came."""
+        return self._keys.get(key)
+
+    def add(self, keys: Iterable[bytes], lease_until: float = 0.0) -> None:
         """These came now."""
         if len(self._keys) >= MOST_KNOWN:
             self._keys.clear()
-        self._keys.update(keys)
+        for key in keys:
+            self._keys[key] = max(self._keys.get(key, 0.0), lease_until)
 
     def age(self, now: float) -> None:
         """It is `now`, in seconds since the Unix epoch. A clock that was set back forgets too early."""
@@ -90,8 +102,8 @@ class Saver:
         self.leased: OrderedDict[bytes, Wish] = OrderedDict()
         """Blocks that are retained for a short time: they are saved at a clean stop."""
         self._on_disk = RecentKeys(ON_DISK_S)
-        """What was on disk lately: it spares wishes that `disk.holds` would end, and says nothing for longer. A record
-        that was evicted, expired or damaged meanwhile is to be written again."""
+        """What was on disk lately, and which lease the disk was told of: it spares wishes that `disk.holds` would end,
+        and says nothing for longer. A record that was evicted, expired or damaged meanwhile is to be written again."""
         self._refused = RecentKeys(REFUSED_S)
         """What the disk refused lately: it may have room again soon."""
         self._copying: dict[bytes, Transfer] = {}
@@ -104,27 +116,24 @@ class Saver:
         """A request reads the first `blocks` whole blocks of its tokens, which somebody has computed before."""
         if request.store != "all":
             return
-        for index, key in enumerate(request.keys[:blocks]):
-            if key not in self.wishes and not self._is_vain(key):
-                self._wish(key, Wish.of(request, index))
+        for index in range(min(blocks, len(request.keys))):
+            self._want(request, index)
 
     def retained(self, request: Request, first: int, until: int, now: float) -> None:
         """A request has published or found the blocks `first`..`until` of its tokens, some of which it retains."""
         if request.store != "all":
             return
         for tokens, end in request.retain:
-            long = end - now >= LONG_LEASE_S
-            wanted = self.wishes if long else self.leased
             for index in range(first, min(until, tokens // BLOCK_TOKENS)):
                 key = request.keys[index]
-                if (known := wanted.get(key)) is not None:
+                if end - now >= LONG_LEASE_S:
+                    self._want(request, index)
+                elif (known := self.leased.get(key)) is not None:
                     known.lease_until = max(known.lease_until, end)
-                elif not long:
+                else:
                     self.leased[key] = Wish.of(request, index)
                     if len(self.leased) > MOST_WISHES:
                         self.leased.popitem(last=False)
-                elif not self._is_vain(key):
-                    self._wish(key, Wish.of(request, index))
 
     def note_read(self, keys: Iterable[bytes]) -> None:
         """These blocks were read from disk."""
@@ -133,7 +142,7 @@ class Saver:
     def stop(self, now: float) -> None:
         """The replica stops cleanly: all that is retained now is to be saved."""
         for key, wish in self.leased.items():
-            if wish.lease_until > now:
+            if wish.lease_until > now and not self._is_vain(key, wish.lease_until):
                 self._wish(key, wish)
         self.leased.clear()
 
@@ -168,9 +177,11 @@ class Saver:
             self.dram.free(transfer.block)
             if transfer.cancelled:
                 continue
-            if not transfer.ok:
+            if transfer.ok:  # it may have been sealed before its lease was renewed
+                self._is_there(transfer.access.scope, transfer.key, transfer.lease_until)
+            else:
                 self.dropped += 1
-            (self._on_disk if transfer.ok else self._refused).add([transfer.key])
+                self._refused.add([transfer.key])
 
     def copied(self, step: Step) -> None:
         """The step's copies are done: what it copied out is written."""
@@ -189,12 +200,14 @@ class Saver:
         while self.wishes and len(self._copying) < most and looked < 4 * _ALONE:
             looked += 1
             key, wish = self.wishes.popitem(last=False)
-            if key in self._saving or key in self._copying or self._is_vain(key):
+            transfer = self._copying.get(key) or self._saving.get(key)
+            if transfer is not None:
+                transfer.lease_until = max(transfer.lease_until, wish.lease_until)
+                continue
+            if self._is_vain(key, wish.lease_until):
                 continue
             if self.disk.holds(wish.scope, key):
-                self._on_disk.add([key])
-                if wish.lease_until:  # so a lease is renewed there no more often than it is looked up
-                    self.disk.lease(wish.scope, key, wish.lease_until)
+                self._is_there(wish.scope, key, wish.lease_until)
                 continue
             access = self.dram.scopes.get(wish.scope)
             if access is None or not self.dram.may_leave(key, wish.scope):
@@ -213,12 +226,29 @@ class Saver:
 
     # ------------------------------------------------------------ inside
 
+    def _want(self, request: Request, index: int) -> None:
+        """A block of a request's tokens is to be on disk, under the lease that the request asks for."""
+        key = request.keys[index]
+        if not self._is_vain(key, lease_end(request, index)):
+            self._wish(key, Wish.of(request, index))
+
     def _wish(self, key: bytes, wish: Wish) -> None:
-        if len(self.wishes) >= MOST_WISHES:
+        if len(self.wishes) >= MOST_WISHES and key not in self.wishes:
             self.dropped += 1
             return
         self.wishes[key] = wish
 
-    def _is_vain(self, key: bytes) -> bool:
-        """Whether a wish for this block would come to nothing: it is on disk, or was refused just now."""
-        return key in self._on_disk or key in self._refused
+    def _is_vain(self, key: bytes, lease_until: float) -> bool:
+        """Whether a wish for this block would come to nothing: it was refused just now, or there is one already, or it
+        is on disk under a lease that ends at most a minute earlier: who reads it each second renews that once a
+        minute."""
+        if (wish := self.wishes.get(key)) is not None:
+            return lease_until <= wish.lease_until
+        told = self._on_disk.lease_until(key)
+        return key in self._refused or (told is not None and lease_until <= told + ON_DISK_S)
+
+    def _is_there(self, scope: str, key: bytes, lease_until: float) -> None:
+        """A block is on disk, where its lease is to last until then."""
+        self._on_disk.add([key], lease_until)
+        if lease_until:
+            self.disk.lease(scope, key, lease_until)

@@ -142,6 +142,7 @@ class SharedPrefixes:
         ((_, digest),) = digests_of(model, tokens, [whole])
         of = shared_prefix.c
         async with self._database.transaction() as session:
+            await self._database.lock_rows_of(session, shared_prefix, EVERYBODY)  # those of all are counted
             now = (await session.execute(select(self._database.clock))).scalar_one()
             same = (of.ended_at.is_(None), of.digest == digest, of.tenant_id == owner)
             row = (await session.execute(select(shared_prefix).where(*same))).one_or_none()

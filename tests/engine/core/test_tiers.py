@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from engine.core.metrics import engine_metrics, memory_load
 from engine.execution.block_copies import BlockCopies
 from engine.execution.disk_tier import SAVES, DiskTier
-from engine.execution.pending_purges import MOST_BLOCKS
+from engine.execution.pending_purges import MOST_BLOCKS, MOST_OF_ALL
 from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
@@ -184,9 +185,20 @@ def test_a_long_lease_goes_to_disk_at_once(tiny_model: Path, store: MemoryStore)
     assert store.before == {first: None, second: first}, "eviction on disk takes the end of a prompt first"
 
 
-def test_a_lease_on_disk_is_renewed_by_who_reads_it(tiny_model: Path, store: MemoryStore):
-    """No more often than a block is looked up there, which is once a minute."""
+def test_a_lease_on_disk_is_renewed_by_who_reads_it(
+    tiny_model: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+):
+    """No more often than once a minute, where it ends later by no more than that."""
     bench = make_bench(tiny_model, swap=16, store=store)
+    saver = bench.engine.scheduler.saver
+    assert saver is not None
+    tell, told = saver.disk.lease, Counter[float]()
+
+    def told_of(scope: str, key: bytes, until: float) -> None:
+        told[until] += 1
+        tell(scope, key, until)
+
+    monkeypatch.setattr(saver.disk, "lease", told_of)
     leased = [("project", key) for key in keys_of(bench)[: 200 // 64]]
 
     def read(id: str, until_s: float) -> None:
@@ -201,10 +213,54 @@ def test_a_lease_on_disk_is_renewed_by_who_reads_it(tiny_model: Path, store: Mem
     read("third", 400.0)
     until(lambda: {store.leases[block] for block in leased} == {400.0}, bench)
     read("fourth", 401.0)
+    until(lambda: not saver.wishes, bench)
     bench.now = 2 * (1.0 + ON_DISK_S)
     read("fifth", 500.0)
     until(lambda: {store.leases[block] for block in leased} == {500.0}, bench)
     assert store.writes == BLOCKS
+    assert told == dict.fromkeys((310.0, 400.0, 500.0), len(leased))
+
+
+@pytest.mark.parametrize("lease_s", [400.0, 24 * HOUR])
+@pytest.mark.parametrize("room", [None, SAVES, 1])
+def test_a_longer_lease_is_told_to_the_disk_whoever_read_before(
+    tiny_model: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, room: int | None, lease_s: float
+):
+    """The first readers of the minute had none. The blocks are on disk, or on their way (`room`: so many at once), and
+    nobody reads them again."""
+    monkeypatch.setattr("engine.execution.disk_tier.SAVES", room or SAVES)
+    bench = make_bench(tiny_model, swap=16, store=store)
+    saver = bench.engine.scheduler.saver
+    assert saver is not None
+    if room is None:
+        save(bench, store)
+    else:
+        store.write_gate.clear()
+        bench.one(generate("first", prompt(), 1))
+        bench.one(generate("second", prompt(), 1))
+        until(lambda: store.writes == 1 and len(saver.blocks()) == min(room, BLOCKS), bench)
+    for id, end in (("leases", lease_s), ("shorter", 300.0)):
+        bench.one(generate(id, prompt(), 1, retain=(Retain(LENGTH, end),)))
+        until(lambda: room == 1 or not saver.wishes, bench)
+    store.write_gate.set()
+    until(lambda: saver.idle, bench)
+    until(lambda: set(store.leases.values()) == {lease_s}, bench)
+    assert store.writes == BLOCKS
+
+
+def test_of_leases_that_wait_to_be_told_the_longest_is(tiny_model: Path, store: MemoryStore):
+    bench = make_bench(tiny_model, blocks=24, swap=24, store=store)
+    saver = bench.engine.scheduler.saver
+    assert saver is not None
+    save(bench, store)
+    hold_up_saves(bench, store)
+    for id, end in (("day", 24 * HOUR), ("minutes", 400.0)):
+        bench.now += ON_DISK_S
+        bench.one(generate(id, prompt(), 1, retain=(Retain(LENGTH, end),)))
+        until(lambda: not saver.wishes, bench)
+    store.write_gate.set()
+    until(lambda: saver.idle, bench)
+    until(lambda: {store.leases["project", key] for key in keys_of(bench)} == {24 * HOUR}, bench)
 
 
 @pytest.mark.parametrize("how", ["found", "taken over", "restored"])
@@ -618,6 +674,24 @@ def test_more_purges_than_are_remembered_hide_the_whole_scope(store: MemoryStore
     disk.purge("purged", [b"%d" % MOST_BLOCKS])
     assert not disk.holds("purged", b"%d" % (MOST_BLOCKS + 1))
     assert disk.holds("other", b"0")
+
+
+def test_purges_of_one_scope_hide_no_other(store: MemoryStore):
+    """A scope that is purged as a whole is one that has the most blocks to be purged."""
+    disk = DiskTier(store, (), ())
+    disk.close(LONG_S)  # the writer is away
+    keys = [b"%d" % number for number in range(MOST_BLOCKS)]
+    scopes = [str(number) for number in range(MOST_OF_ALL // MOST_BLOCKS)]
+    store.records |= {(scope, b"kept"): {} for scope in (*scopes, "small")}
+    disk.purge(scopes[0], keys[1:])
+    disk.purge("small", keys[:2])
+    assert all(disk.holds(scope, b"kept") for scope in (scopes[0], "small"))
+    for scope in scopes[1:]:
+        disk.purge(scope, keys)
+    assert [disk.holds(scope, b"kept") for scope in scopes].count(False) == 1
+    assert disk.holds("small", b"kept")
+    disk.purge("small", keys[2:4])
+    assert disk.holds("small", b"kept")
 
 
 def test_dram_is_kept_no_longer_than_its_retention(tiny_model: Path):

@@ -49,16 +49,17 @@ class ManualDisk:
         return 6 - len(self.saving)
 
     def holds(self, scope: str, key: bytes) -> bool:
-        return (scope, key) in self.keys and not any(
-            scope == purged and (keys is None or key in keys) for purged, keys in self.purges
-        )
+        return (scope, key) in self.keys and not self._awaits_purge(scope, key)
+
+    def _awaits_purge(self, scope: str, key: bytes) -> bool:
+        return any(scope == purged and (keys is None or key in keys) for purged, keys in self.purges)
 
     def fetch(self, transfer: Transfer) -> None:
         assert self.holds(transfer.access.scope, transfer.key), "it reads what is gone, or will be purged"
         self.fetching.append(transfer)
 
     def lease(self, scope: str, key: bytes, until: float) -> None:
-        assert self.holds(scope, key)
+        assert not self._awaits_purge(scope, key), "it leases what will be purged"
         self.leased.add((scope, key))
 
     def save(self, transfer: Transfer) -> None:

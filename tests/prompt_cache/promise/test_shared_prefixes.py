@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from uuid import UUID
 
@@ -135,6 +136,24 @@ async def test_what_cannot_be_shared_is_refused(domains: CacheDomains) -> None:
         await shared.share("tenant", ONE, MODEL, [number] * 64, reason="a")
     with pytest.raises(SharingRefused, match="the most"):
         await shared.share("tenant", ONE, MODEL, PROMPT, reason="a")
+
+
+@pytest.mark.both_databases
+async def test_those_shared_at_once_are_counted_one_after_the_other(
+    domains: CacheDomains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever shares them; what is shared twice is one."""
+    monkeypatch.setattr("prompt_cache.promise.shared_prefixes.MOST_SHARED", 2)
+    shared = shared_of(domains)
+    same = await asyncio.gather(*(shared.share("tenant", ONE, MODEL, PROMPT, reason="a") for _ in range(4)))
+    assert same == same[:1] * 4
+    sharing = [
+        shared.share(reach, tenant, MODEL, [number] * 64, reason="a")
+        for number, (reach, tenant) in enumerate([("tenant", ONE), ("tenant", OTHER), ("public", ONE)] * 2)
+    ]
+    done = await asyncio.gather(*sharing, return_exceptions=True)
+    assert sum(isinstance(one, SharingRefused) for one in done) == 5
+    assert len(await shared.listed()) == 2
 
 
 async def test_an_unexpected_error_is_not_the_last_look(domains: CacheDomains) -> None:
