@@ -73,6 +73,7 @@ async def make(
 ) -> tuple[Done, str]:
     """Make the demonstration in an empty data folder; how many requests ran, and the visitor's key."""
     async with open_admin_services(settings, "always") as admin:
+        await admin.authenticator.start()  # it hears of the key that is rotated, which is used at once
         with in_the_past(admin) as past, acting_as(Actor("command", "turnpike demo", "turnpike demo")):
             past.move_to(months.first - 4 * DAY)
             population = await set_up(admin, past)
