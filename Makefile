@@ -9,8 +9,8 @@ TORCH_INDEX ?=
 ARGS ?=
 # A file's tests share what they start, so they stay together; conftest.py says which files come first.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
-# Three on two cores where tests of real processes are among them, which mostly wait.
-THREE := -n 3 --dist loadfile --no-loadscope-reorder
+# Four on two cores where tests of real processes are among them, which mostly wait.
+FOUR := -n 4 --dist loadfile --no-loadscope-reorder
 # A machine that others use stands still at times: what failed is run once more, and the summary shows the first failure.
 AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 # What fails twice beside other tests gets a process of its own, and fails the run if it fails there too: a test may find what
@@ -75,7 +75,7 @@ check: install-dev ## Format, lint, types, architecture, compose file, size of t
 
 test: install-dev ## All tests, on SQLite and PostgreSQL
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest $(THREE) $(AGAIN) -m "not alone" --ignore tests/clients || \
+	$(BIN)/python -m pytest $(FOUR) $(AGAIN) -m "not alone" --ignore tests/clients || \
 		{ test $$? = 1 && $(BIN)/python -m pytest $(ALONE) -m "not alone" --ignore tests/clients; }
 	$(BIN)/python -m pytest $(AGAIN) -m alone tests/e2e
 

@@ -26,6 +26,8 @@ from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute, Missing,
 
 MOST_COPIES = 4096
 """Blocks that are being copied back at once."""
+PLAN_AGAIN_S = 0.005
+"""A plan takes a tenth of a millisecond, a step that only copies not much more: none is made anew in each of them."""
 TIMEOUT_MARGIN_S = 0.05
 """The least time that computing waits for a restore beyond the expected time. A first read may be slow, and computing a
 chunk in vain costs more than waiting."""
@@ -55,6 +57,10 @@ class Restore:
     """Indices that were on disk alone when the restore began."""
     computing: int = 0
     """Blocks that are to be computed, from the front, by the latest plan."""
+    limit: int = 0
+    """Up to which token the front may be computed, by the latest plan."""
+    plan_again: float = 0.0
+    """When the next plan is due although nothing has come, in seconds since the Unix epoch."""
     planned: tuple[int, int] = (0, 0)
     """Blocks that were to be fetched from host memory and from disk when it began: the last ones of the table's."""
 
@@ -234,22 +240,22 @@ class Restorer:
         restore = request.restore
         assert restore is not None
         coming = min([*restore.came, *restore.copying], default=restore.end)
-        pending = [index for index in restore.pending if index < coming]
         most = coming * BLOCK_TOKENS if restore.came or restore.copying else len(request.tokens)
-        if not pending:
+        if not restore.pending or restore.pending[0] >= coming:
             return most
         if now >= restore.deadline:
             self._wait_no_longer(restore)
         if restore.late:
             return most
-        plan = self._plan(request, restore, pending, now)
-        if restore.progress:
-            restore.progress = False
-            restore.deadline = now + self._timeout(pending, plan)
-        if not plan.fetch:
-            return most
-        limit = (pending[0] + plan.compute) * BLOCK_TOKENS
-        return min(limit, most)
+        if restore.progress or now >= restore.plan_again:
+            pending = [index for index in restore.pending if index < coming]
+            plan = self._plan(request, restore, pending, now)
+            if restore.progress:
+                restore.progress = False
+                restore.deadline = now + self._timeout(pending, plan)
+            restore.limit = (pending[0] + plan.compute) * BLOCK_TOKENS if plan.fetch else len(request.tokens)
+            restore.plan_again = now + PLAN_AGAIN_S
+        return min(restore.limit, most)
 
     @property
     def next_deadline(self) -> float | None:
