@@ -13,7 +13,7 @@ from engine.execution.cuda.streamed_copies import StreamedCopies
 from engine.kv_cache.memory import KvLayout, host_memories
 from engine.scheduling.step_work import Step
 from tests.engine.conftest import Bench, Run, generate, make_bench
-from tests.engine.core.test_tiers import BLOCKS, LENGTH, OUTPUT, flood, prompt, save
+from tests.engine.core.tier_bench import BLOCKS, LENGTH, OUTPUT, flood, prompt, save
 from tests.engine.memory_store import MemoryStore
 from tests.gpu.execution.fused_bench import fused_bench, small_model
 from tests.gpu.execution.test_fused_runner import assert_near, assert_same

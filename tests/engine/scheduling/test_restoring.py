@@ -19,7 +19,7 @@ from engine.scheduling.step_work import Step
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import block_key
 from prompt_cache.kv.grouped_pool import GroupedPool
-from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, TierRate
+from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from prompt_cache.tiers.identity import ScopeAccess
 from protocol.requests import LANES, Sampling
 from tests.fast import examples
@@ -362,17 +362,26 @@ def test_what_host_memory_has_no_room_for_is_not_waited_for():
     assert tiers.dram.pools[0].held_by("b") == 6
 
 
+def _with_a_disk(block_s: float, running: int = 20) -> Tiers:
+    """Tiers whose disk reads a block in so many seconds; computing it takes 0.64 ms."""
+    tiers = Tiers()
+    costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=running))
+    rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e15), "nvme": TierRate(0.0, (1 << 19) / block_s)}
+    tiers.pool, tiers.dram = GroupedPool([(400, 0)]), GroupedPool([(100, 0)])
+    tiers.scheduler = Scheduler(
+        *(tiers.pool, 100_000, running, FairShare(costs)),
+        costs=costs,
+        dram=tiers.dram,
+        disk=tiers.disk,
+        chooser=FetchOrRecompute(rates, ComputeRate(10e-6)),
+    )
+    return tiers
+
+
 def test_restores_that_begin_together_count_on_each_others_computing() -> None:
     """The disk reads a block in half the time of its computation: one prompt alone computes a third, four do not."""
-    rate = TierRate(0.0, (1 << 19) / 320e-6)
-    chooser = FetchOrRecompute({"dram": TierRate(0.0, 1e15), "nvme": rate}, ComputeRate(10e-6))
     for prompts, computes in ((1, True), (4, False)):
-        tiers = Tiers()
-        costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=4))
-        tiers.pool, tiers.dram = GroupedPool([(100, 0)]), GroupedPool([(100, 0)])
-        tiers.scheduler = Scheduler(
-            tiers.pool, 1000, 4, FairShare(costs), costs=costs, dram=tiers.dram, disk=tiers.disk, chooser=chooser
-        )
+        tiers = _with_a_disk(320e-6)
         for prompt in range(prompts):
             tiers.left_by_an_earlier_start(prompt, "a", 7)
             tiers.add(prompt, 500, 1, "standard", "a", "all", 0.0)
@@ -382,16 +391,8 @@ def test_restores_that_begin_together_count_on_each_others_computing() -> None:
 
 def test_a_restore_counts_on_prompts_that_were_computed_before_it_came() -> None:
     """The disk takes twelve times as long as computing: fetching pays only beside others, who were there first."""
-    chooser = FetchOrRecompute(
-        {"dram": TierRate(0.0, 1e15), "nvme": TierRate(0.0, (1 << 19) / (12 * 640e-6))}, ComputeRate(10e-6)
-    )
     for others, fetches in ((0, False), (12, True)):
-        tiers = Tiers()
-        costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=20))
-        tiers.pool, tiers.dram = GroupedPool([(400, 0)]), GroupedPool([(100, 0)])
-        tiers.scheduler = Scheduler(
-            tiers.pool, 100_000, 20, FairShare(costs), costs=costs, dram=tiers.dram, disk=tiers.disk, chooser=chooser
-        )
+        tiers = _with_a_disk(12 * 640e-6)
         for number in range(others):
             tiers.add(50 + number, 1500, 1, "standard", "b", "none", 0.0)
         if others:

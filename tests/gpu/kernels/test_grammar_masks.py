@@ -31,7 +31,7 @@ class Fixed:
     choose_token = choose_token_within
 
     def accept_token(self, _token: int) -> None:
-        raise NotImplementedError
+        raise AssertionError("a mask alone is asked for")
 
 
 def masks_of(chance: np.random.Generator, rows: int, vocabulary: int) -> torch.Tensor:
