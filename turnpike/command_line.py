@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from storage.reported_error import ReportedError
 from turnpike.settings import loading
+from turnpike.settings.data_folder import with_served
 from turnpike.settings.settings import ADMIN, Settings
 
 Command: TypeAlias = Callable[[Settings, argparse.Namespace], int]
@@ -35,9 +36,12 @@ class CommandParser(argparse.ArgumentParser):
     _tenant_first = False
 
     def runs(self, command: Command, role: str = ADMIN) -> None:
-        """Run `command` when this parser has parsed. It takes the settings of `role` as flags."""
+        """Run `command` when this parser has parsed. It takes the settings of `role` as flags.
+
+        An administrator's command serves nothing: its models and replicas are those of the data folder's `serve`.
+        """
         self.formatter_class = _Help
-        self.set_defaults(run=command, parent_pid=None)
+        self.set_defaults(run=_beside_serve(command) if role == ADMIN else command, parent_pid=None)
         self.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
         loading.add_flags(self, role)
 
@@ -67,6 +71,10 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, with the value of `--tenant` put where the argument stands."""
         return super().parse_known_args(_tenant_in_front(args) if self._tenant_first and args else args, namespace)
+
+
+def _beside_serve(command: Command) -> Command:
+    return lambda settings, arguments: command(with_served(settings), arguments)
 
 
 def _tenant_in_front(words: Sequence[str]) -> list[str]:

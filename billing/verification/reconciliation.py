@@ -90,8 +90,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [journal for journal in self.journals if journal.state == "gone"]
 
     @property
+    def not_compared(self) -> list[JournalComparison]:
+        """Journals with numbers of this period that do not answer: what they have beyond the events is not known."""
+        away = (journal for journal in self.journals if journal.state == "away")
+        return [
+            journal
+            for journal in away
+            if any(run.replica == journal.replica and run.epoch >= journal.since for run in self.sequences)
+        ]
+
+    @property
     def clean(self) -> bool:
-        """Whether nothing was lost or doubled, nothing waits, and all sources agree."""
+        """Whether nothing was lost or doubled, nothing waits, and all sources that were compared agree."""
         return not (self.lost or self.doubled or self.drift_pico or self.unacknowledged or self.gone)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -97,11 +96,8 @@ async def declare_journal_lost(admin: AdminServices, arguments: argparse.Namespa
 
 
 def _check_addresses(settings: Settings) -> None:
-    """Without `--replicas` the replicas are those of a `serve` in this data folder: there must have been one."""
-    from protocol.addresses import parse_address
-
-    sockets = [parse_address(address).path for address in settings.own_replica_addresses]
-    if not settings.replicas and not any(path and Path(path).exists() for path in sockets):
+    """Raise CommandError where neither `--replicas` nor a `serve` of this data folder says where replicas are."""
+    if not settings.replicas:
         raise CommandError(
             "--replicas: name the addresses of all replicas, that of the lost one too: they are asked whether one has "
             "the journal"

@@ -31,7 +31,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 @long_admin_command
 async def reconcile_period(admin: AdminServices, arguments: argparse.Namespace) -> int:
-    """`turnpike reconcile`: 1 if anything was lost or doubled, or if the books differ."""
+    """`turnpike reconcile`: 1 if anything was lost or doubled, if books differ, or if a journal was not compared."""
     from billing.verification.reconciliation import reconcile
 
     report = await reconcile(admin.database, arguments.period or this_month(), await _journals(admin.settings))
@@ -40,10 +40,13 @@ async def reconcile_period(admin: AdminServices, arguments: argparse.Namespace) 
     else:
         _print(report)
     print(_verdict(report), file=sys.stderr)
-    return 0 if report.clean else 1
+    return 0 if report.clean and not report.not_compared else 1
 
 
 def _verdict(report: Report) -> str:
+    if report.clean and report.not_compared:
+        away = ", ".join(sorted({journal.replica for journal in report.not_compared}))
+        return f"not compared: the journals of {away} do not answer; name all replicas with --replicas"
     if report.clean:
         lost = f"; {report.declared_lost} in journals that were declared lost" if report.declared_lost else ""
         return f"nothing lost, nothing doubled, no drift{lost}"

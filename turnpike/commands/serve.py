@@ -33,6 +33,7 @@ from turnpike.settings.data_folder import (
     prepare_data_folder,
     protect_data_folder,
     record_address,
+    record_served,
 )
 from turnpike.settings.loading import to_environment
 from turnpike.settings.settings import SERVE, SettingError, Settings
@@ -79,6 +80,7 @@ def serve(settings: Settings, _arguments: argparse.Namespace) -> int:
     prepare_data_folder(settings)
     protect_data_folder(settings)
     with _sole_owner(settings.data), gateway_folder(settings) as own:
+        record_served(own)
         return run_role(_serve(own, sockets))
 
 

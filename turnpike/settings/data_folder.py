@@ -35,6 +35,7 @@ _OUR_PATTERNS = (
     "sign-in-link",
     "sign-in-links",
     "address",
+    "served.json",
     "serve.lock",
     "run",
     "metrics/*",
@@ -91,6 +92,38 @@ def last_address(settings: Settings) -> str | None:
         return (settings.data / "address").read_text().strip() or None
     except OSError:
         return None
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What the last `serve` of a data folder served: its model folders, and the addresses of its replicas."""
+
+    models: list[str]
+    replicas: list[str]
+
+
+def record_served(settings: Settings) -> None:
+    """Write what this `serve` serves, for commands that ask its replicas. Raises DataFolderError."""
+    served = Served([str(folder.absolute()) for folder in settings.model_folders], settings.own_replica_addresses)
+    new = settings.data / "served.json.new"
+    try:
+        new.write_bytes(msgspec.json.encode(served))
+        new.replace(settings.data / "served.json")
+    except OSError as error:
+        failure = DataFolderFull if is_disk_full(error) else DataFolderError
+        raise failure(f"data_dir: cannot write to {settings.data}: {error.strerror}") from error
+
+
+def with_served(settings: Settings) -> Settings:
+    """The settings of a command: models and replicas that were not set are those of the folder's last `serve`."""
+    try:
+        served = msgspec.json.decode((settings.data / "served.json").read_bytes(), type=Served)
+    except (OSError, msgspec.DecodeError):
+        return settings
+    return msgspec.structs.replace(
+        settings,
+        model=settings.model or ",".join(served.models),
+        replicas=settings.replicas or ",".join(served.replicas),
+    )
 
 
 def check_data(settings: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,7 +43,11 @@ async def audit_money(admin: AdminServices, arguments: argparse.Namespace) -> in
 
 @long_admin_command
 async def audit_counts(admin: AdminServices, _arguments: argparse.Namespace) -> int:
-    """`turnpike audit counts`: what each replica's journal counted against its usage events; 1 if they differ."""
+    """`turnpike audit counts`: what each replica's journal counted against its usage events.
+
+    Returns 1 if they differ, or if a replica with events was not compared and its journals are not declared lost.
+    """
+    from billing.replica_journals.lost_journals import known_journals
     from billing.usage import COUNTS
     from billing.verification.audit import ReplicaCounts, counts_by_replica
     from turnpike.processes.replica_probe import probe_replicas
@@ -66,6 +71,11 @@ async def audit_counts(admin: AdminServices, _arguments: argparse.Namespace) -> 
             word = "unacknowledged in the journal" if waits and in_journal > in_events else "DIFFERENT"
             rows.append((name, what, in_journal, in_events, "equal" if in_journal == in_events else word))
     print_table(("replica", "count", "journal", "events", ""), rows)
+    states: dict[str, set[str]] = defaultdict(set)
+    for journal in await known_journals(admin.database):
+        states[journal.replica].add(journal.state)
+    not_compared = [name for name in events if states[name] != {"lost"}]
     for name in events:
-        print(f"{name} has events but does not answer: not compared", file=sys.stderr)
-    return 0 if rows and all(row[-1] == "equal" for row in rows) else 1
+        state = "does not answer" if name in not_compared else "was declared lost"
+        print(f"{name} has events but {state}: not compared", file=sys.stderr)
+    return 0 if rows and not not_compared and all(row[-1] == "equal" for row in rows) else 1
