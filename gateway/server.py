@@ -19,6 +19,7 @@ KEEP_ALIVE_S = 75
 """How long a connection may be idle. Clients and proxies usually close theirs after 60 s: were ours shorter, a request
 could meet a connection that is being closed."""
 _INTERNAL_CONNECTIONS = 100
+_DRAIN_POLL_S = 0.05
 
 
 class GatewayServer(uvicorn.Server):
@@ -79,6 +80,15 @@ class GatewayServer(uvicorn.Server):
             self.servers.append(await loop.create_server(protocol, sock=self._internal, backlog=self.config.backlog))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain while uvicorn waits for its connections, then stop the worker."""
+        """Drain, then stop the worker.
+
+        It listens while requests run: a socket that other processes keep open would take connections that nobody
+        answers, and `/readyz` has to say 503. Each connection ends after its response.
+        """
         self._gateway.begin_drain()
+        self.connections.draining = True
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while not (self._gateway.drained or self.force_exit):  # noqa: ASYNC110  # uvicorn's is a flag
+            await asyncio.sleep(_DRAIN_POLL_S)
         await super().shutdown(sockets)

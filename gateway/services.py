@@ -366,6 +366,11 @@ class Gateway:
             self._drain = asyncio.create_task(self.requests.drain(self.services.options.drain_timeout))
             self.requests.begin_drain()
 
+    @property
+    def drained(self) -> bool:
+        """Whether `begin_drain` was called, and nothing runs any more."""
+        return self._drain is not None and self._drain.done()
+
     async def stop(self) -> None:
         """Drain, hang up, settle what can be settled now; the rest stays in the spool."""
         self.begin_drain()

@@ -34,6 +34,8 @@ class Connections:
         self.lingering = LingeringConnections(min(MOST_LINGERING, max(1, files // 8)))
         """Connections that are being closed: admitted, replaced or refused ones."""
         self._most = min(most, max(1, files - files // 8))
+        self.draining = False
+        """Whether each connection ends after its next response."""
         self._most_per_address = most_per_address
         self._open: dict[Connection, str] = {}
         self._by_address: Counter[str] = Counter()

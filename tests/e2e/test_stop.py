@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -71,14 +72,50 @@ def test_who_hangs_up_on_a_whole_answer_stops_its_work_at_once(deployment: Deplo
     assert event.output == 0, "nothing of it was delivered"
 
 
+def stop_while_probed(deployment: Deployment) -> None:
+    """SIGTERM, with new connections until the end: each is answered with 503 or refused, and none waits."""
+    gateway, seen = deployment.processes["gateway"], list[tuple[str, int, str]]()
+    gateway.popen.send_signal(signal.SIGTERM)
+    client = httpx.Client(base_url=deployment.base, timeout=5, headers={"Authorization": f"Bearer {deployment.key}"})
+    chat = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    probes = {"/readyz": lambda: client.get("/readyz"), "chat": lambda: client.post("/v1/chat/completions", json=chat)}
+    with client:
+        while gateway.popen.poll() is None:
+            for name, ask in probes.items():
+                try:
+                    answer = ask()
+                except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):  # refused, or just closed
+                    continue
+                if answer.status_code != 200:  # the signal may arrive after the first
+                    seen.append((name, answer.status_code, answer.headers["connection"]))
+    assert gateway.popen.returncode == 0
+    assert set(seen) == {("/readyz", 503, "close"), ("chat", 503, "close")}
+    assert len(seen) > 4
+
+
 def test_sigterm_lets_streams_finish(deployment: Deployment) -> None:
     before = events(deployment)
-    streams = Streams(deployment, STREAMS, pause=0.01, max_tokens=150)
+    streams = Streams(deployment, STREAMS, pause=0.02, max_tokens=150)
     wait_for_text(streams)
-    assert deployment.processes["gateway"].stop() == 0
+    stop_while_probed(deployment)
     answers = streams.join()
     assert all(answer.done and answer.usage for answer in answers), answers
     assert events(deployment) == before + STREAMS, "all of it was settled before the end"
+    deployment.start("gateway")
+    deployment.wait_ready()
+    assert_books(deployment)
+
+
+def test_sigterm_to_workers_on_one_socket(deployment: Deployment) -> None:
+    deployment.processes["gateway"].stop()
+    deployment.start("gateway", "--workers", "2")
+    for _ in range(20):
+        deployment.wait_ready()
+    streams = Streams(deployment, STREAMS, pause=0.02, max_tokens=150)
+    wait_for_text(streams)
+    stop_while_probed(deployment)
+    assert all(answer.done and answer.usage for answer in streams.join())
+    assert get(deployment.base + "/readyz")[0] == 0, "nobody listens"
     deployment.start("gateway")
     deployment.wait_ready()
     assert_books(deployment)

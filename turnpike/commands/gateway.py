@@ -86,6 +86,10 @@ async def _gateway_parent(settings: Settings, api: socket.socket, metrics: socke
     running = [asyncio.create_task(child.run()) for child in children]
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([*running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    # While ours were open, connections would be taken after the last worker has stopped, and hang.
+    api.close()
+    if metrics is not None:
+        metrics.close()
     await asyncio.gather(*(child.stop(settings.drain_timeout + AFTER_DRAIN_S) for child in children))
     stopping.cancel()
     await asyncio.gather(*running)
