@@ -45,7 +45,8 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     A replica is healthy while its last beat is younger than `beat_timeout` and, if it has work, its step counter moved
     within `step_timeout`. A link on which nothing comes for `silence` is closed. Dialing backs off from `backoff_first`
     to `backoff_most`. A stream may be `credit_window` tokens ahead of its reader; the replica is told of the reader's
-    progress each `credit_step` tokens.
+    progress each `credit_step` tokens. A replica that was never reached may take `start` to load its model before that
+    is a warning.
     """
 
     beat_timeout: float = 5.0
@@ -56,6 +57,7 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     backoff_most: float = 0.25
     credit_window: int = 256
     credit_step: int = 32
+    start: float = 60.0
 
 
 log = structlog.get_logger("gateway.link")
@@ -126,6 +128,8 @@ class ReplicaLink:
         self._options = options
         self._clock = clock
         self._writer: asyncio.StreamWriter | None = None
+        self._made_at = clock.now()
+        self._logged = ("", "")
         self._scopes: OrderedDict[str, Scope] = OrderedDict()
         """The scopes that the replica knows, in the order of their introduction."""
         self._heard_at = 0.0
@@ -234,7 +238,7 @@ class ReplicaLink:
         except asyncio.CancelledError:
             writer.transport.abort()
             raise
-        self.problem = ""
+        self.problem, self._logged = "", ("", "")
         log.info("replica connected", replica=self.replica, address=self.address.text)
         watch = asyncio.create_task(self._watch(writer))
         try:
@@ -295,10 +299,14 @@ class ReplicaLink:
                 return
 
     def _note(self, problem: str, *, severe: bool = False) -> None:
-        """Log a problem when it is a new one."""
-        if problem != self.problem:
-            (log.error if severe else log.warning)("replica not connected", address=self.address.text, problem=problem)
+        """Log a problem when it or its level is new."""
         self.problem = problem
+        starting = self.hello is None and self._clock.now() - self._made_at < self._options.start
+        level = "error" if severe else "info" if starting else "warning"
+        if (level, problem) != self._logged:
+            self._logged = (level, problem)
+            event = "waiting for the replica to start" if level == "info" else "replica not connected"
+            getattr(log, level)(event, address=self.address.text, problem=problem)
 
     @staticmethod
     async def _hang_up(writer: asyncio.StreamWriter) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.scheduling.fairness.fair_share import FairShare
@@ -97,6 +98,25 @@ async def test_another_text_side_is_refused_and_said(
         await replica.start()
         await until(lambda: fleet.healthy("tiny"))
     assert "another tokenizer" in caplog.text
+
+
+async def test_a_replica_that_starts_is_no_warning_until_it_takes_too_long(
+    model: ServedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned() -> bool:
+        return any(record.levelname == "WARNING" for record in caplog.records)
+
+    nobody = [f"unix:{tmp_path / 'nobody'}"]
+    for start, expected in ((60.0, False), (0.2, True)):
+        caplog.clear()
+        options = msgspec.structs.replace(QUICK, start=start)
+        fleet = Fleet(nobody, gateway="g", link_key=LINK_KEY, models=ModelRegistry([model]), options=options)
+        fleet.start()
+        await until(lambda: "cannot connect" in caplog.text)
+        assert not warned()
+        if expected:
+            await until(warned)
+        await fleet.stop()
 
 
 async def test_an_unknown_model_is_refused(model: ServedModel, tmp_path: Path) -> None:
