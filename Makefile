@@ -19,6 +19,9 @@ ALONE := --last-failed --last-failed-no-failures none
 # What a quick run does without: tests of real processes are not even imported.
 FAST := --hypothesis-profile fast --ignore tests/e2e --ignore tests/clients
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# A line for each package that is fetched: an installation takes minutes. What fails is told, and fails.
+INSTALL := set -o pipefail; $(PIP) install --progress-bar off
+SHOWN := | sed -un -e 's/^ *\(Downloading\|Using cached\) \([^ -]*\)-\([0-9][^ -]*\)-[^ ]* */  \2 \3 /p' -e 's/^Installing collected.*/  unpacking (a minute)/p'
 # Containers often forbid bytecode. Without any, each worker of pytest rewrites and compiles every test anew: half of what
 # it takes to start; and so does every process that a test starts with our modules.
 export PYTHONDONTWRITEBYTECODE :=
@@ -50,16 +53,16 @@ $(BIN)/python:
 
 $(VENV)/.installed: requirements/base.txt requirements/torch.txt pyproject.toml | $(BIN)/python
 	@echo "turnpike: installing (the first time takes a few minutes)"
-	@$(PIP) install --quiet --require-hashes -r requirements/base.txt
-	@$(PIP) install --quiet $(TORCH_INDEX) -r requirements/torch.txt
+	@$(INSTALL) --require-hashes -r requirements/base.txt $(SHOWN)
+	@$(INSTALL) $(TORCH_INDEX) -r requirements/torch.txt $(SHOWN)
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 install-dev: $(VENV)/.installed-dev ## … with what the checks and tests need
 
 $(VENV)/.installed-dev: requirements/dev.txt requirements/oracles.txt requirements/triton.txt $(VENV)/.installed
-	@$(PIP) install --quiet --require-hashes -r requirements/dev.txt
-	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/oracles.txt
+	@$(INSTALL) --require-hashes -r requirements/dev.txt $(SHOWN)
+	@$(INSTALL) --no-deps --require-hashes -r requirements/oracles.txt $(SHOWN)
 	@# A CUDA build of PyTorch brings the Triton that it was made with.
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install --quiet --require-hashes -r requirements/triton.txt
 	@touch $@

@@ -63,14 +63,20 @@ def _make(settings: Settings, arguments: argparse.Namespace, until: int) -> None
     def progress(requests: int, made: int, of: int) -> None:
         nonlocal shown
         percent = max(0, min(100, 100 * made // of))
-        text = f"making the demonstration: {percent} %, {requests:,} requests"
+        left_s = (time.monotonic() - began) * (100 - percent) / percent if percent else 0.0
+        left = f", about {left_s:.0f} s left" if left_s else ""
+        text = f"making the demonstration: {percent} %, {requests:,} requests{left}"
         if sys.stderr.isatty():
             print_progress(text)
-        elif percent // 20 > shown:
-            shown = percent // 20
+        elif percent // 5 > shown:
+            shown = percent // 5
             print(text, file=sys.stderr, flush=True)
 
-    print(f"Making a demonstration in {settings.data.absolute()}: some two minutes.", file=sys.stderr, flush=True)
+    print(
+        f"Making a demonstration in {settings.data.absolute()}: two minutes on an idle machine, more on a busy one.",
+        file=sys.stderr,
+        flush=True,
+    )
     prices = folder_prices(settings.model_folders[0])
     if prices is None:
         raise CommandError(f"model: {settings.model_folders[0]} names no prices; take the demo model")
