@@ -1,13 +1,21 @@
-"""The documents say what is there: invariants with their tests, paths that exist, a map of two pages."""
+"""The documents say what is there: invariants with their tests, paths and commands that exist, a map of two pages."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
+from tests import documents
 from tests.architecture import ROOMS, modules
 from tests.changes_page import PAGE, unlisted_files, wrong_names
+from turnpike import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -136,3 +144,60 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+
+
+_WRITTEN = sorted(
+    {(page.name, command) for page in documents.pages() for command in documents.commands(page.read_text())}
+)
+_ABRIDGED = re.compile(r"[\[…·]")
+_PLACEHOLDER = re.compile(r"invalid \w+( value)?: '[A-Z]+'")
+
+
+def _mistake(command: str) -> str | None:
+    """What the command line says against a command of a document: a name or flag that is not there, an argument that is
+    missing. An example with `[OPTIONS]` or an ellipsis is checked for its names and flags alone."""
+    words = command.split()
+    parser: argparse.ArgumentParser = cli.build_parser(words[0])
+    place = 0
+    while (nested := parser._subparsers) is not None:
+        (actions,) = (action for action in nested._group_actions if action.choices is not None)
+        if place == len(words):  # it names a group of commands
+            return None
+        if words[place] not in actions.choices:
+            return f"there is no {words[place]}"
+        parser = actions.choices[words[place]]
+        place += 1
+    flags = re.findall(r"--[a-z][a-z-]+", command.replace("focus-toolkit", ""))
+    if unknown := [flag for flag in flags if flag not in parser._option_string_actions]:
+        return f"there is no {unknown[0]}"
+    if place == len(words) or _ABRIDGED.search(command):
+        return None
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            cli.build_parser(words[0]).parse_args(shlex.split(command))
+    except SystemExit as ended:
+        if ended.code and not _PLACEHOLDER.search(said.getvalue()):
+            return said.getvalue().strip().splitlines()[-1]
+    return None
+
+
+def test_commands_in_the_documents_are_there() -> None:
+    assert len(_WRITTEN) > 100
+    wrong = {written: mistake for written in _WRITTEN if (mistake := _mistake(written[1]))}
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("command", "mistake"),
+    [
+        ("keyz create", "there is no keyz"),
+        ("keys make --tenant demo", "there is no make"),
+        ("keys create --tenant T [--prodject P]", "there is no --prodject"),
+        ("cache forget demo", "required: PROJECT"),
+        ("cache forget TENANT PROJECT --reason WHY", None),
+    ],
+)
+def test_a_command_that_is_not_there_is_named(command: str, mistake: str | None) -> None:
+    said = _mistake(command)
+    assert said == mistake or (mistake and said and mistake in said)

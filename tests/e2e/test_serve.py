@@ -19,18 +19,7 @@ import pytest
 from openai import OpenAI
 
 from tests.awake import Awake
-from tests.e2e.processes import (
-    ROOT,
-    bring_trials,
-    command,
-    first_key,
-    get,
-    process,
-    run,
-    used,
-    wait_ready,
-    wait_settled,
-)
+from tests.e2e.processes import bring_trials, first_key, get, process, run, used, wait_ready
 from tests.servers import free_port, postgres_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -179,35 +168,6 @@ def test_an_unwritable_folder_is_one_clear_line() -> None:
     assert answer.returncode != 0
     assert len(answer.stderr.strip().splitlines()) == 1
     assert "/proc/turnpike" in answer.stderr
-
-
-def test_commands_ask_the_replica_of_each_model_that_is_served(tmp_path: Path) -> None:
-    data, port = tmp_path / "data", free_port()
-    env = {"TURNPIKE_DATA_DIR": str(data)}
-    models = ",".join(str(ROOT / "models" / name) for name in ("stdlib-qa", "tool-caller"))
-    with process(tmp_path, "serve", "--port", str(port), "--data-dir", str(data), "--model", models) as running:
-        key = first_key(running)
-        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60) as client:
-            for model in ("stdlib-qa", "tool-caller"):
-                assert client.completions.create(model=model, prompt="hi", max_tokens=2).usage
-        wait_settled(f"http://127.0.0.1:{port}")
-        listed = json.loads(command("models", "--format", "json", env=env).stdout)
-        assert [(row["name"], len(row["replicas"])) for row in listed] == [("stdlib-qa", 1), ("tool-caller", 1)]
-        journals = json.loads(command("journals", "list", "--format", "json", env=env).stdout)
-        assert [(row["replica"], row["state"]) for row in journals] == [
-            ("replica-0", "answers"),
-            ("replica-1", "answers"),
-        ]
-        counts, reconciled = command("audit", "counts", env=env), command("reconcile", env=env)
-        assert (counts.returncode, counts.stderr) == (0, "")
-        assert re.findall(r"^(replica-\d) +requests +1 +1 +equal", counts.stdout, re.M) == ["replica-0", "replica-1"]
-        assert (reconciled.returncode, reconciled.stderr) == (0, "nothing lost, nothing doubled, no drift\n")
-        # Only one of the two is asked: what was not compared is told, and is no success.
-        alone = {**env, "TURNPIKE_REPLICAS": f"unix:{data.absolute()}/run/replica-0.sock"}
-        counts, reconciled = command("audit", "counts", env=alone), command("reconcile", env=alone)
-        assert (counts.returncode, counts.stderr) == (1, "replica-1 has events but does not answer: not compared\n")
-        assert reconciled.returncode == 1
-        assert reconciled.stderr.startswith("not compared: the journals of replica-1 do not answer")
 
 
 def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
