@@ -1,5 +1,5 @@
 # One image for every role: gateway, engine, worker. The role is the command.
-FROM python:3.11-slim-bookworm AS build
+FROM python:3.11.13-slim-bookworm AS build
 WORKDIR /app
 COPY requirements requirements
 # TORCH_INDEX picks torch's build, such as: --build-arg TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu"
@@ -12,7 +12,7 @@ RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation -e . \
  && /venv/bin/python scripts/build_console.py \
  && rm -rf .console web/node_modules
 
-FROM python:3.11-slim-bookworm
+FROM python:3.11.13-slim-bookworm
 RUN useradd --create-home --uid 10001 turnpike && install -d -o turnpike -g turnpike -m 0700 /data /exports
 COPY --from=build /venv /venv
 COPY --from=build /app /app

@@ -3,13 +3,16 @@ Compose takes the database for ready."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,3 +68,38 @@ def test_the_database_is_well_when_it_answers_by_the_network_as_the_roles_ask_it
     """PostgreSQL's image initialises the database with a server of its own that listens on the Unix socket alone."""
     (check,) = re.findall(r"pg_isready.*", (ROOT / "docker-compose.yml").read_text())
     assert "-h, 127.0.0.1" in check
+
+
+def test_an_engine_has_neither_the_database_nor_the_secrets() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    given = {name: " ".join(map(str, service.get("environment", {}).values())) for name, service in services.items()}
+    assert {name for name, values in given.items() if "POSTGRES_PASSWORD" in values} == {
+        *("gateway", "worker", "migrate", "postgres"),
+    }
+    assert {name for name, service in services.items() if "turnpike" in service.get("secrets", ())} == {
+        "gateway",
+        "worker",
+    }
+    assert services["engine"]["secrets"] == ["link"]
+    assert {name for name, service in services.items() if "outside" in service["networks"]} == {"gateway", "worker"}
+
+
+@pytest.mark.parametrize(
+    ("well", "healthy_ago_s", "ended"),
+    [(True, None, False), (False, None, False), (False, 20, False), (False, 300, True), (True, 300, False)],
+)
+def test_an_engine_that_was_healthy_and_is_not_is_ended(
+    tmp_path: Path, well: bool, healthy_ago_s: int | None, ended: bool
+) -> None:
+    service = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["engine"]
+    shell, script = service["healthcheck"]["test"]
+    mark = tmp_path / "healthy"
+    if healthy_ago_s is not None:
+        mark.touch()
+        os.utime(mark, (time.time() - healthy_ago_s,) * 2)
+    script = script.replace("$$", "$").replace("/tmp/healthy", str(mark))
+    stand_ins = f"turnpike() {{ return {0 if well else 1}; }}; kill() {{ echo ended $*; }}; "
+    ran = subprocess.run(["sh", "-c", stand_ins + script], capture_output=True, text=True, check=False)
+    assert shell == "CMD-SHELL"
+    assert (ran.returncode, ran.stdout) == (0 if well else 1, "ended -KILL -1\n" if ended else "")
+    assert mark.exists() == (well or healthy_ago_s is not None)

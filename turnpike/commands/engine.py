@@ -42,7 +42,7 @@ def run_engine(settings: Settings, parent: int | None = None) -> int:
         raise SettingError("listen: say where, as unix:PATH or tcp:HOST:PORT")
     if len(settings.model_folders) != 1:
         raise SettingError("model: a replica serves one model")
-    return main(replica_options(settings, secrets.load(settings.secrets).link_key, parent))
+    return main(replica_options(settings, secrets.load_link_key(settings.secrets), parent))
 
 
 def replica_options(settings: Settings, link_key: bytes, parent: int | None = None) -> ReplicaOptions:
@@ -94,7 +94,7 @@ def probe_engine(settings: Settings) -> int:
     if not settings.listen:
         raise SettingError("listen: say which replica, as unix:PATH or tcp:HOST:PORT")
     try:
-        answer = asyncio.run(probe(settings.listen, secrets.load(settings.secrets).link_key))
+        answer = asyncio.run(probe(settings.listen, secrets.load_link_key(settings.secrets)))
     except Unreachable as error:
         raise CommandError(str(error)) from error
     hello, heartbeat = answer.hello, answer.heartbeat

@@ -14,17 +14,33 @@ from turnpike.settings.settings import Settings
 def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike secrets …`."""
     parser.add_action("create", "make a secrets file", create_secrets).add_argument("file", metavar="FILE")
+    text = "make a replica's secrets file: the link key alone, of those in --secrets-file"
+    parser.add_action("link", text, create_link_secret).add_argument("file", metavar="FILE")
     parser.add_action("rotate-pepper", "add a pepper for API keys; new keys use it", rotate_pepper)
 
 
 def create_secrets(_settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike secrets create FILE`."""
-    path = Path(arguments.file)
-    if os.path.lexists(path):  # False where the folder cannot be read: writing says so
-        raise CommandError(f"{path} exists; it is never overwritten")
+    path = _new_file(arguments.file)
     secrets.save(secrets.generate(), path)
     print(f"wrote {path} (mode 0600); back it up apart from the database")
     return 0
+
+
+def create_link_secret(settings: Settings, arguments: argparse.Namespace) -> int:
+    """`turnpike secrets link FILE`."""
+    path = _new_file(arguments.file)
+    content = secrets.load(settings.secrets)
+    secrets.save(secrets.LinkSecret(content.version, content.link_key), path)
+    print(f"wrote {path} (mode 0600): --secrets-file of replicas that other hosts or containers run")
+    return 0
+
+
+def _new_file(name: str) -> Path:
+    path = Path(name)
+    if os.path.lexists(path):  # False where the folder cannot be read: writing says so
+        raise CommandError(f"{path} exists; it is never overwritten")
+    return path
 
 
 def rotate_pepper(settings: Settings, _arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import secrets
 import stat
 import tempfile
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -44,13 +45,26 @@ class Secrets(msgspec.Struct, frozen=True):
         return f"Secrets(version={self.version}, …)"
 
 
+class LinkSecret(msgspec.Struct, frozen=True):
+    """What a replica needs of the secrets, in a file of its own or in the whole one."""
+
+    version: int
+    link_key: bytes
+
+    def __repr__(self) -> str:
+        return f"LinkSecret(version={self.version}, …)"
+
+
+_Content = TypeVar("_Content", Secrets, LinkSecret)
+
+
 def generate() -> Secrets:
     """Fresh secrets from the operating system's random source."""
     values = [secrets.token_bytes(SECRET_BYTES) for _ in range(5)]
     return Secrets(FILE_VERSION, 1, {1: values[0]}, *values[1:])
 
 
-def save(content: Secrets, path: Path) -> None:
+def save(content: Secrets | LinkSecret, path: Path) -> None:
     """Write the file atomically: with mode 0600, or with the owner and the mode that it had, since a server of another
     user may read it. Raises SecretsError."""
     try:
@@ -75,9 +89,21 @@ def save(content: Secrets, path: Path) -> None:
 
 def load(path: Path) -> Secrets:
     """Read the file. Raises SecretsError naming it."""
+    content = _read(path, Secrets)
+    if content.pepper_current not in content.peppers:
+        raise SecretsError(f"secrets_file: {path} has no pepper {content.pepper_current}")
+    return content
+
+
+def load_link_key(path: Path) -> bytes:
+    """Read the key of the links to replicas, from a replica's file or from the whole one. Raises SecretsError."""
+    return _read(path, LinkSecret).link_key
+
+
+def _read(path: Path, kind: type[_Content]) -> _Content:
     try:
         mode = path.stat().st_mode
-        content = msgspec.json.decode(path.read_bytes(), type=Secrets)
+        content = msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError as error:
         raise SecretsError(f"secrets_file: there is no {path}: `turnpike secrets create {path}`") from error
     except OSError as error:
@@ -88,8 +114,6 @@ def load(path: Path) -> Secrets:
         raise SecretsError(f"secrets_file: {path} is open to others (mode {mode & 0o777:04o}); run: chmod 600 {path}")
     if content.version != FILE_VERSION:
         raise SecretsError(f"secrets_file: {path} has version {content.version}, this program knows {FILE_VERSION}")
-    if content.pepper_current not in content.peppers:
-        raise SecretsError(f"secrets_file: {path} has no pepper {content.pepper_current}")
     return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -21,6 +22,19 @@ def test_made_once_private_and_the_same_after(tmp_path: Path) -> None:
     values = [*first.peppers.values(), first.scope_secret, first.master_key, first.receipt_key, first.link_key]
     assert len(set(values)) == len(values)
     assert all(len(value) == secrets.SECRET_BYTES for value in values)
+
+
+def test_a_replica_needs_the_link_key_alone(tmp_path: Path) -> None:
+    whole, own = tmp_path / "secrets.json", tmp_path / "link.json"
+    content = secrets.load_or_make(whole)
+    made = command("secrets", "link", str(own), "--secrets-file", str(whole))
+    assert made.returncode == 0, made.stderr
+    assert own.stat().st_mode & 0o777 == 0o600
+    assert set(json.loads(own.read_bytes())) == {"version", "link_key"}
+    assert secrets.load_link_key(own) == secrets.load_link_key(whole) == content.link_key
+    with pytest.raises(SecretsError, match="damaged"):
+        secrets.load(own)
+    assert "never overwritten" in command("secrets", "link", str(own), "--secrets-file", str(whole)).stderr
 
 
 def test_never_printed() -> None:
