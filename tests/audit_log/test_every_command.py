@@ -33,7 +33,7 @@ READS = frozenset(
 WITHOUT_ENTRY = {
     "demo": "in a folder of its own: what it makes there is recorded",
     **dict.fromkeys(("serve", "gateway", "worker", "engine", "calibrate"), "a process; what it changes is recorded"),
-    **dict.fromkeys(("secrets create", "secrets rotate-pepper"), "a file; works without a database"),
+    **dict.fromkeys(("secrets create", "secrets link", "secrets rotate-pepper"), "a file; works without a database"),
     "migrate": "the schema, and no row of it",
     **dict.fromkeys(("webhooks test", "webhooks resend"), "a message to where messages go anyway"),
 }
