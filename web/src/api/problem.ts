@@ -27,7 +27,8 @@ export class Problem extends Error {
     const body: unknown = await response.json().catch(() => null);
     const error = (body as { error?: Record<string, unknown> } | null)?.error ?? {};
     const text = (value: unknown): string => (typeof value === 'string' ? value : '');
-    const message = text(error.message) || `The server answered ${response.status}.`;
+    // Where it stands is shown by the form: at the field.
+    const message = text(error.message).replace(/\$\.(?=[\w[])/g, '') || `The server answered ${response.status}.`;
     return new Problem(message, response.status, text(error.code), text(error.param), requestId);
   }
 }

@@ -1,6 +1,7 @@
 /** The frame of every page for who is signed in: header with tenant and account, navigation, and the page. */
-import { Anchor, AppShell, Burger, Group, NavLink, ScrollArea, Text } from '@mantine/core';
-import { useDisclosure } from '@mantine/hooks';
+import { Anchor, AppShell, Burger, Group, NavLink, ScrollArea, UnstyledButton } from '@mantine/core';
+import { useDisclosure, useLocalStorage } from '@mantine/hooks';
+import { IconChevronDown, IconChevronRight } from '@tabler/icons-react';
 import { Link, Outlet, useLocation } from '@tanstack/react-router';
 import { useEffect, useMemo } from 'react';
 
@@ -47,27 +48,7 @@ export function Shell() {
       <AppShell.Navbar>
         <ScrollArea component="nav" aria-label="Pages" type="auto" p="xs">
           {groups.map((group) => (
-            <section key={group.label} aria-label={group.label}>
-              <Text size="xs" c="dimmed" fw={600} px="xs" pt="sm" pb={4}>
-                {group.label}
-              </Text>
-              {group.pages.map((page) => {
-                const to = page.to.replace('$tenant', tenant?.name ?? '');
-                const active = pathname === to || pathname.startsWith(`${to}/`);
-                return (
-                  <NavLink
-                    key={page.to}
-                    component={Link}
-                    to={to}
-                    label={page.label}
-                    active={active}
-                    aria-current={active ? 'page' : undefined}
-                    leftSection={<page.icon size={18} stroke={1.6} aria-hidden />}
-                    h={34}
-                  />
-                );
-              })}
-            </section>
+            <PageGroupLinks key={group.label} group={group} tenant={tenant?.name ?? ''} pathname={pathname} />
           ))}
         </ScrollArea>
       </AppShell.Navbar>
@@ -77,6 +58,56 @@ export function Shell() {
       <ProofDialog me={me} />
       <Shortcuts groups={groups} tenant={tenant?.name} />
     </AppShell>
+  );
+}
+
+interface PageGroupLinksProps {
+  group: PageGroup;
+  tenant: string;
+  pathname: string;
+}
+
+/** A group's heading, which folds its pages away, and their links. What is folded stays so on this browser. */
+function PageGroupLinks({ group, tenant, pathname }: PageGroupLinksProps) {
+  const [folded, setFolded] = useLocalStorage({ key: `turnpike.folded.${group.label}`, defaultValue: false });
+  const pages = group.pages.map((page) => {
+    const to = page.to.replace('$tenant', tenant);
+    return { ...page, to, active: pathname === to || pathname.startsWith(`${to}/`) };
+  });
+  const Chevron = folded ? IconChevronRight : IconChevronDown;
+  return (
+    <section aria-label={group.label}>
+      <UnstyledButton
+        onClick={() => setFolded(!folded)}
+        aria-expanded={!folded}
+        px="xs"
+        pt="sm"
+        pb={4}
+        w="100%"
+        fz="xs"
+        fw={600}
+        c="dimmed"
+      >
+        <Group justify="space-between" wrap="nowrap">
+          {group.label}
+          <Chevron size={14} aria-hidden />
+        </Group>
+      </UnstyledButton>
+      {pages
+        .filter((page) => !folded || page.active)
+        .map((page) => (
+          <NavLink
+            key={page.to}
+            component={Link}
+            to={page.to}
+            label={page.label}
+            active={page.active}
+            aria-current={page.active ? 'page' : undefined}
+            leftSection={<page.icon size={18} stroke={1.6} aria-hidden />}
+            h={34}
+          />
+        ))}
+    </section>
   );
 }
 

@@ -1,6 +1,7 @@
 /** What a tenant, or all together, spent by day in the last 30 days: a widget that fails alone. */
-import { Anchor, Group, Title } from '@mantine/core';
+import { Anchor, Group, SegmentedControl, Title } from '@mantine/core';
 import { Link } from '@tanstack/react-router';
+import { useState } from 'react';
 
 import { query } from '~/api/client';
 import { Chart } from '~/components/charts/Chart';
@@ -38,23 +39,36 @@ export function SpendChart({ tenant }: { tenant?: string }) {
         </Anchor>
       </Group>
       <Loaded query={{ ...found, data: found.data as Series | undefined }} what="the spend by day" height={300}>
-        {(series) => <Bars series={series} />}
+        {(series) =>
+          series.lines.length === 0 ? (
+            <FirstRequest>There is no usage in the last 30 days.</FirstRequest>
+          ) : (
+            <Bars series={series} />
+          )
+        }
       </Loaded>
     </section>
   );
 }
 
 function Bars({ series }: { series: Series }) {
-  if (series.lines.length === 0) return <FirstRequest>There is no usage in the last 30 days.</FirstRequest>;
-  const [currency] = currenciesOf(series.total);
+  const currencies = currenciesOf(series.total);
+  const [wanted, setCurrency] = useState<string>();
+  const currency = currencies.find((each) => each === wanted) ?? currencies[0];
   return (
-    <Chart
-      labels={series.starts.map((start) => bucketLabel(start, series.bucket))}
-      stacks={stacksOf(series, 'cost', currency)}
-      sentence={sentenceOf(series, 'cost', currency)}
-      complete={series.complete}
-      figure={(stack, bucket) => displayMeasure(cellOf(series.lines[stack]!, bucket), 'cost', currency)}
-      height={240}
-    />
+    <>
+      {currencies.length > 1 && (
+        <SegmentedControl aria-label="Currency" size="xs" data={currencies} value={currency} onChange={setCurrency} />
+      )}
+      <Chart
+        labels={series.starts.map((start) => bucketLabel(start, series.bucket))}
+        stacks={stacksOf(series, 'cost', currency)}
+        sentence={sentenceOf(series, 'cost', currency)}
+        complete={series.complete}
+        figure={(stack, bucket) => displayMeasure(cellOf(series.lines[stack]!, bucket), 'cost', currency)}
+        height={240}
+        unit={currency ?? ''}
+      />
+    </>
   );
 }

@@ -183,6 +183,7 @@ function Shown({ series, stale, path, search, set, measure, tenant }: ShownProps
           stacks={stacks}
           sentence={sentence}
           complete={series.complete}
+          unit={measure === 'cost' ? (currency ?? '') : measure}
           figure={figure}
         />
       )}
