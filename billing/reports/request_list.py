@@ -56,7 +56,8 @@ class EventPage(msgspec.Struct, frozen=True):
 
 
 class EventFilters(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events are listed; None: all. Instants are of admission, `until` is excluded."""
+    """Which events are listed; None: all. Instants are of admission, `until` is excluded. `least_ms`: from admission
+    until the end was recorded."""
 
     since: int | None = None
     until: int | None = None
@@ -65,6 +66,7 @@ class EventFilters(msgspec.Struct, frozen=True, kw_only=True):
     models: Sequence[str] | None = None
     lanes: Sequence[str] | None = None
     statuses: Sequence[Status] | None = None
+    least_ms: int | None = None
 
 
 async def list_events(
@@ -100,6 +102,8 @@ async def list_events(
         )
         if values is not None
     ]
+    if filters.least_ms is not None:
+        wanted.append(fact.finished_at - fact.admitted_at >= filters.least_ms * 1000)
     columns = [fact[name] for name in (*_FACTS, *(f"count_{name}" for name in COUNTS), *METERS)]
     query = (
         select(*columns, *(traits[name] for name in DIMENSIONS))

@@ -28,7 +28,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.request_context import public_name
 from gateway.services import Gateway
-from tenancy.directory import Directory, project_public_id
+from tenancy.directory import Directory, NamedKey, project_public_id
 from waterfall.bars import waterfall
 
 _STATUSES: tuple[Status, ...] = ("ok", "cancelled", "failed")
@@ -37,15 +37,16 @@ _LATEST = 2**60
 
 class RequestObject(Struct, frozen=True, kw_only=True):
     """A finished request, or an adjustment of the request that it `corrects`. `tokens` are those that are billed, by
-    meter. `key` is the key's public id. `total_ms`: from admission until the end was recorded; `first_token_us`: until
-    the gateway had the first token, where its times are kept. `cache`: whether something was read, or only written.
-    `cursor`: its place in the list, for `after` and `before`."""
+    meter. `key` is the key's public id, `key_name` what people call it. `total_ms`: from admission until the end was
+    recorded; `first_token_us`: until the gateway had the first token, where its times are kept. `cache`: whether
+    something was read, or only written. `cursor`: its place in the list, for `after` and `before`."""
 
     object: Literal["request"] = "request"
     id: str
     project_id: str
     project: str | None
     key: str | None
+    key_name: str | None
     model: str
     lane: str
     status: str
@@ -128,7 +129,7 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """The events with the names of their projects and keys."""
         projects, keys = {event.project_id for event in events}, {event.key_id for event in events}
         project_names = await wait(directory.project_names(tenant_id, projects)) if events else {}
-        key_names = await wait(directory.key_names(tenant_id, keys)) if events else {}
+        key_names = await wait(directory.named_keys(tenant_id, keys)) if events else {}
         versions = {number: await wait(prices.version(number)) for number in {e.price_version for e in events}}
         ids = [event.id for event in events if event.corrects is None]
         times = await wait(gateway.waterfalls.store.find_many(tenant_id, ids))
@@ -149,6 +150,7 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                 query("model", str, "Only of this model.", repeated=True),
                 query("lane", str, "Only of this lane.", repeated=True, example="standard"),
                 query("status", Status, "Only those that ended so.", repeated=True),
+                query("min_total_ms", int, "Only what took so many milliseconds or more, until its end was recorded."),
                 query("before", str, "The cursor of a request: those directly before it in the list, which are newer."),
             ),
         ),
@@ -168,6 +170,7 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             models=parameters.texts("model"),
             lanes=parameters.texts("lane"),
             statuses=parameters.choices("status", _STATUSES),
+            least_ms=parameters.integer("min_total_ms"),
         )
         parameters.reject_unknown()
         newest = None if after is None else _place("after", after)
@@ -273,16 +276,17 @@ def _charges(event: ListedEvent, version: PriceVersion) -> list[Charge]:
 def _object(
     event: ListedEvent,
     projects: Mapping[UUID, str],
-    keys: Mapping[UUID, str],
+    keys: Mapping[UUID, NamedKey],
     versions: Mapping[int, PriceVersion],
     first_token_us: int | None,
 ) -> RequestObject:
-    says = event.dimensions
+    says, key = event.dimensions, keys.get(event.key_id)
     return RequestObject(
         id=public_name(event.id),
         project_id=project_public_id(event.project_id),
         project=projects.get(event.project_id),
-        key=keys.get(event.key_id),
+        key=None if key is None else key.public_id,
+        key_name=None if key is None else key.name,
         model=says["model"],
         lane=says["lane"],
         status=says["status"],

@@ -75,6 +75,7 @@ async def test_pages_have_every_event_once(database: Database, most: int) -> Non
         (EventFilters(lanes=["standard"], models=["stdlib-qa"]), lambda _: True),
         (EventFilters(since=middle, statuses=["ok"]), lambda e: e.admitted_at >= middle and e.status == "ok"),
         (EventFilters(until=middle), lambda e: e.admitted_at < middle),
+        (EventFilters(least_ms=500), lambda e: e.finished_at - e.admitted_at >= 500_000),
     ]
     for filters, fits in wanted:
         for limit in (1, 3, 100):

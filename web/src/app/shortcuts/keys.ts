@@ -7,6 +7,7 @@ const LETTERS: Record<string, string> = {
   '/tenants/$tenant/usage': 'u',
   '/tenants/$tenant/cache': 'c',
   '/tenants/$tenant/requests': 'r',
+  '/tenants/$tenant/refused': 'x',
   '/tenants/$tenant/playground': 'y',
   '/tenants/$tenant/keys': 'k',
   '/tenants/$tenant/projects': 'p',

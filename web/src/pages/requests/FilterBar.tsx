@@ -1,32 +1,25 @@
 /** The filters of the requests. They stand in the URL, so that a link shows the same list. */
-import { Button, Group, NativeSelect, TextInput } from '@mantine/core';
+import { Button, Group, NativeSelect, NumberInput, TextInput } from '@mantine/core';
 import { type FormEvent, useState } from 'react';
 
+import { Keys, Models, Projects } from '../usage/choices';
 import { fromInput, LANES, type RequestFilters, requestFilters, STATUSES, toInput } from './search';
 
 interface FilterBarProps {
+  tenant: string;
   filters: RequestFilters;
   apply: (filters: RequestFilters) => void;
 }
 
-export function FilterBar({ filters, apply }: FilterBarProps) {
+export function FilterBar({ tenant, filters, apply }: FilterBarProps) {
   const [draft, setDraft] = useState<Record<string, string | undefined>>({ ...filters });
   const set = (name: string, value: string | undefined): void => setDraft({ ...draft, [name]: value });
   const submit = (event: FormEvent): void => {
     event.preventDefault();
     apply(requestFilters(draft));
   };
-  const words = (name: 'project' | 'model' | 'key', label: string) => (
-    <TextInput
-      size="xs"
-      label={label}
-      value={draft[name] ?? ''}
-      onChange={(event) => set(name, event.currentTarget.value)}
-    />
-  );
   const choice = (name: 'lane' | 'status', label: string, values: readonly string[]) => (
     <NativeSelect
-      size="xs"
       label={label}
       value={draft[name] ?? ''}
       data={[{ value: '', label: 'all' }, ...values]}
@@ -35,7 +28,6 @@ export function FilterBar({ filters, apply }: FilterBarProps) {
   );
   const moment = (name: 'from' | 'to', label: string) => (
     <TextInput
-      size="xs"
       type="datetime-local"
       label={label}
       value={toInput(draft[name])}
@@ -47,15 +39,23 @@ export function FilterBar({ filters, apply }: FilterBarProps) {
       <Group gap="xs" align="flex-end">
         {moment('from', 'From (UTC)')}
         {moment('to', 'To (UTC)')}
-        {words('project', 'Project')}
-        {words('key', 'Key')}
-        {words('model', 'Model')}
+        <Projects tenant={tenant} value={draft.project} set={(value) => set('project', value ?? undefined)} />
+        <Keys tenant={tenant} value={draft.key} set={(value) => set('key', value ?? undefined)} />
+        <Models tenant={tenant} filters={{}} value={draft.model} set={(value) => set('model', value ?? undefined)} />
         {choice('lane', 'Lane', LANES)}
         {choice('status', 'Status', STATUSES)}
-        <Button size="xs" type="submit">
-          Filter
-        </Button>
-        <Button size="xs" variant="default" onClick={() => apply({})}>
+        <NumberInput
+          label="Took at least"
+          w={110}
+          suffix=" s"
+          min={0}
+          decimalScale={3}
+          hideControls
+          value={draft.took ?? ''}
+          onChange={(value) => set('took', value === '' ? undefined : String(value))}
+        />
+        <Button type="submit">Filter</Button>
+        <Button variant="default" onClick={() => apply({})}>
           Clear
         </Button>
       </Group>

@@ -7,7 +7,7 @@ import type { Column } from '~/components/DataTable';
 import { Page } from '~/components/Page';
 import { PagedTable } from '~/components/PagedTable';
 import { Instant, Money, State } from '~/components/values';
-import { displayCount } from '~/money/decimal';
+import { displayCount, parseAmount } from '~/money/decimal';
 import { displayDuration } from '~/time/instants';
 
 import { FilterBar } from './FilterBar';
@@ -31,7 +31,7 @@ export function RequestsPage() {
   return (
     <Page title="Requests" about="What was asked, newest first, and where the time of each request went.">
       <Stack gap="sm">
-        <FilterBar key={JSON.stringify(filters)} filters={filters} apply={go} />
+        <FilterBar key={JSON.stringify(filters)} tenant={tenant} filters={filters} apply={go} />
         <FindRequest />
         <RunningRequests tenant={tenant} />
         <PagedTable
@@ -111,23 +111,37 @@ function columns(tenant: string, filters: RequestFilters): Column<Listed>[] {
         </Anchor>
       ),
     },
-    { header: 'Model', cell: (one) => <span style={{ whiteSpace: 'nowrap' }}>{one.model}</span> },
-    { header: 'Lane', cell: (one) => one.lane },
+    {
+      header: 'Model',
+      cell: (one) => <span style={{ whiteSpace: 'nowrap' }}>{one.model}</span>,
+      sort: (one) => one.model,
+    },
+    { header: 'Lane', cell: (one) => one.lane, sort: (one) => one.lane },
     { header: 'Status', cell: (one) => <State tone={TONES[one.status] ?? 'neutral'}>{shownStatus(one)}</State> },
-    { header: 'Uncached', cell: (one) => tokens(one, (meter) => meter === 'uncached'), numeric: true },
-    { header: 'Read', cell: (one) => tokens(one, (meter) => meter.startsWith('read_')), numeric: true },
-    { header: 'Written', cell: (one) => tokens(one, (meter) => meter.startsWith('write_')), numeric: true },
-    { header: 'Output', cell: (one) => tokens(one, (meter) => meter === 'output'), numeric: true },
-    { header: 'Cost', cell: (one) => <Money amount={one.cost} currency={one.currency} />, numeric: true },
+    tokenColumn('Uncached', (meter) => meter === 'uncached'),
+    tokenColumn('Read', (meter) => meter.startsWith('read_')),
+    tokenColumn('Written', (meter) => meter.startsWith('write_')),
+    tokenColumn('Output', (meter) => meter === 'output'),
+    {
+      header: 'Cost',
+      cell: (one) => <Money amount={one.cost} currency={one.currency} places={6} />,
+      numeric: true,
+      sort: (one) => parseAmount(one.cost),
+    },
     {
       header: 'First token',
       cell: (one) => (one.first_token_us === null ? '–' : displayDuration(one.first_token_us / 1_000)),
       numeric: true,
+      sort: (one) => one.first_token_us,
     },
-    { header: 'Total', cell: (one) => displayDuration(one.total_ms), numeric: true },
-    { header: 'Key', cell: (one) => one.key ?? '–' },
-    { header: 'Project', cell: (one) => one.project ?? one.project_id },
-    { header: 'Replica', cell: (one) => one.replica || '–' },
+    {
+      header: 'Total',
+      cell: (one) => displayDuration(one.total_ms),
+      numeric: true,
+      sort: (one) => one.total_ms,
+    },
+    { header: 'Key', cell: (one) => one.key_name || (one.key ?? '–'), sort: (one) => one.key_name || one.key },
+    { header: 'Project', cell: (one) => one.project ?? one.project_id, sort: (one) => one.project },
   ];
 }
 
@@ -135,8 +149,13 @@ function shownStatus(one: Listed): string {
   return one.corrects === null ? one.status : 'adjustment';
 }
 
-function tokens(one: Listed, wanted: (meter: string) => boolean): string {
-  let sum = 0;
-  for (const [meter, count] of Object.entries(one.tokens)) if (wanted(meter)) sum += count;
-  return sum === 0 ? '–' : displayCount(sum);
+function tokenColumn(header: string, wanted: (meter: string) => boolean): Column<Listed> {
+  const count = (one: Listed): number =>
+    Object.entries(one.tokens).reduce((sum, [meter, tokens]) => (wanted(meter) ? sum + tokens : sum), 0);
+  return {
+    header,
+    cell: (one) => (count(one) === 0 ? '–' : displayCount(count(one))),
+    numeric: true,
+    sort: count,
+  };
 }

@@ -9,7 +9,7 @@ test('a search keeps what it knows and drops the rest', () => {
 });
 
 test('filters become the parameters of the list', () => {
-  expect(listQuery({ from: 'a', to: 'b', project: 'p', status: 'failed' })).toEqual({
+  expect(listQuery({ from: 'a', to: 'b', project: 'p', status: 'failed', took: '1.5' })).toEqual({
     since: 'a',
     until: 'b',
     project: ['p'],
@@ -17,7 +17,11 @@ test('filters become the parameters of the list', () => {
     lane: undefined,
     key: undefined,
     status: ['failed'],
+    min_total_ms: 1500,
   });
+  expect(listQuery({}).min_total_ms).toBeUndefined();
+  expect(requestsSearch({ took: 'long' })).toEqual({});
+  expect(requestsSearch({ took: 2 })).toEqual({ took: '2' });
 });
 
 test('instants come back from an input as they went in', () => {

@@ -6,6 +6,8 @@ export const STATUSES = ['ok', 'cancelled', 'failed'] as const;
 
 export interface RequestFilters extends UsageFilters {
   status?: (typeof STATUSES)[number];
+  /** Only what took so many seconds or more. */
+  took?: string;
 }
 
 export interface RequestsSearch extends RequestFilters {
@@ -17,7 +19,10 @@ export interface RequestsSearch extends RequestFilters {
 export function requestFilters(search: Search): RequestFilters {
   const filters: RequestFilters = usageFilters(search);
   const status = oneOf(search, 'status', STATUSES);
-  return status === undefined ? filters : { ...filters, status };
+  const took = text(search, 'took');
+  if (status !== undefined) filters.status = status;
+  if (took !== undefined && Number(took) > 0) filters.took = took;
+  return filters;
 }
 
 /** The search of the list. */
@@ -28,7 +33,7 @@ export function requestsSearch(search: Search): RequestsSearch {
 
 /** The query of `GET …/requests` with these filters. */
 export function listQuery(filters: RequestFilters) {
-  const { from, to, project, model, lane, key, status } = filters;
+  const { from, to, project, model, lane, key, status, took } = filters;
   const one = <Value>(value: Value | undefined): Value[] | undefined => (value === undefined ? undefined : [value]);
   return {
     since: from,
@@ -38,6 +43,7 @@ export function listQuery(filters: RequestFilters) {
     lane: one(lane),
     key: one(key),
     status: one(status),
+    min_total_ms: took === undefined ? undefined : Math.round(Number(took) * 1000),
   };
 }
 

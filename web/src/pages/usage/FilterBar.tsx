@@ -1,14 +1,11 @@
 /** The filters that overview, usage and cache share. They stand in the URL, so that a link shows what was on screen. */
 import { Button, Group, Select, TextInput } from '@mantine/core';
-import { useState } from 'react';
 
-import { query } from '~/api/client';
 import type { UsageFilters } from '~/app/search';
-import { useProjects } from '~/pages/access/useProjects';
 import { useToday } from '~/time/days';
 
-import { LANES, spanChoices, spanOf } from './search';
-import type { Series } from './series';
+import { type ChoiceProps, Keys, Models, Projects } from './choices';
+import { LANES, spanChoices } from './search';
 
 const OWN_SPAN = 'From … to …';
 
@@ -64,7 +61,7 @@ export function FilterBar({ filters, change, tenant, only = ['project', 'model',
         />
       )}
       {tenant !== undefined && only.includes('key') && (
-        <TypedFilter key={filters.key ?? ''} label="Key" value={filters.key} set={(value) => set('key', value)} />
+        <Keys tenant={tenant} value={filters.key} set={(value) => set('key', value)} />
       )}
       {Object.values(filters).some((value) => value !== undefined) && (
         <Button
@@ -78,60 +75,6 @@ export function FilterBar({ filters, change, tenant, only = ['project', 'model',
   );
 }
 
-interface ChoiceProps {
-  value: string | undefined;
-  set: (value: string | null) => void;
-}
-
-function Projects({ tenant, value, set }: ChoiceProps & { tenant: string }) {
-  const data = useProjects(tenant).map((project) => ({ value: project.name, label: project.name }));
-  if (value !== undefined && !data.some((one) => one.value === value)) data.push({ value, label: value });
-  return (
-    <Select
-      label="Project"
-      w={160}
-      placeholder="All"
-      clearable
-      searchable
-      data={data}
-      value={value ?? null}
-      onChange={set}
-    />
-  );
-}
-
-/** The models that there was usage of in the span. */
-function Models({ tenant, filters, value, set }: ChoiceProps & { tenant: string | undefined; filters: UsageFilters }) {
-  const asked = { ...spanOf(filters), group_by: ['model' as const], top: 50, bucket: 'month' as const };
-  const own = query.useQuery(
-    'get',
-    '/admin/v1/tenants/{tenant}/usage/series',
-    { params: { path: { tenant: tenant ?? '' }, query: asked } },
-    { enabled: tenant !== undefined, refetchInterval: false },
-  );
-  const all = query.useQuery(
-    'get',
-    '/admin/v1/usage/series',
-    { params: { query: asked } },
-    { enabled: tenant === undefined, refetchInterval: false },
-  );
-  const series = (tenant === undefined ? all.data : own.data) as Series | undefined;
-  const names = new Set((series?.lines ?? []).flatMap((line) => (line.model === undefined ? [] : [line.model])));
-  if (value !== undefined) names.add(value);
-  return (
-    <Select
-      label="Model"
-      w={180}
-      placeholder="All"
-      clearable
-      searchable
-      data={[...names].sort()}
-      value={value ?? null}
-      onChange={set}
-    />
-  );
-}
-
 function DayInput({ label, value, set }: ChoiceProps & { label: string }) {
   return (
     <TextInput
@@ -140,25 +83,6 @@ function DayInput({ label, value, set }: ChoiceProps & { label: string }) {
       w={150}
       value={value?.slice(0, 10) ?? ''}
       onChange={(event) => set(event.currentTarget.value)}
-    />
-  );
-}
-
-/** A filter that is typed, and applied with Enter or on leaving it. */
-function TypedFilter({ label, value, set }: ChoiceProps & { label: string }) {
-  const [typed, setTyped] = useState(value ?? '');
-  const apply = (): void => {
-    if (typed !== (value ?? '')) set(typed.trim());
-  };
-  return (
-    <TextInput
-      label={label}
-      w={160}
-      placeholder="All"
-      value={typed}
-      onChange={(event) => setTyped(event.currentTarget.value)}
-      onBlur={apply}
-      onKeyDown={(event) => event.key === 'Enter' && apply()}
     />
   );
 }
