@@ -91,12 +91,6 @@ class Directory:
             query = select(Project.id, Project.name).where(Project.tenant_id == tenant_id)
             return {row.id: row.name for row in await session.execute(query)}
 
-    async def key_names(self, tenant_id: UUID, ids: Collection[UUID]) -> Mapping[UUID, str]:
-        """The public ids of these keys of a tenant."""
-        async with self._database.reading() as session:
-            query = select(ApiKey.id, ApiKey.public_id).where(ApiKey.tenant_id == tenant_id, ApiKey.id.in_(ids))
-            return {row.id: row.public_id for row in await session.execute(query)}
-
     async def named_keys(self, tenant_id: UUID, ids: Collection[UUID]) -> Mapping[UUID, NamedKey]:
         """These keys of a tenant, as people know them."""
         async with self._database.reading() as session:

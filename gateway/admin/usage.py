@@ -23,7 +23,7 @@ from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
-from tenancy.directory import Directory, project_public_id, tenant_public_id
+from tenancy.directory import Directory, NamedKey, project_public_id, tenant_public_id
 
 Names: TypeAlias = Mapping[UUID, str]
 _GROUPS: dict[str, Group] = {"project": "project_id", "key": "api_key_id", "model": "model", "lane": "lane"}
@@ -33,11 +33,12 @@ _DAYS_US = 7 * 24 * HOUR
 
 class UsageResult(Struct, frozen=True, kw_only=True):
     """What one group used: requests, tokens by meter (those that are not 0), and the exact cost by currency. It has the
-    fields that the report is grouped by; `project` and `key` are the name and the public id."""
+    fields that the report is grouped by; `project` and `key_name` are names, `key` is the public id."""
 
     project_id: str | UnsetType | None = UNSET
     project: str | UnsetType | None = UNSET
     key: str | UnsetType | None = UNSET
+    key_name: str | UnsetType | None = UNSET
     model: str | UnsetType = UNSET
     lane: str | UnsetType = UNSET
     requests: int
@@ -148,7 +149,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         project_ids = {group["project_id"] for group in ids if "project_id" in group}
         key_ids = {group["api_key_id"] for group in ids if "api_key_id" in group}
         named = await wait(directory.project_names(owner.id, project_ids)) if project_ids else {}
-        keyed = await wait(directory.key_names(owner.id, key_ids)) if key_ids else {}
+        keyed = await wait(directory.named_keys(owner.id, key_ids)) if key_ids else {}
         return json_response(
             UsageReport(
                 bucket=width,
@@ -261,7 +262,7 @@ def _month(period: str) -> tuple[int, int]:
         raise InvalidField("period", str(error)) from error
 
 
-def _bucket(bucket: UsageBucket, projects: Names, keys: Names) -> UsageBucketObject:
+def _bucket(bucket: UsageBucket, projects: Names, keys: Mapping[UUID, NamedKey]) -> UsageBucketObject:
     return UsageBucketObject(
         start=format_instant(bucket.start_at),
         end=format_instant(bucket.end_at),
@@ -286,7 +287,7 @@ def _tenant_result(line: TenantUsage, projects: Names) -> UsageResult:
     )
 
 
-def _fields(group: Mapping[str, Any], projects: Names, keys: Names) -> dict[str, Any]:
+def _fields(group: Mapping[str, Any], projects: Names, keys: Mapping[UUID, NamedKey]) -> dict[str, Any]:
     """The fields of a group, as answers have them."""
     fields = {name: group[name] for name in ("model", "lane") if name in group}
     if "project_id" in group:
@@ -295,5 +296,6 @@ def _fields(group: Mapping[str, Any], projects: Names, keys: Names) -> dict[str,
             "project": projects.get(group["project_id"]),
         }
     if "api_key_id" in group:
-        fields["key"] = keys.get(group["api_key_id"])
+        key = keys.get(group["api_key_id"])
+        fields |= {"key": key and key.public_id, "key_name": key and key.name}
     return fields

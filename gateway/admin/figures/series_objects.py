@@ -17,7 +17,7 @@ from billing.money import format_pico
 from billing.reports.usage_series import BUCKETS, Bucket, GroupKey, Measure, Series, Sums
 from billing.usage import METERS
 from storage.free_text import safe_cell
-from tenancy.directory import project_public_id, tenant_public_id
+from tenancy.directory import NamedKey, project_public_id, tenant_public_id
 
 GroupName = Literal["tenant", "project", "key", "model", "lane"]
 
@@ -38,7 +38,8 @@ class SeriesCell(SumsObject, frozen=True, kw_only=True):
 
 class SeriesLineObject(Struct, frozen=True, kw_only=True):
     """One group. It has the fields that the series is grouped by; the `rest` has none, and adds up all other groups.
-    `previous`: the group's sums in the span before, none where nothing is compared."""
+    `key` is the key's public id, `key_name` what people call it. `previous`: the group's sums in the span before, none
+    where nothing is compared."""
 
     rest: bool = False
     tenant_id: str | UnsetType = UNSET
@@ -46,6 +47,7 @@ class SeriesLineObject(Struct, frozen=True, kw_only=True):
     project_id: str | UnsetType = UNSET
     project: str | UnsetType | None = UNSET
     key: str | UnsetType | None = UNSET
+    key_name: str | UnsetType | None = UNSET
     model: str | UnsetType = UNSET
     lane: str | UnsetType = UNSET
     total: SumsObject
@@ -101,7 +103,7 @@ class Names(Struct, frozen=True):
 
     tenants: Mapping[UUID, str] = {}
     projects: Mapping[UUID, str] = {}
-    keys: Mapping[UUID, str] = {}
+    keys: Mapping[UUID, NamedKey] = {}
 
     def fields(self, group_by: Sequence[GroupName], group: GroupKey) -> dict[str, Any]:
         """The fields of a group."""
@@ -113,7 +115,8 @@ class Names(Struct, frozen=True):
                 case "project":
                     fields |= {"project_id": project_public_id(value), "project": self.projects.get(value)}
                 case "key":
-                    fields["key"] = self.keys.get(value)
+                    key = self.keys.get(value)
+                    fields |= {"key": key and key.public_id, "key_name": key and key.name}
                 case _:
                     fields[name] = value
         return fields
@@ -189,7 +192,7 @@ def coarser_note(asked: Bucket, bucket: Bucket) -> str:
 _FIELDS: dict[str, tuple[str, ...]] = {
     "tenant": ("tenant_id", "tenant"),
     "project": ("project_id", "project"),
-    "key": ("key",),
+    "key": ("key", "key_name"),
     "model": ("model",),
     "lane": ("lane",),
 }

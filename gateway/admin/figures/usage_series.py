@@ -197,7 +197,7 @@ class _Explorer:
         return Names(
             await self._wait(self._directory.tenant_names(tenants)) if tenants else {},
             projects,
-            await self._wait(self._directory.key_names(tenant_id, keys)) if keys and tenant_id is not None else {},
+            await self._wait(self._directory.named_keys(tenant_id, keys)) if keys and tenant_id is not None else {},
         )
 
 

@@ -31,7 +31,7 @@ from gateway.http.responses import json_response
 from gateway.request_context import public_name
 from gateway.services import Gateway
 from storage.database.base import to_instant
-from tenancy.directory import Directory, project_public_id
+from tenancy.directory import Directory, NamedKey, project_public_id
 
 
 class LineObject(Struct, frozen=True, kw_only=True):
@@ -86,6 +86,7 @@ class BilledRequestObject(Struct, frozen=True, kw_only=True):
     corrects: str | None
     project_id: str
     key: str | None
+    key_name: str | None
     admitted_at: str
     units: int
     exact: str
@@ -188,7 +189,7 @@ def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             parent = await slow(drill_down.hour_slice(database, record, line, at))
             found = await slow(drill_down.requests(database, record, line, at, after=_cursor(after), limit=limit))
             keys = {billed.key_id for billed in found.requests}
-            names = await wait(directory.key_names(owner.id, keys)) if keys else {}
+            names = await wait(directory.named_keys(owner.id, keys)) if keys else {}
             return json_response(
                 Drill[BilledRequestObject](
                     line=line,
@@ -292,12 +293,14 @@ def _sum(part: LineSlice | None) -> Sum:
     return Sum(units=0 if part is None else part.units, exact=format_pico(0 if part is None else part.exact_pico))
 
 
-def _billed(billed: drill_down.BilledRequest, keys: Mapping[UUID, str]) -> BilledRequestObject:
+def _billed(billed: drill_down.BilledRequest, keys: Mapping[UUID, NamedKey]) -> BilledRequestObject:
+    key = keys.get(billed.key_id)
     return BilledRequestObject(
         id=public_name(billed.id),
         corrects=None if billed.corrects is None else public_name(billed.corrects),
         project_id=project_public_id(billed.project_id),
-        key=keys.get(billed.key_id),
+        key=key and key.public_id,
+        key_name=key and key.name,
         admitted_at=format_instant(billed.admitted_at),
         units=billed.units,
         exact=format_pico(billed.exact_pico),

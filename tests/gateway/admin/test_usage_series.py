@@ -64,9 +64,9 @@ async def test_what_is_on_screen_is_in_the_file_and_in_turnpike_usage(stack: Sta
     assert {line["project"]: line["total"]["requests"] for line in by_project["lines"]} == {"default": 2, "=second": 1}
     assert {row["project"] for row in await _csv(owner, f"{S}?group_by=project&format=csv")} == {"default", "'=second"}
     rest = (await owner.get(f"{S}?group_by=key&top=1"))["lines"]
-    assert [(line["rest"], line.get("key"), line["total"]["requests"]) for line in rest] == [
-        (False, stack.public_id, 2),
-        (True, None, 1),
+    assert [(line["rest"], line.get("key"), line.get("key_name"), line["total"]["requests"]) for line in rest] == [
+        (False, stack.public_id, stack.public_id, 2),  # a key without a name is called by its id
+        (True, None, None, 1),
     ]
 
     # what comes later is in no file of what was shown

@@ -8,6 +8,7 @@ import type { Column } from '~/components/DataTable';
 import { Page } from '~/components/Page';
 import { PagedTable } from '~/components/PagedTable';
 import { Copied, Instant } from '~/components/values';
+import { useKeyName } from '~/pages/usage/choices';
 
 type Refused = Schema<'RefusedRequestObject'>;
 export interface RefusedFilters {
@@ -26,6 +27,7 @@ export function RefusedPage() {
   const { tenant } = route.useParams();
   const filters = route.useSearch();
   const navigate = route.useNavigate();
+  const keyName = useKeyName(tenant);
   const filtered = filters.project !== undefined || filters.key !== undefined;
   return (
     <Page
@@ -36,7 +38,7 @@ export function RefusedPage() {
       <PagedTable
         caption={`Refused requests of ${tenant}`}
         what="the refused requests"
-        columns={columnsOf(tenant)}
+        columns={columnsOf(tenant, keyName)}
         empty={filtered ? 'No refused request fits these filters.' : 'Nothing was refused, as far as it is kept.'}
         queryKey={['get', PATH, tenant, filters]}
         read={async (after, signal) => {
@@ -78,7 +80,7 @@ function Filters({ filters, apply }: { filters: RefusedFilters; apply: (filters:
   );
 }
 
-function columnsOf(tenant: string): Column<Refused>[] {
+function columnsOf(tenant: string, keyName: (id: string) => string): Column<Refused>[] {
   return [
     { header: 'Time', cell: (one) => <Instant at={one.at} /> },
     { header: 'Status', numeric: true, cell: (one) => one.status },
@@ -99,7 +101,7 @@ function columnsOf(tenant: string): Column<Refused>[] {
       header: 'Key',
       cell: (one) => (
         <Link to="/tenants/$tenant/keys/$key" params={{ tenant, key: one.key }}>
-          {one.key}
+          {keyName(one.key)}
         </Link>
       ),
     },

@@ -7,6 +7,7 @@ import { State } from '~/components/values';
 import { displayCount } from '~/money/decimal';
 import { displayDuration } from '~/time/instants';
 
+import { useKeyName } from '../usage/choices';
 import { RequestLink } from './MissExplanation';
 
 type Running = Schema<'RunningRequest'>;
@@ -19,6 +20,7 @@ export function RunningRequests({ tenant }: { tenant: string }) {
     { params: { path: { tenant } } },
     { refetchInterval: POLL_MS },
   );
+  const keyName = useKeyName(tenant);
   if (running.data === undefined || running.data.data.length === 0) return null;
   const columns: Column<Running>[] = [
     { header: 'Request', cell: (one) => <RequestLink tenant={tenant} id={one.id} /> },
@@ -28,7 +30,7 @@ export function RunningRequests({ tenant }: { tenant: string }) {
     { header: 'For', cell: (one) => displayDuration(one.elapsed_us / 1_000), numeric: true },
     { header: 'Prompt', cell: (one) => displayCount(one.prompt_tokens), numeric: true },
     { header: 'Output', cell: (one) => displayCount(one.output_tokens), numeric: true },
-    { header: 'Key', cell: (one) => one.key },
+    { header: 'Key', cell: (one) => keyName(one.key) },
     { header: 'Replica', cell: (one) => one.replica ?? '–' },
   ];
   return (

@@ -70,11 +70,21 @@ export function Models({ tenant, filters, value, set }: ModelsProps) {
   );
 }
 
+/** The keys of a tenant, of more than a hundred the first. */
+function useKeys(tenant: string) {
+  const params = { path: { tenant }, query: { limit: 100 } };
+  return query.useQuery('get', '/admin/v1/tenants/{tenant}/keys', { params }, { staleTime: 60_000 }).data?.data ?? [];
+}
+
+/** What people call a key; its id where that is not known. */
+export function useKeyName(tenant: string): (id: string) => string {
+  const names = new Map(useKeys(tenant).map((key) => [key.id, key.name]));
+  return (id) => names.get(id) || id;
+}
+
 /** A key of the tenant by its name. Of more than a hundred the first are listed; any other is typed by its id. */
 export function Keys({ tenant, value, set }: ChoiceProps & { tenant: string }) {
-  const params = { path: { tenant }, query: { limit: 100 } };
-  const keys =
-    query.useQuery('get', '/admin/v1/tenants/{tenant}/keys', { params }, { staleTime: 60_000 }).data?.data ?? [];
+  const keys = useKeys(tenant);
   const [typed, setTyped] = useState('');
   const data = keys.map((key) => ({ value: key.id, label: key.name || key.id }));
   for (const other of [value, typed.trim()]) {

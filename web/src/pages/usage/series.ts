@@ -30,7 +30,7 @@ export function meterName(meter: string): string {
 export function lineName(line: Line, groups: readonly GroupName[], others = 0): string {
   if (line.rest) return others > 0 ? `The other ${others}` : 'The others';
   if (groups.length === 0) return 'All';
-  return groups.map((group) => line[group] ?? 'unknown').join(' · ');
+  return groups.map((group) => (group === 'key' ? line.key_name : line[group]) ?? 'unknown').join(' · ');
 }
 
 /** How many groups the rest adds up. */

@@ -10,6 +10,7 @@ import { type Column, DataTable } from '~/components/DataTable';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { displayCount } from '~/money/decimal';
+import { useKeyName } from '~/pages/usage/choices';
 
 import { useProjects } from '../useProjects';
 import { FIELDS, type Limits, LIMITS_KEY, type Subject } from './limits';
@@ -31,6 +32,7 @@ export function LimitsPage() {
   const navigate = route.useNavigate();
   const me = useMe();
   const projects = useProjects(tenant);
+  const keyName = useKeyName(tenant);
   const [editing, setEditing] = useState<Editing | null>(null);
   const limits = useQuery({
     queryKey: [LIMITS_KEY, 'of', id],
@@ -54,7 +56,7 @@ export function LimitsPage() {
           'all of its keys together'
         ) : (
           <Link to="/tenants/$tenant/keys/$key" params={{ tenant, key: one.key }}>
-            {one.key}
+            {keyName(one.key)}
           </Link>
         ),
     },
@@ -70,8 +72,8 @@ export function LimitsPage() {
           <Button
             size="compact-sm"
             variant="default"
-            aria-label={`Change the limits of ${one.key ?? one.project}`}
-            onClick={() => setEditing(editingOf(one))}
+            aria-label={`Change the limits of ${one.key === null ? one.project : keyName(one.key)}`}
+            onClick={() => setEditing(editingOf(one, keyName))}
           >
             Change
           </Button>
@@ -148,7 +150,7 @@ function SetFor({ names, choose }: { names: string[]; choose: (name: string) => 
   );
 }
 
-function editingOf(one: Limits): Editing {
+function editingOf(one: Limits, keyName: (id: string) => string): Editing {
   const at: Subject = one.key === null ? { scope: 'project', id: one.project_id } : { scope: 'key', id: one.key };
-  return { at, name: one.key ?? one.project, present: one };
+  return { at, name: one.key === null ? one.project : keyName(one.key), present: one };
 }
