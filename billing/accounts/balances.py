@@ -6,6 +6,7 @@ same id is refused.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 from uuid import UUID
 
@@ -41,6 +42,11 @@ class CurrencyMismatch(ReportedError, ValueError):
         super().__init__(f"the balance is in {wanted}, not in {found}")
         self.wanted = wanted
         self.found = found
+
+
+def no_money(tenant_id: UUID) -> Balance:
+    """The balance of a tenant that never had money."""
+    return Balance(tenant_id, DEFAULT_CURRENCY, 0, 0, 0, 0)
 
 
 def new_balance(tenant_id: UUID, currency: str) -> dict[str, UUID | str | int]:
@@ -79,6 +85,12 @@ class Balances:
         async with self._database.reading() as session:
             row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
         return None if row is None else Balance(*row)
+
+    async def of_tenants(self, tenant_ids: Collection[UUID]) -> dict[UUID, Balance]:
+        """The balances of these tenants; none of one that never had money."""
+        async with self._database.reading() as session:
+            rows = await session.execute(select(balance).where(balance.c.tenant_id.in_(tenant_ids)))
+            return {row.tenant_id: Balance(*row) for row in rows}
 
     async def currency_of(self, tenant_id: UUID) -> str:
         """The currency of the tenant's balance; the default if it never had money."""

@@ -11,11 +11,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.accounts.balances import DEFAULT_CURRENCY, Balances
+from billing.accounts.balances import Balances, no_money
 from billing.accounts.budgets import BudgetSettings
 from billing.calendar import format_instant, period_bounds, period_of
 from billing.events.rollups import HOUR
-from billing.ledger.entries import Balance
 from billing.money import format_pico
 from billing.reports.cache_savings import PRICED_BY, savings_by_class, total_saved
 from billing.reports.overviews import MoneyOfTenants, money_of_tenants
@@ -157,7 +156,7 @@ class _Reader:
             for window in await self._budgets.list(tenant_id)
             if projects is None or (window.scope == "project" and window.subject in own)
         ]
-        balance = await self._balances.get(tenant_id) or Balance(tenant_id, DEFAULT_CURRENCY, 0, 0, 0, 0)
+        balance = await self._balances.get(tenant_id) or no_money(tenant_id)
         seen = balance if principal.may("balance.read", tenant_id) else None
         budgets = await self._shapes.of(tenant_id, windows, balance.currency)
         until = await complete_until(self._database, [tenant_id], now)

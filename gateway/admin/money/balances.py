@@ -12,7 +12,7 @@ from litestar.params import FromPath
 from msgspec import Meta, Struct
 
 from billing.accounts.adjustments import adjust
-from billing.accounts.balances import DEFAULT_CURRENCY, Balances
+from billing.accounts.balances import Balances, no_money
 from billing.accounts.statements import StatementLine, statement_page
 from billing.calendar import format_instant
 from billing.ledger.entries import Balance
@@ -125,7 +125,7 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """What the tenant has."""
         owner = await visible_tenant(gateway, request, tenant, "balance.read")
         found = await wait(balances.get(owner.id))
-        return json_response(balance_object(found or Balance(owner.id, DEFAULT_CURRENCY, 0, 0, 0, 0)))
+        return json_response(balance_object(found or no_money(owner.id)))
 
     @put(
         "/admin/v1/tenants/{tenant:str}/credit-line",
@@ -139,7 +139,7 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, client_timeout, _LINE)
         amount = amount_at("$.amount", body.amount, zero=True)
         with refusals():
-            before = await wait(balances.get(owner.id)) or Balance(owner.id, DEFAULT_CURRENCY, 0, 0, 0, 0)
+            before = await wait(balances.get(owner.id)) or no_money(owner.id)
             if body.dry_run:
                 return json_response(balance_object(before.with_credit_line(amount)))
             return json_response(

@@ -9,23 +9,26 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType, structs
 
+from billing.accounts.balances import Balances, no_money
 from billing.calendar import format_instant
 from gateway.admin.access import (
     list_visible_projects,
     list_visible_tenants,
     partly_visible_tenant,
+    principal_of,
     project_named,
     seen_tenant,
     visible_project,
     visible_tenant,
 )
+from gateway.admin.money.balances import BalanceObject, balance_object
 from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
-from gateway.http.operations import describes, page
+from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -47,13 +50,15 @@ class NewProject(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TenantObject(Struct, frozen=True, kw_only=True):
-    """A customer, with money and projects. `suspended_at`: since when its requests are refused, if they are."""
+    """A customer, with money and projects. `suspended_at`: since when its requests are refused, if they are.
+    `balance`: in lists that were asked for it; none where your role does not allow it."""
 
     object: Literal["tenant"] = "tenant"
     id: str
     name: str
     created_at: str
     suspended_at: str | None
+    balance: BalanceObject | UnsetType | None = UNSET
 
 
 class TenantList(Struct, frozen=True, kw_only=True):
@@ -90,18 +95,39 @@ _TENANT, _PROJECT = msgspec.json.Decoder(NewTenant), msgspec.json.Decoder(NewPro
 def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     tenancy, client_timeout = gateway.services.tenancy, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.tenancy.wait
+    wait, balances = gateway.management_breakers.tenancy.wait, Balances(gateway.services.database)
 
-    @get("/admin/v1/tenants", opt=demands("tenants.read") | describes(TenantList, query=page()))
+    @get(
+        "/admin/v1/tenants",
+        opt=demands("tenants.read")
+        | describes(
+            TenantList,
+            query=(*page(), query("expand", Literal["balance"], "Each with its balance.")),
+        ),
+    )
     async def list_tenants(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tenants that you may see, ordered by name."""
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
+        expands = parameters.choice("expand", ("balance",)) is not None
         parameters.reject_unknown()
         if after is not None:
             after = (await _last_tenant(gateway, request, after)).name
         found, more = await list_visible_tenants(gateway, request, "tenants.read", limit, after)
-        return json_response(TenantList(data=[tenant_object(tenant) for tenant in found], has_more=more))
+        objects = [tenant_object(tenant) for tenant in found]
+        if expands:
+            money = await wait(balances.of_tenants([tenant.id for tenant in found]))
+            principal = principal_of(request)
+            objects = [
+                structs.replace(
+                    shown,
+                    balance=balance_object(money.get(tenant.id) or no_money(tenant.id))
+                    if principal.may("balance.read", tenant.id)
+                    else None,
+                )
+                for tenant, shown in zip(found, objects, strict=True)
+            ]
+        return json_response(TenantList(data=objects, has_more=more))
 
     @post(
         "/admin/v1/tenants",

@@ -48,6 +48,18 @@ async def test_lists_are_pages_of_what_one_may_see(stack: Stack, desks: Desks) -
             assert refused["error"]["code"] == "not_found"
 
 
+async def test_a_list_of_tenants_has_their_balances_where_they_may_be_seen(stack: Stack, desks: Desks) -> None:
+    await stack.tenancy.create_tenant("a")
+    listed = (await desks.operator().get(f"{T}?expand=balance"))["data"]
+    assert [each["name"] for each in listed] == ["a", "demo"]
+    for each in listed:
+        assert each["balance"] == await desks.operator().get(f"{T}/{each['name']}/balance")
+    member = desks.role("developer", stack.tenant.id, stack.project.id)
+    assert [each["balance"] for each in (await member.get(f"{T}?expand=balance"))["data"]] == [None]
+    assert "balance" not in (await member.get(T))["data"][0]
+    await member.get(f"{T}?expand=money", 400)
+
+
 async def test_a_project_member_sees_that_project_only(stack: Stack, desks: Desks) -> None:
     other = await stack.tenancy.create_project(stack.tenant.id, "other")
     member = desks.role("developer", stack.tenant.id, stack.project.id)

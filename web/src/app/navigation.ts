@@ -4,6 +4,7 @@ import {
   IconBan,
   IconBuildingBank,
   IconBuildingStore,
+  IconBuildings,
   IconCalendarCheck,
   IconCash,
   IconChartBar,
@@ -85,6 +86,7 @@ export const PLATFORM_GROUP: Group = {
   label: 'Platform',
   pages: [
     { label: 'All tenants', to: '/platform/overview', permission: 'tenants.read', icon: IconLayoutDashboard },
+    { label: 'Tenants', to: '/platform/tenants', permission: 'tenants.read', icon: IconBuildings },
     { label: 'All usage', to: '/platform/usage', permission: 'usage.read', icon: IconChartBar },
     { label: 'Fleet', to: '/platform/fleet', permission: 'fleet.read', icon: IconServer },
     { label: 'Approvals', to: '/platform/approvals', permission: 'approvals.read', icon: IconChecklist },

@@ -94,6 +94,12 @@ const approvalsRoute = createRoute({
   component: lazyRouteComponent(() => import('./approvals/ApprovalsPage'), 'ApprovalsPage'),
 });
 
+const tenantsRoute = createRoute({
+  getParentRoute: () => platformRoute,
+  path: 'tenants',
+  component: lazyRouteComponent(() => import('./platform/TenantsPage'), 'TenantsPage'),
+});
+
 const usersRoute = createRoute({
   getParentRoute: () => platformRoute,
   path: 'users',
@@ -158,6 +164,7 @@ export const tenantAccessRoutes = [
 export const accountRoutes = [accountRoute] as const;
 export const platformAccessRoutes = [
   approvalsRoute,
+  tenantsRoute,
   usersRoute,
   userRoute,
   platformMembersRoute,

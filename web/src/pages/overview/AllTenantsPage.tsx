@@ -1,7 +1,8 @@
 /** How all tenants stand together, for operators: spend, money, waits, what waits for somebody, the largest tenants. */
-import { Stack, Text, Title } from '@mantine/core';
+import { Button, Stack, Text, Title } from '@mantine/core';
 
 import { useQuery } from '@tanstack/react-query';
+import { Link } from '@tanstack/react-router';
 
 import { may, useMe } from '~/access/rights';
 import type { Schema } from '~/api/client';
@@ -26,7 +27,15 @@ export function AllTenantsPage() {
   const overview = useQuery(allTenantsOptions);
   const decides = may(useMe(), 'approvals.decide'); // then what waits is above, with the decision
   return (
-    <Page title="All tenants" about="How the tenants stand together that you may see whole.">
+    <Page
+      title="All tenants"
+      about="How the tenants stand together that you may see whole."
+      actions={
+        <Button component={Link} to="/platform/tenants" variant="default">
+          Table of tenants
+        </Button>
+      }
+    >
       <Partial />
       <Loaded query={overview} what="the overview" height={320}>
         {(found) => (
