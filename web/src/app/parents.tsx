@@ -42,6 +42,13 @@ export const tenantRoute = createRoute({
   loader: ({ context, params }) => context.queries.ensureQueryData(tenantOptions(params.tenant)),
 });
 
+/** Any other path, inside the frame. */
+export const unknownRoute = createRoute({
+  getParentRoute: () => signedInRoute,
+  path: '$',
+  component: NotFoundPage,
+});
+
 /** Pages of the platform, `/platform/…`. */
 export const platformRoute = createRoute({
   getParentRoute: () => signedInRoute,

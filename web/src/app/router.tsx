@@ -11,13 +11,14 @@ import { tenantPlaygroundRoutes } from '~/pages/playground/routes';
 import { tenantRequestRoutes } from '~/pages/requests/routes';
 import { platformUsageRoutes, tenantUsageRoutes } from '~/pages/usage/routes';
 
-import { platformRoute, rootRoute, signedInRoute, tenantRoute } from './parents';
+import { platformRoute, rootRoute, signedInRoute, tenantRoute, unknownRoute } from './parents';
 import { makeQueryClient } from './query_client';
 
 const routeTree = rootRoute.addChildren([
   ...signInRoutes,
   signedInRoute.addChildren([
     homeRoute,
+    unknownRoute,
     ...accountRoutes,
     platformRoute.addChildren([
       ...platformUsageRoutes,

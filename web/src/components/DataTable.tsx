@@ -101,8 +101,9 @@ function SortButton({ header, sorting, set, numeric = false }: SortButtonProps) 
   return (
     <UnstyledButton fw={700} fz="inherit" onClick={() => set(next)}>
       <Group gap={2} wrap="nowrap" justify={numeric ? 'flex-end' : undefined}>
-        {header}
+        {!numeric && header}
         <Arrow size={14} aria-hidden style={{ visibility: active === undefined ? 'hidden' : undefined }} />
+        {numeric && header}
       </Group>
     </UnstyledButton>
   );

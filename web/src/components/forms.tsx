@@ -5,6 +5,8 @@ import { type ReactNode, useState } from 'react';
 import { asProblem } from '~/api/problem';
 import { saveFile } from '~/api/client';
 
+import { useHeldOpen } from './SecretModal';
+
 /** The message for one field (`name`, or `limits.requests`), if the problem is with it. */
 export function fieldError(error: unknown, field: string): string | undefined {
   if (error === null || error === undefined) return undefined;
@@ -78,8 +80,17 @@ export function Confirm({ opened, close, title, children, action, typed, pending
   );
 }
 
-/** A secret that is never shown again: copy it, or save it as a file. */
-export function SecretOnce({ secret, variable, file }: { secret: string; variable: string; file: string }) {
+interface SecretOnceProps {
+  secret: string;
+  variable: string;
+  file: string;
+  /** The user says that it is kept. */
+  done: () => void;
+}
+
+/** A secret that is never shown again: copy it, or save it as a file. The dialog around it stays until then. */
+export function SecretOnce({ secret, variable, file, done }: SecretOnceProps) {
+  useHeldOpen();
   return (
     <Stack gap="xs">
       <Alert color="yellow.9" variant="outline" role="note">
@@ -97,6 +108,9 @@ export function SecretOnce({ secret, variable, file }: { secret: string; variabl
           onClick={() => saveFile(new Blob([`${variable}=${secret}\n`], { type: 'text/plain' }), file)}
         >
           Save as {file}
+        </Button>
+        <Button variant="default" ml="auto" onClick={done}>
+          I have kept it
         </Button>
       </Group>
     </Stack>

@@ -7,12 +7,19 @@ import { useState } from 'react';
 import { displayAmount } from '~/money/decimal';
 import { displayDistance, displayInstant } from '~/time/instants';
 
-/** An amount of money. With `places` it is rounded for the eye, and the exact amount is its title. */
-export function Money({ amount, currency, places }: { amount: string; currency?: string; places?: number }) {
+interface MoneyProps {
+  amount: string;
+  currency?: string;
+  /** How many decimals are shown; with `exact` as many as it has. */
+  places?: number | 'exact';
+}
+
+/** An amount of money, rounded for the eye to two decimals; the exact amount is its title. */
+export function Money({ amount, currency, places = 2 }: MoneyProps) {
   const unit = currency === undefined ? '' : `\u00a0${currency}`;
   return (
-    <data value={amount} title={places === undefined ? undefined : `${amount}${unit}`} className="numeric">
-      {displayAmount(amount, places)}
+    <data value={amount} title={places === 'exact' ? undefined : `${amount}${unit}`} className="numeric">
+      {displayAmount(amount, places === 'exact' ? undefined : places)}
       {unit}
     </data>
   );

@@ -51,6 +51,11 @@ export function displayAmount(text: string, places?: number): string {
   return `${sign === '-' ? '−' : ''}${group(whole)}${kept && `.${kept}`}`;
 }
 
+/** How many decimals show each of some amounts exactly: those of the longest, and two at least. */
+export function placesOf(amounts: Iterable<string>): number {
+  return Math.max(2, ...[...amounts].map((amount) => (formatAmount(parseAmount(amount)).split('.')[1] ?? '').length));
+}
+
 /** A count with its thousands grouped. */
 export function displayCount(count: number | bigint): string {
   return count < 0 ? `−${group(String(-count))}` : group(String(count));

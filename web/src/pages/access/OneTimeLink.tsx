@@ -2,9 +2,11 @@
 import { Alert, Button, Code, CopyButton, Group, Stack, Text } from '@mantine/core';
 
 import type { Schema } from '~/api/client';
+import { useHeldOpen } from '~/components/SecretModal';
 import { Instant } from '~/components/values';
 
 export function OneTimeLink({ link, whom, done }: { link: Schema<'LinkObject'>; whom: string; done: () => void }) {
+  useHeldOpen();
   const url = `${location.origin}${link.path}`;
   return (
     <Stack>
@@ -21,7 +23,7 @@ export function OneTimeLink({ link, whom, done }: { link: Schema<'LinkObject'>; 
           {({ copied, copy }) => <Button onClick={copy}>{copied ? 'Copied' : 'Copy'}</Button>}
         </CopyButton>
         <Button variant="default" onClick={done}>
-          Done
+          I have handed it over
         </Button>
       </Group>
     </Stack>

@@ -160,7 +160,7 @@ function Budgets({ budgets, tenant }: { budgets: Budget[]; tenant: string }) {
       numeric: true,
       cell: (budget) => <Money amount={budget.limit} currency={budget.currency} places={2} />,
     },
-    { header: 'Part', cell: (budget) => <UsedPart budget={budget} /> },
+    { header: 'Share', cell: (budget) => <UsedPart budget={budget} /> },
     { header: 'Ends', cell: (budget) => <Instant at={budget.resets_at} distance /> },
   ];
   return (

@@ -46,7 +46,7 @@ function statusOf({ running, stopped, error, told }: AnswerState): string {
 function factsOf(usage: Usage): Fact[] {
   const { cached_tokens: read, cache_write_tokens: written = 0 } = usage.prompt_tokens_details;
   return [
-    { name: 'Cost', value: <Money amount={usage.cost.amount} currency={usage.cost.currency} /> },
+    { name: 'Cost', value: <Money amount={usage.cost.amount} currency={usage.cost.currency} places={6} /> },
     { name: 'Uncached prompt tokens', value: displayCount(usage.prompt_tokens - read - written) },
     { name: 'Read from the cache', value: displayCount(read) },
     { name: 'Written to the cache', value: displayCount(written) },

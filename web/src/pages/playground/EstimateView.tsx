@@ -11,10 +11,10 @@ export function EstimateView({ estimate, lane }: { estimate: Schema<'EstimateObj
   const facts: Fact[] = [
     {
       name: `Most that it can cost, ${lane}`,
-      value: bound === undefined ? 'no price' : <Money amount={bound} currency={currency} />,
+      value: bound === undefined ? 'no price' : <Money amount={bound} currency={currency} places={6} />,
       about: others.map(([name, one]) => (
         <div key={name}>
-          {name}: <Money amount={one.max_cost} currency={currency} />
+          {name}: <Money amount={one.max_cost} currency={currency} places={6} />
         </div>
       )),
     },

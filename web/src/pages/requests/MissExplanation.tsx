@@ -34,7 +34,7 @@ export function MissExplanation({ explanation, tenant }: { explanation: Explanat
     },
     {
       header: 'Cost beyond a read',
-      cell: (miss) => (miss.cost === null ? '–' : <Money amount={miss.cost} currency={currency} />),
+      cell: (miss) => (miss.cost === null ? '–' : <Money amount={miss.cost} currency={currency} places={6} />),
       numeric: true,
     },
     { header: 'What to do', cell: advice },
@@ -46,7 +46,7 @@ export function MissExplanation({ explanation, tenant }: { explanation: Explanat
         from the cache, {displayCount(explanation.missed_tokens)} were not
         {explanation.missed_cost !== null && (
           <>
-            , which cost <Money amount={explanation.missed_cost} currency={currency} /> beyond reads
+            , which cost <Money amount={explanation.missed_cost} currency={currency} places={6} /> beyond reads
           </>
         )}
         .

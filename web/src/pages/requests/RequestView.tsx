@@ -8,7 +8,7 @@ import { type Column, DataTable } from '~/components/DataTable';
 import { type Fact, Facts } from '~/components/Facts';
 import { Loaded } from '~/components/Loaded';
 import { Copied, Instant, Money, State } from '~/components/values';
-import { displayCount } from '~/money/decimal';
+import { displayCount, placesOf } from '~/money/decimal';
 
 import { MissExplanation, RequestLink } from './MissExplanation';
 import { readsInWords, readsOf } from './reads';
@@ -125,7 +125,7 @@ function RequestFacts({ details }: { details: Details }) {
     { name: 'Status', value: <State tone={TONES[status] ?? 'bad'}>{status.replaceAll('_', ' ')}</State> },
     ...(details.code === null ? [] : [{ name: 'Error', value: details.code }]),
     { name: 'Project', value: details.project ?? details.project_id },
-    { name: 'Key', value: details.key ?? '–' },
+    { name: 'Key', value: details.request?.key_name ?? details.key ?? '–' },
   ];
   if (request !== null) {
     facts.push(
@@ -151,12 +151,16 @@ function Charges({ details }: { details: Details }) {
   const columns: Column<Charge>[] = [
     { header: 'Meter', cell: (charge) => charge.meter.replaceAll('_', ' '), total: 'In all' },
     { header: 'Tokens', cell: (charge) => displayCount(charge.units), numeric: true },
-    { header: 'Price per million', cell: (charge) => <Money amount={charge.price} />, numeric: true },
+    {
+      header: 'Price per million',
+      cell: (charge) => <Money amount={charge.price} places={placesOf(details.charges.map((one) => one.price))} />,
+      numeric: true,
+    },
     {
       header: 'Cost',
-      cell: (charge) => <Money amount={charge.cost} />,
+      cell: (charge) => <Money amount={charge.cost} places={6} />,
       numeric: true,
-      total: <Money amount={request.cost} currency={request.currency} />,
+      total: <Money amount={request.cost} currency={request.currency} places={6} />,
     },
   ];
   return (
@@ -209,8 +213,8 @@ function Books({ details, tenant }: { details: Details; tenant: string }) {
     <Stack gap={4}>
       {hold !== null && (
         <Text size="sm">
-          Its hold of <Money amount={hold.amount} /> is {hold.state}. It was taken on <Instant at={hold.admitted_at} />{' '}
-          and ends on <Instant at={hold.expires_at} /> at the latest.
+          Its hold of <Money amount={hold.amount} places={6} /> is {hold.state}. It was taken on{' '}
+          <Instant at={hold.admitted_at} /> and ends on <Instant at={hold.expires_at} /> at the latest.
         </Text>
       )}
       {request !== null && (
@@ -222,7 +226,7 @@ function Books({ details, tenant }: { details: Details; tenant: string }) {
           <Text size="sm">The engine counted, in tokens: {counts.join(', ') || 'nothing'}.</Text>
           {details.adjustments.map((one) => (
             <Text key={one.id} size="sm" component="div">
-              Adjusted by <Money amount={one.cost} currency={one.currency} />:{' '}
+              Adjusted by <Money amount={one.cost} currency={one.currency} places={6} />:{' '}
               <RequestLink tenant={tenant} id={one.id} />
             </Text>
           ))}

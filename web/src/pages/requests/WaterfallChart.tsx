@@ -125,9 +125,9 @@ function StageTable({ bars, waterfall }: { bars: ShownBar[]; waterfall: Waterfal
     },
     {
       header: 'Cost',
-      cell: (shown) => (shown.bar.cost === null ? '–' : <Money amount={shown.bar.cost} />),
+      cell: (shown) => (shown.bar.cost === null ? '–' : <Money amount={shown.bar.cost} places={6} />),
       numeric: true,
-      total: waterfall.cost === null ? '–' : <Money amount={waterfall.cost} currency={currency} />,
+      total: waterfall.cost === null ? '–' : <Money amount={waterfall.cost} currency={currency} places={6} />,
     },
     { header: 'What took the time', cell: (shown) => shown.bar.cause },
   ];

@@ -13,11 +13,11 @@ import { Loaded } from '~/components/Loaded';
 import { Partial } from '~/components/Partial';
 import { Remark } from '~/components/Remark';
 import { Instant, Money } from '~/components/values';
-import { displayAmount, displayCount } from '~/money/decimal';
+import { displayCount } from '~/money/decimal';
 
 import { FilterBar } from './FilterBar';
 import { FirstRequest } from './FirstRequest';
-import { type GroupName, MEASURES, pathWith, seriesQuery, type UsageSearch } from './search';
+import { BUCKETS, type GroupName, MEASURES, pathWith, seriesQuery, type UsageSearch } from './search';
 import {
   addSums,
   bucketLabel,
@@ -75,26 +75,31 @@ export function UsageExplorer({ path, series, search, change, groups, tenant }: 
             onChange={(value) => set({ measure: value as UsageSearch['measure'] })}
           />
         </div>
-        <GroupSelect label="By" groups={groups} value={search.group} set={(group) => set({ group, then: undefined })} />
+        <GroupSelect
+          label="Group by"
+          groups={groups}
+          value={search.group}
+          set={(group) => set({ group, then: undefined })}
+        />
         {search.group !== undefined && (
           <GroupSelect
-            label="and by"
+            label="Then by"
             groups={groups.filter((group) => group !== search.group)}
             value={search.then}
             set={(then) => set({ then })}
           />
         )}
         <Select
-          label="Bucket"
+          label="Interval"
           w={120}
-          data={['fitting', 'hour', 'day', 'month']}
-          value={search.bucket ?? 'fitting'}
+          data={['automatic', ...BUCKETS]}
+          value={search.bucket ?? 'automatic'}
           allowDeselect={false}
-          onChange={(value) => set({ bucket: value === 'fitting' ? undefined : (value as UsageSearch['bucket']) })}
+          onChange={(value) => set({ bucket: value === 'automatic' ? undefined : (value as UsageSearch['bucket']) })}
         />
         {search.group !== undefined && (
           <Select
-            label="Lines"
+            label="Show top"
             w={90}
             data={['5', '10', '20', '50']}
             value={String(search.top ?? 10)}
@@ -280,7 +285,7 @@ function ByBucket({ series, search, tenant, measure, currency }: TableProps) {
         columns={columns}
         rows={buckets}
         rowKey={String}
-        empty="There are no buckets."
+        empty="There is no usage."
       />
       {series.complete < series.starts.length && (
         <Text size="xs" c="dimmed">
@@ -318,7 +323,7 @@ function ByLine({ series, search, tenant, measure, currency }: TableProps) {
       header: `Cost, ${each}`,
       numeric: true,
       cell: (line: Line) => <Money amount={line.total.cost[each] ?? '0'} />,
-      total: displayAmount(total.cost[each] ?? '0'),
+      total: <Money amount={total.cost[each] ?? '0'} />,
     })),
   ];
   if (series.previous) {
@@ -341,7 +346,7 @@ function ByLine({ series, search, tenant, measure, currency }: TableProps) {
       caption="Usage by group"
       columns={columns}
       rows={series.lines}
-      rowKey={(line) => lineName(line, series.group_by, others)}
+      rowKey={(line) => series.group_by.map((group) => line[group]).join(' ')}
       empty="There is no usage."
     />
   );
@@ -381,7 +386,7 @@ function GroupSelect({
     <Select
       label={label}
       w={130}
-      placeholder="nothing"
+      placeholder="none"
       clearable
       data={groups.map((group) => ({ value: group, label: group[0]!.toUpperCase() + group.slice(1) }))}
       value={value ?? null}

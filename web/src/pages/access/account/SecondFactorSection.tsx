@@ -1,5 +1,5 @@
 /** Sets up and removes the authenticator, and shows recovery codes once. The QR code is drawn in this browser. */
-import { Alert, Button, Code, CopyButton, Group, Modal, SimpleGrid, Stack, Text } from '@mantine/core';
+import { Alert, Button, Code, CopyButton, Group, SimpleGrid, Stack, Text } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { QRCodeSVG } from 'qrcode.react';
@@ -12,6 +12,7 @@ import { Copied, State } from '~/components/values';
 
 import { CodeInput } from '../CodeInput';
 import { Section } from '../Section';
+import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 
 const QR_PIXELS = 200;
 
@@ -67,12 +68,12 @@ export function SecondFactorSection({ me }: { me: Me }) {
           </Button>
         )}
       </Group>
-      <Modal opened={begin.data !== undefined} onClose={() => begin.reset()} title="Set up an authenticator">
+      <SecretModal opened={begin.data !== undefined} onClose={() => begin.reset()} title="Set up an authenticator">
         {begin.data !== undefined && <SetUp authenticator={begin.data} confirmed={confirmed} />}
-      </Modal>
-      <Modal opened={codes !== null} onClose={() => setCodes(null)} title="Your recovery codes">
+      </SecretModal>
+      <SecretModal opened={codes !== null} onClose={() => setCodes(null)} title="Your recovery codes">
         {codes !== null && <RecoveryCodes codes={codes} close={() => setCodes(null)} />}
-      </Modal>
+      </SecretModal>
       <Confirm
         opened={removing}
         close={endRemoval}
@@ -136,6 +137,7 @@ function SetUp({ authenticator, confirmed }: SetUpProps) {
 }
 
 function RecoveryCodes({ codes, close }: { codes: string[]; close: () => void }) {
+  useHeldOpen();
   const text = codes.join('\n');
   return (
     <Stack>

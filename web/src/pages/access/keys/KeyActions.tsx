@@ -1,10 +1,11 @@
 /** Changing, rotating and revoking a key of a tenant or of an operator. */
-import { Button, Group, Modal, NativeSelect, Stack, Text } from '@mantine/core';
+import { Button, Group, NativeSelect, Stack, Text } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
 
 import { api, type Schema } from '~/api/client';
 import { Confirm, fieldError, FormProblem } from '~/components/forms';
+import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 
 import { Reason } from '~/components/Reason';
 import { fieldsOf, type Key, keyPatch, nameOf } from './fields';
@@ -35,12 +36,12 @@ export function KeyActions(props: KeyActionsProps) {
       <Button color="red" variant="outline" onClick={() => setOpen('revoke')}>
         Revoke
       </Button>
-      <Modal opened={open === 'change'} onClose={close} title={`Change ${nameOf(props.apiKey)}`} size="lg">
+      <SecretModal opened={open === 'change'} onClose={close} title={`Change ${nameOf(props.apiKey)}`} size="lg">
         <Change {...props} done={close} />
-      </Modal>
-      <Modal opened={open === 'rotate'} onClose={close} title={`Rotate ${nameOf(props.apiKey)}`} size="lg">
+      </SecretModal>
+      <SecretModal opened={open === 'rotate'} onClose={close} title={`Rotate ${nameOf(props.apiKey)}`} size="lg">
         <Rotate {...props} done={close} />
-      </Modal>
+      </SecretModal>
       <Revoke {...props} opened={open === 'revoke'} close={close} />
     </>
   );
@@ -108,6 +109,7 @@ function Rotate({ apiKey, tenant, done }: KeyActionsProps & { done: () => void }
     },
     onSuccess: refresh,
   });
+  useHeldOpen(rotate.isPending);
   const submit = (event: FormEvent): void => {
     event.preventDefault();
     rotate.mutate();

@@ -1,5 +1,5 @@
 /** A new secret of a key, shown this once. */
-import { Button, Group, Stack, Text } from '@mantine/core';
+import { Stack, Text } from '@mantine/core';
 
 import type { Schema } from '~/api/client';
 import { SecretOnce } from '~/components/forms';
@@ -17,10 +17,8 @@ export function KeySecret({ made, done }: { made: Schema<'KeyWithSecret'>; done:
         secret={made.key}
         variable="TURNPIKE_API_KEY"
         file={`${made.name.replace(/[^\w-]+/g, '-') || 'key'}.env`}
+        done={done}
       />
-      <Group justify="flex-end">
-        <Button onClick={done}>I have kept it</Button>
-      </Group>
     </Stack>
   );
 }

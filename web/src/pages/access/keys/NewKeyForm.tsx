@@ -1,5 +1,5 @@
 /** Creates a key: with a name alone at once, or with all that can be said of one. The secret is shown once. */
-import { Button, Group, Modal, NativeSelect, Paper, Stack, TextInput } from '@mantine/core';
+import { Button, Group, NativeSelect, Paper, Stack, TextInput } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
@@ -7,6 +7,7 @@ import { type FormEvent, useState } from 'react';
 import { may, useMe } from '~/access/rights';
 import { api, type Schema } from '~/api/client';
 import { fieldError, FormProblem } from '~/components/forms';
+import { SecretModal } from '~/components/SecretModal';
 
 import { useProjectsQuery } from '../useProjects';
 import { emptyFields, type KeyFields, newKey } from './fields';
@@ -91,7 +92,7 @@ export function NewKeyForm({ tenant, tenantId, project }: NewKeyFormProps) {
           {!opened && <FormProblem error={create.error} fields={['name', 'project']} />}
         </Stack>
       </form>
-      <Modal opened={opened} onClose={close} title="New key" size="lg">
+      <SecretModal opened={opened} onClose={close} title="New key" size="lg">
         <form onSubmit={submit}>
           <Stack>
             {projectInput}
@@ -110,10 +111,10 @@ export function NewKeyForm({ tenant, tenantId, project }: NewKeyFormProps) {
             </Group>
           </Stack>
         </form>
-      </Modal>
-      <Modal opened={made !== null} onClose={() => setMade(null)} title="Your new key" size="lg">
+      </SecretModal>
+      <SecretModal opened={made !== null} onClose={() => setMade(null)} title="Your new key" size="lg">
         {made !== null && <KeySecret made={made} done={() => setMade(null)} />}
-      </Modal>
+      </SecretModal>
     </Paper>
   );
 }

@@ -1,5 +1,5 @@
 /** Who has a role at a scope, and who is invited: the same for the platform, a tenant and a project. */
-import { Button, Group, Modal, NativeSelect, Stack, TextInput } from '@mantine/core';
+import { Button, Group, NativeSelect, Stack, TextInput } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
@@ -9,6 +9,7 @@ import { api, type Schema } from '~/api/client';
 import { type Column, DataTable } from '~/components/DataTable';
 import { Confirm, fieldError, FormProblem } from '~/components/forms';
 import { Loaded } from '~/components/Loaded';
+import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 import { Instant, State } from '~/components/values';
 
 import { OneTimeLink } from '../OneTimeLink';
@@ -41,7 +42,7 @@ function MembersSection({ scope, mayChange }: { scope: RoleScope; mayChange: boo
   const [removing, setRemoving] = useState<Member | null>(null);
   const columns: Column<Member>[] = [
     { header: 'Name', cell: (one) => <span className="wraps">{one.name || '–'}</span> },
-    { header: 'E-mail address', cell: (one) => <span className="wraps">{one.email}</span> },
+    { header: 'E-mail address', cell: (one) => <span className="unbroken">{one.email}</span> },
     { header: 'Role', cell: (one) => one.role },
     {
       header: 'Second factor',
@@ -92,9 +93,9 @@ function MembersSection({ scope, mayChange }: { scope: RoleScope; mayChange: boo
           />
         )}
       </Loaded>
-      <Modal opened={changing !== null} onClose={() => setChanging(null)} title="Change the role">
+      <SecretModal opened={changing !== null} onClose={() => setChanging(null)} title="Change the role">
         {changing !== null && <RoleForm scope={scope} member={changing} done={() => setChanging(null)} />}
-      </Modal>
+      </SecretModal>
       {removing !== null && (
         <Removal scope={scope} member={removing} own={removing.user === me.id} close={() => setRemoving(null)} />
       )}
@@ -189,7 +190,7 @@ function InvitationsSection({ scope, mayChange }: { scope: RoleScope; mayChange:
     },
   });
   const columns: Column<Invitation>[] = [
-    { header: 'E-mail address', cell: (one) => <span className="wraps">{one.email}</span> },
+    { header: 'E-mail address', cell: (one) => <span className="unbroken">{one.email}</span> },
     { header: 'Role', cell: (one) => one.role },
     { header: 'Invited', cell: (one) => <Instant at={one.created_at} distance /> },
     { header: 'Ends', cell: (one) => <Instant at={one.expires_at} distance /> },
@@ -222,9 +223,9 @@ function InvitationsSection({ scope, mayChange }: { scope: RoleScope; mayChange:
           />
         )}
       </Loaded>
-      <Modal opened={inviting} onClose={() => setInviting(false)} title={`Invite to ${nameOfScope(scope)}`}>
+      <SecretModal opened={inviting} onClose={() => setInviting(false)} title={`Invite to ${nameOfScope(scope)}`}>
         <Invite scope={scope} done={() => setInviting(false)} />
-      </Modal>
+      </SecretModal>
     </Section>
   );
 }
@@ -239,6 +240,7 @@ function Invite({ scope, done }: { scope: RoleScope; done: () => void }) {
     mutationFn: async () => (await api.POST(invitationsPath(scope), { body: { email, role } })).data!,
     onSuccess: () => queries.invalidateQueries({ queryKey: ['invitations'] }),
   });
+  useHeldOpen(invite.isPending);
   const submit = (event: FormEvent): void => {
     event.preventDefault();
     invite.mutate();

@@ -1,5 +1,5 @@
 /** The keys of operators, who run the platform. */
-import { Button, Group, Modal, NativeSelect, Stack, TextInput } from '@mantine/core';
+import { Button, Group, NativeSelect, Stack, TextInput } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { Link } from '@tanstack/react-router';
 import { type FormEvent, useState } from 'react';
@@ -9,6 +9,7 @@ import { api, type Schema } from '~/api/client';
 import type { Column } from '~/components/DataTable';
 import { fieldError, FormProblem } from '~/components/forms';
 import { Page } from '~/components/Page';
+import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 import { PagedTable } from '~/components/PagedTable';
 import { Instant } from '~/components/values';
 
@@ -69,9 +70,9 @@ export function OperatorKeysPage() {
           (await api.GET(OPERATOR_KEYS_PATH, { params: { query: { after, limit: 100 } }, signal })).data!
         }
       />
-      <Modal opened={creating} onClose={() => setCreating(false)} title="New operator key" size="lg">
+      <SecretModal opened={creating} onClose={() => setCreating(false)} title="New operator key" size="lg">
         <NewOperatorKey done={() => setCreating(false)} />
-      </Modal>
+      </SecretModal>
     </Page>
   );
 }
@@ -96,6 +97,7 @@ function NewOperatorKey({ done }: { done: () => void }) {
     },
     onSuccess: () => queries.invalidateQueries({ queryKey: ['get', OPERATOR_KEYS_PATH] }),
   });
+  useHeldOpen(create.isPending);
   const submit = (event: FormEvent): void => {
     event.preventDefault();
     create.mutate();

@@ -1,5 +1,5 @@
 /** One user: roles, one-time links, ending sessions, disabling. */
-import { Button, Group, List, Modal, NativeSelect, Stack, Text } from '@mantine/core';
+import { Button, Group, List, NativeSelect, Stack, Text } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { getRouteApi, Link } from '@tanstack/react-router';
@@ -11,6 +11,7 @@ import { useTenants } from '~/app/TenantSwitcher';
 import { fieldError, FormProblem } from '~/components/forms';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
+import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 import { Copied, Instant, State } from '~/components/values';
 
 import { Details } from '../Details';
@@ -117,14 +118,14 @@ function Actions({ user, own }: { user: User; own: boolean }) {
           {user.disabled_at === null ? 'Disable' : 'Enable'}
         </Button>
       )}
-      <Modal
+      <SecretModal
         opened={doing !== null}
         onClose={close}
         title={doing === 'link' ? 'One-time link' : doing === null ? '' : DOINGS[doing].title}
       >
         {doing === 'link' && <NewLink user={user} done={close} />}
         {doing !== null && doing !== 'link' && <DoingForm user={user} doing={doing} done={close} />}
-      </Modal>
+      </SecretModal>
     </>
   );
 }
@@ -168,6 +169,7 @@ function NewLink({ user, done }: { user: User; done: () => void }) {
     mutationFn: async () =>
       (await api.POST(`${PATH}/links`, { params: { path: { user: user.id } }, body: { kind, reason } })).data!,
   });
+  useHeldOpen(make.isPending);
   const submit = (event: FormEvent): void => {
     event.preventDefault();
     make.mutate();

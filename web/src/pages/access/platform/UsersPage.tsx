@@ -76,7 +76,7 @@ function columns(tenants: Map<string, string>): Column<User>[] {
     {
       header: 'E-mail address',
       cell: (user) => (
-        <Link to="/platform/users/$user" params={{ user: user.id }} className="wraps">
+        <Link to="/platform/users/$user" params={{ user: user.id }} className="unbroken">
           {user.email}
         </Link>
       ),

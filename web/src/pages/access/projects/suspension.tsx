@@ -5,7 +5,7 @@ import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
 
 import { api } from '~/api/client';
-import { FormProblem } from '~/components/forms';
+import { fieldError, FormProblem } from '~/components/forms';
 import { Instant } from '~/components/values';
 
 import { Reason } from '~/components/Reason';
@@ -32,7 +32,7 @@ export function Suspension({ tenant, project, suspendedAt, mayChange }: Suspensi
         <Button variant="outline" color="red" onClick={open}>
           Suspend {project === undefined ? 'the tenant' : 'the project'}
         </Button>
-        <Modal opened={opened} onClose={close} title={`Suspend ${what}`}>
+        <Modal opened={opened} onClose={close} title={`Suspend ${what}?`}>
           <SuspensionForm path={path} done={close} />
         </Modal>
       </>
@@ -52,7 +52,7 @@ export function Suspension({ tenant, project, suspendedAt, mayChange }: Suspensi
           )}
         </Stack>
       </Alert>
-      <Modal opened={opened} onClose={close} title={`Resume ${what}`}>
+      <Modal opened={opened} onClose={close} title={`Resume ${what}?`}>
         <ResumptionForm path={path} done={close} />
       </Modal>
     </>
@@ -91,10 +91,14 @@ function SuspensionForm({ path, done }: { path: Path; done: () => void }) {
   return (
     <form onSubmit={submit}>
       <Stack>
-        <Text size="sm">Within a second every gateway refuses its requests, until it is resumed.</Text>
+        <Text size="sm">
+          Within a second every gateway refuses its requests with an error, until it is resumed. Its keys, money and
+          cache stay as they are.
+        </Text>
         <Radio.Group
           label="Requests that run now"
           value={running}
+          error={fieldError(suspend.error, 'running')}
           onChange={(value) => setRunning(value as 'finish' | 'end')}
         >
           <Stack gap="xs" mt="xs">
@@ -103,8 +107,11 @@ function SuspensionForm({ path, done }: { path: Path; done: () => void }) {
           </Stack>
         </Radio.Group>
         <Reason value={reason} set={setReason} error={suspend.error} />
-        <FormProblem error={suspend.error} fields={['reason']} />
+        <FormProblem error={suspend.error} fields={['reason', 'running']} />
         <Group justify="flex-end">
+          <Button variant="default" onClick={done}>
+            Cancel
+          </Button>
           <Button type="submit" color="red.9" loading={suspend.isPending}>
             Suspend
           </Button>
@@ -131,9 +138,13 @@ function ResumptionForm({ path, done }: { path: Path; done: () => void }) {
   return (
     <form onSubmit={submit}>
       <Stack>
+        <Text size="sm">Within a second every gateway answers its requests again, and what they use is billed.</Text>
         <Reason value={reason} set={setReason} error={resume.error} />
         <FormProblem error={resume.error} fields={['reason']} />
         <Group justify="flex-end">
+          <Button variant="default" onClick={done}>
+            Cancel
+          </Button>
           <Button type="submit" loading={resume.isPending}>
             Resume
           </Button>

@@ -2,7 +2,7 @@
  * A button that opens a form and sends it: with "Check" where the API can say what would come of it, and the server's own
  * words at the field that is wrong.
  */
-import { Alert, Button, Checkbox, Group, Modal, NativeSelect, Stack, Textarea, TextInput } from '@mantine/core';
+import { Alert, Button, Checkbox, Group, NativeSelect, Stack, Textarea, TextInput } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { notifications } from '@mantine/notifications';
 import { useMutation } from '@tanstack/react-query';
@@ -10,6 +10,7 @@ import { type FormEvent, type ReactNode, useState } from 'react';
 
 import { isPending } from '~/api/client';
 import { fieldError, FormProblem } from '~/components/forms';
+import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 
 export interface Field {
   /** The name of its value, and the path of the server's messages about it unless `path` says another. */
@@ -44,7 +45,7 @@ interface ActionDialogProps {
   /** What is said when it is done. */
   done: string;
   /** What is shown in place of the form when it is done, where there is more to say. */
-  after?: (answer: unknown) => ReactNode;
+  after?: (answer: unknown, close: () => void) => ReactNode;
   /** Called when it is done. */
   onDone?: (answer: unknown) => void;
 }
@@ -56,9 +57,9 @@ export function ActionDialog(props: ActionDialogProps) {
       <Button variant={props.variant ?? 'default'} size={props.size ?? 'sm'} onClick={open}>
         {props.label}
       </Button>
-      <Modal opened={opened} onClose={close} title={props.title} size="lg">
+      <SecretModal opened={opened} onClose={close} title={props.title} size="lg">
         {opened && <ActionForm {...props} close={close} />}
-      </Modal>
+      </SecretModal>
     </>
   );
 }
@@ -76,7 +77,8 @@ function ActionForm({ fields = [], close, ...props }: ActionDialogProps & { clos
       if (props.after === undefined || isPending(answer)) close();
     },
   });
-  if (run.isSuccess && props.after !== undefined) return <>{props.after(run.data)}</>;
+  useHeldOpen(props.after !== undefined && run.isPending);
+  if (run.isSuccess && props.after !== undefined) return <>{props.after(run.data, close)}</>;
   const error = run.error ?? check.error;
   const submit = (event: FormEvent): void => {
     event.preventDefault();
@@ -169,6 +171,7 @@ export function FieldInput({ field, value, error, focused = false, change }: Fie
         <Checkbox
           label={field.label}
           description={field.about}
+          error={error}
           checked={value === 'yes'}
           onChange={(event) => change(event.currentTarget.checked ? 'yes' : '')}
         />

@@ -6,7 +6,7 @@ import { query, type Schema } from '~/api/client';
 import { type Column, DataTable } from '~/components/DataTable';
 import { Loaded } from '~/components/Loaded';
 import { Instant, Money } from '~/components/values';
-import { addAmounts, compareAmounts, displayCount } from '~/money/decimal';
+import { addAmounts, compareAmounts, displayCount, placesOf } from '~/money/decimal';
 import { useProjects } from '~/pages/access/useProjects';
 
 import { WordLink } from '../components/WordLink';
@@ -37,6 +37,8 @@ export function InvoiceLines({ tenant, invoice, opened }: InvoiceLinesProps) {
     refetchInterval: false,
   });
   const { currency } = invoice;
+  const exactPlaces = placesOf((lines.data ?? []).map((line) => line.exact));
+  const pricePlaces = placesOf((lines.data ?? []).flatMap((line) => line.price ?? []));
   const columns: Column<Line>[] = [
     {
       header: 'Line',
@@ -52,14 +54,14 @@ export function InvoiceLines({ tenant, invoice, opened }: InvoiceLinesProps) {
     },
     ...projectColumn(useProjects(tenant), lines.data ?? []),
     { header: 'Lane', cell: (line) => line.lane },
-    { header: 'Days', cell: (line) => `${line.service_from} – ${line.service_until}` },
+    { header: 'Days', cell: (line) => <LineDays of={line} /> },
     { header: 'Units', numeric: true, cell: (line) => (line.units === 0 ? '' : displayCount(line.units)) },
     {
       header: 'Price per million',
       numeric: true,
-      cell: (line) => line.price !== null && <Money amount={line.price} currency={currency} />,
+      cell: (line) => line.price !== null && <Money amount={line.price} currency={currency} places={pricePlaces} />,
     },
-    { header: 'Exact', numeric: true, cell: (line) => <Money amount={line.exact} />, total: '' },
+    { header: 'Exact', numeric: true, cell: (line) => <Money amount={line.exact} places={exactPlaces} />, total: '' },
     {
       header: 'Net',
       numeric: true,
@@ -109,7 +111,7 @@ function NetOfLines({ lines, invoice }: { lines: readonly Line[]; invoice: Schem
   return (
     <Text size="sm" role={equal ? undefined : 'alert'} data-sum={equal ? 'equal' : 'different'}>
       {counted(lines.length, 'line')} {lines.length === 1 ? 'is' : 'are'}{' '}
-      <Money amount={sum} currency={invoice.currency} />
+      <Money amount={sum} currency={invoice.currency} places="exact" />
       {equal ? ', exactly the net amount.' : `, but the net amount is ${invoice.net}.`}
     </Text>
   );
@@ -233,10 +235,14 @@ function Requests({ tenant, invoice, line, day, hour }: DaysProps & { day: strin
       ),
     },
     { header: 'Admitted', cell: (one) => <Instant at={one.admitted_at} /> },
-    { header: 'Key', cell: (one) => one.key ?? '–' },
+    { header: 'Key', cell: (one) => one.key_name ?? one.key ?? '–' },
     { header: 'Kind', cell: (one) => (one.corrects === null ? 'request' : `corrects ${one.corrects}`) },
     { header: 'Units', numeric: true, cell: (one) => displayCount(one.units) },
-    { header: 'Exact', numeric: true, cell: (one) => <Money amount={one.exact} currency={invoice.currency} /> },
+    {
+      header: 'Exact',
+      numeric: true,
+      cell: (one) => <Money amount={one.exact} currency={invoice.currency} places="exact" />,
+    },
   ];
   return (
     <Level title={`Requests of ${day}, ${clock(hour)}`}>
@@ -283,12 +289,17 @@ interface SliceTableProps {
 }
 
 function SliceTable({ caption, slices, currency, heading, label, sum }: SliceTableProps) {
+  const exactPlaces = placesOf(slices.map((slice) => slice.exact));
   const columns: Column<Slice>[] = [
     { header: heading, cell: label },
     { header: 'Requests', numeric: true, cell: (slice) => displayCount(slice.requests) },
     { header: 'Corrections', numeric: true, cell: (slice) => displayCount(slice.adjustments) },
     { header: 'Units', numeric: true, cell: (slice) => displayCount(slice.units) },
-    { header: 'Exact', numeric: true, cell: (slice) => <Money amount={slice.exact} currency={currency} /> },
+    {
+      header: 'Exact',
+      numeric: true,
+      cell: (slice) => <Money amount={slice.exact} currency={currency} places={exactPlaces} />,
+    },
   ];
   return (
     <>
@@ -307,4 +318,17 @@ function SliceTable({ caption, slices, currency, heading, label, sum }: SliceTab
 /** `08:00` */
 function clock(hour: number): string {
   return `${String(hour).padStart(2, '0')}:00`;
+}
+
+/** The days in which a line's usage was. */
+function LineDays({
+  of: { service_from: from, service_until: until },
+}: {
+  of: Pick<Line, 'service_from' | 'service_until'>;
+}) {
+  return (
+    <>
+      <time dateTime={from}>{from}</time> – <time dateTime={until}>{until}</time>
+    </>
+  );
 }

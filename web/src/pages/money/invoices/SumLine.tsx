@@ -31,7 +31,7 @@ export function SumLine({ parts, what, parent, of, currency }: SumLineProps) {
     <Text size="sm" data-sum="equal">
       <IconEqual size={14} aria-hidden style={{ verticalAlign: '-2px' }} /> {what}{' '}
       {what.startsWith('1 ') ? 'is' : 'are'} {displayCount(units)} units and{' '}
-      <Money amount={formatAmount(pico)} currency={currency} />, exactly {of}.
+      <Money amount={formatAmount(pico)} currency={currency} places="exact" />, exactly {of}.
     </Text>
   );
 }

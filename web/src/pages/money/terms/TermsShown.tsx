@@ -15,7 +15,7 @@ export function TermsShown({ terms }: { terms: Schema<'TermsObject'> }) {
       <span key={n}>
         {n > 0 && ', '}
         {step.up_to === null || step.up_to === undefined ? 'the rest at ' : `up to ${displayCount(step.up_to)} at `}
-        <Money amount={step.price} />
+        <Money amount={step.price} places="exact" />
       </span>
     ));
     items.push(

@@ -148,11 +148,12 @@ function EndpointActions({ tenant, endpoint }: { tenant: string; endpoint: Endpo
           return (await api.POST(`${AT}/rotate`, { params, body })).data!;
         }}
         done="The secret was rotated."
-        after={(answer) => (
+        after={(answer, close) => (
           <SecretOnce
             secret={(answer as Endpoint).secret ?? ''}
             variable="TURNPIKE_WEBHOOK_SECRET"
             file="turnpike-webhook.env"
+            done={close}
           />
         )}
         onDone={refresh}

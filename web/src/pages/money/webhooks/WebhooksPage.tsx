@@ -107,11 +107,12 @@ function NewEndpoint({ tenant }: { tenant: string }) {
         return (await api.POST(PATH, { params: { path: { tenant } }, body })).data!;
       }}
       done="The endpoint was added."
-      after={(answer) => (
+      after={(answer, close) => (
         <SecretOnce
           secret={(answer as Endpoint).secret ?? ''}
           variable="TURNPIKE_WEBHOOK_SECRET"
           file="turnpike-webhook.env"
+          done={close}
         />
       )}
       onDone={() => void queries.invalidateQueries({ queryKey: ['get', PATH] })}
