@@ -53,7 +53,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         """Of `rollup_hour`; the caller's tenants are among them, unless they are all."""
         column = rollup_hour.c
         if self.period is not None:
-            span = [column.period == self.period]
+            span = [column.period == self.period, column.hour < self.end_at]
         else:  # none is booked before its admission
             span = [column.period >= period_of(self.start_at), column.hour >= self.start_at, column.hour < self.end_at]
         only = (
@@ -67,13 +67,16 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def earlier(self) -> Selection:
-        """The same usage in the span of the same length before it; of a period, in the one before."""
+        """The same usage in the span of the same length before it; of a period, in the one before, and of the beginning
+        of one in as much of that."""
         length = self.end_at - self.start_at
         if self.period is None or self.start_at == 0:  # nothing was before the first period
             start_at = max(0, self.start_at - length)
             return msgspec.structs.replace(self, start_at=start_at, end_at=self.start_at, period=None)
         before = period_of(self.start_at - 1)
         start_at, end_at = period_bounds(before)
+        if self.end_at < period_bounds(self.period)[1]:
+            end_at = min(end_at, start_at + length)
         return msgspec.structs.replace(self, start_at=start_at, end_at=end_at, period=before)
 
 

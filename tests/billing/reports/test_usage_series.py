@@ -119,6 +119,8 @@ async def test_filters_select_and_the_span_before_is_of_the_same_length(database
     assert (span.earlier.start_at, span.earlier.end_at) == (NOVEMBER, span.start_at)
     november = Selection(start_at=NOVEMBER, end_at=period_bounds("2026-11")[1], period="2026-11", tenants=[tenant.id])
     assert (november.earlier.period, november.earlier.end_at) == ("2026-10", NOVEMBER)
+    running = msgspec.structs.replace(november, end_at=NOVEMBER + 27 * DAY)  # compared with as many days
+    assert running.earlier.end_at - running.earlier.start_at == 27 * DAY
     empty = await usage_series(database, november.earlier, bucket="day", group_by=["model"])
     assert (empty.lines, empty.groups, _of(empty.total)) == ([], 0, (0, 0, {}))
 
