@@ -70,7 +70,7 @@ test('an operator approves a price in 3 clicks, with what it changes on screen',
   const before = await waiting.count();
   await clicks.on(waiting.first());
   const dialog = page.getByRole('dialog', { name: /^Approve: Prices of / });
-  await dialog.getByRole('columnheader', { name: 'After' }).waitFor();
+  await dialog.getByRole('columnheader', { name: 'every lane' }).waitFor();
   await clicks.on(dialog.getByRole('button', { name: 'Approve' }));
   await dialog.waitFor({ state: 'detached', timeout: 20_000 });
   expect(await waiting.count()).toBe(before - 1);

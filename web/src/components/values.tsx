@@ -32,9 +32,16 @@ export function Instant({ at, distance = false }: { at: string | null; distance?
   const full = displayInstant(at);
   return (
     <time dateTime={at} title={distance ? full : undefined}>
-      {distance ? displayDistance(at, now) : full}
+      {distance
+        ? displayDistance(at, now)
+        : full.split(/ (.*)/, 2).map((part) => <Unbroken key={part}>{part}</Unbroken>)}
     </time>
   );
+}
+
+/** The day, or the time of day: lines break between the two alone. */
+function Unbroken({ children }: { children: string }) {
+  return <span className="unbroken">{children} </span>;
 }
 
 /** An id or another text that people copy. */

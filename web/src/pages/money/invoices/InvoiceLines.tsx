@@ -328,7 +328,13 @@ function LineDays({
 }) {
   return (
     <>
-      <time dateTime={from}>{from}</time> – <time dateTime={until}>{until}</time>
+      <time dateTime={from} className="unbroken">
+        {from}
+      </time>{' '}
+      –{' '}
+      <time dateTime={until} className="unbroken">
+        {until}
+      </time>
     </>
   );
 }

@@ -1,10 +1,12 @@
 /** Tables of prices: the grid of a model, and what a sheet changes. */
+import { Text } from '@mantine/core';
+
 import { type Column, DataTable } from '~/components/DataTable';
 import { Money } from '~/components/values';
 import type { Schema } from '~/api/client';
 import { placesOf } from '~/money/decimal';
 
-import { changeOf, columnName, gridOf, meterName, type PriceCell } from './grid';
+import { cellKey, changeOf, columnName, gridOf, meterName, type PriceCell } from './grid';
 
 interface PriceGridProps {
   caption: string;
@@ -33,31 +35,42 @@ export function PriceGrid({ caption, cells }: PriceGridProps) {
 
 type Difference = Schema<'Difference'>;
 
-const differenceColumns = (places: number): Column<Difference>[] => [
-  { header: 'Meter', cell: ({ meter }) => meterName(meter) },
-  { header: 'For', cell: ({ lane, context_from: contextFrom }) => columnName({ lane, contextFrom }) },
-  {
-    header: 'Before',
-    numeric: true,
-    cell: ({ before }) => (before === null ? '–' : <Money amount={before} places={places} />),
-  },
-  {
-    header: 'After',
-    numeric: true,
-    cell: ({ after }) => (after === null ? '–' : <Money amount={after} places={places} />),
-  },
-  { header: 'Change', numeric: true, cell: ({ before, after }) => changeOf(before, after) },
-];
-
+/** What a sheet changes: meters × lanes and context tiers, each price before and after. */
 export function DifferenceTable({ caption, rows }: { caption: string; rows: readonly Difference[] }) {
   const places = placesOf(rows.flatMap(({ before, after }) => [before, after].filter((price) => price !== null)));
+  const grid = gridOf(rows.map((row) => ({ ...row, price: '0' })));
+  const changes = new Map(rows.map((row) => [cellKey(row.meter, row.lane, row.context_from), row]));
+  const columns: Column<string>[] = [
+    { header: 'Meter', cell: meterName },
+    ...grid.columns.map((column) => ({
+      header: columnName(column),
+      numeric: true,
+      cell: (meter: string) => {
+        const change = changes.get(cellKey(meter, column.lane, column.contextFrom));
+        return change === undefined ? '–' : <Change {...change} places={places} />;
+      },
+    })),
+  ];
   return (
     <DataTable
       caption={caption}
-      columns={differenceColumns(places)}
-      rows={rows}
-      rowKey={(row) => `${row.meter} ${row.lane} ${row.context_from}`}
+      columns={columns}
+      rows={grid.meters}
+      rowKey={(meter) => meter}
       empty="It changes no price."
     />
+  );
+}
+
+/** `3.00 → 2.70`, and by how much. */
+function Change({ before, after, places }: Pick<Difference, 'before' | 'after'> & { places: number }) {
+  return (
+    <>
+      {before === null ? '–' : <Money amount={before} places={places} />} →{' '}
+      {after === null ? '–' : <Money amount={after} places={places} />}
+      <Text size="xs" c="dimmed">
+        {changeOf(before, after)}
+      </Text>
+    </>
   );
 }
