@@ -101,6 +101,13 @@ class CudaRunner(ModelRunner):
     def numerics(self) -> str:
         return " fused fp8" if any(product.in_fp8 for product in self.fused.linears()) else " fused"
 
+    def idles_between_steps(self) -> bool:
+        """Not while the step that was queued ahead is computed."""
+        ahead = self._ahead
+        if ahead is None or ahead.event is None:
+            return super().idles_between_steps()
+        return bool(ahead.event.query())
+
     def clear(self, blocks: Sequence[Block]) -> None:
         """Nothing to do: the kernels read no key that its request has not written."""
 
