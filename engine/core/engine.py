@@ -65,7 +65,8 @@ class Engine:
 
     `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `disk` the tier
     beyond, and `disk_rate` what was measured of it. What is None is made with defaults: fixed costs, an empty
-    quarantine in memory, no grammars.
+    quarantine in memory, no grammars. `publishes`: whether a request's blocks may be found by others; not where a
+    row's bits depend on its batch, since an answer from the cache would be another one (C2).
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Engine:
         disk_rate: TierRate = DISK_RATE,
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
+        publishes: bool = True,
     ) -> None:
         self.runner = runner
         self.pool = pool
         self.disk = disk
         self.limits = limits
+        self.publishes = publishes
         self.steps = 0
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
@@ -111,7 +114,7 @@ class Engine:
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)
         self.input_processor = InputProcessor(
-            runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars
+            runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars, publishes=publishes
         )
         self._clock = clock
         self._introduced: dict[str, Scope] = {}  # by the name that a gateway told
