@@ -192,7 +192,9 @@ class ChatTemplate:
         config_path = folder / "tokenizer_config.json"
         try:
             config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
-            named = {name: path.read_text(encoding="utf-8") for name, path in template_files(folder).items()}
+            named: dict[Any, Any] = {
+                name: path.read_text(encoding="utf-8") for name, path in template_files(folder).items()
+            }
         except (OSError, ValueError) as error:
             raise TemplateError(f"cannot read the chat template in {folder}: {error}") from error
         configured = config.get("chat_template")
