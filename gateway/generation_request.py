@@ -167,6 +167,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     prompt: str | tuple[int, ...] | None = None
     """Instead of turns: the text, or token ids, that the model continues."""
+    add_special_tokens: bool = True
+    """Whether the text begins with the tokenizer's opening tokens, such as BOS."""
     max_cost_pico: int | None = None
     """Refuse the request if it could cost more, in pico-units of its price's currency; `max_cost_path` said so."""
     max_cost_path: str = "$.max_cost"

@@ -49,7 +49,16 @@ ROOMS: Mapping[str, frozenset[str]] = {
 """What each room may import, beside itself."""
 
 FOLDERS: Mapping[str, Sequence[str]] = {
-    "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
+    "protocol": (
+        "addresses",
+        "context_length",
+        "grammar_limits",
+        "message",
+        "metric_help",
+        "replicas",
+        "requests",
+        "frames",
+    ),
     "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
     "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "csv_rows", "verification"),
     "tenancy": (

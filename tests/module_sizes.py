@@ -50,7 +50,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "one rule that several paths must keep alike": (
         *("billing/invoices/states.py", "billing/accounts/idempotency.py", "tenancy/administration/operators.py"),
-        "engine/scheduling/flow_turns.py",
+        *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
         *("tenancy/users/roles.py", "tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
         *("billing/reservation/billed_prompts.py", "billing/invoices/parties/changing.py"),
@@ -68,7 +68,10 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "work of another thread or moment than that of its only user": (
         *("prompt_cache/tiers/store_keeper.py", "engine/startup/warm_up.py"),
         *("engine/kernels/block_sums.py", "engine/quantization/on_load.py"),
-        *("engine/execution/block_copies.py", "engine/execution/pending_purges.py", "engine/kernels/host_words.py"),
+        *(
+            "engine/execution/block_copies.py",
+            "engine/execution/pending_purges.py",
+        ),
         "gateway/kept_responses/earlier_items.py",
     ),
     "one of several alike, apart so that each can be read, changed and tested alone": (

@@ -65,8 +65,7 @@ class Engine:
 
     `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `disk` the tier
     beyond, and `disk_rate` what was measured of it. What is None is made with defaults: fixed costs, an empty
-    quarantine in memory, no grammars. `publishes`: whether a request's blocks may be found by others; not where a
-    row's bits depend on its batch, since an answer from the cache would be another one (C2).
+    quarantine in memory, no grammars. `publishes`: whether others may find a request's blocks (C2).
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class Engine:
         self.pool = pool
         self.disk = disk
         self.limits = limits
-        self.publishes = publishes
         self.steps = 0
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
         self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
@@ -220,8 +218,7 @@ class Engine:
         return parent.first.attempt, parent.delivered
 
     def record_remote_service(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
-        """Record what another replica's heartbeat says of `service`: it counts against those flows here, so that each
-        flow has one share over all replicas."""
+        """Count what another replica gave against those flows here: each flow has one share over all replicas."""
         self.fairness.record_remote_service(replica, epoch, service)
 
     def introduce(self, scope: Scope) -> None:

@@ -59,7 +59,7 @@ class InputProcessor:
         *,
         publishes: bool = True,
     ) -> None:
-        self._publishes = publishes
+        self.publishes = publishes
         self._vocabulary = vocabulary
         self._room = room
         self._root = root
@@ -105,7 +105,7 @@ class InputProcessor:
         expired = generate.deadline is not None and generate.deadline <= self._clock()
         grammar = None if generate.grammar is None or expired else self._grammar(generate.grammar, compiled)
         segments = self._segments(generate, scopes)
-        if not self._publishes:
+        if not self.publishes:
             generate = msgspec.structs.replace(generate, store="none")
         private = generate.choices > 1 and generate.store == "none"
         root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root

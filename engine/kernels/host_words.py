@@ -36,7 +36,7 @@ def to_host(there: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]
         return there.clone(), None
     here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
     write_to_host(there, here)
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event()
     event.record()
     HELD.hold(here, event)
     HELD.release()

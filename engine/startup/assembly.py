@@ -81,6 +81,13 @@ def assemble(
         raise StartError(f"context: {context} tokens are more than the model's {config.context_tokens}")
     if context < BLOCK_TOKENS:
         raise StartError(f"context: {context} tokens are less than a block of KV, {BLOCK_TOKENS}")
+    if config.rope.stretched(context):
+        logger.warning(
+            "longrope turns positions by its long factors in prompts of any length, transformers in long ones alone:"
+            " serve the original context to have its answers to short prompts",
+            context=context,
+            original=config.rope.original_context,
+        )
     like = empty_like_model(options.device, options.dtype)
     tiling = best_tiling(like)
     trials = KeptTrials(options.trials)

@@ -314,7 +314,7 @@ class Admission:
     ) -> Prompt:
         path = generation.turns_path
         if isinstance(prompt, str):
-            work = partial(model.continued, prompt, path)
+            work = partial(model.continued, prompt, path, opened=generation.add_special_tokens)
             tokenized = await self._run(tenant, work, large=len(prompt) > _THREAD_CHARACTERS)
         else:
             checked = prompt[: model.context_tokens]  # a longer prompt is refused for its length

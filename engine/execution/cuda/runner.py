@@ -106,7 +106,7 @@ class CudaRunner(ModelRunner):
         ahead = self._ahead
         if ahead is None or ahead.event is None:
             return super().idles_between_steps()
-        return bool(ahead.event.query())
+        return bool(ahead.event.query())  # type: ignore[no-untyped-call]
 
     def clear(self, blocks: Sequence[Block]) -> None:
         """Nothing to do: the kernels read no key that its request has not written."""

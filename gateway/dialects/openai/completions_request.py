@@ -45,6 +45,11 @@ PromptField: TypeAlias = Annotated[
 ]
 
 
+AddSpecialTokens: TypeAlias = Annotated[
+    bool | None, Meta(description="Whether a text begins with the tokenizer's opening tokens, such as BOS: once.")
+]
+
+
 class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     """The fields that are read or refused."""
 
@@ -52,6 +57,7 @@ class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     best_of: ChoiceCount | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
+    add_special_tokens: AddSpecialTokens = True
     suffix: str | None = None
 
 
@@ -97,6 +103,7 @@ def parse(body: bytes) -> CompletionCall:
             choices=choices,
             logprobs=request.logprobs,
             echo=bool(request.echo),
+            add_special_tokens=request.add_special_tokens is not False,
             cache=cache,
         )
         for index, prompt in enumerate(prompts)

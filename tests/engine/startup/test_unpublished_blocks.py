@@ -85,5 +85,5 @@ def test_prefixes_are_shared_where_the_test_holds(tiny_model: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_experts_behind_a_dense_layer_are_tested(family_folders: Families, tmp_path: Path):
     folder = family_folders("deepseek v3")
-    assert assembled(folder, tmp_path / "a").engine.publishes
-    assert not assembled(folder, tmp_path / "b", load=load_batch_dependent_experts).engine.publishes
+    assert assembled(folder, tmp_path / "a").engine.input_processor.publishes
+    assert not assembled(folder, tmp_path / "b", load=load_batch_dependent_experts).engine.input_processor.publishes

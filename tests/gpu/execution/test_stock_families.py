@@ -22,6 +22,7 @@ from tests.engine.conftest import Bench, Families, Run, generate
 from tests.engine.families import write_family
 
 PROMPT = [(7 * i * i + 3 * i) % 131 for i in range(200)]
+FAMILIES = ["mixtral", "deepseek v3", "gemma2"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 STEPS = 12
 
@@ -37,7 +38,7 @@ def assert_same_bits(run: Run, expected: Run) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["mixtral", "deepseek v3", "gemma2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_cold_equals_warm_or_nothing_is_shared(
     family_folders: Families, tmp_path: Path, device: str, family: str, dtype: Dtype
 ) -> None:
@@ -46,12 +47,12 @@ def test_cold_equals_warm_or_nothing_is_shared(
     cold = bench.one(generate("cold", PROMPT, 6))
     warm = bench.one(generate("warm", PROMPT, 6))
     assert_same_bits(warm, cold)
-    assert bench.counts("warm").read == (192 if on.publishes else 0)
-    assert (on.pool.cached_blocks > 0) == on.publishes
+    assert bench.counts("warm").read == (192 if on.input_processor.publishes else 0)
+    assert (on.pool.cached_blocks > 0) == on.input_processor.publishes
     for number in range(20):
         bench.add(generate(f"neighbour {number}", PROMPT[number:], 6, read=False))
     beside = bench.one(generate("beside", PROMPT, 6))
-    if on.publishes:
+    if on.input_processor.publishes:
         assert_same_bits(beside, cold)
 
 
