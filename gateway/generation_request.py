@@ -23,10 +23,15 @@ class Text(Struct, frozen=True):
 
 
 class ToolCall(Text, frozen=True, kw_only=True):
-    """A call of a tool in an earlier answer. `text` is the JSON object of its arguments."""
+    """A call of a tool in an earlier answer. `text` is the JSON object of its arguments.
+
+    Where a limit cut the call off, or the model wrote no object, `text` is what it wrote, and `readable` the JSON of
+    the object that can be read of it. Such a call may stay without a result: nobody can make it.
+    """
 
     id: str
     name: str
+    readable: str = ""
     kind: TextKind = "tool_use"
 
 

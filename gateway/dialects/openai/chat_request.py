@@ -202,7 +202,8 @@ def _unsupported(path: str, feature: str) -> InvalidField:
 
 
 class _Reader:
-    """Makes turns of messages. A call must be answered by one tool message before anything else is said."""
+    """Makes turns of messages. A call that was not cut off must be answered by one tool message before anything else is
+    said."""
 
     def __init__(self, objects: JsonObjects) -> None:
         self._objects = objects
@@ -233,10 +234,11 @@ class _Reader:
         raise _unsupported(f"{path}.role", "function messages")
 
     def check_answered(self) -> None:
-        """Raise InvalidRequest where a call has no result."""
-        if self._open:
-            id_, call = next(iter(self._open.items()))
-            raise InvalidField(call.path, f"no tool message with tool_call_id {id_[:80]!r} follows")
+        """Raise InvalidRequest where a call has no result that needs one."""
+        for id_, call in self._open.items():
+            if not call.readable:
+                raise InvalidField(call.path, f"no tool message with tool_call_id {id_[:80]!r} follows")
+        self._open = {}
 
     def _result(self, message: ToolMessage, path: str) -> Turn:
         call = self._open.pop(message.tool_call_id, None)

@@ -226,17 +226,6 @@ async def test_without_leave_to_call_calls_are_text(stack: Stack) -> None:
                 "messages": [
                     {
                         "role": "assistant",
-                        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}],
-                    }
-                ]
-            },
-            "$.messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
                         "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
                     },
                     {"role": "user", "content": "so?"},
