@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 from msgspec import Struct
@@ -107,6 +108,11 @@ class CacheMarker(Struct, frozen=True):
 def tag_of(text: str) -> str:
     """A client's label as databases can keep it: PostgreSQL's texts have no NUL."""
     return text.replace("\0", "\ufffd")
+
+
+def partition_of(key: str | None, salt: str | None, extra: str | None = None) -> str:
+    """The partition of a project's cache for a key and salts; any others have another one."""
+    return json.dumps([key or "", salt, extra]) if salt or extra else key or ""
 
 
 class CacheDirectives(Struct, frozen=True, kw_only=True):

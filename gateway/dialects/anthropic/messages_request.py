@@ -23,7 +23,15 @@ from gateway.dialects.json_paths import decode, json_bytes, json_object
 from gateway.dialects.large_bodies import check_large_messages
 from gateway.dialects.max_cost import MaxCost, parse_max_cost
 from gateway.errors import InvalidField, InvalidRequest
-from gateway.generation_request import CacheDirectives, CacheMarker, GenerationRequest, Grammar, ReasoningWish, tag_of
+from gateway.generation_request import (
+    CacheDirectives,
+    CacheMarker,
+    GenerationRequest,
+    Grammar,
+    ReasoningWish,
+    partition_of,
+    tag_of,
+)
 from protocol.requests import Lane
 
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -108,7 +116,7 @@ class Diagnostics(Struct, frozen=True):
 
 
 class PromptFields(Struct, frozen=True, kw_only=True):
-    """What decides over the prompt, in both endpoints."""
+    """What decides over the prompt, in both endpoints. `cache_salt` is ours: it splits the project's cache further."""
 
     model: str
     messages: list[Message]
@@ -118,11 +126,14 @@ class PromptFields(Struct, frozen=True, kw_only=True):
     thinking: EnabledThinking | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
 
     container: _Refused = UNSET
     context_management: _Refused = UNSET
     mcp_servers: _Refused = UNSET
     output_format: _Refused = UNSET
+    kv_transfer_params: _Refused = UNSET
+    chat_template_kwargs: _Refused = UNSET
 
 
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
@@ -152,7 +163,10 @@ class MessagesCall(Struct, frozen=True):
     shows_thinking: bool = True
 
 
-_REFUSED = ("container", "context_management", "mcp_servers", "output_format")
+_REFUSED = (
+    *("container", "context_management", "mcp_servers", "output_format"),
+    *("kv_transfer_params", "chat_template_kwargs"),  # vLLM's
+)
 _NO_EFFECT = (b"", b"null", b"[]", b"{}")
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(PromptFields)
@@ -218,6 +232,7 @@ def _directives(request: PromptFields, markers: tuple[CacheMarker, ...]) -> Cach
         automatic=control is not None,
         automatic_lease=None if control is None else control.ttl,
         automatic_path="$.cache_control",
+        partition=partition_of(None, request.cache_salt),
     )
 
 

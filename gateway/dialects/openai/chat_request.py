@@ -7,10 +7,10 @@ would change the answer and are not supported are refused (`unsupported_fields`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct
 from msgspec.structs import replace
 
 from gateway.dialects.json_objects import JsonObjects
@@ -42,8 +42,9 @@ from gateway.dialects.openai.tools import (
     read_choice,
     read_tools,
 )
+from gateway.dialects.openai.unsupported_fields import Refused, reject_unsupported
 from gateway.errors import InvalidField
-from gateway.generation_request import Effort, GenerationRequest, Text, ToolCall, Turn
+from gateway.generation_request import Effort, GenerationRequest, ReasoningWish, Text, ToolCall, Turn
 
 NoCall: TypeAlias = Annotated[
     Raw, Meta(description="Not supported: calls are refused.", extra_json_schema={"type": "null"})
@@ -118,6 +119,12 @@ class FunctionMessage(Struct, frozen=True, tag="function", tag_field="role"):
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
+class Thinking(Struct, frozen=True):
+    """SGLang's: whether to reason before the answer. A model without reasoning passes over it."""
+
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+
+
 class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     """The fields that are read or refused."""
 
@@ -129,6 +136,10 @@ class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None
+
+    echo: Refused = UNSET
+    add_special_tokens: Refused = UNSET
 
 
 class ChatCall(Struct, frozen=True):
@@ -146,6 +157,7 @@ def parse(body: bytes) -> ChatCall:
     """Parse a body. Raises InvalidRequest with the JSON path of what is wrong."""
     check_large_body(body)
     request = decode(_decoder, body)
+    reject_unsupported(request, ("echo", "add_special_tokens"))
     stream, include_usage = parse_streaming(request)
     if request.top_logprobs and not request.logprobs:
         raise InvalidField("$.top_logprobs", "it needs $.logprobs to be true")
@@ -162,7 +174,7 @@ def parse(body: bytes) -> ChatCall:
         turns_path="$.messages",
         tools=tools,
         tool_choice=read_choice(request.tool_choice, tools, parallel=request.parallel_tool_calls),
-        reasoning=reasoning_of(request.reasoning_effort),
+        reasoning=_reasoning(request),
         max_tokens=getattr(request, limit),
         max_tokens_path=f"$.{limit}",
         **parse_common(request),
@@ -171,6 +183,11 @@ def parse(body: bytes) -> ChatCall:
         cache=parse_directives(request, _marked(request, turns, body), request.metadata),
     )
     return ChatCall(generation if not generation.cache.prewarm else prewarming(generation), stream, include_usage)
+
+
+def _reasoning(request: ChatRequest) -> ReasoningWish:
+    wish = reasoning_of(request.reasoning_effort)
+    return wish if request.thinking is None else replace(wish, enabled=request.thinking.type != "disabled")
 
 
 def _marked(request: ChatRequest, turns: Sequence[Turn], body: bytes) -> list[Marked]:
