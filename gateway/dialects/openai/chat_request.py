@@ -275,7 +275,7 @@ def _assistant(message: AssistantMessage, path: str, *, calls: bool) -> tuple[Te
         return ()
     if message.refusal is not None:
         return (Text(message.refusal, f"{path}.refusal"),)
-    raise InvalidField(f"{path}.content", "it is missing", code="missing_required_parameter")
+    return (Text("", f"{path}.content"),)  # an answer that said nothing
 
 
 def _texts(content: Content, path: str) -> tuple[Text, ...]:

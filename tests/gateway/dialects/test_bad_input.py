@@ -48,7 +48,6 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "messages": [USER, {"content": "hi"}]}, "$.messages[1].role"),
     ({**OK, "messages": [{"role": "wizard", "content": "hi"}]}, "$.messages[0].role"),
     ({**OK, "messages": [{"role": "user"}]}, "$.messages[0].content"),
-    ({**OK, "messages": [{"role": "assistant"}]}, "$.messages[0].content"),
     ({**OK, "messages": [{"role": "tool", "content": "x", "tool_call_id": "y"}]}, "$.messages[0].tool_call_id"),
     ({**OK, "messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "$.messages[0].tool_calls[0].function"),
     (user(None), "$.messages[0].content"),

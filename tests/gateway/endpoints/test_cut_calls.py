@@ -133,6 +133,17 @@ async def test_an_answer_that_says_nothing_is_taken_back_by_messages(stack: Stac
     assert (await message(stack, history))["content"][0]["text"] == "Sun."
 
 
+async def test_an_answer_that_says_nothing_is_taken_back_by_chat(stack: Stack) -> None:
+    """`content` null, absent or empty, with reasoning beside it or without: a turn without a text."""
+    stack.say("Sun.")
+    prompts = []
+    for said in ({"content": None}, {}, {"content": ""}, {"content": None, "reasoning_content": "Hm."}):
+        assistant = {"role": "assistant", **said}
+        await chat(stack, [{"role": "user", "content": "?"}, assistant, {"role": "user", "content": "Go on."}])
+        prompts.append(sent(stack).tokens)
+    assert prompts[0] == prompts[1] == prompts[2] == prompts[3]
+
+
 async def test_what_is_no_object_is_taken_as_it_stands(stack: Stack) -> None:
     stack.say("Sun.")
     for arguments in ("not JSON", "[1, 2]", '"text"', "{}}", '{"city": NaN}', "null"):
