@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gateway.dialects.anthropic.content_blocks import (
     AnyBlock,
     CacheControl,
+    NoMarker,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -36,6 +37,7 @@ _NOT_IN: dict[Role, tuple[type, ...]] = {
     "system": (ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock),
 }
 """The blocks that a role cannot have."""
+_THINKING = "thinking cannot be marked; it is cached with what follows it"
 
 
 def unsigned(text: str, signature: str) -> str:
@@ -48,6 +50,7 @@ class Message(Struct, frozen=True):
 
     role: Role
     content: str | list[AnyBlock]
+    cache_control: NoMarker | UnsetType = UNSET
 
 
 class _Placed(Struct, frozen=True):
@@ -106,6 +109,7 @@ def _merged(messages: Sequence[Message]) -> Iterator[tuple[Role, list[_Placed]]]
     role: Role | None = None
     blocks: list[_Placed] = []
     for index, message in enumerate(messages):
+        _refuse_marker(message.cache_control, f"$.messages[{index}]", "a message cannot be marked, but its blocks can")
         path = f"$.messages[{index}].content"
         placed = _placed(message.content, path, path)
         if not placed:
@@ -197,12 +201,12 @@ class _Reader:
                 case ToolUseBlock():
                     texts.append(self._call(block, path))
                 case ThinkingBlock():
-                    _refuse_marker(block.cache_control, path)
+                    _refuse_marker(block.cache_control, path, _THINKING)
                     thinking = self._read_thinking(block.thinking, block.signature)
                     texts.append(Text(thinking or "", f"{path}.thinking", "thinking"))
                     signed_otherwise |= thinking is None
                 case RedactedThinkingBlock():  # nobody here can read it
-                    _refuse_marker(block.cache_control, path)
+                    _refuse_marker(block.cache_control, path, _THINKING)
         # Also without a text the turn stays, so that turns still alternate. The last is one to go on with.
         if signed_otherwise or not last or any(text.text or text.kind == "tool_use" for text in texts):
             self.turns.append(Turn("assistant", tuple(texts) or (Text("", blocks[0].at),)))
@@ -243,6 +247,6 @@ class _Reader:
             self.markers.append(CacheMarker(path, f"{block_path}.cache_control", control.ttl))
 
 
-def _refuse_marker(control: Raw | UnsetType, path: str) -> None:
+def _refuse_marker(control: Raw | UnsetType, path: str, why: str) -> None:
     if control is not UNSET and bytes(control) != b"null":
-        raise InvalidField(f"{path}.cache_control", "thinking cannot be marked; it is cached with what follows it")
+        raise InvalidField(f"{path}.cache_control", why)

@@ -241,6 +241,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"service_tier": "gold"}, "$.service_tier"),
     ({"metadata": {"user_id": "a" * 513}}, "$.metadata.user_id"),
     ({"cache_control": {"type": "ephemeral", "ttl": "30m"}}, "$.cache_control.ttl"),
+    ({"messages": [USER, {**USER, "cache_control": {"type": "ephemeral"}}]}, "$.messages[1].cache_control"),
     ({"max_tokens": 0, "stream": True}, "$.stream"),
     ({"max_tokens": 0, "output_config": SCHEMA}, "$.output_config.format"),
     ({"max_tokens": 0, "thinking": {"type": "adaptive"}}, "$.thinking"),

@@ -48,7 +48,8 @@ INCOMPLETE = "incomplete"
 
 
 class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One item of the conversation. `output`: what a tool answered; `input`: of a custom tool's call."""
+    """One item of the conversation. `output`: what a tool answered; `input`: of a custom tool's call. A marker on a
+    message or an output is one on its last part."""
 
     type: ItemKind = "message"
     id: ItemId | None = None
@@ -63,6 +64,8 @@ class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     output: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
     encrypted_content: str | None = None
+    prompt_cache_breakpoint: ExplicitBreakpoint | None = None
+    cache_control: CacheControl | None = None
 
 
 class CustomFormat(Struct, frozen=True, omit_defaults=True):

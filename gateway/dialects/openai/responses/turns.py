@@ -75,6 +75,7 @@ class TurnReader:
     def _message(self, item: InputItem, path: str, at: str) -> None:
         role: Role = _needed(item.role, f"{path}.role")
         texts = self._texts(_content(item.content, f"{path}.content"), at)
+        self._mark(item, path, texts)
         if role == "assistant":
             self._begin_answer()
             # Without calls the second text ends the answer, so that its items are not searched again and again.
@@ -120,6 +121,7 @@ class TurnReader:
             known = f"there is no call {id_[:80]!r} before it that waits for an output"
             raise InvalidField(f"{path}.call_id", known)
         texts = self._texts(_content(item.output, f"{path}.output"), f"{path}.output", "tool_result")
+        self._mark(item, path, texts)
         self.turns.append(Turn("tool", texts, call.id, call.name))
 
     def _begin_answer(self) -> None:
@@ -152,9 +154,12 @@ class TurnReader:
             refused = part.type == "refusal"
             text = Text((part.refusal or "") if refused else part.text, f"{at}.{'refusal' if refused else 'text'}")
             texts.append(text if kind == "text" else replace(text, kind=kind))
-            if part.prompt_cache_breakpoint is not None or part.cache_control is not None:
-                self.marked.append(Marked(text.path, at, part))
+            self._mark(part, at, [text])
         return tuple(texts)
+
+    def _mark(self, marked: InputItem | ItemPart, at: str, texts: Sequence[Text]) -> None:
+        if marked.prompt_cache_breakpoint is not None or marked.cache_control is not None:
+            self.marked.append(Marked(texts[-1].path, at, marked))
 
 
 def _needed(value: Value | None, path: str) -> Value:
