@@ -163,7 +163,6 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    stop_path: str = "$.stop"
     stop_tokens: tuple[int, ...] = ()
     ignore_end: bool = False
     """Go on after the model's own end tokens."""
