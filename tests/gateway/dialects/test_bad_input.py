@@ -77,8 +77,6 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "tools": [{"type": "function"}]}, "$.tools[0].function"),
     ({**OK, "tools": {}}, "$.tools"),
     ({**OK, "tool_choice": "required"}, "$.tool_choice"),
-    ({**OK, "tools": [TOOL], "tool_choice": "required", "stop": "a"}, "$.stop"),
-    ({**OK, "tools": [TOOL], "tool_choice": "required", "stop_token_ids": [1]}, "$.stop_token_ids"),
     ({**OK, "function_call": {"name": "f"}}, "$.function_call"),
     ({**OK, "modalities": ["text", "audio"]}, "$.modalities"),
     ({**OK, "web_search_options": {}}, "$.web_search_options"),
@@ -135,6 +133,10 @@ BAD: list[tuple[Any, str | None]] = [
 ]
 
 
+def param_of(path: str | None) -> str | None:
+    return None if path == "$" or path is None else path.removeprefix("$.")
+
+
 @pytest.mark.slow
 async def test_every_bad_request_names_its_field(stack: Stack) -> None:
     stack.say("never")
@@ -144,7 +146,7 @@ async def test_every_bad_request_names_its_field(stack: Stack) -> None:
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert error["type"] == "invalid_request_error"
-        assert error["param"] == path, (body, error)
+        assert error["param"] == param_of(path), (body, error)
         assert answer.headers["x-request-id"].startswith("req_")
     assert not stack.replica.runs
     assert await stack.holds() == []
@@ -189,7 +191,7 @@ async def test_every_bad_completion_names_its_field(stack: Stack) -> None:
     for body, path in BAD_COMPLETIONS:
         answer = await stack.http.post("/v1/completions", json=body, headers=headers)
         assert answer.status_code == 400, (body, answer.text)
-        assert answer.json()["error"]["param"] == path, (body, answer.text)
+        assert answer.json()["error"]["param"] == param_of(path), (body, answer.text)
     assert not stack.replica.runs
     assert await stack.holds() == []
 
@@ -267,7 +269,7 @@ async def test_a_grammar_that_the_replica_refuses_is_the_clients_fault(stack: St
         answer = await stack.post({**schema("x", {"type": "wizard"}), "stream": stream})
         assert answer.status_code == 400
         error = answer.json()["error"]
-        assert error["param"] == "$.response_format.json_schema.schema"
+        assert error["param"] == "response_format.json_schema.schema"
         assert "Invalid type: wizard" in error["message"]
     await stack.settled(0)
     run = next(iter(stack.replica.runs.values()))
@@ -279,7 +281,7 @@ async def test_a_grammar_that_fails_on_its_way_is_the_clients_fault_too(stack: S
     stack.say("x", reason="error", error="grammar: too many items", invalid="grammar")
     answer = await stack.post({**OK, "guided_grammar": 'root ::= "a"'})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "$.guided_grammar"
+    assert answer.json()["error"]["param"] == "guided_grammar"
     assert answer.json()["error"]["message"] == "$.guided_grammar: too many items."
 
 
@@ -366,7 +368,7 @@ async def test_an_unknown_model_and_unknown_routes(stack: Stack) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             await client.chat.completions.create(**{**OK, "model": "gpt-none"})
         assert caught.value.code == "model_not_found"
-        assert caught.value.param == "$.model"
+        assert caught.value.param == "model"
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("a/b")
         assert (await client.models.retrieve("tiny")).id == "tiny"
