@@ -409,7 +409,7 @@ async def test_what_cannot_be_paid(fresh_sqlite_url: str, tmp_path: Path, model_
         assert error.type == "insufficient_quota"
         assert error.code == "insufficient_quota"
         assert error.response.headers["x-should-retry"] == "false"
-        assert "0.000100000000 USD" in error.message
+        assert " 0.0001 USD can be spent" in error.message
         fits = int(error.message.split("max_tokens of at most ")[1].split()[0])
         assert isinstance(error.body, dict)
         shortage = error.body["insufficient_funds"]
