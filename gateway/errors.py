@@ -44,6 +44,14 @@ class InvalidField(InvalidRequest):
         super().__init__(f"{path}: {problem}.", path=path, code=code)
 
 
+class UnsupportedThread(InvalidField):
+    """The request names a thread of messages, which this service does not keep. Clients that look for this code go on
+    with the whole conversation. `unsupported`: what they are told of."""
+
+    code = "thread_unsupported_request"
+    unsupported = ("thread",)
+
+
 class CostAboveMaximum(InvalidRequest):
     """The request could cost more than its own `max_cost`. Nothing was computed, held or billed."""
 

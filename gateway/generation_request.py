@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 from msgspec import Struct
@@ -23,10 +24,15 @@ class Text(Struct, frozen=True):
 
 
 class ToolCall(Text, frozen=True, kw_only=True):
-    """A call of a tool in an earlier answer. `text` is the JSON object of its arguments."""
+    """A call of a tool in an earlier answer. `text` is the JSON object of its arguments.
+
+    Where a limit cut the call off, or the model wrote no object, `text` is what it wrote, and `readable` the JSON of
+    the object that can be read of it. Such a call may stay without a result: nobody can make it.
+    """
 
     id: str
     name: str
+    readable: str = ""
     kind: TextKind = "tool_use"
 
 
@@ -104,6 +110,11 @@ def tag_of(text: str) -> str:
     return text.replace("\0", "\ufffd")
 
 
+def partition_of(key: str | None, salt: str | None, extra: str | None = None) -> str:
+    """The partition of a project's cache for a key and salts; any others have another one."""
+    return json.dumps([key or "", salt, extra]) if salt or extra else key or ""
+
+
 class CacheDirectives(Struct, frozen=True, kw_only=True):
     """What the client says about the prompt cache, in the words of no vendor. `prompt_cache.promise.directives` makes a
     plan of it.
@@ -152,7 +163,6 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    stop_path: str = "$.stop"
     stop_tokens: tuple[int, ...] = ()
     ignore_end: bool = False
     """Go on after the model's own end tokens."""

@@ -44,7 +44,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a general mechanism that several rooms or folders use": (
         *("storage/backoff.py", "storage/free_text.py", "storage/database/clock.py", "storage/database/outbox.py"),
-        *("storage/database/sql_arrays.py", "engine/scheduling/lazy_heap.py", "gateway/dialects/json_objects.py"),
+        *("storage/database/sql_arrays.py", "engine/scheduling/lazy_heap.py"),
         "gateway/recovery/background_tasks.py",
         *("billing/service_levels/histograms.py", "engine/execution/stopwatch.py"),
     ),

@@ -23,7 +23,7 @@ from billing.events.rows import EventRows
 from billing.integrity.hash_chain import chain_batches
 from billing.ledger.entries import Balance, Entry, Transaction
 from billing.ledger.wallet import ModelCost, Wallet
-from billing.money import format_pico
+from billing.money import format_amount, format_pico
 from billing.periods.periods import book_late
 from billing.prices import PriceCatalog
 from billing.tables.money import usage_event
@@ -178,7 +178,7 @@ async def _pay(money: MoneyTransaction, before: Balance, event: UsageEvent) -> t
         return wallet, wallet.give_back(used)
     entries = wallet.use([used])
     if wallet.balance.overdraft > before.overdraft:
-        cost, available = format_pico(event.cost_pico), format_pico(before.available)
+        cost, available = format_amount(event.cost_pico), format_amount(before.available)
         raise InvalidAdjustment(
             f"it costs {cost} {before.currency} and {available} are available: put money in, or raise the line"
         )

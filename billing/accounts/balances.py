@@ -18,7 +18,7 @@ from billing.accounts.idempotency import check_id_unused
 from billing.accounts.lone_grants import TakesTwoPeople, given_lately, note_lone_grant
 from billing.ledger.entries import Balance, Transaction, TransactionKind
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
-from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
+from billing.money import MAX_PICO, InvalidMoney, check_currency, format_amount, format_pico
 from billing.pending_changes import propose_if_needed
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
 from billing.transaction.money_transaction import Grant, MoneyTransaction
@@ -56,7 +56,7 @@ class RefundRefused(ReportedError, ValueError):
     """More was to be paid back than is paid, unused and not reserved: `refundable_pico`."""
 
     def __init__(self, refundable_pico: int, currency: str) -> None:
-        super().__init__(f"only {format_pico(refundable_pico)} {currency} are paid, unused and not reserved")
+        super().__init__(f"only {format_amount(refundable_pico)} {currency} are paid, unused and not reserved")
         self.refundable_pico = refundable_pico
 
 

@@ -18,7 +18,7 @@ from billing.budgets.windows import BudgetLimit, BudgetWindow, describe, resets
 from billing.holds.records import Hold, HoldRequest, HoldSources, TopUp
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant
-from billing.money import format_pico
+from billing.money import format_amount
 from billing.prices import UnknownPriceVersion
 
 
@@ -40,10 +40,10 @@ class InsufficientFunds(Exception):
         elsewhere_pico: int = 0,
     ) -> None:
         whose = f"the {scope}" if window is None else describe(window.scope, window.span, window.subject)
-        elsewhere = f", beside {format_pico(elsewhere_pico)} for other models or projects" if elsewhere_pico else ""
+        elsewhere = f", beside {format_amount(elsewhere_pico)} for other models or projects" if elsewhere_pico else ""
         super().__init__(
-            f"the request may cost {format_pico(needed_pico)} {currency}, "
-            f"and {whose} has {format_pico(affordable_pico)} {currency} left{elsewhere}"
+            f"the request may cost {format_amount(needed_pico)} {currency}, "
+            f"and {whose} has {format_amount(affordable_pico)} {currency} left{elsewhere}"
         )
         self.elsewhere_pico = elsewhere_pico
         self.scope = scope

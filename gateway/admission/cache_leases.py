@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.records import Hold, HoldRequest
-from billing.money import format_pico
+from billing.money import format_amount, format_pico
 from billing.prices import PriceVersion
 from billing.prices.version import STORAGE
 from billing.usage import LEASE_CLASSES, Usage
@@ -72,11 +72,11 @@ class LeaseRequest:
             return None
         tokens = self._terms.prompt_tokens
         _, write, covered = split_prompt(decision.parts, tokens)
-        cost = format_pico(self._price.cost(Usage(uncached=tokens - covered, write=write), self._lane))
+        cost = self._price.cost(Usage(uncached=tokens - covered, write=write), self._lane)
         return NotCached(
             f"Nothing of this prompt is cached, and the request is to run only if it is. Its {tokens} prompt tokens "
-            f"would cost {cost} {self._price.currency} now; nothing was computed or billed.",
-            cost=cost,
+            f"would cost {format_amount(cost)} {self._price.currency} now; nothing was computed or billed.",
+            cost=format_pico(cost),
             currency=self._price.currency,
             tokens=tokens,
         )

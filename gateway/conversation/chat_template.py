@@ -32,6 +32,7 @@ import jinja2.sandbox
 from msgspec import Struct
 
 from gateway.conversation.messages import (
+    CutArguments,
     Marking,
     Piece,
     is_word_of_schemas,
@@ -49,6 +50,8 @@ from prompt_cache.model_digest import template_files
 _PROBES = ("first_probe", "second_probe")
 _REASONING = ("<think>", "<|channel|>", "[THINK]")
 _TOOLS = re.compile(r"\btools\b")
+_PLACE = re.compile('"(?:\ud800|\\\\ud800)([0-9]+)"')
+"""A string of half a surrogate pair, which no client can send, and a number."""
 
 
 class TemplateError(Exception):
@@ -117,7 +120,19 @@ class _Cut(_Marked):
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+    """The JSON of a value. Arguments that were cut off stand in it as the model wrote them."""
+    if isinstance(value, CutArguments):
+        return value.written
+    cut: list[str] = []
+
+    def place_of(arguments: object) -> str:
+        if not isinstance(arguments, CutArguments):
+            raise TypeError(f"{type(arguments).__name__} is no JSON")
+        cut.append(arguments.written)
+        return f"\ud800{len(cut) - 1}"
+
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, default=place_of, **options)
+    return _PLACE.sub(lambda place: cut[int(place[1])], text) if cut else text
 
 
 def _raise(message: str) -> None:

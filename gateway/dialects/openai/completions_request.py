@@ -22,6 +22,7 @@ from gateway.dialects.openai.common_request import (
     parse_streaming,
     prewarming,
 )
+from gateway.dialects.openai.unsupported_fields import reject_unsupported
 from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest
 from protocol.requests import MOST_CHOICES
@@ -59,6 +60,7 @@ class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     echo: bool | None = None
     add_special_tokens: AddSpecialTokens = True
     suffix: str | None = None
+    add_special_tokens: bool | None = None
 
 
 class CompletionCall(Struct, frozen=True):
@@ -80,6 +82,9 @@ def parse(body: bytes) -> CompletionCall:
     """Parse a body. Raises InvalidRequest with the JSON path of what is wrong."""
     check_large_body(body)
     request = decode(_decoder, body)
+    reject_unsupported(request)
+    if request.add_special_tokens is False:
+        raise InvalidField("$.add_special_tokens", "it is not supported", code="unsupported_parameter")
     (stream, include_usage), choices = parse_streaming(request), request.n or 1
     if request.best_of is not None and request.best_of != choices:
         problem = f"it must be equal to $.n, which is {choices}, because answers are not ranked"

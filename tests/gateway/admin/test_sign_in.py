@@ -123,7 +123,7 @@ ELSEWHERE = [
 async def test_nobody_is_sent_to_another_site(browser: Browser) -> None:
     for to in ELSEWHERE:
         refused = await browser.sign_in(ANN, next=to, status=400)
-        assert refused["error"]["param"] == "$.next", to
+        assert refused["error"]["param"] == "next", to
         assert browser.token == ""
 
 
@@ -256,7 +256,7 @@ async def test_a_password_change_ends_the_other_sessions(browser: Browser, stack
         await browser.post("/users/me/password", {"current": "wrong", "new": new}, 401)
         await browser.post("/users/me/password", {"new": new}, 401)
         short = await browser.post("/users/me/password", {"current": PASSWORD, "new": "short"}, 400)
-        assert short["error"]["param"] == "$.new"
+        assert short["error"]["param"] == "new"
         await browser.post("/users/me/password", {"current": PASSWORD, "new": new})
         assert browser.token != before
         await browser.get("/session")

@@ -43,11 +43,17 @@ class ItemPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_control: CacheControl | None = None
 
 
+INCOMPLETE = "incomplete"
+"""The `status` of an item of an answer that ended within it."""
+
+
 class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One item of the conversation. `output`: what a tool answered; `input`: of a custom tool's call."""
+    """One item of the conversation. `output`: what a tool answered; `input`: of a custom tool's call. A marker on a
+    message or an output is one on its last part."""
 
     type: ItemKind = "message"
     id: ItemId | None = None
+    status: ItemId | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[ItemPart] | None = None
     call_id: ItemId | None = None
@@ -58,6 +64,8 @@ class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     output: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
     encrypted_content: str | None = None
+    prompt_cache_breakpoint: ExplicitBreakpoint | None = None
+    cache_control: CacheControl | None = None
 
 
 class CustomFormat(Struct, frozen=True, omit_defaults=True):
@@ -110,7 +118,7 @@ def numbered(items: Sequence[InputItem], key: str) -> list[InputItem]:
 
 def listed(item: InputItem) -> dict[str, Any]:
     """An item as OpenAI lists it."""
-    shown: dict[str, Any] = {"id": item.id, "type": item.type, "status": "completed"}
+    shown: dict[str, Any] = {"id": item.id, "type": item.type, "status": item.status or "completed"}
     shown |= {name: value for name, value in msgspec.to_builtins(item).items() if name not in shown}
     if item.type == "message" and isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"

@@ -17,14 +17,15 @@ from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import check_large_responses
 from gateway.dialects.max_cost import MaxCost, parse_max_cost
-from gateway.dialects.openai.cache_fields import CacheFields, ResponseId, parse_directives
+from gateway.dialects.openai.cache_fields import ResponseId, parse_directives
 from gateway.dialects.openai.common_request import (
     TAG,
-    Fraction,
     Integer64,
     Label,
+    SamplingFields,
     TopLogprobs,
     lane_of,
+    parse_sampling,
     prewarming,
     reasoning_of,
 )
@@ -41,7 +42,7 @@ LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_conte
 EARLIER = "$.previous_response_id"
 """The path of items that come from earlier responses."""
 _MOST_INCLUDED = 32
-_REFUSED = ("conversation", "prompt", "context_management", "moderation", "max_tool_calls")
+_REFUSED = ("conversation", "prompt", "context_management", "moderation", "max_tool_calls", "structured_outputs")
 _KIND = re.compile(r"\.type$")
 _VALUE = re.compile(r"'([^']{0,60})'")
 
@@ -89,7 +90,7 @@ class BackgroundOptions(Struct, frozen=True):
     completion_window: Literal["soonest", "2h", "8h"] | None = None
 
 
-class ResponsesRequest(CacheFields, frozen=True, kw_only=True):
+class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     """The fields that are read or refused. `max_cost` is ours."""
 
     model: str
@@ -99,8 +100,6 @@ class ResponsesRequest(CacheFields, frozen=True, kw_only=True):
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Integer64 | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Fraction | None = None
     top_logprobs: TopLogprobs | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -123,6 +122,7 @@ class ResponsesRequest(CacheFields, frozen=True, kw_only=True):
     context_management: Refused = UNSET
     moderation: Refused = UNSET
     max_tool_calls: Refused = UNSET
+    structured_outputs: Refused = UNSET
 
     @property
     def items(self) -> list[InputItem]:
@@ -209,12 +209,10 @@ def generation_of(
         max_tokens=request.max_output_tokens,
         max_tokens_path="$.max_output_tokens",
         fill_context=True,
-        temperature=request.temperature,
-        top_p=request.top_p,
         lane=lane,
         max_cost_pico=parse_max_cost(request.max_cost),
         tag=(request.metadata or {}).get(TAG, ""),
-        grammar=_grammar(request.text),
+        **parse_sampling(request, _grammar(request.text)),
         logprobs=request.logprobs,
         cache=parse_directives(request, [*marked, *reader.marked], request.metadata),
     )
