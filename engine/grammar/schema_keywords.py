@@ -6,14 +6,20 @@ keyword and an alternative. Definitions are checked only where a `$ref` leads to
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import json
+import re
+from typing import Any, NamedTuple
 
-from engine.grammar.guide import InvalidGrammar
-
-Schema: TypeAlias = dict[str, Any]
-
-MAX_REFERENCES_DEEP = 500
-"""The longest chain of `$ref`s: the library follows them by recursion."""
+from engine.grammar.schema_nodes import (
+    MAX_REFERENCES_DEEP,
+    NAMED,
+    Node,
+    Schema,
+    resolve_reference,
+    unsupported,
+    walk_schema,
+)
+from engine.grammar.schema_numbers import prepare_numbers
 
 _UNSUPPORTED = {
     "uniqueItems": "leave it out and drop duplicates afterwards, or use an object with a boolean for each item",
@@ -46,41 +52,41 @@ _FORMATS = frozenset(
 )
 _ANY_TEXT_FORMATS = frozenset(["binary", "directory-path", "file-path", "password", "path"])
 """Formats that pydantic writes and that any string satisfies."""
-_ONE = ("items", "additionalItems", "additionalProperties")
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties")
+_UNPRINTABLE = re.compile(r"\\u00[01]|\x7f")
 _NAME_KEYWORDS = frozenset(
     ["type", "enum", "const", "pattern", "minLength", "maxLength", "title", "description", "$ref"]
 )
 
 
-def prepare_schema(root: Any) -> Any:
+class PreparedSchema(NamedTuple):
+    """`open_names`: some object lists names or patterns of names and lets others through too."""
+
+    schema: Any
+    open_names: bool
+
+
+def prepare_schema(root: Any) -> PreparedSchema:
     """Rewrite a parsed schema in place and return it. Raises InvalidGrammar that names path and keyword."""
-    seen: set[int] = set()
-    waiting: list[tuple[Any, str, int]] = [(root, "", 0)]
-    while waiting:
-        schema, path, references = waiting.pop()
-        if not isinstance(schema, dict) or id(schema) in seen:
-            continue
-        seen.add(id(schema))
-        if references > MAX_REFERENCES_DEEP:
-            raise InvalidGrammar(f"a chain of more than {MAX_REFERENCES_DEEP} references")
-        _prepare(root, schema, path)
-        waiting += [(inner, f"{path}.{place}", references) for place, inner in _inner(schema)]
-        if isinstance(target := schema.get("$ref"), str):
-            waiting.append((_resolve(root, target), target, references + 1))
-    return root
+    nodes = walk_schema(root, lambda schema, path: _prepare(root, schema, path))
+    prepare_numbers(nodes)
+    open_names = any(_is_open(node.schema) for node in nodes)
+    if open_names:
+        for node in nodes:
+            _check_spellings(node)
+    return PreparedSchema(root, open_names)
 
 
-def _inner(schema: Schema) -> list[tuple[str, Any]]:
-    found = [(key, schema[key]) for key in _ONE if key in schema]
-    for key in _MANY:
-        if isinstance(listed := schema.get(key), list):
-            found += [(f"{key}[{at}]", inner) for at, inner in enumerate(listed)]
-    for key in _NAMED:
-        if isinstance(named := schema.get(key), dict):
-            found += [(f"{key}.{name}", inner) for name, inner in named.items()]
-    return found
+def _is_open(schema: Schema) -> bool:
+    listed = schema.get("properties") or schema.get("patternProperties") or schema.get("required")
+    return bool(listed) and schema.get("additionalProperties") is not False
+
+
+def _check_spellings(node: Node) -> None:
+    """Refuse constants that take `\\u` to write, which is not allowed where names must have one spelling."""
+    for keyword in ("const", "enum"):
+        if keyword in node.schema and _UNPRINTABLE.search(json.dumps(node.schema[keyword])):
+            advice = "set `additionalProperties` to false where it has `properties`, or leave such characters out"
+            raise unsupported(node.path, keyword, advice, "with control characters")
 
 
 def _prepare(root: Any, schema: Schema, path: str) -> None:
@@ -90,9 +96,9 @@ def _prepare(root: Any, schema: Schema, path: str) -> None:
         _rewrite_names(root, schema, path)
     for keyword in schema:
         if keyword in _UNSUPPORTED:
-            raise _unsupported(path, keyword, _UNSUPPORTED[keyword])
+            raise unsupported(path, keyword, _UNSUPPORTED[keyword])
     if not isinstance(schema.get("required", []), list):
-        raise _unsupported(path, "required", "list the names beside `properties`", "that is no list")
+        raise unsupported(path, "required", "list the names beside `properties`", "that is no list")
     _check_count(schema, path)
     types = schema.get("type", "string")
     if "string" in (types if isinstance(types, list) else [types]):
@@ -104,14 +110,14 @@ def _prepare_text(schema: Schema, path: str) -> None:
     if form in _ANY_TEXT_FORMATS:
         del schema["format"]
     elif isinstance(form, str) and form not in _FORMATS:
-        raise _unsupported(path, "format", "describe the text with `pattern`", f"{form!r}")
+        raise unsupported(path, "format", "describe the text with `pattern`", f"{form!r}")
 
 
 def _check_count(schema: Schema, path: str) -> None:
     """Refuse a `minProperties` that names beyond the required ones must meet: such a name may come twice."""
     least, required = schema.get("minProperties"), schema.get("required", [])
     if isinstance(least, int | float) and least > len(required) + 1 and schema.get("additionalProperties") is not False:
-        raise _unsupported(path, "minProperties", "list the names as `required`", f"above {len(required) + 1}")
+        raise unsupported(path, "minProperties", "list the names as `required`", f"above {len(required) + 1}")
 
 
 def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
@@ -121,16 +127,16 @@ def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
     for _ in range(MAX_REFERENCES_DEEP):
         if not (isinstance(names, dict) and isinstance(target := names.get("$ref"), str)):
             break
-        names = _resolve(root, target)
+        names = resolve_reference(root, target)
     if names is True or (isinstance(names, dict) and not names.keys() - {"type", "title", "description"}):
         del schema["propertyNames"]
         return
-    if not isinstance(names, dict) or names.keys() - _NAME_KEYWORDS or schema.keys() & set(_NAMED):
-        raise _unsupported(path, "propertyNames", advice)
+    if not isinstance(names, dict) or names.keys() - _NAME_KEYWORDS or schema.keys() & set(NAMED):
+        raise unsupported(path, "propertyNames", advice)
     values = schema.get("additionalProperties", True)
     if "enum" in names or "const" in names:
         if names.keys() & {"pattern", "minLength", "maxLength"} or ("enum" in names and "const" in names):
-            raise _unsupported(path, "propertyNames", advice)
+            raise unsupported(path, "propertyNames", advice)
         listed = names.get("enum", [names.get("const")])
         schema["properties"] = {name: values for name in listed if isinstance(name, str)}
     elif "pattern" in names and not names.keys() & {"minLength", "maxLength"}:
@@ -139,32 +145,11 @@ def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
         least, most = names.get("minLength", 0), names.get("maxLength", "")
         schema["patternProperties"] = {rf"^[\s\S]{{{least},{most}}}$": values}
     else:
-        raise _unsupported(path, "propertyNames", advice)
+        raise unsupported(path, "propertyNames", advice)
     schema["additionalProperties"] = False
     del schema["propertyNames"]
-
-
-def _resolve(root: Any, reference: str) -> Any:
-    """The target of a reference within the schema; None if there is none, which the library then reports."""
-    if not reference.startswith("#"):
-        return None
-    found = root
-    for part in reference[1:].split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(key)
-        elif isinstance(found, list) and len(key) < 7 and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            return None
-    return found
 
 
 def _at_most(schema: Schema, keyword: str, most: int) -> bool:
     value = schema.get(keyword)
     return isinstance(value, int | float) and value <= most
-
-
-def _unsupported(path: str, keyword: str, advice: str, what: str = "") -> InvalidGrammar:
-    place = f"{path}.{keyword}".lstrip(".")[-120:]
-    return InvalidGrammar(f"{place} {what}{' ' if what else ''}is not supported: {advice}")

@@ -81,6 +81,17 @@ def drawn(grammar: dict[str, Any], limit: int, seed: int, prefers: str = "") -> 
     return text_of(tokens), "length"
 
 
+def accepted(grammar: str, text: str) -> bool:
+    """Whether the grammar lets this text through, as a whole."""
+    guide = grammars().compiled(grammar).guide()
+    for token in tokenizer().content(text):
+        guide.accept_token(token)
+        if guide.failure is not None:
+            return False
+    guide.accept_token(END)
+    return guide.failure is None
+
+
 def schemas() -> st.SearchStrategy[dict[str, Any]]:
     leaves = st.sampled_from(
         [
