@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from engine.grammar.schema_ends import forbid_endless
 from engine.grammar.schema_nodes import (
     MAX_REFERENCES_DEEP,
     NAMED,
@@ -68,6 +69,7 @@ class PreparedSchema(NamedTuple):
 def prepare_schema(root: Any) -> PreparedSchema:
     """Rewrite a parsed schema in place and return it. Raises InvalidGrammar that names path and keyword."""
     nodes = walk_schema(root, lambda schema, path: _prepare(root, schema, path))
+    forbid_endless(root, nodes)
     prepare_numbers(nodes)
     open_names = any(_is_open(node.schema) for node in nodes)
     if open_names:
