@@ -114,6 +114,8 @@ def _make_tokenizer(definition: str, vocabulary: int, ends: list[int]) -> llguid
 
 def first_line(message: str) -> str:
     """The library's message without its description of internal state."""
+    if message.startswith("NoExtensionBias"):
+        return "no text fulfils it"
     return " ".join(re.split("<state>|<non-verbose/>", message)[0].split())[:_MAX_MESSAGE]
 
 

@@ -7,9 +7,11 @@ keyword and an alternative. Definitions are checked only where a `$ref` leads to
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, NamedTuple
 
+from engine.grammar.schema_choices import rewrite_choices
 from engine.grammar.schema_ends import forbid_endless
 from engine.grammar.schema_nodes import (
     MAX_REFERENCES_DEEP,
@@ -21,9 +23,9 @@ from engine.grammar.schema_nodes import (
     walk_schema,
 )
 from engine.grammar.schema_numbers import prepare_numbers
+from engine.grammar.schema_texts import prepare_texts
 
 _UNSUPPORTED = {
-    "uniqueItems": "leave it out and drop duplicates afterwards, or use an object with a boolean for each item",
     "contains": "describe the item at its place with `prefixItems`",
     "minContains": "describe the items at their places with `prefixItems`",
     "maxContains": "describe the items at their places with `prefixItems`",
@@ -40,19 +42,17 @@ _UNSUPPORTED = {
     "$dynamicAnchor": "use `$defs` and `$ref`",
     "$recursiveRef": "use `$ref`",
     "$recursiveAnchor": "use `$defs` and `$ref`",
-    "contentEncoding": "describe the text with `pattern`",
-    "contentMediaType": "describe the value itself instead of a text that holds it",
-    "contentSchema": "describe the value itself instead of a text that holds it",
     "extends": "use `allOf`",
     "disallow": "list what is allowed with `enum` or `anyOf`",
     "divisibleBy": "use `multipleOf`",
     "x-guidance": "leave it out: how JSON is written is decided here",
 }
-_FORMATS = frozenset(
-    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"]
+_COUNTS = frozenset(["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"])
+_DRAFTS = frozenset(
+    [f"https://json-schema.org/draft/{year}/schema" for year in ("2020-12", "2019-09")]
+    + [f"http://json-schema.org/draft-0{number}/schema{end}" for number in (4, 6, 7) for end in ("", "#")]
 )
-_ANY_TEXT_FORMATS = frozenset(["binary", "directory-path", "file-path", "password", "path"])
-"""Formats that pydantic writes and that any string satisfies."""
+"""What the library knows; it refuses others, which say nothing of a value."""
 _UNPRINTABLE = re.compile(r"\\u00[01]|\x7f")
 _NAME_KEYWORDS = frozenset(
     ["type", "enum", "const", "pattern", "minLength", "maxLength", "title", "description", "$ref"]
@@ -70,7 +70,9 @@ def prepare_schema(root: Any) -> PreparedSchema:
     """Rewrite a parsed schema in place and return it. Raises InvalidGrammar that names path and keyword."""
     nodes = walk_schema(root, lambda schema, path: _prepare(root, schema, path))
     forbid_endless(root, nodes)
+    rewrite_choices(root, nodes)
     prepare_numbers(nodes)
+    prepare_texts(nodes)
     open_names = any(_is_open(node.schema) for node in nodes)
     if open_names:
         for node in nodes:
@@ -92,8 +94,6 @@ def _check_spellings(node: Node) -> None:
 
 
 def _prepare(root: Any, schema: Schema, path: str) -> None:
-    if schema.get("uniqueItems") is False or _at_most(schema, "maxItems", 1):
-        schema.pop("uniqueItems", None)
     if "propertyNames" in schema:
         _rewrite_names(root, schema, path)
     for keyword in schema:
@@ -101,24 +101,24 @@ def _prepare(root: Any, schema: Schema, path: str) -> None:
             raise unsupported(path, keyword, _UNSUPPORTED[keyword])
     if not isinstance(schema.get("required", []), list):
         raise unsupported(path, "required", "list the names beside `properties`", "that is no list")
+    for keyword in _COUNTS & schema.keys():
+        schema[keyword] = _read_count(schema[keyword], path, keyword)
+    if schema.get("$schema") not in _DRAFTS:
+        schema.pop("$schema", None)
     _check_count(schema, path)
-    types = schema.get("type", "string")
-    if "string" in (types if isinstance(types, list) else [types]):
-        _prepare_text(schema, path)
 
 
-def _prepare_text(schema: Schema, path: str) -> None:
-    form = schema.get("format")
-    if form in _ANY_TEXT_FORMATS:
-        del schema["format"]
-    elif isinstance(form, str) and form not in _FORMATS:
-        raise unsupported(path, "format", "describe the text with `pattern`", f"{form!r}")
+def _read_count(value: Any, path: str, keyword: str) -> int:
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf and value % 1 == 0
+    if not whole:
+        raise unsupported(path, keyword, "give a whole number", repr(value)[:40])
+    return int(value)
 
 
 def _check_count(schema: Schema, path: str) -> None:
     """Refuse a `minProperties` that names beyond the required ones must meet: such a name may come twice."""
     least, required = schema.get("minProperties"), schema.get("required", [])
-    if isinstance(least, int | float) and least > len(required) + 1 and schema.get("additionalProperties") is not False:
+    if least is not None and least > len(required) + 1 and schema.get("additionalProperties") is not False:
         raise unsupported(path, "minProperties", "list the names as `required`", f"above {len(required) + 1}")
 
 
@@ -150,8 +150,3 @@ def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
         raise unsupported(path, "propertyNames", advice)
     schema["additionalProperties"] = False
     del schema["propertyNames"]
-
-
-def _at_most(schema: Schema, keyword: str, most: int) -> bool:
-    value = schema.get(keyword)
-    return isinstance(value, int | float) and value <= most
