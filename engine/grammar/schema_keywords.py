@@ -103,7 +103,7 @@ def _prepare(root: Any, schema: Schema, path: str) -> None:
         raise unsupported(path, "required", "list the names beside `properties`", "that is no list")
     for keyword in _COUNTS & schema.keys():
         schema[keyword] = _read_count(schema[keyword], path, keyword)
-    if schema.get("$schema") not in _DRAFTS:
+    if str(schema.get("$schema")) not in _DRAFTS:
         schema.pop("$schema", None)
     _check_count(schema, path)
 
@@ -116,10 +116,22 @@ def _read_count(value: Any, path: str, keyword: str) -> int:
 
 
 def _check_count(schema: Schema, path: str) -> None:
-    """Refuse a `minProperties` that names beyond the required ones must meet: such a name may come twice."""
-    least, required = schema.get("minProperties"), schema.get("required", [])
-    if least is not None and least > len(required) + 1 and schema.get("additionalProperties") is not False:
+    """Refuse a number of names that the grammar would have to count, and leave out one that says nothing."""
+    properties, listed = schema.get("properties"), schema.get("required", [])
+    required = {str(name) for name in listed}
+    names = required | (properties.keys() if isinstance(properties, dict) else set())
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if schema.get("minProperties", 0) <= len(required):
+        schema.pop("minProperties", None)
+    if closed and schema.get("maxProperties", 0) >= len(names):
+        schema.pop("maxProperties", None)
+    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+    if least > len(required) + 1 and not closed:  # a name beyond the listed ones may come twice
         raise unsupported(path, "minProperties", "list the names as `required`", f"above {len(required) + 1}")
+    one = closed and least <= len(required) + 1 and most in (None, len(required) + 1)
+    if names > required and not one and (least or most is not None):
+        keyword = "minProperties" if least else "maxProperties"
+        raise unsupported(path, keyword, "list all names as `required`", "beside names that are not required")
 
 
 def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
@@ -133,7 +145,11 @@ def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
     if names is True or (isinstance(names, dict) and not names.keys() - {"type", "title", "description"}):
         del schema["propertyNames"]
         return
-    if not isinstance(names, dict) or names.keys() - _NAME_KEYWORDS or schema.keys() & set(NAMED):
+    kinds = {"enum": list, "pattern": str}
+    odd = not isinstance(names, dict) or any(
+        not isinstance(names.get(key, kind()), kind) for key, kind in kinds.items()
+    )
+    if odd or names.keys() - _NAME_KEYWORDS or schema.keys() & set(NAMED):
         raise unsupported(path, "propertyNames", advice)
     values = schema.get("additionalProperties", True)
     if "enum" in names or "const" in names:
@@ -144,7 +160,9 @@ def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
     elif "pattern" in names and not names.keys() & {"minLength", "maxLength"}:
         schema["patternProperties"] = {names["pattern"]: values}
     elif "pattern" not in names:
-        least, most = names.get("minLength", 0), names.get("maxLength", "")
+        place = f"{path}.propertyNames"
+        least = _read_count(names.get("minLength", 0), place, "minLength")
+        most = _read_count(names["maxLength"], place, "maxLength") if "maxLength" in names else ""
         schema["patternProperties"] = {rf"^[\s\S]{{{least},{most}}}$": values}
     else:
         raise unsupported(path, "propertyNames", advice)

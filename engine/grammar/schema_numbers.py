@@ -35,7 +35,7 @@ def prepare_numbers(nodes: Sequence[Node]) -> None:
     """Rewrite bounds, divisors and constants in place. Raises InvalidGrammar."""
     for schema, path in nodes:
         for keyword in (*_BOUNDS, "multipleOf"):
-            value = schema.get(keyword)
+            value: Any = schema.get(keyword)
             if value is None and keyword in schema:
                 raise unsupported(path, keyword, "give a number", "null")
             if isinstance(value, bool) and keyword.startswith("exclusive"):
@@ -144,7 +144,8 @@ def _open_intervals(nodes: Sequence[Node]) -> None:
     lows = [bound for node in nodes for bound in _values(node.schema, "minimum", "exclusiveMinimum")]
     highs = [bound for node in nodes for bound in _values(node.schema, "maximum", "exclusiveMaximum")]
     for schema, path in nodes:
-        low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+        low: Any = schema.get("exclusiveMinimum")
+        high: Any = schema.get("exclusiveMaximum")
         if low is not None and low >= 0 and low == int(low):
             near = [bound for bound in highs if low < bound < low + 1]
             if near:

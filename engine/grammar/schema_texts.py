@@ -11,8 +11,8 @@ from typing import Any
 from engine.grammar.ecma_patterns import UnknownPattern, translate_pattern
 from engine.grammar.schema_nodes import Node, Schema, types_of, unsupported
 
-_FORMATS = frozenset(["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
-"""What the library has."""
+_FORMATS = frozenset(["duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
+"""What the library has. Its dates have a 29th of February each year."""
 _HELD_BY_NOTHING = frozenset(
     ["idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-reference", "uri-template"]
 )
@@ -20,7 +20,15 @@ _HELD_BY_NOTHING = frozenset(
 _HEX = "[0-9a-fA-F]"
 _BASE64 = "^(?:[{0}]{{4}})*(?:[{0}]{{2}}==|[{0}]{{3}}=)?$"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_LEAP_DAY = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
+_DATE = (
+    f"(?:{_LEAP_DAY}|[0-9]{{4}}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])))"
+)
+_TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)(?:[.][0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _PATTERNS = {
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}[tT]{_TIME}$",
     "base64": _BASE64.format("A-Za-z0-9+/"),
     "base64url": _BASE64.format(r"A-Za-z0-9_\-"),
     "json-pointer": f"^{_POINTER}$",

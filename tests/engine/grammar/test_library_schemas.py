@@ -186,6 +186,8 @@ def test_what_cannot_be_held_is_refused_in_our_words(schema: dict[str, Any], sai
     [
         ({"format": "uuid4"}, ["6ba7b810-9dad-41d1-80b4-00c04fd430c8"], ["6ba7b810-9dad-11d1-80b4-00c04fd430c8"]),
         ({"format": "uuid7"}, ["6ba7b810-9dad-71d1-90b4-00c04fd430c8"], ["6ba7b810-9dad-71d1-70b4-00c04fd430c8"]),
+        ({"format": "date"}, ["2024-02-29", "2000-02-29", "2023-12-31"], ["2023-02-29", "1900-02-29", "2023-04-31"]),
+        ({"format": "date-time"}, ["2024-02-29T00:00:00.5Z", "2023-01-31t23:59:60+01:00"], ["2023-02-29T00:00:00Z"]),
         ({"format": "ipvanyaddress"}, ["10.0.0.1", "::1"], ["10.0.0", "a"]),
         ({"format": "base64"}, ["", "YWI=", "YWJj"], ["YWI", "YW=="[:3]]),
         ({"contentEncoding": "base64", "minLength": 4}, ["YWI="], ["", "YWI"]),
