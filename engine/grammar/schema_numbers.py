@@ -7,6 +7,7 @@ beyond 64 bits on the far side is held by numbers of at most 19 digits: each of 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -53,6 +54,7 @@ def prepare_numbers(nodes: Sequence[Node]) -> None:
             schema["const"] = _exact_constant(schema["const"], path, "const")
         if isinstance(choices := schema.get("enum"), list):
             schema["enum"] = [_exact_constant(value, path, f"enum[{at}]") for at, value in enumerate(choices)]
+    _check_common_multiples(nodes)
     _open_intervals(nodes)
 
 
@@ -114,6 +116,17 @@ def _check_divisor(schema: Schema, path: str) -> None:
     exact = Decimal(repr(divisor)) == Decimal(int(coefficient)).scaleb(-exponent)
     if divisor <= 0 or coefficient >= 2**32 or not exact:
         raise unsupported(path, "multipleOf", "give one of fewer digits, or describe it in words", str(divisor))
+
+
+def _check_common_multiples(nodes: Sequence[Node]) -> None:
+    """Where schemas may be intersected, the library multiplies two divisors within 32 bits, whatever comes of it."""
+    if not any(node.schema.keys() & {"allOf", "anyOf", "oneOf", "$ref"} for node in nodes):
+        return
+    divisors = {Decimal(repr(node.schema["multipleOf"])): node.path for node in nodes if "multipleOf" in node.schema}
+    for one, other in itertools.combinations(sorted(divisors), 2):
+        unit = min(int(one.as_tuple().exponent), int(other.as_tuple().exponent), 0)
+        if one.scaleb(-unit) * other.scaleb(-unit) >= 2**32:
+            raise unsupported(divisors[other], "multipleOf", "give one of fewer digits", f"{other} beside {one}")
 
 
 def _exact_constant(value: Any, path: str, place: str) -> Any:
