@@ -73,12 +73,13 @@ class ToolChoice(Struct, frozen=True):
 class Grammar(Struct, frozen=True):
     """What the output must match, as in the protocol's `Generate.grammar`, and the path of the field that said so.
     `free`: text may end anywhere, so the answer needs no limit of its own. `calls`: it has the family's own form of
-    calls, markers included."""
+    calls, markers included. `tool_paths`: of the tools whose schemas it has, in their order."""
 
     text: str
     path: str
     free: bool = False
     calls: bool = False
+    tool_paths: tuple[str, ...] = ()
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

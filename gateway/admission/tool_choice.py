@@ -6,6 +6,7 @@ Neither touches the prompt, so its prefix stays the same whatever may be called.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -51,8 +52,7 @@ def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> Gene
     except GrammarTooLarge as error:
         raise InvalidField(choice.path, str(error)) from error
     # The answer is calls alone: a format and stop strings say something of texts.
-    grammar = Grammar(json.dumps({"calls": body}, ensure_ascii=False), "$.tools", calls=True)
-    return replace(generation, grammar=grammar, stop=(), stop_tokens=())
+    return replace(generation, grammar=_calls(body, callable_tools), stop=(), stop_tokens=())
 
 
 def _callable(generation: GenerationRequest) -> list[Tool]:
@@ -76,5 +76,9 @@ def _armed(model: ServedModel, generation: GenerationRequest) -> GenerationReque
         check_grammar("calls", body)
     except GrammarTooLarge:
         return generation
-    grammar = Grammar(json.dumps({"calls": body}, ensure_ascii=False), "$.tools", free=True, calls=True)
-    return replace(generation, grammar=grammar)
+    return replace(generation, grammar=_calls(body, tools, free=True))
+
+
+def _calls(body: dict[str, object], tools: Sequence[Tool], *, free: bool = False) -> Grammar:
+    text = json.dumps({"calls": body}, ensure_ascii=False)
+    return Grammar(text, "$.tools", free=free, calls=True, tool_paths=tuple(tool.path for tool in tools))
