@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from uuid import UUID
 
@@ -23,6 +23,10 @@ from billing.invoices.recording import record_document
 from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, update_invoice, write_draft
 from billing.money import format_minor, minor_to_pico, minor_unit
 from billing.pending_changes import propose_if_needed
+from billing.rating.commitment_accounts import read_commitment_lines
+from billing.rating.commitments import lines_of
+from billing.rating.lines import money_text
+from billing.rating.schedules import read_schedule
 from billing.tables.invoices import invoice
 from billing.transaction.money_transaction import Grant
 from storage.database.database import Database
@@ -159,6 +163,7 @@ async def _compose(
     lines = [_line(document, creditable, n, wanted[n]) for n in sorted(wanted)]
     if not lines:
         raise AmountRefused(f"nothing is left of {record.name} to credit")
+    await _check_commitment(session, record, lines)
     taxes = _taxes(document, creditable, lines)
     net, tax = sum(line.net for line in lines), sum(total.tax for total in taxes)
     if net < 0 or net + tax > record.gross - record.credited:
@@ -192,6 +197,34 @@ async def _compose(
         savings="",
         previous="",
     )
+
+
+async def _check_commitment(session: AsyncSession, record: InvoiceRecord, lines: Sequence[InvoiceLine]) -> None:
+    """Raise AmountRefused if a commitment has paid more than these credited lines leave of it."""
+    if record.state == "uncollectible" or not any(line.kind == "commitment" and line.net > 0 for line in lines):
+        return
+    schedule = await read_schedule(session, record.tenant_id)
+    commitment = schedule.terms_of(record.period).commitment
+    if commitment is None:
+        return
+    of_tenant = await read_commitment_lines(session, record.tenant_id)
+    mine = lines_of(of_tenant, schedule, commitment.first)
+    latest = schedule.latest(commitment.first) or commitment
+    undrawn = latest.paid_pico + sum(
+        line.funds_pico - line.draws_pico for line in mine if line.net_left or line.funds_pico
+    )  # what was drawn of less than a minor unit cannot be credited
+    credited = {line.of: line for line in lines}
+    funds = 0
+    for line in mine:
+        if line.invoice_id == record.id and (note := credited.get(line.n)) is not None:
+            left = line.exact_pico - line.credited_pico
+            funds += left if note.net == line.net_left else max(-abs(left), min(abs(left), int(note.exact)))
+    if funds > undrawn:
+        drawn = f"{money_text(undrawn)} {record.currency}"
+        raise AmountRefused(
+            f"only {drawn} of the commitment for {commitment.first} to {commitment.last} was not drawn:"
+            " credit no more of it, or first the lines that it paid"
+        )
 
 
 def _line(document: Document, creditable: Creditable, n: int, amount: int | None) -> InvoiceLine:

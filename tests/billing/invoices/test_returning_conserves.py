@@ -69,11 +69,12 @@ expiries = st.sampled_from([None, None, "2026-11-01", "2026-12-15"])
 puts = st.builds(Put, st.integers(1, 20 * 10**12), st.sampled_from(["paid", "paid", "promo"]), st.booleans(), expiries)
 uses = st.lists(st.integers(1, 8_000_001), min_size=1, max_size=3)
 months = st.builds(Month, st.lists(puts, max_size=3), uses, st.booleans(), st.booleans(), st.booleans())
-discounts = st.lists(st.builds(lambda points: {"basis_points": points}, st.integers(1, 6000)), max_size=2)
-commitment = {"amount": "7", "first": "2026-10", "last": "2026-11", "invoiced": False}
+discounts = st.lists(st.builds(lambda points: {"basis_points": points}, st.integers(1, 5000)), max_size=2)
+commitment = {"amount": "7", "first": "2026-10", "last": "2026-11"}
+paid = {"invoiced": False, "payments": [{"amount": "6", "reference": "bank 1", "reason": "before the contract"}]}
 contracts = st.fixed_dictionaries(
     {"discounts": discounts},
-    optional={"minimum": st.just({"amount": "3.1"}), "commitment": st.just(commitment)},
+    optional={"minimum": st.just({"amount": "3.1"}), "commitment": st.sampled_from([commitment, commitment | paid])},
 )
 plans = st.builds(Plan, contracts, st.lists(months, min_size=3, max_size=3), st.booleans())
 
