@@ -7,7 +7,7 @@ that nobody was asked for. A period in which the commitment is not in force asks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from uuid import UUID
 
 import msgspec
@@ -78,14 +78,14 @@ class CommitmentAccount(msgspec.Struct, frozen=True):
 
 
 class CommitmentMonth(msgspec.Struct, frozen=True, kw_only=True):
-    """A month of a commitment as it is or will be, in pico-units.
+    """A month of a commitment as it is or will be, in pico-units. `sent`: its invoice was issued.
 
     `asked` is on the month's invoice, `funded` has been funded until then. `drawn` is what the commitment pays of the
     month's usage until now, None for a month to come; `left` is what it can still pay after that.
     """
 
     period: str
-    invoiced: bool
+    sent: bool
     asked: int
     funded: int
     drawn: int | None
@@ -128,7 +128,7 @@ def commitment_lines(commitment: Commitment, net: int, period: str, account: Com
 
 
 def preview(
-    schedule: Schedule, first: str, lines: Iterable[CommitmentLine], issued: Iterable[str], nets: Mapping[str, int]
+    schedule: Schedule, first: str, lines: Iterable[CommitmentLine], sent: Collection[str], nets: Mapping[str, int]
 ) -> list[CommitmentMonth]:
     """The months of the commitment that begins in `first`, of the tenant's lines, periods that have an invoice, and the
     sums of periods that have none yet but have begun."""
@@ -136,7 +136,6 @@ def preview(
     if latest is None:
         return []
     account, found, mine = CommitmentAccount(), [], lines_of(lines, schedule, first)
-    sent = set(issued)
     for period in months(first, latest.last):
         commitment = schedule.commitment_of(period)
         if commitment is None or commitment.first != first:
@@ -152,7 +151,7 @@ def preview(
         paid = account.funded + commitment.paid_pico
         left = max(0, min(commitment.amount_pico, paid) - account.drawn)
         found.append(
-            CommitmentMonth(period=period, invoiced=period in sent, asked=asked, funded=paid, drawn=drawn, left=left)
+            CommitmentMonth(period=period, sent=period in sent, asked=asked, funded=paid, drawn=drawn, left=left)
         )
     return found
 

@@ -135,7 +135,7 @@ def test_a_preview_says_what_the_invoices_will_say(schedule: Schedule, nets: lis
             assert [Fraction(month.asked), Fraction(month.drawn or 0)] == [asked, drawn]
             assert 0 <= month.left <= max(0, month.funded)
         for month in preview(schedule, first, [], (), {}):
-            assert (month.drawn, month.invoiced) == (None, False), "nobody knows what will be used"
+            assert (month.drawn, month.sent) == (None, False), "nobody knows what will be used"
 
 
 def _schedule(*rows: tuple[str, Commitment | None]) -> Schedule:
