@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
+from billing.accounts.taken_back import read_taken_back
 from billing.invoices.accounting.posting import balanced_entries, post, step_id
 from billing.invoices.collection import MOST_TEXT, settle_invoice
 from billing.invoices.document import Document, InvoiceLine
@@ -21,7 +22,7 @@ from billing.invoices.parties.store import lock_documents, read_seller
 from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
 from billing.invoices.recording import record_document
 from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, update_invoice, write_draft
-from billing.money import format_minor, minor_to_pico, minor_unit
+from billing.money import format_minor, format_pico, minor_to_pico, minor_unit
 from billing.pending_changes import propose_if_needed
 from billing.rating.commitment_accounts import read_commitment_lines
 from billing.rating.commitments import lines_of
@@ -29,6 +30,7 @@ from billing.rating.lines import money_text
 from billing.rating.schedules import read_schedule
 from billing.tables.invoices import invoice
 from billing.transaction.money_transaction import Grant
+from billing.transaction.opening import money_transaction_in
 from storage.database.database import Database
 from storage.free_text import check_text
 
@@ -90,6 +92,7 @@ async def credit_in(
     amounts, note_id = arguments.amounts, step_id(arguments.invoice_id, f"credit:{request}")
     await lock_documents(database, session, tenant_id)
     current = await lock_invoice(database, session, tenant_id, arguments.invoice_id)
+    await (await money_transaction_in(database, session)).lock([tenant_id])  # nobody corrects usage meanwhile
     if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
         _check_same_request(await read_document(session, tenant_id, note_id), request, reason, amounts)
     else:
@@ -170,6 +173,13 @@ async def _compose(
         left = f"{format_minor(record.gross - record.credited, record.currency)} {record.currency}"
         raise AmountRefused(
             f"these lines come to {format_minor(net + tax, record.currency)}, but {left} is left of {record.name}"
+        )
+    taken_back = await read_taken_back(session, record.tenant_id, record.period)
+    if taken_back is not None and not taken_back.allows(credited=minor_to_pico(net, record.currency)):
+        corrected = format_pico(taken_back.corrected)
+        raise AmountRefused(
+            f"{corrected} {record.currency} of {record.name} were given back by corrections of usage: together with"
+            f" {format_minor(net, record.currency)} that is more than it charged"
         )
     seller = await read_seller(session, record.seller)
     return msgspec.structs.replace(
