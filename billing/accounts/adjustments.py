@@ -101,7 +101,7 @@ async def adjust(
     if adjustment_id is not None and (made := await _made(database, event)) is not None:
         return made
     if dry_run:
-        return await _tried(database, original["period"], event)
+        return await _tried(database, event_id, original["period"], event)
     await partitions.ensure_partitions(database, as_bytes([identity]))
     ids = await dimension_ids(database, event_dimensions([event]))
     async with recorded_money_transaction(database) as (session, money):
@@ -161,14 +161,13 @@ def _usage(units: Mapping[str, int]) -> SignedUsage:
     return SignedUsage.from_meters(dict(units))
 
 
-async def _tried(database: Database, period: str, event: UsageEvent) -> UsageEvent:
+async def _tried(database: Database, event_id: UUID, period: str, event: UsageEvent) -> UsageEvent:
     """What a dry run can say: whether enough is there now, and in which period it would be booked. `period` is that of
     the corrected usage."""
-    assert event.corrects is not None, "an adjustment corrects an event"
     async with recorded_money_transaction(database) as (session, money):
         (event,) = (await book_late(money, EventColumns([event]))).events
         found = (await money.lock([event.tenant_id]))[event.tenant_id]
-        left, more = await money.units_left(event.tenant_id, event.corrects), event.usage.meters()
+        left, more = await money.units_left(event.tenant_id, event_id), event.usage.meters()
         _refuse_negative({meter: units + more[meter] for meter, units in left.items()})
         _, entries = await _pay(money, found, event)
         await _refuse_credited(session, period, event, entries)

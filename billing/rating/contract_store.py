@@ -73,7 +73,7 @@ class Contracts:
         takes two people."""
         await self.check(tenant_id, terms, from_period)
         arguments = TermsArguments(tenant_id, from_period, terms)
-        summary = f"contract terms from {from_period} on"
+        summary = f"contract terms from {from_period} on{_commitment_in_words(terms)}"
         await propose_if_needed(self._database, "terms.set", arguments, summary, tenant_id=tenant_id, reason=reason)
         async with self._database.transaction() as session:
             return await self.put_in(session, arguments, by, reason)
@@ -137,6 +137,16 @@ def _check_begins(from_period: str, now: int) -> None:
     """Raise InvalidTerms or InvalidPeriod unless terms can begin then."""
     if check_period(from_period) < period_of(now):
         raise InvalidTerms("from", f"{from_period} has passed; terms can begin in this period or a later one")
+
+
+def _commitment_in_words(terms: ContractTerms) -> str:
+    """What whoever approves terms is to see of their commitment: its amount, and what they record as paid."""
+    commitment = terms.commitment
+    if commitment is None:
+        return ""
+    of = f"{money_text(commitment.amount_pico)} for {commitment.first} to {commitment.last}"
+    paid = ", ".join(f"{money_text(one.amount_pico)} paid by {one.reference}" for one in commitment.payments)
+    return f", with a commitment of {of}{paid and f', {paid}'}"
 
 
 async def _check_schedule(session: AsyncSession, tenant_id: UUID, terms: ContractTerms, from_period: str) -> None:

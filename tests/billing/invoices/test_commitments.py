@@ -68,6 +68,7 @@ async def unfunded(database: Database) -> list[str]:
     return [finding.detail for finding in findings]
 
 
+@pytest.mark.slow
 async def test_a_commitment_begins_with_the_terms_that_set_it(database: Database) -> None:
     customer = await Customer.make(database, buyer=US)
     set_clock(database, "2026-11-01")
@@ -100,6 +101,7 @@ async def test_what_is_written_off_pays_no_longer(database: Database) -> None:
     assert await unfunded(database) == [], "what it paid before was asked for"
 
 
+@pytest.mark.slow
 async def test_raising_it_invoices_the_difference(database: Database) -> None:
     customer = await Customer.make(database, buyer=US)
     await set_terms(customer, committed("8"), "2026-10")

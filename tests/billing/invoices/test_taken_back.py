@@ -54,6 +54,7 @@ async def _money(customer: Customer) -> int:
     return (balance.prepaid - balance.receivable) // CENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cents", "basis_points"), [(1000, 0), (0, 0), (1000, 5000)])
 async def test_what_was_credited_is_not_corrected_too(database: Database, cents: int, basis_points: int) -> None:
     customer, event, october = await _october(database, cents, basis_points)
@@ -78,7 +79,6 @@ async def test_what_was_corrected_is_not_credited_too(database: Database, cents:
     assert await audit_money(database) == []
 
 
-@pytest.mark.slow
 async def test_both_take_back_their_part(database: Database) -> None:
     customer, event, october = await _october(database, 1000)
     await _correct(customer, event, -1_250_000)  # 2.00
