@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from billing.accounts.idempotency import IdempotencyConflict, check_id_unused
-from billing.accounts.taken_back import money_back, read_taken_back
+from billing.accounts.taken_back import money_back, read_returnable, read_taken_back
 from billing.events import partitions
 from billing.events.columns import EventColumns, as_bytes, dimension_ids, event_dimensions
 from billing.events.rollups import roll_up
@@ -115,7 +115,7 @@ async def adjust(
         await money.chain(chained)
         found = (await money.lock([tenant_id]))[tenant_id]
         _refuse_negative(await money.units_left(tenant_id, event_id))
-        wallet, entries = await _pay(money, found, event)
+        wallet, entries = await _pay(session, money, found, event, original["period"])
         await _refuse_credited(session, original["period"], event, entries)
         currency = found.currency
         posted = [Transaction(identity, tenant_id, currency, "adjustment", event.period, entries, reason)]
@@ -169,18 +169,21 @@ async def _tried(database: Database, event_id: UUID, period: str, event: UsageEv
         found = (await money.lock([event.tenant_id]))[event.tenant_id]
         left, more = await money.units_left(event.tenant_id, event_id), event.usage.meters()
         _refuse_negative({meter: units + more[meter] for meter, units in left.items()})
-        _, entries = await _pay(money, found, event)
+        _, entries = await _pay(session, money, found, event, period)
         await _refuse_credited(session, period, event, entries)
     return event
 
 
-async def _pay(money: MoneyTransaction, before: Balance, event: UsageEvent) -> tuple[Wallet, list[Entry]]:
-    """The tenant's money when it has paid for the adjustment, or got back what it had paid. Raises InvalidAdjustment if
-    there is too little."""
+async def _pay(
+    session: AsyncSession, money: MoneyTransaction, before: Balance, event: UsageEvent, period: str
+) -> tuple[Wallet, list[Entry]]:
+    """The tenant's money when it has paid for the adjustment, or got back what it had paid for the usage of `period`.
+    Raises InvalidAdjustment if there is too little."""
     wallet = Wallet(before, await money.grants([event.tenant_id], spent=True))
     used = ModelCost(event.project_id, event.model, abs(event.cost_pico))
     if event.cost_pico < 0:
-        return wallet, wallet.give_back(used)
+        at_most = None if event.period == period else await read_returnable(session, event.tenant_id, period)
+        return wallet, wallet.give_back(used, at_most)
     entries = wallet.use([used])
     if wallet.balance.overdraft > before.overdraft:
         cost, available = format_pico(event.cost_pico), format_pico(before.available)

@@ -122,3 +122,20 @@ async def test_the_audit_names_what_was_taken_back_twice(database: Database) -> 
     assert details["more of an invoice was taken back than it charged"] == (
         f"{october.number}: 7.000000000000 were credited and 2.000000000000 corrected of 8.000000000000 USD"
     )
+
+
+async def test_a_correction_gives_back_nothing_that_a_discount_gave_back(database: Database) -> None:
+    """Neither from what is owed nor from what paid for another month."""
+    customer, _, _ = await _october(database, 800)
+    terms = parse_terms({"discounts": [{"basis_points": 5000}]})
+    await Contracts(database, PriceCatalog(database)).put(customer.id, terms, "2026-11", by="ann")
+    first, second = await customer.use("2026-11-05", EIGHT_DOLLARS, EIGHT_DOLLARS)
+    november = await customer.invoice("2026-11")
+    assert (november.net, await _money(customer)) == (800, -800)
+    await _correct(customer, first, -5_000_000)
+    await _correct(customer, second, -5_000_000)
+    assert await _money(customer) == 0, "October stays paid"
+    await customer.use("2026-12-05", EIGHT_DOLLARS)
+    december = await customer.invoice("2026-12")
+    assert december.net == 0
+    assert await audit_money(database) == []
