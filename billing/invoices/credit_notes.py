@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
+from billing.accounts.taken_back import read_taken_back
 from billing.invoices.accounting.posting import balanced_entries, post, step_id
 from billing.invoices.collection import MOST_TEXT, settle_invoice
 from billing.invoices.document import Document, InvoiceLine
@@ -21,10 +22,15 @@ from billing.invoices.parties.store import lock_documents, read_seller
 from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
 from billing.invoices.recording import record_document
 from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, update_invoice, write_draft
-from billing.money import format_minor, minor_to_pico, minor_unit
+from billing.money import format_minor, format_pico, minor_to_pico, minor_unit
 from billing.pending_changes import propose_if_needed
+from billing.rating.commitment_accounts import read_commitment_lines
+from billing.rating.commitments import lines_of
+from billing.rating.lines import money_text
+from billing.rating.schedules import read_schedule
 from billing.tables.invoices import invoice
 from billing.transaction.money_transaction import Grant
+from billing.transaction.opening import money_transaction_in
 from storage.database.database import Database
 from storage.free_text import check_text
 
@@ -86,6 +92,7 @@ async def credit_in(
     amounts, note_id = arguments.amounts, step_id(arguments.invoice_id, f"credit:{request}")
     await lock_documents(database, session, tenant_id)
     current = await lock_invoice(database, session, tenant_id, arguments.invoice_id)
+    await (await money_transaction_in(database, session)).lock([tenant_id])  # nobody corrects usage meanwhile
     if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
         _check_same_request(await read_document(session, tenant_id, note_id), request, reason, amounts)
     else:
@@ -159,12 +166,20 @@ async def _compose(
     lines = [_line(document, creditable, n, wanted[n]) for n in sorted(wanted)]
     if not lines:
         raise AmountRefused(f"nothing is left of {record.name} to credit")
+    await _check_commitment(session, record, lines)
     taxes = _taxes(document, creditable, lines)
     net, tax = sum(line.net for line in lines), sum(total.tax for total in taxes)
     if net < 0 or net + tax > record.gross - record.credited:
         left = f"{format_minor(record.gross - record.credited, record.currency)} {record.currency}"
         raise AmountRefused(
             f"these lines come to {format_minor(net + tax, record.currency)}, but {left} is left of {record.name}"
+        )
+    taken_back = await read_taken_back(session, record.tenant_id, record.period)
+    if taken_back is not None and not taken_back.allows(credited=minor_to_pico(net, record.currency)):
+        corrected = format_pico(taken_back.corrected)
+        raise AmountRefused(
+            f"{corrected} {record.currency} of {record.name} were given back by corrections of usage: together with"
+            f" {format_minor(net, record.currency)} that is more than it charged"
         )
     seller = await read_seller(session, record.seller)
     return msgspec.structs.replace(
@@ -192,6 +207,34 @@ async def _compose(
         savings="",
         previous="",
     )
+
+
+async def _check_commitment(session: AsyncSession, record: InvoiceRecord, lines: Sequence[InvoiceLine]) -> None:
+    """Raise AmountRefused if a commitment has paid more than these credited lines leave of it."""
+    if record.state == "uncollectible" or not any(line.kind == "commitment" and line.net > 0 for line in lines):
+        return
+    schedule = await read_schedule(session, record.tenant_id)
+    commitment = schedule.terms_of(record.period).commitment
+    if commitment is None:
+        return
+    of_tenant = await read_commitment_lines(session, record.tenant_id)
+    mine = lines_of(of_tenant, schedule, commitment.first)
+    latest = schedule.latest(commitment.first) or commitment
+    undrawn = latest.paid_pico + sum(
+        line.funds_pico - line.draws_pico for line in mine if line.net_left or line.funds_pico
+    )  # what was drawn of less than a minor unit cannot be credited
+    credited = {line.of: line for line in lines}
+    funds = 0
+    for line in mine:
+        if line.invoice_id == record.id and (note := credited.get(line.n)) is not None:
+            left = line.exact_pico - line.credited_pico
+            funds += left if note.net == line.net_left else max(-abs(left), min(abs(left), int(note.exact)))
+    if funds > undrawn:
+        drawn = f"{money_text(undrawn)} {record.currency}"
+        raise AmountRefused(
+            f"only {drawn} of the commitment for {commitment.first} to {commitment.last} was not drawn:"
+            " credit no more of it, or first the lines that it paid"
+        )
 
 
 def _line(document: Document, creditable: Creditable, n: int, amount: int | None) -> InvoiceLine:

@@ -23,14 +23,19 @@ from billing.invoices.recording import record_document
 from billing.invoices.savings import CacheHour, cache_advice, read_cache_hours, savings_statement
 from billing.invoices.store import InvoiceRecord, delete_draft, find_invoice, lock_invoice, write_draft
 from billing.prices import PriceCatalog, PriceVersion
+from billing.rating.applying import total_before_minimum
+from billing.rating.commitment_accounts import read_account
+from billing.rating.commitments import commitment_lines
 from billing.rating.lines import RatedLine
 from billing.rating.rated_lines import rated_lines
+from billing.rating.schedules import read_schedule
 from storage.database.base import new_id
 from storage.database.database import Database
 
 
 class Rated(msgspec.Struct, frozen=True):
-    """A period's lines, the price versions that they name, and the hours in which the prompt cache was used."""
+    """A period's lines without what a commitment asks for and pays, the price versions that they name, and the hours in
+    which the prompt cache was used."""
 
     lines: list[RatedLine]
     versions: dict[int, PriceVersion]
@@ -108,17 +113,18 @@ async def compose_invoice(
     There is no document without a line. A carry of less than a minor unit alone makes no line.
     """
     seller = await read_seller(session, buyer.seller)
-    used = sum(line.exact_pico for line in rated.lines if line.kind == "usage")
-    charges = sum(line.exact_pico for line in rated.lines) - used
+    lines = rated.lines + await _commitment_lines(session, tenant_id, period, rated.lines)
+    used = sum(line.exact_pico for line in lines if line.kind == "usage")
+    charges = sum(line.exact_pico for line in lines) - used
     funding = await invoice_funding(session, tenant_id, period, used, charges)
     currency = funding.currency or seller.currency
     for version in rated.versions.values():
         if version.currency != currency:
             raise CurrencyMismatch(version.currency, currency)
-    if not rated.lines and not funding.carry:
+    if not lines and not funding.carry:
         return ComposedInvoice(None)
     start, end = period_bounds(period)
-    savings = savings_statement(rated.lines, rated.versions, rated.cache, (end - start) // HOUR - 1, projects)
+    savings = savings_statement(lines, rated.versions, rated.cache, (end - start) // HOUR - 1, projects)
     savings = msgspec.structs.replace(savings, advice=cache_advice(savings.classes, currency))
     document = compose(
         seller,
@@ -126,12 +132,24 @@ async def compose_invoice(
         tenant_id,
         period,
         currency=currency,
-        rated=rated.lines,
+        rated=lines,
         funding=funding,
         savings=savings,
         projects=projects,
     )
     return ComposedInvoice(document, funding.balance_return) if document.lines else ComposedInvoice(None)
+
+
+async def _commitment_lines(
+    session: AsyncSession, tenant_id: UUID, period: str, lines: list[RatedLine]
+) -> list[RatedLine]:
+    """What the commitment of a period asks for and pays, by the invoices that were issued until now."""
+    schedule = await read_schedule(session, tenant_id)
+    commitment = schedule.commitment_of(period)
+    if commitment is None:
+        return []
+    account = await read_account(session, tenant_id, schedule, period)
+    return commitment_lines(commitment, total_before_minimum(lines), period, account)
 
 
 def _check_is_draft(record: InvoiceRecord | None) -> None:

@@ -32,6 +32,8 @@ from billing.invoices.store import (
     update_invoice,
 )
 from billing.prices import PriceCatalog
+from billing.rating.commitment_accounts import find_unasked
+from billing.rating.schedules import read_schedule
 from billing.tables.invoices import invoice, number_series
 from billing.tables.money import rollup_hour
 from billing.tables.periods import billing_period
@@ -184,3 +186,7 @@ async def _check_order(session: AsyncSession, tenant_id: UUID, period: str) -> N
         earlier = await session.scalar(to_bill.where(row.period.not_in(invoiced)).order_by(row.period).limit(1))
         if earlier is not None:
             raise PeriodNotClosed(f"{earlier} has usage that is not invoiced yet; invoice it first")
+    schedule = await read_schedule(session, tenant_id)
+    unasked = await find_unasked(session, tenant_id, schedule, period)
+    if unasked is not None:
+        raise PeriodNotClosed(f"the commitment of {unasked} is not invoiced yet; invoice it first")

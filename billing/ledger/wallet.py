@@ -138,12 +138,12 @@ class Wallet:
         entries = [Entry(self._grants[one].account, "revenue", pico, one) for one, pico in taken.items()]
         return entries + ([Entry("receivable", "revenue", owed)] if owed else [])
 
-    def give_back(self, cost: ModelCost) -> list[Entry]:
+    def give_back(self, cost: ModelCost, at_most: int | None = None) -> list[Entry]:
         """Take back what was paid for usage that is corrected.
 
         First comes what is for such usage only, the narrowest first: it must not have paid for more than there is.
         Then what is owed, then what was used last. Where a period's rating has given back part of it before, that part
-        is not given back again: it is taken off `charges`.
+        is not given back again: what is beyond `at_most`, or was never paid, is taken off `charges`.
         """
         if cost.pico > self.balance.debit:
             raise ValueError(f"{cost.pico} pico-units cannot be given back: only {self.balance.debit} were ever used")
@@ -152,8 +152,10 @@ class Wallet:
         narrowest = sorted(covering, key=lambda one: (one.model is None) + (one.project_id is None))
         returned: dict[UUID, int] = {}
         left = self._return(narrowest, cost.pico, returned)
+        withheld = 0 if at_most is None else max(0, left - max(0, at_most - (cost.pico - left)))
+        left -= withheld
         owed = min(left, self.balance.receivable)
-        left = self._return(sorted(grants, key=lambda one: one.restricted), left - owed, returned)
+        left = self._return(sorted(grants, key=lambda one: one.restricted), left - owed, returned) + withheld
         self._book({one: -part for one, part in returned.items()}, -cost.pico, -owed)
         self.balance = self.balance.changed(credit=-left)
         entries = [Entry("revenue", self._grants[one].account, part, one) for one, part in returned.items()]

@@ -30,11 +30,18 @@ async def test_terms_are_set_for_a_month_and_kept(stack: Stack, desks: Desks) ->
         ],
         "discounts": [{"basis_points": 500, "models": ["tiny"]}],
         "minimum": {"amount": "100.000000000000"},
-        "commitment": {"amount": "1200.000000000000", "first": "2998-01", "last": "2998-12", "invoiced": True},
+        "commitment": {"amount": "1200.000000000000", "first": "2998-01", "last": "2998-12", "invoiced": True,
+                       "payments": [{"amount": "200.000000000000", "reference": "bank 1", "reason": "before"}]},
     }  # fmt: skip
     new = {"terms": terms, "from_period": "2998-01", "reason": "contract 7"}
     checked = await finance.post(f"{D}/terms", {**new, "dry_run": True}, 200)
     assert (checked["number"], checked["terms"]) == (None, terms)
+    months = {month["period"]: month for month in checked["schedule"]}
+    assert list(months) == [f"2998-{month:02}" for month in range(1, 13)]
+    thousand, all_of_it, nothing = "1000.000000000000", "1200.000000000000", "0.000000000000"
+    expected = {"sent": False, "asked": thousand, "funded": all_of_it, "drawn": None, "left": all_of_it}
+    assert months["2998-01"] == expected | {"period": "2998-01"}
+    assert months["2998-12"] == expected | {"period": "2998-12", "asked": nothing}
     made = await finance.post(f"{D}/terms", new, 201)
     assert (made["terms"], made["reason"]) == (terms, "contract 7")
     assert await owner.get(f"{D}/terms?period=2998-05") == made
@@ -50,10 +57,25 @@ async def test_terms_are_set_for_a_month_and_kept(stack: Stack, desks: Desks) ->
         ({"terms": {"tiers": [{**terms["tiers"][0], "meter": "none"}]}}, "$.terms.tiers[0].meter"),
         ({"terms": {"minimum": {"amount": "-1"}}}, "$.terms.minimum.amount"),
         ({"terms": {"rebate": 1}}, "$.terms"),
+        (
+            {"terms": {"discounts": [{"basis_points": 6000}, {"basis_points": 7000}]}},
+            "$.terms.discounts[1].basis_points",
+        ),
+        ({"terms": {"commitment": terms["commitment"] | {"first": "2997-12"}}}, "$.terms.commitment.first"),
+        (
+            {"from_period": "2998-03", "terms": {"commitment": terms["commitment"] | {"amount": "1199"}}},
+            "$.terms.commitment.amount",
+        ),
+        (
+            {"from_period": "2998-03", "terms": {"commitment": terms["commitment"] | {"payments": []}}},
+            "$.terms.commitment.payments",
+        ),
         ({"reason": "a\nb"}, "$.reason"),
     ]
     for change, param in wrong:
-        assert (await finance.post(f"{D}/terms", {**new, **change}, 400))["error"]["param"] == param.removeprefix("$.")
+        for dry_run in (True, False):
+            refused = await finance.post(f"{D}/terms", {**new, **change, "dry_run": dry_run}, 400)
+            assert refused["error"]["param"] == param.removeprefix("$.")
     for desk in (owner, desks.own("finance"), desks.operator("admin")):
         await desk.post(f"{D}/terms", new, 403)
     await desks.own("developer").get(f"{D}/terms", 403)

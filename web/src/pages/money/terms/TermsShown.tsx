@@ -36,11 +36,16 @@ export function TermsShown({ terms }: { terms: Schema<'TermsObject'> }) {
     );
   }
   if (terms.commitment) {
-    const { amount, first, last, invoiced } = terms.commitment;
+    const { amount, first, last, invoiced, payments = [] } = terms.commitment;
     items.push(
       <>
-        <Money amount={amount} /> committed from {first} to {last}; the rest is{' '}
-        {invoiced === false ? 'not asked for' : 'invoiced at the end'}
+        <Money amount={amount} /> committed from {first} to {last},{' '}
+        {invoiced === false ? 'not invoiced' : 'asked for with the first month'}
+        {payments.map((payment, n) => (
+          <span key={n}>
+            , <Money amount={payment.amount} /> paid by {payment.reference} ({payment.reason})
+          </span>
+        ))}
       </>,
     );
   }
