@@ -313,6 +313,7 @@ class Gateway:
         self.orphaned_holds.start()
         services.fleet.start()
         self._tasks.start(self._probe_dependencies())
+        self._tasks.start(self.bodies.return_memory())
         if services.scope_keys is not None:
             self._tasks.start(ForgottenScopes(services.scope_keys, services.domains, services.fleet.links).run())
         if services.domains.shared is not None:
