@@ -33,8 +33,8 @@ _NOT_PROVEN = "Wrong password. Who is a user already signs in, or gives its pass
 
 
 class PasswordChanges:
-    """Sets passwords. `clock`: microseconds since the Unix epoch. Every method may raise TooManyAttempts and
-    DatabaseUnavailable."""
+    """Sets passwords. `clock`: microseconds since the Unix epoch. Every method may raise TooManyAttempts, PasswordsBusy
+    and DatabaseUnavailable."""
 
     def __init__(
         self,
@@ -69,20 +69,19 @@ class PasswordChanges:
 
     async def reset(self, token: str, new: str, client: Client) -> UUID:
         """Set the password of the user of a reset link; all its sessions end. Raises LinkRefused, FieldRefused."""
-        await self._sign_in.check_link_attempt(client)
-        async with self._database.reading() as session:
-            row = await self._links.look_at(session, "password_reset", token, self._clock())
-            assert row.user_id is not None, "a reset belongs to a user"
-            user = await session.get_one(UserAccount, row.user_id)
-        check_password(new, user.email)
-        hashed = await self._passwords.hash(new)
-        async with self._database.transaction() as session:
-            await self._links.take(session, "password_reset", token, self._clock())
-            with acting_as_user(user.id, user.email):
-                await self._set(session, user.id, hashed, "user.password_reset")
-        await self._changes.announce(user.id)
-        await self._sign_in.give_back_link(client)
-        return user.id
+        async with self._sign_in.link_attempt(client):
+            async with self._database.reading() as session:
+                row = await self._links.look_at(session, "password_reset", token, self._clock())
+                assert row.user_id is not None, "a reset belongs to a user"
+                user = await session.get_one(UserAccount, row.user_id)
+            check_password(new, user.email)
+            hashed = await self._passwords.hash(new)
+            async with self._database.transaction() as session:
+                await self._links.take(session, "password_reset", token, self._clock())
+                with acting_as_user(user.id, user.email):
+                    await self._set(session, user.id, hashed, "user.password_reset")
+            await self._changes.announce(user.id)
+            return user.id
 
     async def accept(
         self,
@@ -101,7 +100,19 @@ class PasswordChanges:
         Until a user is made, or its password is right, the errors do not tell whether the address is a user's.
         Raises LinkRefused, SignInRefused, FieldRefused, InvalidText, LastOwner.
         """
-        await self._sign_in.check_link_attempt(client)
+        async with self._sign_in.link_attempt(client):
+            return await self._accept(token, name, password, client, signed_in=signed_in, email=email)
+
+    async def _accept(
+        self,
+        token: str,
+        name: str,
+        password: str | None,
+        client: Client,
+        *,
+        signed_in: SessionRecord | None,
+        email: str,
+    ) -> UUID:
         async with self._database.reading() as session:
             row = await self._links.look_at(session, "invitation", token, self._clock())
             address = check_email(email) if email else row.email
@@ -128,7 +139,6 @@ class PasswordChanges:
                 with acting_as_user(user_id, address):
                     await self._join(session, user_id, token)
         await self._changes.announce(user_id)
-        await self._sign_in.give_back_link(client)
         return user_id
 
     async def _accept_as_new(self, token: str, email: str, name: str, password: str) -> UUID:

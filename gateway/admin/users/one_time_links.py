@@ -20,7 +20,7 @@ from gateway.services import Gateway
 
 _describes = partial(describes, tags=("users",))
 _NO_STORE = {"cache-control": "no-store"}
-_ERRORS = {"link_not_valid": 401, "too_many_attempts": 429, "csrf": 403}
+_ERRORS = {"link_not_valid": 401, "too_many_attempts": 429, "csrf": 403, "sign_in_busy": 503}
 
 
 class Acceptance(Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.users import totp
 from tenancy.users.attempts import Limit, SqlAttemptCounter, network_of
-from tenancy.users.errors import SignInRefused, TooManyAttempts
+from tenancy.users.errors import PasswordsBusy, SignInRefused, TooManyAttempts
 from tenancy.users.links import Link
 from tenancy.users.passwords import AT_ONCE, Passwords
 from tenancy.users.service import Users
@@ -157,7 +157,7 @@ async def test_two_hashes_at_once_and_a_bounded_queue() -> None:
     passwords._verify = watched  # type: ignore[method-assign]
     outcomes = await asyncio.gather(*(passwords.verify(None, "x") for _ in range(60)), return_exceptions=True)
     assert most <= AT_ONCE
-    assert sum(isinstance(outcome, TooManyAttempts) for outcome in outcomes) == 10
+    assert sum(isinstance(outcome, PasswordsBusy) for outcome in outcomes) == 10
     passwords.close()
 
 
