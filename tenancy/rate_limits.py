@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, and_, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
-from storage.bus import Bus, BusUnavailable
+from storage.bus import Bus, BusUnavailable, CacheLife
 from storage.database import clock
 from storage.database.database import Database, DatabaseUnavailable
 from storage.reported_error import ReportedError
@@ -30,8 +30,6 @@ CHANGED = "turnpike.limits.changed"
 """The bus topic of changed limits. The payload is the project's id in hex."""
 MOST = 1_000_000_000
 """The largest limit: what the buckets count exactly (`gateway/limits/bucket_script.py`)."""
-TTL_SHARED, TTL_ALONE = 30.0, 0.5
-"""Seconds for which a key's limits are cached: with a shared bus that announces changes, and without."""
 _CAPACITY = 10_000
 
 LimitScope: TypeAlias = Literal["project", "key"]
@@ -194,7 +192,7 @@ class LimitCache:
         self._timeout = timeout
         self._database = database
         self._bus = bus
-        self._ttl = ttl if ttl is not None else TTL_SHARED if bus.shared else TTL_ALONE
+        self._life = CacheLife(bus, ttl)
         self._known: OrderedDict[UUID, tuple[float, UUID, tuple[SubjectLimits, ...]]] = OrderedDict()
         """Key -> when it was read, its project, its limits."""
         self._loads: dict[UUID, asyncio.Task[tuple[SubjectLimits, ...]]] = {}
@@ -215,9 +213,9 @@ class LimitCache:
         found = self._known.get(key_id)
         if found is None:
             return None
-        age = time.monotonic() - found[0]
-        if age >= self._ttl:
-            if age >= 2 * self._ttl:
+        age, life = time.monotonic() - found[0], self._life.seconds
+        if age >= life:
+            if age >= 2 * life:
                 return None
             self._loading(key_id, project_id, tenant_id)
         return found[2]
