@@ -82,16 +82,16 @@ class SignIn:
         self._passwords.check_room()
         known = await self._look_up(email, client.address)
         limits = password_limits(email, client.address, known_address=known.known_address)
-        await self._attempts.take(limits)
+        attempt = await self._attempts.take(limits)
         try:
             right = await self._passwords.verify(known.password, password)
         except PasswordsBusy:
-            await self._attempts.give_back(limits)  # nothing was tried
+            await self._attempts.give_back(attempt)  # nothing was tried
             raise
         if not right or not known.enabled or known.user_id is None:
             await self._record_failure(known.user_id, PASSWORD)
             raise SignInRefused
-        await self._attempts.give_back(limits)
+        await self._attempts.give_back(attempt)
         if known.password is not None and self._passwords.is_outdated(known.password):
             hashed = await self._passwords.hash(password)
             async with self._database.transaction() as session:
@@ -130,9 +130,9 @@ class SignIn:
         async with self._database.reading() as session:
             known = await self._knows_address(session, UserAccount.id == user_id, client.address)
         limits = code_limits(user_id, client.address, known_address=known)
-        await self._attempts.take(limits)
+        attempt = await self._attempts.take(limits)
         codes = await self._second_factors.confirm(user_id, code, self._clock())
-        await self._attempts.give_back(limits)
+        await self._attempts.give_back(attempt)
         return codes
 
     async def with_link(self, token: str, client: Client) -> SignedInOrStep:
@@ -149,14 +149,13 @@ class SignIn:
     @asynccontextmanager
     async def link_attempt(self, client: Client) -> AsyncIterator[None]:
         """An attempt to redeem a link. It counts unless the body ends well, or for lack of a turn to hash."""
-        limits = link_limits(client.address)
-        await self._attempts.take(limits)
+        attempt = await self._attempts.take(link_limits(client.address))
         try:
             yield
         except PasswordsBusy:
-            await self._attempts.give_back(limits)
+            await self._attempts.give_back(attempt)
             raise
-        await self._attempts.give_back(limits)
+        await self._attempts.give_back(attempt)
 
     async def _with_code(
         self, user_id: UUID, client: Client, use: Callable[[AsyncSession], Awaitable[Result | None]]
@@ -165,13 +164,13 @@ class SignIn:
         async with self._database.reading() as session:
             known = await self._knows_address(session, UserAccount.id == user_id, client.address)
         limits = code_limits(user_id, client.address, known_address=known)
-        await self._attempts.take(limits)
+        attempt = await self._attempts.take(limits)
         async with self._database.transaction() as session:
             result = await use(session)
         if result is None:
             await self._record_failure(user_id, "second factor")
             raise SignInRefused(WRONG_CODE)
-        await self._attempts.give_back(limits)
+        await self._attempts.give_back(attempt)
         return result
 
     async def _enter(
