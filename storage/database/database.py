@@ -64,7 +64,7 @@ _UNSTORABLE = "a text has the character U+0000, which the database cannot hold"
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 LastStep = Callable[[], Awaitable[None]]
-_OWNER, _LAST_STEPS = "database", "last steps"
+_OWNER, _LAST_STEPS, _AFTER_COMMIT = "database", "last steps", "after commit"
 """What the `info` of a session of ours holds."""
 
 
@@ -240,6 +240,7 @@ class Database:
             yield session
             if not write:
                 session.info[_LAST_STEPS].clear()
+                session.info[_AFTER_COMMIT].clear()
                 await session.rollback()
 
     @asynccontextmanager
@@ -251,11 +252,14 @@ class Database:
     @asynccontextmanager
     async def _session(self, engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
         try:
-            info = {_OWNER: self, _LAST_STEPS: []}
-            async with AsyncSession(engine, expire_on_commit=False, info=info) as session, session.begin():
-                yield session
-                for step in session.info[_LAST_STEPS]:
-                    await step()
+            info = {_OWNER: self, _LAST_STEPS: [], _AFTER_COMMIT: []}
+            async with AsyncSession(engine, expire_on_commit=False, info=info) as session:
+                async with session.begin():
+                    yield session
+                    for step in session.info[_LAST_STEPS]:
+                        await step()
+                for remember in session.info[_AFTER_COMMIT]:
+                    remember()
         except Exception as error:
             if (_state(error) or "").startswith(_POSTGRESQL_CONFLICT):
                 raise TransactionConflict(f"{SETTING}: another transaction was in the way: {_cause(error)}") from error
@@ -284,6 +288,12 @@ class Database:
         So the locks that the steps take are its last, and held for the shortest time.
         """
         session.info[_LAST_STEPS].append(step)
+
+    @staticmethod
+    def after_commit(session: AsyncSession, step: Callable[[], None]) -> None:
+        """Call `step` once the session's transaction is written, such as to remember what it changed; not if it rolls
+        back."""
+        session.info[_AFTER_COMMIT].append(step)
 
     @asynccontextmanager
     async def direct(self, *, transaction: bool = True) -> AsyncIterator[Connection]:
