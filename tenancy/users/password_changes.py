@@ -29,7 +29,10 @@ from tenancy.users.sessions import Client, SessionRecord, end_foreign_access, re
 from tenancy.users.sign_in import SignIn
 from tenancy.users.tables import MembershipRow, OneTimeToken, UserAccount
 
-_NOT_PROVEN = "Wrong password. Who is a user already signs in, or gives its password; a new user gives a name too."
+_NOT_PROVEN = (
+    "Wrong password. Who is a user already signs in, or gives its password; a new user gives a name too, and has the "
+    "invited address: if that is somebody else's account, ask for an invitation to another one."
+)
 
 
 class PasswordChanges:
@@ -94,8 +97,8 @@ class PasswordChanges:
         email: str = "",
     ) -> UUID:
         """Accept an invitation: a new user gets this name and password. Who is a user already must be signed in as that
-        user (`signed_in`), by more than a link, or give its password. `email`: another address than the invited one,
-        which may be somebody else's account: an address proves nothing, the link does.
+        user (`signed_in`), by more than a link, or give its password. `email`: the address of that user, if it is not
+        the invited one. A new user has the invited address: nobody takes one that others may be waiting for.
 
         Until a user is made, or its password is right, the errors do not tell whether the address is a user's.
         Raises LinkRefused, SignInRefused, FieldRefused, InvalidText, LastOwner.
@@ -123,7 +126,7 @@ class PasswordChanges:
             check_password(password or "", address)
             if name:
                 check_text("name", name, NAME)
-        if present is None and name:
+        if present is None and name and address == row.email:
             user_id = await self._accept_as_new(token, address, name, password or "")
         else:
             if present is None or own != present.id:

@@ -25,7 +25,7 @@ _ERRORS = {"link_not_valid": 401, "too_many_attempts": 429, "csrf": 403, "sign_i
 
 class Acceptance(Struct, frozen=True, forbid_unknown_fields=True):
     """An invitation's token; the name and the password of who is no user yet. Who is one gives the password, or is
-    signed in by more than a link. `email`: your address, if it is another than the invited one."""
+    signed in by more than a link. `email`: the address of who is one, if it is another than the invited one."""
 
     token: Token
     email: Email = ""
