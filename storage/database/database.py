@@ -44,7 +44,14 @@ _CLOCK: dict[Dialect, ColumnElement[int]] = {
         Count(),
     ),
 }
-_SQLITE_PRAGMAS = ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+SQLITE_WAIT_S = 30
+"""How long a transaction waits while another process writes to the file."""
+_SQLITE_PRAGMAS = (
+    f"busy_timeout = {SQLITE_WAIT_S * 1000}",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "foreign_keys = ON",
+)
 _SQLITE_DAMAGED = ("file is not a database", "malformed")
 _SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "full", "interrupted")
 _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
