@@ -166,6 +166,8 @@ class Authenticator:
             task = self._breaker.begin(self._load(public_id))
             self._loads[public_id] = task
             task.add_done_callback(lambda _: self._loads.pop(public_id, None))
+        else:
+            self._breaker.enter()
         return await self._breaker.wait_for(task)
 
     async def _load(self, public_id: str) -> _CachedKey:

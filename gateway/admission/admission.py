@@ -137,7 +137,8 @@ class Admission:
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:
-            raise database_unavailable() from error
+            problem = "The database is away, so the price is not known; try again shortly."
+            raise Unavailable(problem, retry_after=2.0) from error
         marks.mark(PRICE)
         return PreparedRequest(
             request_id=request_id,

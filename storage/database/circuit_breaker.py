@@ -93,7 +93,8 @@ class CircuitBreaker:
             raise _silent()
 
     def enter(self) -> None:
-        """As `check`, for work that is `waiting` from now on: while the circuit is open it is the probe."""
+        """As `check`, for work that is `waiting` from now on, or waits for what another began: while the circuit is
+        open it is the probe."""
         self.check()
         self._tried = time.monotonic()
 
