@@ -171,6 +171,8 @@ class Gateway:
         self.services = services
         self.on_over: Callable[[], None] = lambda: None
         self.over = False
+        self.start_problem: str | None = None
+        """What whoever started this worker has still to do before it counts as ready."""
         epoch = services.spool.owner
         self.open_connections: Sized = ()
         """The connections of clients that the server has."""
