@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 
@@ -60,3 +61,10 @@ def should_keep_packed(weights: Weights, decoded_bytes: Callable[[], int], devic
     if keep:
         logger.info("weights stay packed", decoded_bytes=decoded_bytes(), available_bytes=available)
     return keep
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system. glibc would keep it, up to a tenth of what was loaded, for later requests."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -27,7 +27,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
     "engine": frozenset(
         (
             *("protocol", "prompt_cache.kv", "prompt_cache.model_digest", "prompt_cache.placement"),
-            *("prompt_cache.tiers", "storage.disk_space", "storage.freed_memory", "storage.reported_error"),
+            *("prompt_cache.tiers", "storage.disk_space", "storage.reported_error"),
         )
     ),
     "webhooks": frozenset({"audit_log", "storage"}),
@@ -50,16 +50,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
 
 FOLDERS: Mapping[str, Sequence[str]] = {
     "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
-    "storage": (
-        "reported_error",
-        "backoff",
-        "bus",
-        "redis_script",
-        "disk_space",
-        "freed_memory",
-        "free_text",
-        "database",
-    ),
+    "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
     "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "csv_rows", "verification"),
     "tenancy": (
         "rights",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.device import should_keep_packed
+from engine.device import return_freed_memory, should_keep_packed
 from engine.errors import ModelError
 from engine.layers.linear import Tiling
 from engine.layers.loader import Loader
@@ -29,7 +29,6 @@ from engine.models.qwen3_moe import QWEN3_MOE, qwen3_moe
 from engine.options import KvDtype, Quantize, Weights
 from engine.quantization.quantization_config import check_quantization
 from engine.weights.checkpoint import Checkpoint
-from storage.freed_memory import return_freed_memory
 
 
 @dataclass(frozen=True)

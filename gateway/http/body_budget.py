@@ -7,12 +7,12 @@ responses that it goes on from, and their rendered form.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 from gateway.errors import RateLimited
-from storage.freed_memory import return_freed_memory
 
 MOST_BYTES = 128 * 1024 * 1024
 """The limit of one worker. A tenant may use it divided by the number of tenants whose requests are being prepared."""
@@ -64,7 +64,7 @@ class BodyBudget:
             await self._freed.wait()
             await asyncio.sleep(_RETURN_S)
             self._freed.clear()
-            await asyncio.to_thread(return_freed_memory)
+            await asyncio.to_thread(_return_freed_memory)
 
     def _fair_share(self, tenant: Hashable) -> int:
         return self._most // (len(self._held) + (tenant not in self._held))
@@ -92,3 +92,10 @@ class BodyShare:
     def grow_to(self, size: int) -> None:
         """Count the request as the `size` bytes that it becomes in memory. Raises RateLimited."""
         self.take(self._budget.growth(self._tenant, self.taken, size))
+
+
+def _return_freed_memory() -> None:
+    """Return freed memory to the system. glibc would keep it for what is allocated later, and much of it for good."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
