@@ -171,6 +171,7 @@ class Gateway:
         self.services = services
         self.on_over: Callable[[], None] = lambda: None
         self.over = False
+        self.start_problem: str | None = None  # what whoever started it has to do before it counts as ready
         epoch = services.spool.owner
         self.open_connections: Sized = ()
         """The connections of clients that the server has."""
@@ -312,7 +313,7 @@ class Gateway:
         services.fleet.on_stray = self.recovery.stray
         self.orphaned_holds.start()
         services.fleet.start()
-        self._tasks.start(self._probe_dependencies())
+        self._tasks.start(self._probe_dependencies(), self.bodies.return_memory())
         if services.scope_keys is not None:
             self._tasks.start(ForgottenScopes(services.scope_keys, services.domains, services.fleet.links).run())
         if services.domains.shared is not None:

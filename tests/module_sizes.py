@@ -61,7 +61,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("gateway/fleet/service_relay.py", "gateway/metering/lease_outcomes.py"),
     ),
     "a bound with a state of its own, tested against hostile input alone": (
-        *("gateway/http/body_budget.py", "engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
+        *("engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
         *("prompt_cache/tiers/write_pace.py", "engine/core/timeouts.py"),
         *("gateway/admission/request_size.py", "tenancy/users/inviters.py", "gateway/kept_responses/earlier_items.py"),
     ),

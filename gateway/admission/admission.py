@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 
 import structlog
@@ -33,7 +33,7 @@ from gateway.admission.cache_leases import (
 from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.prepared_request import Payer, PreparedRequest
-from gateway.admission.request_size import conversation_size, tools_size
+from gateway.admission.request_size import conversation_size, request_memory, tools_size
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
 from gateway.admission.tool_choice import apply_tool_choice
@@ -55,6 +55,8 @@ from storage.free_text import counted
 from waterfall.marks import PLAN, PRICE, RENDER, Marks
 
 Result = TypeVar("Result")
+CountBytes: TypeAlias = Callable[[int], None]
+"""Is told how many bytes a request becomes in memory, and may refuse it."""
 
 log = structlog.get_logger("gateway.admission")
 
@@ -64,8 +66,14 @@ _MANY_PIECES = 1000
 """The cache plan of a prompt with more texts and markers is made in a thread."""
 _THREAD_CHARACTERS = 65_536
 """Conversations of this size and more are tokenized in a thread, so that they do not block the event loop."""
+_LEFT_OUT_BYTES = 1024 * 1024
+"""Texts of this size and more are looked through for those that the template left out."""
 _THREAD_TOKENS = 16_384
 """The prefix keys of longer prompts are made in a thread too."""
+
+
+def uncounted(size: int) -> None:
+    """Nobody counts bytes."""
 
 
 class Admission:
@@ -102,14 +110,20 @@ class Admission:
         self._for_prices, self._for_holds = CircuitBreaker(database_timeout), CircuitBreaker(database_timeout)
 
     async def prepare(
-        self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest
+        self,
+        request_id: UUID,
+        payer: Payer,
+        model: ServedModel,
+        generation: GenerationRequest,
+        count: CountBytes = uncounted,
     ) -> PreparedRequest:
-        """Render, tokenize, plan, check. Raises InvalidRequest, NotAllowed, RateLimited, Unavailable."""
+        """Render, tokenize, plan, check. Raises InvalidRequest, NotAllowed, RateLimited, Unavailable, and what `count`
+        raises."""
         marks = Marks()
         payer.check(model.name, generation.lane)
         apply = partial(apply_tool_choice, model, generation)
         generation = await self._run(payer.tenant_id, apply, large=tools_size(generation) > _THREAD_CHARACTERS)
-        prompt = await self.prompt(payer.tenant_id, model, generation)
+        prompt = await self.prompt(payer.tenant_id, model, generation, count)
         prompt_tokens = len(prompt.tokens)
         marks.mark(RENDER)
         reasoning = model.reasoning(generation, prompt.tokens)
@@ -123,12 +137,13 @@ class Admission:
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:
-            raise database_unavailable() from error
+            problem = "The database is away, so the price is not known; try again shortly."
+            raise Unavailable(problem, retry_after=2.0) from error
         marks.mark(PRICE)
         return PreparedRequest(
             request_id=request_id,
             payer=payer,
-            generation=generation,
+            generation=_with_rendered_texts(generation, prompt),
             model=model,
             prompt=prompt,
             plan=cache,
@@ -144,8 +159,11 @@ class Admission:
             marks=marks,
         )
 
-    async def prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
-        """Render and tokenize alone. Raises InvalidRequest, RateLimited."""
+    async def prompt(
+        self, tenant: UUID, model: ServedModel, generation: GenerationRequest, count: CountBytes = uncounted
+    ) -> Prompt:
+        """Render and tokenize alone. Raises InvalidRequest, RateLimited, and what `count` raises."""
+        count(request_memory(generation))
         try:
             return await self._prompt(tenant, model, generation)
         except PromptTooLong as error:
@@ -330,6 +348,15 @@ class Admission:
         if not tokenized.tokens:
             raise InvalidRequest(f"{path} is empty.", path=path, code="invalid_value")
         return tokenized
+
+
+def _with_rendered_texts(generation: GenerationRequest, prompt: Prompt) -> GenerationRequest:
+    """The request without texts that the template left out, if they may be large: they would be held until it ends."""
+    if request_memory(generation) <= _LEFT_OUT_BYTES:
+        return generation
+    paths = {span.path for span in prompt.spans}
+    turns = (replace(turn, texts=tuple(text for text in turn.texts if text.path in paths)) for turn in generation.turns)
+    return replace(generation, turns=tuple(turns))
 
 
 def _beginning(generation: GenerationRequest, prompt: Prompt) -> int:

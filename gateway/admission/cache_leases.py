@@ -24,6 +24,7 @@ from prompt_cache.promise.lease_decisions import BLOCK_NAME, LIFE_S, LeaseDecide
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.promise.lease_terms import split_prompt
 from prompt_cache.promise.prefix_keys import PromptKeys
+from storage.database.database import Database
 
 
 class LeasePayer(Struct, frozen=True):
@@ -190,5 +191,8 @@ class LeaseDecisions:
     async def save(self) -> None:
         """Write the leases."""
         await self._store.save(self._session, self._decider)
-        for hook_input, decision in self._taken:  # now: a transaction that is tried again decides from what was before
+        Database.after_commit(self._session, self._remember)  # one that is tried again decides from what was before
+
+    def _remember(self) -> None:
+        for hook_input, decision in self._taken:
             hook_input.decision = decision

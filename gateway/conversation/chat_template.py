@@ -231,19 +231,24 @@ class ChatTemplate:
         *,
         continued: bool = False,
         variables: Mapping[str, object] = {},  # never changed
+        check_length: Callable[[int], None] = lambda _: None,
     ) -> Rendered:
         """Render the conversation up to where the model's answer begins. `continued`: it begins where the last turn,
         which is the model's own and has text, ends. `variables`: those of `reasoning_variables` that the client gave.
-        Raises ConversationRefused."""
+        `check_length` is told the number of characters before the marked renderings, which take several times as much
+        memory, and may refuse. Raises ConversationRefused, and what `check_length` raises."""
         if tools and self._tool_use is not None:
-            return self._tool_use.render(turns, tools, continued=continued, variables=variables)
+            return self._tool_use.render(
+                turns, tools, continued=continued, variables=variables, check_length=check_length
+            )
         pieces = pieces_of(turns, tools)
+        run = partial(self._run, turns, tools, answer=not continued, variables=variables)
+        plain = run(_Unmarked())
+        check_length(len(plain) - (_length_after_last_text(plain, turns) if continued else 0))
         try:
             marks = Marks(list(strings_of(pieces)))
         except NoMarksLeft as error:
             raise ConversationRefused("the text uses too many private-use code points") from error
-        run = partial(self._run, turns, tools, answer=not continued, variables=variables)
-        plain = run(_Unmarked())
         last = sum(len(turn.texts) for turn in turns) - 1 if continued else None
         for marking in self._markings(marks, pieces):
             try:
@@ -319,6 +324,13 @@ def _cut(rendered: str, marking: Marking, marks: Marks, plain: str, continued: S
             raise ConversationRefused("the model's chat template cannot continue this answer")
         rendered = rendered[: at + len(said)]
     return [Segment(piece, None) for piece in rendered.split(marks.cut) if piece]
+
+
+def _length_after_last_text(rendered: str, turns: Sequence[Turn]) -> int:
+    """How many characters follow the last text of the turns; all of them where the template changed it."""
+    said = turns[-1].texts[-1].text.strip()
+    at = rendered.rfind(said)
+    return len(rendered) if at < 0 else len(rendered) - at - len(said)
 
 
 def _up_to(segments: list[Segment], content: int) -> list[Segment]:

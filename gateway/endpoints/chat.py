@@ -43,11 +43,12 @@ async def answer_chat(gateway: Gateway, request: Request[Any, Any, Any], payer: 
     async with counting_refusals(gateway, request, payer):
         gateway.requests.check()
         control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-        call = await read_call(gateway, request, payer, chat_request.parse)
-        generation = apply_cache_control(control, call.generation)
-        model = gateway.services.models.get(generation.model)
-        context.model = model.name
-        prepared = await gateway.admission.prepare(context.id, payer, model, generation)
+        with gateway.bodies.share(payer.tenant_id) as share:
+            call = await read_call(gateway, request, payer, chat_request.parse, share)
+            generation = apply_cache_control(control, call.generation)
+            model = gateway.services.models.get(generation.model)
+            context.model = model.name
+            prepared = await gateway.admission.prepare(context.id, payer, model, generation, share.grow_to)
         lane, created = generation.lane, int(time.time())
         identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
         logprobs = generation.logprobs is not None

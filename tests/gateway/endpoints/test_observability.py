@@ -99,6 +99,10 @@ async def test_metrics_and_health(stack: Stack) -> None:
     await stack.post({"model": "nope", "messages": MESSAGES})
     await stack.settled(1)
     assert (await stack.http.get("/healthz")).json() == {"status": "ok"}
+    stack.gateway.start_problem = "the first API key is not written yet"
+    ready = await stack.http.get("/readyz")
+    assert (ready.status_code, ready.json()["problems"]) == (503, ["the first API key is not written yet"])
+    stack.gateway.start_problem = None
     ready = await stack.http.get("/readyz")
     assert (ready.status_code, ready.json()) == (200, {"ready": True, "problems": []})
     answer = await stack.http.get("/metrics")

@@ -221,6 +221,27 @@ async def test_over_the_limit_there_is_no_lease_and_that_is_told(database: Datab
     assert await decided("y", 21) == (21, 0)
 
 
+@pytest.mark.both_databases
+async def test_what_was_not_written_counts_in_no_limit(database: Database) -> None:
+    database.clock = literal(START, Count())
+    store = LeaseStore(database, 100)
+
+    async def decided(name: str, *, write: bool) -> int:
+        wish = LeaseWish(
+            request_id=new_id(), tenant_id=NOBODY, project_id=NOBODY, model="m", marks=(Mark(80, name.encode(), "5m"),)
+        )
+        async with database.transaction(write=write) as session:
+            decider = await store.decider(session, START, [wish])
+            decision = decider.decide(wish)
+            decider.take(wish, decision)
+            await store.save(session, decider)
+        return decision.limited
+
+    assert await decided("x", write=False) == 0
+    assert await decided("y", write=True) == 0
+    assert await decided("z", write=True) == 80
+
+
 async def test_a_lease_of_a_class_that_we_do_not_know_is_left_alone(database: Database) -> None:
     """A newer gateway wrote it. The request that marks the same prefix is answered, and promises nothing of its own."""
     store = LeaseStore(database)

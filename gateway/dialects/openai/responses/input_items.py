@@ -19,6 +19,8 @@ from gateway.dialects.openai.tools import MOST_TOOLS, CalledName
 
 MOST_REFERENCES = 256
 """Items of earlier responses that one request may refer to."""
+_ENTRY = 32
+"""About how many bytes an item or a part has in JSON, without what it says."""
 
 ItemKind = Literal[
     "message",
@@ -124,3 +126,11 @@ def listed(item: InputItem) -> dict[str, Any]:
         kind = "output_text" if item.role == "assistant" else "input_text"
         shown["content"] = [{"type": kind, "text": item.content}]
     return shown
+
+
+def json_size(item: InputItem) -> int:
+    """About how many bytes an item has in JSON, where reading it costs something even if it says nothing."""
+    lists = [field for field in (item.content, item.output, item.summary) if isinstance(field, list)]
+    texts = (item.content, item.output, item.arguments, item.input, item.encrypted_content, item.call_id, item.name)
+    said = sum(len(text) for text in texts if isinstance(text, str))
+    return said + _ENTRY + sum(_ENTRY + len(part.text) + len(part.refusal or "") for parts in lists for part in parts)
