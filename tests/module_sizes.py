@@ -53,7 +53,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "engine/scheduling/flow_turns.py",
         *("tenancy/users/roles.py", "tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
-        *("billing/reservation/billed_prompts.py", "billing/invoices/parties/changing.py"),
+        "billing/reservation/billed_prompts.py",
         "billing/accounts/lone_grants.py",
     ),
     "what others are told of a change: the audit log, the outbox, replicas, leases": (

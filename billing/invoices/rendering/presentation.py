@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from billing.invoices.document import ClassSavings, Document, InvoiceLine, ModelSavings, Savings
+from billing.invoices.document import ClassSavings, Document, InvoiceLine, ModelSavings, Savings, warnings_of
 from billing.invoices.parties.countries import name_of
-from billing.invoices.parties.parties import Party, format_rate, vat_warnings
+from billing.invoices.parties.parties import Party, format_rate
 from billing.invoices.parties.tax import TaxTotal
 from billing.invoices.savings import class_in_words, saved_pico
 from billing.invoices.store import NOTHING_SETTLED, PaymentsAndCredits
@@ -264,7 +264,7 @@ def _carried(document: Document) -> int:
 
 def _notes(document: Document, state: str) -> list[str]:
     """Warnings on a draft, and what goes back to the balance."""
-    warnings = vat_warnings(document.seller, document.buyer) if state == "draft" else []
+    warnings = warnings_of(document) if state == "draft" else []
     return [*warnings, *_returned(document, state)]
 
 

@@ -14,10 +14,9 @@ from msgspec import Struct
 
 from billing.invoices.collection import mark_uncollectible, pay, void
 from billing.invoices.credit_notes import credit
-from billing.invoices.document import Document
+from billing.invoices.document import Document, warnings_of
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
-from billing.invoices.parties.parties import vat_warnings
 from billing.invoices.store import InvoiceRecord
 from billing.money import format_minor, minor_digits
 from gateway.admin.access import visible_tenant
@@ -260,7 +259,7 @@ def _check(tenant: str, period: str, document: Document | None) -> DocumentCheck
         gross=amount("gross"),
         prepaid=amount("prepaid"),
         payable=amount("payable"),
-        warnings=[] if document is None else vat_warnings(document.seller, document.buyer),
+        warnings=[] if document is None else warnings_of(document),
     )
 
 
