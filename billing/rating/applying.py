@@ -29,10 +29,11 @@ def apply_terms(
     for discount in terms.discounts:
         added += _discounted(of_usage, discount, period)
     net = total([*lines, *added])
-    if terms.minimum is not None and net < terms.minimum.amount_pico:
-        missing = terms.minimum.amount_pico - net
-        text = f"Minimum of the period: what {_money(net)} lacks of {_money(terms.minimum.amount_pico)}"
-        added.append(_line("minimum", text, missing, period))
+    days, of_days = (0, 0) if terms.minimum is None else terms.minimum.days(period)
+    if terms.minimum is not None and days and net < (due := terms.minimum.due(period)):
+        part = f" for {days} of {of_days} days" if terms.minimum.prorated and days < of_days else ""
+        text = f"Minimum of the period{part}: what {_money(net)} lacks of {_money(due)}"
+        added.append(_line("minimum", text, due - net, period))
     if terms.commitment is not None:
         added += _committed(terms.commitment, net, period, drawn_before)
     return added

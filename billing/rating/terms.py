@@ -6,16 +6,21 @@ cost. The exception is the minimum, which is charged at the end.
 
 from __future__ import annotations
 
+import re
+from datetime import date, timedelta
 from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
 
-from billing.calendar import InvalidPeriod, check_period
-from billing.money import InvalidMoney, InvalidPrice, parse_amount, parse_price
+from billing.calendar import InvalidPeriod, check_period, period_bounds
+from billing.money import InvalidMoney, InvalidPrice, parse_amount, parse_price, round_half_up
 from billing.prices.version import LANES
 from billing.usage import METERS
+from storage.database.base import from_instant
 from storage.reported_error import ReportedError
+
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
 class InvalidTerms(ReportedError, ValueError):
@@ -55,9 +60,29 @@ class Discount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Minimum(msgspec.Struct, frozen=True):
-    """The least sum of a period; what it lacks is charged."""
+    """The least sum of a period; what it lacks is charged, also without any use.
+
+    It is in force from the day `first` to the day `last` (both included; "": since ever, for ever). A month in which it
+    is in force for some days only owes their part, unless it is not `prorated`.
+    """
 
     amount_pico: int
+    first: str = ""
+    last: str = ""
+    prorated: bool = True
+
+    def days(self, period: str) -> tuple[int, int]:
+        """On how many days of a period it is in force, and how many the period has. Raises InvalidPeriod."""
+        begin, end = (from_instant(instant).date() for instant in period_bounds(period))
+        first = max(begin, date.fromisoformat(self.first)) if self.first else begin
+        until = min(end, date.fromisoformat(self.last) + timedelta(days=1)) if self.last else end
+        return max(0, (until - first).days), (end - begin).days
+
+    def due(self, period: str) -> int:
+        """The least sum of a period, in pico-units, rounded half-up. Raises InvalidPeriod."""
+        days, of_days = self.days(period)
+        part = days if self.prorated else of_days * bool(days)
+        return round_half_up(self.amount_pico * part, of_days)
 
 
 class Commitment(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +126,9 @@ class _Discount(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Minimum(msgspec.Struct, forbid_unknown_fields=True):
     amount: str
+    first: str = ""
+    last: str = ""
+    prorated: bool = True
 
 
 class _Commitment(msgspec.Struct, forbid_unknown_fields=True):
@@ -126,7 +154,7 @@ def parse_terms(content: Any) -> ContractTerms:
     return ContractTerms(
         tiers=tuple(_tiers(f"tiers[{n}]", tiers) for n, tiers in enumerate(written.tiers)),
         discounts=tuple(_discount(f"discounts[{n}]", discount) for n, discount in enumerate(written.discounts)),
-        minimum=None if written.minimum is None else Minimum(_amount("minimum.amount", written.minimum.amount)),
+        minimum=None if written.minimum is None else _minimum(written.minimum),
         commitment=None if written.commitment is None else _commitment(written.commitment),
     )
 
@@ -155,6 +183,19 @@ def _discount(field: str, written: _Discount) -> Discount:
     if not 0 < written.basis_points <= 10_000:
         raise InvalidTerms(f"{field}.basis_points", f"{written.basis_points} is not between 1 and 10000 (100 %)")
     return Discount(basis_points=written.basis_points, models=tuple(written.models))
+
+
+def _minimum(written: _Minimum) -> Minimum:
+    for field, day in (("first", written.first), ("last", written.last)):
+        if day and _DAY.fullmatch(day) is None:
+            raise InvalidTerms(f"minimum.{field}", f"{day[:40]!r} is not a day such as 2027-01-15")
+        try:
+            date.fromisoformat(day or "2027-01-15")
+        except ValueError as error:
+            raise InvalidTerms(f"minimum.{field}", str(error)) from error
+    if written.first and written.last and written.last < written.first:
+        raise InvalidTerms("minimum.last", f"{written.last} is before {written.first}")
+    return Minimum(_amount("minimum.amount", written.amount), written.first, written.last, written.prorated)
 
 
 def _commitment(written: _Commitment) -> Commitment:

@@ -85,7 +85,9 @@ def _summary(terms: ContractTerms) -> str:
         percent = f"{discount.basis_points // 100}.{discount.basis_points % 100:02d}"
         parts.append(f"{percent} % off {', '.join(discount.models) or 'all'}")
     if terms.minimum is not None:
-        parts.append(f"at least {_money(terms.minimum.amount_pico)}")
+        least = terms.minimum
+        span = (f" from {least.first}" if least.first else "") + (f" to {least.last}" if least.last else "")
+        parts.append(f"at least {_money(least.amount_pico)} a month{span}{'' if least.prorated else ', not prorated'}")
     if terms.commitment is not None:
         committed = terms.commitment
         parts.append(f"{_money(committed.amount_pico)} committed for {committed.first} to {committed.last}")

@@ -29,7 +29,7 @@ async def test_terms_are_set_for_a_month_and_kept(stack: Stack, desks: Desks) ->
              "steps": [{"price": "1.60", "up_to": 1000}, {"price": "1.20", "up_to": None}]},
         ],
         "discounts": [{"basis_points": 500, "models": ["tiny"]}],
-        "minimum": {"amount": "100.000000000000"},
+        "minimum": {"amount": "100.000000000000", "first": "2998-01-15", "last": "", "prorated": True},
         "commitment": {"amount": "1200.000000000000", "first": "2998-01", "last": "2998-12", "invoiced": True},
     }  # fmt: skip
     new = {"terms": terms, "from_period": "2998-01", "reason": "contract 7"}

@@ -44,6 +44,9 @@ interface Edited {
   tiers: TiersRow[];
   discounts: DiscountRow[];
   minimum: string;
+  minimumFirst: string;
+  minimumLast: string;
+  prorated: boolean;
   committed: string;
   first: string;
   last: string;
@@ -66,6 +69,9 @@ function editedOf({ terms }: Schema<'ContractObject'>): Edited {
       models: (one.models ?? []).join(', '),
     })),
     minimum: terms.minimum?.amount ?? '',
+    minimumFirst: terms.minimum?.first ?? '',
+    minimumLast: terms.minimum?.last ?? '',
+    prorated: terms.minimum?.prorated ?? true,
     committed: terms.commitment?.amount ?? '',
     first: terms.commitment?.first ?? '',
     last: terms.commitment?.last ?? '',
@@ -83,7 +89,14 @@ function termsOf(edited: Edited): Schema<'TermsObject'> {
       steps: parseSteps(row.steps),
     })),
     discounts: edited.discounts.map((row) => ({ basis_points: basisPoints(row.percent), models: namesOf(row.models) })),
-    minimum: edited.minimum ? { amount: edited.minimum } : null,
+    minimum: edited.minimum
+      ? {
+          amount: edited.minimum,
+          first: edited.minimumFirst,
+          last: edited.minimumLast,
+          prorated: edited.prorated,
+        }
+      : null,
     commitment: edited.committed
       ? { amount: edited.committed, first: edited.first, last: edited.last, invoiced: edited.invoiced }
       : null,
@@ -154,6 +167,28 @@ export function TermsForm({ tenant, contract, close }: TermsFormProps) {
               error={error('terms.minimum')}
               onChange={({ currentTarget: { value } }) => set({ minimum: value })}
             />
+            {edited.minimum !== '' && (
+              <>
+                <TextInput
+                  label="In force from"
+                  type="date"
+                  value={edited.minimumFirst}
+                  onChange={({ currentTarget: { value } }) => set({ minimumFirst: value })}
+                />
+                <TextInput
+                  label="to"
+                  type="date"
+                  value={edited.minimumLast}
+                  onChange={({ currentTarget: { value } }) => set({ minimumLast: value })}
+                />
+                <Checkbox
+                  mt={32}
+                  label="In proportion to the days of a month"
+                  checked={edited.prorated}
+                  onChange={({ currentTarget: { checked } }) => set({ prorated: checked })}
+                />
+              </>
+            )}
             <TextInput
               label="Committed amount"
               inputMode="decimal"
