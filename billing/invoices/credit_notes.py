@@ -255,5 +255,5 @@ async def _settle(database: Database, session: AsyncSession, current: InvoiceRec
     )
     await post(database, session, note, "finalize", entries)
     changes = {"credited": current.credited + note.gross, "settled_pico": current.settled_pico + usage}
-    await settle_invoice(database, session, current, **changes)
+    await settle_invoice(database, session, current, f"credit:{note.id}", **changes)
     await update_invoice(session, note, {"settled_pico": to_balance})

@@ -18,7 +18,7 @@ from sqlalchemy import (
 
 from storage.database.base import STRICT, Base, Count, Id, Pico
 
-STATES = "'draft', 'finalized', 'partially_paid', 'paid', 'void', 'uncollectible'"
+STATES = "'draft', 'finalized', 'partially_paid', 'paid', 'credited', 'void', 'uncollectible'"
 
 legal_entity = Table(
     "legal_entity",

@@ -180,8 +180,8 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     assert "left to pay 0.00 USD" in turnpike.run("invoices", "pay", one, "--reference", "b", "--dry-run")
     assert turnpike.run("invoices", "pay", one, "--reference", "b").startswith(f"{one}: paid")
     assert f"{one} is paid already" in turnpike.run("invoices", "pay", one, "--reference", "c", status=2)
-    assert "cannot become" in turnpike.run("invoices", "uncollectible", one, status=2)
-    assert "credit note instead" in turnpike.run("invoices", "void", one, status=2)
+    assert "cannot become" in turnpike.run("invoices", "uncollectible", one, *why, status=2)
+    assert "credit note instead" in turnpike.run("invoices", "void", one, *why, status=2)
     total = turnpike.run("invoices", "list").splitlines()[-1].split()
     assert total == ["total", "2", "documents", "USD", "1.50", "0.30", "1.80", "1.60", "0.20", "0.12", "0.00"]
     turnpike.run("audit", "money")

@@ -38,7 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
     listing = parser.add_action("list", "invoices and credit notes", list_invoices)
     listing.add_argument("--tenant", help="of one tenant alone")
     listing.add_argument("--period", help="of one period alone, such as 2026-11")
-    states = ["draft", "finalized", "partially_paid", "paid", "void", "uncollectible"]
+    states = ["draft", "finalized", "partially_paid", "paid", "credited", "void", "uncollectible"]
     listing.add_argument("--state", choices=states, help="in one state alone")
     listing.add_format("json")
     show = parser.add_action("show", "what an invoice says, opened down to its requests", show_invoice)
