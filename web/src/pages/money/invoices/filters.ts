@@ -1,6 +1,14 @@
 /** The filters of lists of invoices. */
 
-export const INVOICE_STATES = ['draft', 'finalized', 'partially_paid', 'paid', 'credited', 'void', 'uncollectible'] as const;
+export const INVOICE_STATES = [
+  'draft',
+  'finalized',
+  'partially_paid',
+  'paid',
+  'credited',
+  'void',
+  'uncollectible',
+] as const;
 export const DOCUMENT_KINDS = ['invoice', 'credit_note'] as const;
 
 export type InvoiceState = (typeof INVOICE_STATES)[number];

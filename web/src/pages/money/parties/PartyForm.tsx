@@ -25,7 +25,8 @@ export const VALID_FROM: Field = {
   name: 'valid_from',
   label: 'Taxes change from',
   kind: 'date',
-  about: 'The first day of a changed country, VAT id, rate, seller or treatment; empty: today. All else changes at once.',
+  about:
+    'The first day of a changed country, VAT id, rate, seller or treatment; empty: today. All else changes at once.',
 };
 
 type Version = Schema<'SellerVersion'> | Schema<'BuyerVersion'>;
