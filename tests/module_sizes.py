@@ -18,7 +18,7 @@ _A_MODULE_EACH = re.compile(r"engine/(models|layers)/\w+\.py|(.+/)?tables(/\w+)?
 
 SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "errors that many raise and catch, apart from what raises them": (
-        *("storage/reported_error.py", "engine/errors.py", "billing/invoices/errors.py", "billing/prices/errors.py"),
+        *("storage/reported_error.py", "engine/errors.py", "billing/invoices/errors.py"),
         *("tenancy/users/errors.py", "prompt_cache/tiers/store_errors.py"),
     ),
     "a type that several modules hand to each other, and that none of them owns": (
@@ -53,8 +53,8 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
         *("tenancy/users/roles.py", "tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
-        *("billing/reservation/billed_prompts.py", "billing/invoices/parties/changing.py"),
-        "billing/accounts/lone_grants.py",
+        "billing/reservation/billed_prompts.py",
+        *("billing/accounts/lone_grants.py", "billing/invoices/accounting/losses.py"),
     ),
     "what others are told of a change: the audit log, the outbox, replicas, leases": (
         *("billing/invoices/recording.py", "billing/invoices/notices.py", "tenancy/administration/replicas.py"),

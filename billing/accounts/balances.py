@@ -20,6 +20,7 @@ from billing.ledger.entries import Balance, Transaction, TransactionKind
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_amount, format_pico
 from billing.pending_changes import propose_if_needed
+from billing.prices.price_books import priced_currency
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
 from billing.transaction.money_transaction import Grant, MoneyTransaction
 from billing.transaction.opening import money_transaction, money_transaction_in, recorded_money_transaction
@@ -41,6 +42,35 @@ class CurrencyMismatch(ReportedError, ValueError):
         super().__init__(f"the balance is in {wanted}, not in {found}")
         self.wanted = wanted
         self.found = found
+
+
+class PricedOtherwise(CurrencyMismatch):
+    """A tenant's first money was to have another currency than its prices: each of its requests would be refused."""
+
+    def __init__(self, wanted: str, found: str) -> None:
+        ReportedError.__init__(
+            self,
+            f"the tenant's prices are in {wanted}, not in {found}; use {wanted}, or first make it a price book in "
+            f"{found}: `turnpike prices book NAME --tenant TENANT --base BOOK`",
+        )
+        self.wanted = wanted
+        self.found = found
+
+
+async def begin_balance(
+    database: Database, session: AsyncSession, tenant_id: UUID, currency: str, *, write: bool = True
+) -> None:
+    """Have a balance to lock; without `write`, only check. Raises PricedOtherwise if this would be the tenant's first
+    money, in another currency than its prices."""
+    known = await session.scalar(select(balance.c.currency).where(balance.c.tenant_id == tenant_id))
+    if known is not None:
+        return
+    priced = await priced_currency(session, tenant_id)
+    if priced not in (None, currency):
+        raise PricedOtherwise(str(priced), currency)
+    if write:
+        start = new_balance(tenant_id, currency)
+        await session.execute(database.insert(balance).values(start).on_conflict_do_nothing())
 
 
 def new_balance(tenant_id: UUID, currency: str) -> dict[str, UUID | str | int]:
@@ -137,6 +167,8 @@ class Balances:
         if expires_at is not None and expires_at <= await self._database.now():
             raise InvalidGrant("expires_at: it lies in the past")
         if dry_run:
+            async with self._database.reading() as session:
+                await begin_balance(self._database, session, tenant_id, currency, write=False)
             found = await self.get(tenant_id)
             if found is not None:
                 _check(self._database, found, made)
@@ -145,7 +177,7 @@ class Balances:
             lately = await given_lately(self._database, session, tenant_id)
         await self._propose_if_needed(made, lately)
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
-            await _begin(self._database, session, tenant_id, currency)
+            await begin_balance(self._database, session, tenant_id, currency)
         try:
             async with recorded_money_transaction(self._database) as (session, money):
                 new = await _put_in(self._database, money, made)
@@ -173,7 +205,7 @@ class Balances:
         its id was used meanwhile, InvalidMoney, CurrencyMismatch."""
         if made.expires_at is not None and made.expires_at <= await self._database.now_in(session):
             raise InvalidGrant("expires_at: it lies in the past")
-        await _begin(self._database, session, made.tenant_id, made.currency)
+        await begin_balance(self._database, session, made.tenant_id, made.currency)
         if not await _put_in(self._database, await money_transaction_in(self._database, session), made):
             raise InvalidGrant(f"id: {made.id} was used meanwhile")
         await _record_grant(session, made)
@@ -266,13 +298,13 @@ class Balances:
             await propose_if_needed(self._database, "credit_line.set", line, summary, tenant_id=tenant_id,
                                     amount_pico=pico)  # fmt: skip
         async with self._database.transaction() as session:
-            await _begin(self._database, session, tenant_id, currency)
+            await begin_balance(self._database, session, tenant_id, currency)
         async with recorded_money_transaction(self._database) as (session, money):
             return await _set_line(session, money, line)
 
     async def set_credit_line_in(self, session: AsyncSession, line: CreditLine) -> Balance:
         """As `set_credit_line`, in this transaction and without another person's approval."""
-        await _begin(self._database, session, line.tenant_id, line.currency)
+        await begin_balance(self._database, session, line.tenant_id, line.currency)
         return await _set_line(session, await money_transaction_in(self._database, session), line)
 
     async def expire(self, now: int | None = None) -> int:
@@ -307,7 +339,7 @@ class Balances:
 
 async def settle_payment(database: Database, session: AsyncSession, made: Grant) -> None:
     """Put money in that came in for a document, in the transaction that writes down that it did; once under its id."""
-    await _begin(database, session, made.tenant_id, made.currency)
+    await begin_balance(database, session, made.tenant_id, made.currency)
     await _put_in(database, await money_transaction_in(database, session), made)
 
 
@@ -329,12 +361,6 @@ async def _set_line(session: AsyncSession, money: MoneyTransaction, line: Credit
     await record_change(session, "credit_line.set", target="balance", target_id=line.tenant_id,
                         tenant_id=line.tenant_id, before=lines[0], after=lines[1])  # fmt: skip
     return after
-
-
-async def _begin(database: Database, session: AsyncSession, tenant_id: UUID, currency: str) -> None:
-    """Have a balance to lock."""
-    start = new_balance(tenant_id, currency)
-    await session.execute(database.insert(balance).values(start).on_conflict_do_nothing())
 
 
 async def _put_in(database: Database, money: MoneyTransaction, made: Grant) -> bool:

@@ -10,7 +10,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
-from billing.accounts.balances import CurrencyMismatch, new_balance
+from billing.accounts.balances import CurrencyMismatch, begin_balance
 from billing.budgets.store import TERMS, WINDOW
 from billing.budgets.windows import Action, BudgetLimit, BudgetScope, BudgetWindow, Span
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
@@ -66,12 +66,10 @@ class BudgetSettings:
         check_currency(currency)
         _check(scope, subject, limit_pico, thresholds)
         async with self._database.transaction() as session:
-            start = self._database.insert(balance).values(new_balance(tenant_id, currency)).on_conflict_do_nothing()
-            if not dry_run:
-                await session.execute(start)
+            await begin_balance(self._database, session, tenant_id, currency, write=not dry_run)
             known = await self._lock(session, tenant_id)
             if known not in (None, currency):
-                raise CurrencyMismatch(currency, str(known))
+                raise CurrencyMismatch(str(known), currency)
             mine = (budget.c.tenant_id == tenant_id, budget.c.scope == scope)
             query = select(*(budget.c[name] for name in TERMS), budget.c.removed_at)
             query = query.where(*mine, budget.c.subject == subject, budget.c.span == span)

@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, Table, insert, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.ledger.entries import Transaction
-from billing.tables.invoices import invoice, invoice_payment
+from billing.tables.invoices import invoice, invoice_payment, party_change
 from billing.tables.journals import journal_loss
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.tables.periods import billing_period
@@ -135,6 +135,9 @@ FORMS: dict[tuple[str, int], SealForm] = {
             ("id",),
             ("id", "invoice_id", "tenant_id", "amount", "currency", "usage_pico", "reference"),
             "at",
+        ),
+        SealForm(
+            party_change, ("id",), ("id", "seller", "tenant_id", "valid_from", "facts", "reason"), "created_at"
         ),
         SealForm(
             invoice,

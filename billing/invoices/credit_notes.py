@@ -18,7 +18,8 @@ from billing.invoices.collection import MOST_TEXT, settle_invoice
 from billing.invoices.document import Document, InvoiceLine
 from billing.invoices.errors import AmountRefused, WrongState
 from billing.invoices.finalizing import issue
-from billing.invoices.parties.store import lock_documents, read_seller
+from billing.invoices.parties.dated import BUYER_FACTS, SELLER_FACTS, with_facts
+from billing.invoices.parties.store import lock_documents, read_buyer, read_seller, today
 from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
 from billing.invoices.recording import record_document
 from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, update_invoice, write_draft
@@ -78,7 +79,7 @@ async def credit(
     arguments = CreditArguments(record.tenant_id, record.id, reason, request, amounts, issued)
     if not write:
         async with database.reading() as session:
-            return None, await _compose(session, record, reason, amounts)
+            return None, await _compose(database, session, record, arguments)
     await _propose(database, record, arguments)
     async with database.transaction() as session:
         return await credit_in(database, session, arguments)
@@ -96,7 +97,7 @@ async def credit_in(
     if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
         _check_same_request(await read_document(session, tenant_id, note_id), request, reason, amounts)
     else:
-        document = await _compose(session, current, reason, amounts)
+        document = await _compose(database, session, current, arguments)
         await write_draft(database, session, note_id, document, corrects=current.id)
         draft = await lock_invoice(database, session, tenant_id, note_id)
         issued_note = await issue(database, session, draft, document, arguments.issued)
@@ -118,7 +119,7 @@ async def _propose(database: Database, record: InvoiceRecord, arguments: CreditA
         # tenant: the id is made of the invoice's
         if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
             return
-        document = await _compose(session, record, arguments.reason, arguments.amounts)
+        document = await _compose(database, session, record, arguments)
     amount = f"{format_minor(document.gross, document.currency)} {document.currency}"
     await propose_if_needed(
         database,
@@ -156,9 +157,11 @@ async def read_creditable(session: AsyncSession, record: InvoiceRecord) -> tuple
 
 
 async def _compose(
-    session: AsyncSession, record: InvoiceRecord, reason: str, amounts: Mapping[int, int | None] | None
+    database: Database, session: AsyncSession, record: InvoiceRecord, arguments: CreditArguments
 ) -> Document:
-    """The document of a credit note, not numbered yet. Raises WrongState, AmountRefused."""
+    """The document of a credit note, not numbered yet. Its taxes are the invoice's, its names and addresses are those
+    of its own issue date. Raises WrongState, AmountRefused."""
+    amounts = arguments.amounts
     if record.kind != "invoice" or record.state in ("draft", "void"):
         raise WrongState(record.name, record.state, "credited")
     document, creditable = await read_creditable(session, record)
@@ -181,10 +184,14 @@ async def _compose(
             f"{corrected} {record.currency} of {record.name} were given back by corrections of usage: together with"
             f" {format_minor(net, record.currency)} that is more than it charged"
         )
-    seller = await read_seller(session, record.seller)
+    day = (arguments.issued or await today(database, session)).isoformat()
+    seller = (await read_seller(database, session, record.seller)).on(day)
+    buyer = (await read_buyer(database, session, record.tenant_id)).on(day)
     return msgspec.structs.replace(
         document,
         kind="credit_note",
+        seller=with_facts(seller, document.seller, SELLER_FACTS),
+        buyer=with_facts(buyer, document.buyer, BUYER_FACTS),
         number="",
         series=seller.credit_series,
         issued="",
@@ -203,7 +210,7 @@ async def _compose(
         prepaid_carry_out="0",
         returned=msgspec.UNSET,
         corrects=document.number,
-        reason=reason,
+        reason=arguments.reason,
         savings="",
         previous="",
     )
@@ -291,5 +298,5 @@ async def _settle(database: Database, session: AsyncSession, current: InvoiceRec
     )
     await post(database, session, note, "finalize", entries)
     changes = {"credited": current.credited + note.gross, "settled_pico": current.settled_pico + usage}
-    await settle_invoice(database, session, current, **changes)
+    await settle_invoice(database, session, current, f"credit:{note.id}", **changes)
     await update_invoice(session, note, {"settled_pico": to_balance})

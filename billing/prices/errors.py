@@ -51,6 +51,19 @@ class WrongCurrency(PriceRefused):
         self.found = found
 
 
+class NotTheTenantsCurrency(WrongCurrency):
+    """A tenant's book in another currency than its money: each of its requests would be refused."""
+
+    def __init__(self, book: str, found: str, wanted: str) -> None:
+        PriceRefused.__init__(
+            self,
+            f"the tenant's balance is in {wanted}, so the price book {book!r}, in {found}, would refuse its requests; "
+            f"name a base book in {wanted}, or make one: `turnpike prices book NAME --currency {wanted}`",
+        )
+        self.wanted = wanted
+        self.found = found
+
+
 class NothingToOverride(PriceRefused):
     """Overrides of prices that the base book does not have."""
 

@@ -27,10 +27,11 @@ def apply_terms(lines: Sequence[RatedLine], terms: ContractTerms, period: str) -
         added += _tiered(lines, tiers, period)
     added += _discounted([line for line in lines if line.kind == "usage"] + added, terms.discounts, period)
     net = total([*lines, *added])
-    if terms.minimum is not None and net < terms.minimum.amount_pico:
-        missing = terms.minimum.amount_pico - net
-        text = f"Minimum of the period: what {money_text(net)} lacks of {money_text(terms.minimum.amount_pico)}"
-        added.append(_line("minimum", text, missing, period))
+    days, of_days = (0, 0) if terms.minimum is None else terms.minimum.days(period)
+    if terms.minimum is not None and days and net < (due := terms.minimum.due(period)):
+        part = f" for {days} of {of_days} days" if terms.minimum.prorated and days < of_days else ""
+        text = f"Minimum of the period{part}: what {money_text(net)} lacks of {money_text(due)}"
+        added.append(_line("minimum", text, due - net, period))
     return added
 
 

@@ -21,6 +21,7 @@ from billing.rating.lines import money_text
 from billing.rating.schedules import read_schedule
 from billing.rating.terms import ContractTerms, InvalidTerms, check_terms
 from billing.tables.rating import contract_terms
+from storage.database.base import from_instant
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
 
@@ -69,14 +70,23 @@ class Contracts:
             await _check_schedule(session, tenant_id, terms, from_period)
 
     async def put(self, tenant_id: UUID, terms: ContractTerms, from_period: str, by: str, reason: str = "") -> int:
-        """Set a tenant's terms from a period on; return their number. Raises as `check` does; ChangePending while it
-        takes two people."""
+        """Set a tenant's terms from a period on; return their number. A first minimum that is set within its month
+        begins on that day, unless it says another. Raises as `check` does; ChangePending while it takes two people."""
         await self.check(tenant_id, terms, from_period)
+        terms = await self._with_first_day(tenant_id, terms, from_period)
         arguments = TermsArguments(tenant_id, from_period, terms)
         summary = f"contract terms from {from_period} on{_commitment_in_words(terms)}"
         await propose_if_needed(self._database, "terms.set", arguments, summary, tenant_id=tenant_id, reason=reason)
         async with self._database.transaction() as session:
             return await self.put_in(session, arguments, by, reason)
+
+    async def _with_first_day(self, tenant_id: UUID, terms: ContractTerms, from_period: str) -> ContractTerms:
+        today, minimum = from_instant(await self._database.now()).date(), terms.minimum
+        if minimum is None or minimum.first or today.day == 1 or from_period != today.isoformat()[:7]:
+            return terms
+        before = (await self.terms_of(tenant_id, from_period)).minimum
+        first = today.isoformat() if before is None else before.first
+        return msgspec.structs.replace(terms, minimum=msgspec.structs.replace(minimum, first=first))
 
     async def put_in(self, session: AsyncSession, arguments: TermsArguments, by: str, reason: str) -> int:
         """As `put`, in this transaction and without another person's approval. The caller has called `check` before the

@@ -7,15 +7,18 @@ units have one set of tiers, and the discounts of a model add up to 100 % at mos
 
 from __future__ import annotations
 
+import re
+from datetime import date, timedelta
 from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
 
-from billing.calendar import InvalidPeriod, check_period, count_months
-from billing.money import InvalidMoney, InvalidPrice, parse_amount, parse_price
+from billing.calendar import InvalidPeriod, check_period, count_months, period_bounds
+from billing.money import InvalidMoney, InvalidPrice, parse_amount, parse_price, round_half_up
 from billing.prices.version import LANES
 from billing.usage import METERS
+from storage.database.base import from_instant
 from storage.free_text import REASON, InvalidText, check_text
 from storage.reported_error import ReportedError
 
@@ -23,6 +26,7 @@ FULL = 10_000
 """100 % in basis points."""
 _MOST_MONTHS = 120
 _MOST_REFERENCE = 200
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
 class InvalidTerms(ReportedError, ValueError):
@@ -62,9 +66,29 @@ class Discount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Minimum(msgspec.Struct, frozen=True):
-    """The least sum of a period; what it lacks is charged."""
+    """The least sum of a period; what it lacks is charged, also without any use.
+
+    It is in force from the day `first` to the day `last` (both included; "": since ever, for ever). A month in which it
+    is in force for some days only owes their part, unless it is not `prorated`.
+    """
 
     amount_pico: int
+    first: str = ""
+    last: str = ""
+    prorated: bool = True
+
+    def days(self, period: str) -> tuple[int, int]:
+        """On how many days of a period it is in force, and how many the period has. Raises InvalidPeriod."""
+        begin, end = (from_instant(instant).date() for instant in period_bounds(period))
+        first = max(begin, date.fromisoformat(self.first)) if self.first else begin
+        until = min(end, date.fromisoformat(self.last) + timedelta(days=1)) if self.last else end
+        return max(0, (until - first).days), (end - begin).days
+
+    def due(self, period: str) -> int:
+        """The least sum of a period, in pico-units, rounded half-up. Raises InvalidPeriod."""
+        days, of_days = self.days(period)
+        part = days if self.prorated else of_days * bool(days)
+        return round_half_up(self.amount_pico * part, of_days)
 
 
 class CommitmentPayment(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +151,9 @@ class _Discount(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Minimum(msgspec.Struct, forbid_unknown_fields=True):
     amount: str
+    first: str = ""
+    last: str = ""
+    prorated: bool = True
 
 
 class _Payment(msgspec.Struct, forbid_unknown_fields=True):
@@ -161,7 +188,7 @@ def parse_terms(content: Any) -> ContractTerms:
     terms = ContractTerms(
         tiers=tiers,
         discounts=discounts,
-        minimum=None if written.minimum is None else Minimum(_amount("minimum.amount", written.minimum.amount)),
+        minimum=None if written.minimum is None else _minimum(written.minimum),
         commitment=None if written.commitment is None else _commitment(written.commitment),
     )
     check_terms(terms)
@@ -220,6 +247,19 @@ def _check_discounts(discounts: tuple[Discount, ...]) -> None:
                 whose = f"of {model}" if model else "of all models"
                 problem = f"the discounts {whose} add up to {off}, which is more than {FULL} (100 %)"
                 raise InvalidTerms(f"discounts[{n}].basis_points", problem)
+
+
+def _minimum(written: _Minimum) -> Minimum:
+    for field, day in (("first", written.first), ("last", written.last)):
+        if day and _DAY.fullmatch(day) is None:
+            raise InvalidTerms(f"minimum.{field}", f"{day[:40]!r} is not a day such as 2027-01-15")
+        try:
+            date.fromisoformat(day or "2027-01-15")
+        except ValueError as error:
+            raise InvalidTerms(f"minimum.{field}", str(error)) from error
+    if written.first and written.last and written.last < written.first:
+        raise InvalidTerms("minimum.last", f"{written.last} is before {written.first}")
+    return Minimum(_amount("minimum.amount", written.amount), written.first, written.last, written.prorated)
 
 
 def _commitment(written: _Commitment) -> Commitment:

@@ -30,8 +30,8 @@ from storage.database.base import STRICT, Base, Count, Id, Pico
 __all__ = ["price", "price_version"]  # beside what is defined here: imported so that the metadata has them
 
 ACCOUNTS = (
-    "'breakage', 'charges', 'clearing', 'credited', 'goodwill', 'invoiced', 'prepaid', 'promo', 'receivable', "
-    "'restricted', 'revenue', 'rounding_carry', 'tax'"
+    "'bad_debt', 'breakage', 'charges', 'clearing', 'credited', 'goodwill', 'invoiced', 'prepaid', 'promo', "
+    "'receivable', 'restricted', 'revenue', 'rounding_carry', 'tax', 'tax_relief', 'written_off'"
 )
 
 grant = Table(

@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 
 from billing.accounts.taken_back import read_taken_back
 from billing.integrity.canonical_json import canonical, sha256
+from billing.invoices.accounting.losses import loss_entries
 from billing.invoices.accounting.posting import entries_of
 from billing.invoices.document import Document
 from billing.invoices.store import ISSUED, InvoiceRecord, columns_of, rows_of
@@ -168,6 +169,8 @@ def _is_possible_state(row: Any) -> bool:
     """Whether a document's state follows from what was paid and credited."""
     if row.kind == "credit_note":
         return bool(row.state == "finalized")
+    if 0 < row.gross == row.credited:
+        return bool(row.state == "credited")
     left, settled = row.payable - row.paid - row.credited, bool(row.paid or row.credited)
     possible = {"partially_paid"} if settled else {"void", "finalized"}
     return row.state in ({"paid"} if left <= 0 else {"uncollectible", *possible})
@@ -224,6 +227,9 @@ async def _ledger(audit: AuditContext, sealed: Sequence[Any]) -> None:
             wanted[row.tenant_id, "credited"] -= row.net * unit
         elif row.state != "void":
             for made in entries_of(record):
+                wanted[row.tenant_id, made.debit] -= made.amount_pico
+                wanted[row.tenant_id, made.credit] += made.amount_pico
+            for made in await loss_entries(audit.session, record):
                 wanted[row.tenant_id, made.debit] -= made.amount_pico
                 wanted[row.tenant_id, made.credit] += made.amount_pico
     found: dict[tuple[UUID, str], int] = defaultdict(int)

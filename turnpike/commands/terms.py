@@ -103,7 +103,11 @@ def _summary(terms: ContractTerms) -> str:
         percent = f"{discount.basis_points // 100}.{discount.basis_points % 100:02d}"
         parts.append(f"{percent} % off {', '.join(discount.models) or 'all'}")
     if terms.minimum is not None:
-        parts.append(f"at least {money_text(terms.minimum.amount_pico)}")
+        least = terms.minimum
+        span = (f" from {least.first}" if least.first else "") + (f" to {least.last}" if least.last else "")
+        parts.append(
+            f"at least {money_text(least.amount_pico)} a month{span}{'' if least.prorated else ', not prorated'}"
+        )
     if terms.commitment is not None:
         committed = terms.commitment
         how = "invoiced" if committed.invoiced else "not invoiced"

@@ -57,9 +57,13 @@ class DiscountObject(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MinimumObject(Struct, frozen=True, forbid_unknown_fields=True):
-    """The least that a month's invoice asks for."""
+    """The least that a month's invoice asks for, also without any use. In force from the day `first` to the day `last`;
+    a month of which it is in force for some days owes their part, unless it is not `prorated`."""
 
     amount: str
+    first: str = ""
+    last: str = ""
+    prorated: bool = True
 
 
 class CommitmentPaymentObject(Struct, frozen=True, forbid_unknown_fields=True):
@@ -248,7 +252,11 @@ def terms_object(terms: ContractTerms) -> TermsObject:
             for tiers in terms.tiers
         ),
         discounts=tuple(DiscountObject(one.basis_points, one.models) for one in terms.discounts),
-        minimum=None if terms.minimum is None else MinimumObject(format_pico(terms.minimum.amount_pico)),
+        minimum=None
+        if terms.minimum is None
+        else MinimumObject(
+            format_pico(terms.minimum.amount_pico), terms.minimum.first, terms.minimum.last, terms.minimum.prorated
+        ),
         commitment=None
         if committed is None
         else CommitmentObject(

@@ -141,7 +141,7 @@ class _Story:
         record = await self.customer.invoice(period)
         if month.voids and record.state == "finalized":
             said = await self.customer.invoices.document(record)
-            await void(self.database, record)
+            await void(self.database, record, "a mistake")
             record = await self.customer.invoice(period)
             again = await self.customer.invoices.document(record)
             assert (again.lines, again.payable, again.returned) == (said.lines, said.payable, said.returned)

@@ -24,7 +24,7 @@ from billing.usage import Release, Usage
 from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id
 from storage.database.database import Database
-from tests.billing.money import Tenant
+from tests.billing.money import Tenant, give_euros
 
 _COST = 10**8
 
@@ -96,7 +96,7 @@ async def test_bad_input_writes_nothing(database: Database) -> None:
         tenant.request(1, lifetime_s=0)
     await holds.sweep(hold.expires_at)
     euro = await Tenant.rich(database, 0)
-    await Balances(database).grant(euro.id, 1000, "EUR")
+    await give_euros(database, euro.id, 1000)
     with pytest.raises(CurrencyMismatch):
         await holds.reserve(euro.request(1))
     with pytest.raises(CurrencyMismatch):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
@@ -18,6 +19,7 @@ from billing.events.rollups import HOUR
 from billing.integrity import row_seals
 from billing.invoices.collection import pay
 from billing.invoices.credit_notes import credit
+from billing.invoices.parties.store import Parties
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
@@ -41,6 +43,7 @@ from billing.verification.audit import audit_money
 from storage.database.base import Base, Id, new_id
 from storage.database.database import Database
 from tests.billing.invoices.customers import Customer, set_clock
+from tests.billing.invoices.documents import BUYER
 
 UNSAID = {
     "balance": {"credit_line"},  # a setting
@@ -72,6 +75,7 @@ async def books(database: Database) -> Database:
     await BudgetSettings(database).set(customer.id, "tenant", "", "total", limit_pico=10**15, currency="USD")
     await Balances(database).grant(customer.id, 10**12, "USD", kind="promo", model="stdlib-qa", expires_at=2 * 10**15)
     set_clock(database, "2026-10-03")
+    await Parties(database).set_buyer(customer.id, msgspec.structs.replace(BUYER, country="DE", vat_id=""))
     await Contracts(database, catalog).put(customer.id, ContractTerms(), "2026-10", "ann")
     await customer.use("2026-10-03", Usage(uncached=20_000_000, output=10_000_000))
     hour = await database.now() // HOUR * HOUR

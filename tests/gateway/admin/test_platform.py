@@ -29,7 +29,7 @@ async def test_terms_are_set_for_a_month_and_kept(stack: Stack, desks: Desks) ->
              "steps": [{"price": "1.60", "up_to": 1000}, {"price": "1.20", "up_to": None}]},
         ],
         "discounts": [{"basis_points": 500, "models": ["tiny"]}],
-        "minimum": {"amount": "100.000000000000"},
+        "minimum": {"amount": "100.000000000000", "first": "2998-01-15", "last": "", "prorated": True},
         "commitment": {"amount": "1200.000000000000", "first": "2998-01", "last": "2998-12", "invoiced": True,
                        "payments": [{"amount": "200.000000000000", "reference": "bank 1", "reason": "before"}]},
     }  # fmt: skip
@@ -90,7 +90,10 @@ async def test_parties_are_changed_by_their_fields(stack: Stack, desks: Desks) -
     assert (await finance.get("/sellers"))["data"] == []
     made = (await finance.call("PATCH", "/sellers/turnpike-eu", {**SELLER, "rates": {"NL": "21"}})).json()
     assert (made["rates"], made["series"]) == ({"NL": "21"}, "INV")
-    changed = (await finance.call("PATCH", "/sellers/turnpike-eu", {"city": "Utrecht"})).json()
+    refused = await finance.call("PATCH", "/sellers/turnpike-eu", {"city": "Utrecht"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "$.reason")
+    moved = {"city": "Utrecht", "reason": "moved"}
+    changed = (await finance.call("PATCH", "/sellers/turnpike-eu", moved)).json()
     assert (changed["city"], changed["rates"]) == ("Utrecht", {"NL": "21"})
     assert (await finance.get("/sellers"))["data"] == [changed]
     assert await finance.get("/sellers/turnpike-eu") == changed
@@ -109,6 +112,25 @@ async def test_parties_are_changed_by_their_fields(stack: Stack, desks: Desks) -
         await desk.get("/sellers", 403)
         assert (await desk.call("PATCH", "/sellers/turnpike-eu", {"city": "X"})).status_code == 403
     assert (await desks.own("admin").call("PATCH", f"{D}/buyer", {"city": "X"})).status_code == 403
+
+
+async def test_what_tax_follows_from_changes_from_a_day_on(stack: Stack, desks: Desks) -> None:
+    finance, owner = desks.operator("finance"), desks.own()
+    made = (await finance.call("PATCH", "/sellers/turnpike-eu", {**SELLER, "rates": {"NL": "21"}})).json()
+    assert made["versions"] == []
+    later = {"rates": {"NL": "22"}, "valid_from": "2998-01-01", "reason": "the law of 2997"}
+    changed = (await finance.call("PATCH", "/sellers/turnpike-eu", later)).json()
+    assert changed["rates"] == {"NL": "21"}
+    assert [(version["valid_from"], version["rates"]) for version in changed["versions"]] == [
+        (None, {"NL": "21"}),
+        ("2998-01-01", {"NL": "22"}),
+    ]
+    await owner.call("PATCH", f"{D}/buyer", BUYER)
+    buyer = (await finance.call("PATCH", f"{D}/buyer", {"country": "NL", "valid_from": "2020-01-01"})).json()
+    assert (buyer["country"], buyer["versions"][1]["valid_from"]) == ("NL", "2020-01-01")
+    assert (await owner.call("PATCH", f"{D}/buyer", {"country": "FR", "valid_from": "2020-01-01"})).status_code == 403
+    wrong = await finance.call("PATCH", f"{D}/buyer", {"country": "FR", "valid_from": "soon"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "$.valid_from")
 
 
 async def test_periods_say_what_they_wait_for(stack: Stack, desks: Desks) -> None:

@@ -1,5 +1,5 @@
 /** The form of all terms of a tenant; what it says replaces all that was set for the month. */
-import { Alert, Button, Fieldset, Group, NativeSelect, Stack, Text, Textarea, TextInput } from '@mantine/core';
+import { Alert, Button, Checkbox, Fieldset, Group, NativeSelect, Stack, Text, Textarea, TextInput } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
@@ -35,6 +35,9 @@ interface Edited {
   tiers: TiersRow[];
   discounts: DiscountRow[];
   minimum: string;
+  minimumFirst: string;
+  minimumLast: string;
+  prorated: boolean;
   commitment: EditedCommitment;
 }
 
@@ -54,6 +57,9 @@ function editedOf({ terms }: Schema<'ContractObject'>): Edited {
       models: (one.models ?? []).join(', '),
     })),
     minimum: terms.minimum?.amount ?? '',
+    minimumFirst: terms.minimum?.first ?? '',
+    minimumLast: terms.minimum?.last ?? '',
+    prorated: terms.minimum?.prorated ?? true,
     commitment: {
       amount: terms.commitment?.amount ?? '',
       first: terms.commitment?.first ?? '',
@@ -74,7 +80,14 @@ function termsOf(edited: Edited): Schema<'TermsObject'> {
       steps: parseSteps(row.steps),
     })),
     discounts: edited.discounts.map((row) => ({ basis_points: basisPoints(row.percent), models: namesOf(row.models) })),
-    minimum: edited.minimum ? { amount: edited.minimum } : null,
+    minimum: edited.minimum
+      ? {
+          amount: edited.minimum,
+          first: edited.minimumFirst,
+          last: edited.minimumLast,
+          prorated: edited.prorated,
+        }
+      : null,
     commitment: edited.commitment.amount ? edited.commitment : null,
   };
 }
@@ -156,6 +169,28 @@ export function TermsForm({ tenant, contract, close }: TermsFormProps) {
               error={error('terms.minimum.amount')}
               onChange={({ currentTarget: { value } }) => set({ minimum: value })}
             />
+            {edited.minimum !== '' && (
+              <>
+                <TextInput
+                  label="In force from"
+                  type="date"
+                  value={edited.minimumFirst}
+                  onChange={({ currentTarget: { value } }) => set({ minimumFirst: value })}
+                />
+                <TextInput
+                  label="to"
+                  type="date"
+                  value={edited.minimumLast}
+                  onChange={({ currentTarget: { value } }) => set({ minimumLast: value })}
+                />
+                <Checkbox
+                  mt={32}
+                  label="In proportion to the days of a month"
+                  checked={edited.prorated}
+                  onChange={({ currentTarget: { checked } }) => set({ prorated: checked })}
+                />
+              </>
+            )}
           </Group>
         </Fieldset>
         <Fieldset legend="Commitment">

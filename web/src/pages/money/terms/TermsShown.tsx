@@ -29,9 +29,11 @@ export function TermsShown({ terms }: { terms: Schema<'TermsObject'> }) {
     items.push(`${percentOf(discount.basis_points)} % off ${models.length === 0 ? 'all models' : models.join(', ')}`);
   }
   if (terms.minimum) {
+    const { first, last, prorated } = terms.minimum;
     items.push(
       <>
-        at least <Money amount={terms.minimum.amount} /> a month
+        at least <Money amount={terms.minimum.amount} /> a month{first && ` from ${first}`}
+        {last && ` to ${last}`}, used or not{prorated === false && ', not in proportion to its days'}
       </>,
     );
   }
