@@ -9,7 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
+from audit_log.recorded_rows import digest_row
 from billing.integrity.canonical_json import canonical
+from billing.integrity.recorded_tables import BUYERS, SELLERS
 from billing.invoices.errors import NoProfile
 from billing.invoices.parties.parties import (
     DEMONSTRATION,
@@ -48,9 +50,10 @@ class Parties:
             await session.execute(
                 self._database.insert(legal_entity).values(row).on_conflict_do_update(index_elements=["id"], set_=new)
             )
-            if before != seller:
+            if profile != row["profile"]:
                 await record_change(session, "seller.set", target="seller", target_id=seller.id,
-                                    before=before, after=seller)  # fmt: skip
+                                    before=before, after=seller,
+                                    row_sha256=await digest_row(session, SELLERS, seller.id))  # fmt: skip
 
     async def set_buyer(self, tenant_id: UUID, buyer: Buyer) -> None:
         """Create or replace a tenant's billing profile.
@@ -77,9 +80,10 @@ class Parties:
                 .values(row)
                 .on_conflict_do_update(index_elements=["tenant_id"], set_=new)
             )
-            if before != buyer:
+            if profile != row["profile"]:
                 await record_change(session, "billing_profile.set", target="billing_profile", target_id=tenant_id,
-                                    tenant_id=tenant_id, before=before, after=buyer)  # fmt: skip
+                                    tenant_id=tenant_id, before=before, after=buyer,
+                                    row_sha256=await digest_row(session, BUYERS, tenant_id))  # fmt: skip
 
     async def sellers(self) -> list[Seller]:
         """All sellers, ordered by id."""
