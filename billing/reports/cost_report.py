@@ -25,6 +25,8 @@ from storage.database.sql_arrays import one_of
 CostGroup = Literal["project_id", "api_key_id", "model", "lane", "meter"]
 LineItem: TypeAlias = tuple[str, str, str]
 """Model, lane ("" for storage) and meter."""
+_GroupLine: TypeAlias = tuple[dict[str, Any], str, RatedLine]
+"""What a line may be grouped by, its currency, and the line."""
 LIMITS = (7, 180)
 """Days on a page: the default, and the most."""
 
@@ -80,7 +82,6 @@ async def cost_buckets(
     for name in group_by:
         if name not in _GROUPS:
             raise InvalidReport("group_by", f"{name!r} is not one of {', '.join(_GROUPS)}")
-    by_key = key_ids is not None
     by: list[Group] = ["project_id", "model", "lane", "context_from", "price_version"]
     by += ["api_key_id"] if "api_key_id" in group_by else []
     found = await usage_buckets(
@@ -96,22 +97,14 @@ async def cost_buckets(
         page=page,
     )
     stored: dict[int, list[Any]] = {}
-    if found.buckets and not by_key:
-        span = (max(start_at, found.buckets[0].start_at), found.buckets[-1].end_at)
-        span = (span[0], span[1] if end_at is None else min(span[1], end_at))
-        stored = await _stored(database, tenant_id, span, project_ids)
+    if found.buckets and key_ids is None:
+        low, high = max(start_at, found.buckets[0].start_at), found.buckets[-1].end_at
+        stored = await _stored(database, tenant_id, (low, high if end_at is None else min(high, end_at)), project_ids)
     buckets = []
     for bucket in found.buckets:
         sums: dict[tuple[Any, ...], CostLine] = {}
-        lines = [
-            (result.group, *result.costs_pico, line)
-            for result in bucket.results
-            for line in await _lines(prices, bucket, result)
-        ]
-        for row in stored.get(bucket.start_at, ()):
-            version, span = await prices.version(row.price_version), (bucket.start_at, bucket.end_at)
-            line = storage_line(version, row.project_id, row.model, storage_units(row), span)
-            lines.append((_OF_NOBODY | {"project_id": row.project_id, "model": row.model}, row.currency, line))
+        lines = [line for result in bucket.results for line in await _usage_lines(prices, bucket, result)]
+        lines += [await _storage_line(prices, bucket, row) for row in stored.get(bucket.start_at, ())]
         for of, currency, line in lines:
             if line_items is not None and (line.model, line.lane or "", line.meter) not in line_items:
                 continue
@@ -141,7 +134,15 @@ async def _stored(
     return days
 
 
-async def _lines(prices: PriceCatalog, bucket: UsageBucket, result: Result) -> list[RatedLine]:
+async def _storage_line(prices: PriceCatalog, bucket: UsageBucket, row: Any) -> _GroupLine:
+    """The line of a row of `_stored`."""
+    span = (bucket.start_at, bucket.end_at)
+    version = await prices.version(row.price_version)
+    line = storage_line(version, row.project_id, row.model, storage_units(row), span)
+    return _OF_NOBODY | {"project_id": row.project_id, "model": row.model}, row.currency, line
+
+
+async def _usage_lines(prices: PriceCatalog, bucket: UsageBucket, result: Result) -> list[_GroupLine]:
     """The lines of one result, which add up to its cost. Raises CostMismatch."""
     group = result.group
     version = await prices.version(group["price_version"])
@@ -151,4 +152,5 @@ async def _lines(prices: PriceCatalog, bucket: UsageBucket, result: Result) -> l
         meters=dict(result.usage.used()),
         cost_pico=result.costs_pico.get(version.currency, 0),
     )
-    return lines_of([used], {version.id: version}, bucket.start_at, bucket.end_at)
+    lines = lines_of([used], {version.id: version}, bucket.start_at, bucket.end_at)
+    return [(group, version.currency, line) for line in lines]

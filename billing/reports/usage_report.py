@@ -279,6 +279,7 @@ class _Selection(msgspec.Struct, frozen=True):
 
     def late(self, database: Database, period: str, start: int) -> Select[Any]:
         """The sums of what is booked in a period, and was admitted before its start: it counts then."""
+        # all tenants: `_sums` names the selection's
         late = and_(rollup_hour.c.period == period, rollup_hour.c.hour < start)
         return self._sums(database, "rollups", literal(start, Count()), late)
 

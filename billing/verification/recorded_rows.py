@@ -50,8 +50,8 @@ async def check_audit_log(audit: AuditContext) -> None:
         audit.progress("audit entries", read, read + 1)
 
     for finding in await verify_log(audit.session, progress, observe=observe):
-        number = "" if finding.number is None else f"entry {finding.number}: "
-        audit.report(finding.what, finding.tenant_id, f"{number}{finding.detail}")
+        where = "" if finding.number is None else f"entry {finding.number}: "
+        audit.report(finding.what, finding.tenant_id, f"{where}{finding.detail}")
     for recorded in RECORDED_TABLES:
         await _compare(audit, recorded, digests)
     for target_id, tenant, number in digests.remaining():

@@ -103,16 +103,15 @@ async def _said(customer: Customer, catalog: PriceCatalog, period: str, folder: 
     """What each report says that a month cost, in pico-units."""
     database = customer.database
     start, end = period_bounds(period)
-    span = {"start_at": start, "end_at": end}
     month = await usage_by_project_and_model(database, period, customer.id)
     events = await usage_by_project_and_model(database, period, customer.id, source="events")
-    usage = await usage_buckets(database, customer.id, **span, limit=31)
+    usage = await usage_buckets(database, customer.id, start_at=start, end_at=end, limit=31)
     hours = [await usage_buckets(database, customer.id, start_at=at, end_at=min(at + 168 * HOUR, end), width="1h",
                                  limit=168) for at in range(start, end, 168 * HOUR)]  # fmt: skip
     minutes = sum(r.costs_pico["USD"] for page in hours for b in page.buckets for r in b.results)
     by_time = sum(r.costs_pico["USD"] for bucket in usage.buckets for r in bucket.results)
     assert minutes == by_time
-    costs = await cost_buckets(database, catalog, customer.id, **span, limit=31)
+    costs = await cost_buckets(database, catalog, customer.id, start_at=start, end_at=end, limit=31)
     files = {name: await _rows(customer, catalog, name, period, folder) for name in ("usage", "costs")}
     return {
         "turnpike usage": sum(row.cost_pico for row in month),
