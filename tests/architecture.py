@@ -60,7 +60,10 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "frames",
     ),
     "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
-    "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "csv_rows", "verification"),
+    "audit_log": (
+        *("actors", "tables", "leaf_forms", "recorded_rows", "record", "anchors", "reading", "csv_rows"),
+        "verification",
+    ),
     "tenancy": (
         "rights",
         "keys",
@@ -164,7 +167,7 @@ TENANT_TABLES = frozenset(
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
         *("party_change", "rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
-        *("audit_entry", "audit_chain", "audit_anchor", "service_hour", "lone_grant"),
+        *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
         *("stored_response", "stored_response_events", "response_policy"),
     )
 )
@@ -206,7 +209,6 @@ UNAUDITED_TABLES = frozenset(
             "balance",
             "grant",
             "grant_balance",
-            "lone_grant",
             "ledger_txn",
             "ledger_entry",
             "seal",

@@ -14,8 +14,10 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
+from audit_log.recorded_rows import digest_row
 from billing.accounts.idempotency import check_id_unused
-from billing.accounts.lone_grants import TakesTwoPeople, given_lately, note_lone_grant
+from billing.accounts.lone_grants import APPROVED, GRANT_CREATED, TakesTwoPeople, check_lone_grant, given_lately
+from billing.integrity.recorded_tables import CREDIT_LINES
 from billing.ledger.entries import Balance, Transaction, TransactionKind
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_amount, format_pico
@@ -182,7 +184,7 @@ class Balances:
             async with recorded_money_transaction(self._database) as (session, money):
                 new = await _put_in(self._database, money, made)
                 if new:
-                    await note_lone_grant(self._database, session, made)
+                    await check_lone_grant(self._database, session, made)
                     await _record_grant(session, made)
         except TakesTwoPeople as error:  # others were given at the same time
             await self._propose_if_needed(made, error.lately)
@@ -208,7 +210,7 @@ class Balances:
         await begin_balance(self._database, session, made.tenant_id, made.currency)
         if not await _put_in(self._database, await money_transaction_in(self._database, session), made):
             raise InvalidGrant(f"id: {made.id} was used meanwhile")
-        await _record_grant(session, made)
+        await _record_grant(session, made, approved=True)
 
     async def _was_given(self, made: Grant) -> bool:
         """Whether this very grant is there. Raises IdempotencyConflict if another thing is under its id."""
@@ -343,11 +345,13 @@ async def settle_payment(database: Database, session: AsyncSession, made: Grant)
     await _put_in(database, await money_transaction_in(database, session), made)
 
 
-async def _record_grant(session: AsyncSession, made: Grant) -> None:
+async def _record_grant(session: AsyncSession, made: Grant, *, approved: bool = False) -> None:
     said = msgspec.structs.asdict(made)
     after = {name: said[name] for name in ("currency", "kind", "priority", "expires_at", "model")}
     after["amount"] = format_pico(made.amount_pico)
-    await record_change(session, "grant.created", target="grant", target_id=made.id, tenant_id=made.tenant_id,
+    if approved:
+        after[APPROVED] = True
+    await record_change(session, GRANT_CREATED, target="grant", target_id=made.id, tenant_id=made.tenant_id,
                         project_id=made.project_id, reason=made.reason, after=after)  # fmt: skip
 
 
@@ -359,7 +363,8 @@ async def _set_line(session: AsyncSession, money: MoneyTransaction, line: Credit
     await money.save([after])
     lines = [{"limit": format_pico(one.credit_line), "currency": line.currency} for one in (found, after)]
     await record_change(session, "credit_line.set", target="balance", target_id=line.tenant_id,
-                        tenant_id=line.tenant_id, before=lines[0], after=lines[1])  # fmt: skip
+                        tenant_id=line.tenant_id, before=lines[0], after=lines[1],
+                        row_sha256=await digest_row(session, CREDIT_LINES, line.tenant_id))  # fmt: skip
     return after
 
 

@@ -10,9 +10,11 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
+from audit_log.recorded_rows import digest_row
 from billing.accounts.balances import CurrencyMismatch, begin_balance
 from billing.budgets.store import TERMS, WINDOW
 from billing.budgets.windows import Action, BudgetLimit, BudgetScope, BudgetWindow, Span
+from billing.integrity.recorded_tables import BUDGETS
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
 from billing.tables.budgets import budget, budget_window
 from billing.tables.money import balance
@@ -82,7 +84,8 @@ class BudgetSettings:
                 await self._write(session, terms, there=found is not None)
                 before = None if row is None or row.removed_at is not None else _said(BudgetLimit(*row[:-1]), key)
                 await record_change(session, "budget.set", target="budget", target_id=budget_id,
-                                    tenant_id=tenant_id, before=before, after=_said(terms, key))  # fmt: skip
+                                    tenant_id=tenant_id, before=before, after=_said(terms, key),
+                                    row_sha256=await digest_row(session, BUDGETS, budget_id))  # fmt: skip
         return terms.budget_id
 
     async def remove(self, tenant_id: UUID, budget_id: UUID, key: str = "") -> None:
@@ -96,7 +99,8 @@ class BudgetSettings:
                 raise UnknownBudget(budget_id)
             await self._count(session, tenant_id)
             await record_change(session, "budget.removed", target="budget", target_id=budget_id,
-                                tenant_id=tenant_id, before=_said(BudgetLimit(*row), key))  # fmt: skip
+                                tenant_id=tenant_id, before=_said(BudgetLimit(*row), key), after={},
+                                row_sha256=await digest_row(session, BUDGETS, budget_id))  # fmt: skip
 
     async def list(self, tenant_id: UUID) -> list[BudgetWindow]:
         """The tenant's budgets as windows at present; one that nothing was used of has its budget's id."""

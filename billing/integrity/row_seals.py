@@ -38,6 +38,7 @@ from billing.tables.prices import (
     price_version,
 )
 from billing.tables.rating import contract_terms, storage_event
+from billing.tables.reconciliation import recon_run
 from billing.tables.seals import seal
 
 INSTANT = 8
@@ -153,6 +154,12 @@ FORMS: dict[tuple[str, int], SealForm] = {
             journal_loss,
             ("journal",),
             ("journal", "replica", "since", "author", "reason", "events", "missing", "holds", "held_pico"),
+            "at",
+        ),
+        SealForm(
+            recon_run,
+            ("id",),
+            ("id", "period", "events", "lost", "doubled", "unconfirmed", "late", "drift_pico", "report"),
             "at",
         ),
         SealForm(

@@ -52,19 +52,6 @@ grant = Table(
     **STRICT,
 )
 
-lone_grant = Table(
-    "lone_grant",
-    Base.metadata,
-    Column("grant_id", Id, ForeignKey("grant.id"), primary_key=True),
-    Column("tenant_id", Id, nullable=False),
-    Column("amount_pico", Pico, nullable=False),
-    Column("at", Count, nullable=False),
-    Index(None, "tenant_id", "at"),
-    **STRICT,
-)
-"""What one person alone gave a tenant lately: together it may not pass the amount that takes two people. Changed only
-by who has locked the tenant's balance."""
-
 grant_balance = Table(
     "grant_balance",
     Base.metadata,

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import period_bounds
 from billing.events.rollups import LIMB
+from billing.integrity.row_seals import seal_rows
 from billing.invoices.store import ISSUED
 from billing.ledger.entries import OF_EVENTS
 from billing.periods.periods import PeriodState
@@ -117,6 +118,7 @@ async def reconcile(database: Database, period: str, journals: Iterable[JournalR
     row = kept | {"id": new_id(), "report": msgspec.json.encode(report).decode()}
     async with database.transaction() as session:
         await session.execute(insert(recon_run).values(row))
+        await seal_rows(session, recon_run, recon_run.c.id == row["id"])
     return report
 
 

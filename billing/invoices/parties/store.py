@@ -13,7 +13,9 @@ from sqlalchemy import ColumnElement, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
+from audit_log.recorded_rows import digest_row
 from billing.integrity.canonical_json import canonical
+from billing.integrity.recorded_tables import BUYERS, SELLERS
 from billing.integrity.row_seals import seal_rows
 from billing.invoices.errors import NoProfile
 from billing.invoices.parties.dated import AnyParty, DatedParty, FactChange, changed_facts, facts_of
@@ -50,10 +52,10 @@ class Parties:
         check_text("reason", reason, REASON, empty=True)
         row = {"id": seller.id, "profile": canonical(seller), "updated_at": self._database.clock}
         new = {name: row[name] for name in ("profile", "updated_at")}
-        own = select(legal_entity.c.id).where(legal_entity.c.id == seller.id)
+        own = select(legal_entity.c.profile).where(legal_entity.c.id == seller.id)
         async with self._database.transaction() as session:
-            is_new = await session.scalar(self._database.locked(own)) is None
-            dated = None if is_new else await read_seller(self._database, session, seller.id)
+            profile = await session.scalar(self._database.locked(own))
+            dated = None if profile is None else await read_seller(self._database, session, seller.id)
             day = await self._first_day(session, valid_from)
             before = None if dated is None else dated.on(day)
             check_vat_id(seller, before)
@@ -67,9 +69,10 @@ class Parties:
             )
             if dated is not None:
                 await self._write_facts(session, dated, seller, day, {"seller": seller.id, "reason": reason})
-            if before != seller:
+            if before != seller or profile != row["profile"]:
                 await record_change(session, "seller.set", target="seller", target_id=seller.id, reason=reason,
-                                    before=before, after=seller)  # fmt: skip
+                                    before=before, after=seller,
+                                    row_sha256=await digest_row(session, SELLERS, seller.id))  # fmt: skip
 
     async def set_buyer(
         self, tenant_id: UUID, buyer: Buyer, *, valid_from: date | None = None, reason: str = ""
@@ -89,11 +92,11 @@ class Parties:
             "updated_at": self._database.clock,
         }
         new = {name: row[name] for name in ("seller", "profile", "updated_at")}
-        own = select(billing_profile.c.tenant_id).where(billing_profile.c.tenant_id == tenant_id)
+        own = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
         async with self._database.transaction() as session:
             await read_seller(self._database, session, buyer.seller)
-            is_new = await session.scalar(self._database.locked(own)) is None
-            dated = None if is_new else await read_buyer(self._database, session, tenant_id)
+            profile = await session.scalar(self._database.locked(own))
+            dated = None if profile is None else await read_buyer(self._database, session, tenant_id)
             day = await self._first_day(session, valid_from)
             before = None if dated is None else dated.on(day)
             check_vat_id(buyer, before)
@@ -104,9 +107,10 @@ class Parties:
             )
             if dated is not None:
                 await self._write_facts(session, dated, buyer, day, {"tenant_id": tenant_id, "reason": reason})
-            if before != buyer:
+            if before != buyer or profile != row["profile"]:
                 await record_change(session, "billing_profile.set", target="billing_profile", target_id=tenant_id,
-                                    tenant_id=tenant_id, reason=reason, before=before, after=buyer)  # fmt: skip
+                                    tenant_id=tenant_id, reason=reason, before=before, after=buyer,
+                                    row_sha256=await digest_row(session, BUYERS, tenant_id))  # fmt: skip
 
     async def _first_day(self, session: AsyncSession, valid_from: date | None) -> str:
         return (valid_from or await today(self._database, session)).isoformat()
@@ -204,7 +208,7 @@ async def lock_documents(database: Database, session: AsyncSession, tenant_id: U
 
     Raises NoProfile.
     """
-    own = select(billing_profile.c.tenant_id).where(billing_profile.c.tenant_id == tenant_id)
+    own = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
     await session.execute(database.locked(own))
     return await read_buyer(database, session, tenant_id)
 

@@ -12,8 +12,11 @@ import msgspec
 import pytest
 from sqlalchemy import select, update
 
+from audit_log.record import record_change
+from audit_log.recorded_rows import digest_row
 from billing.accounts.balances import Balances
 from billing.integrity.canonical_json import canonical
+from billing.integrity.recorded_tables import BUYERS
 from billing.invoices.parties.store import Parties
 from billing.periods.periods import Periods
 from billing.tables.invoices import billing_profile
@@ -70,6 +73,9 @@ async def _set_vat_id(url: str, vat_id: str) -> None:
         async with database.transaction() as session:
             here = billing_profile.c.tenant_id == tenant_id
             await session.execute(update(billing_profile).where(here).values(profile=profile))
+            await record_change(session, "billing_profile.set", target="billing_profile", target_id=tenant_id,
+                                tenant_id=tenant_id, after={"vat_id": vat_id},
+                                row_sha256=await digest_row(session, BUYERS, tenant_id))  # fmt: skip
     await database.close()
 
 

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "r0054"
+revision = "r0052"
 down_revision = "r0051"
 branch_labels = None
 depends_on = None

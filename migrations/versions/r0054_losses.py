@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "r0056"
-down_revision = "r0055"
+revision = "r0054"
+down_revision = "r0053"
 branch_labels = None
 depends_on = None
 

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "r0055"
-down_revision = "r0054"
+revision = "r0053"
+down_revision = "r0052"
 branch_labels = None
 depends_on = None
 
