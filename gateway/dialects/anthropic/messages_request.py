@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, TextBlock
+from gateway.dialects.anthropic.context_management import ContextManagement, check_context_edits
 from gateway.dialects.anthropic.conversation_turns import Message, ReadThinking, read_messages, read_system, unsigned
 from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice, ToolParam, read_choice, read_tools
 from gateway.dialects.json_objects import JsonObjects
@@ -118,9 +119,9 @@ class PromptFields(Struct, frozen=True, kw_only=True):
     thinking: EnabledThinking | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
 
     container: _Refused = UNSET
-    context_management: _Refused = UNSET
     mcp_servers: _Refused = UNSET
     output_format: _Refused = UNSET
 
@@ -152,7 +153,7 @@ class MessagesCall(Struct, frozen=True):
     shows_thinking: bool = True
 
 
-_REFUSED = ("container", "context_management", "mcp_servers", "output_format")
+_REFUSED = ("container", "mcp_servers", "output_format")
 _NO_EFFECT = (b"", b"null", b"[]", b"{}")
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(PromptFields)
@@ -227,6 +228,8 @@ def _prompt(request: PromptFields, version: str, read_thinking: ReadThinking) ->
         if json_bytes(getattr(request, name)) not in _NO_EFFECT:
             hint = "; use $.output_config.format" if name == "output_format" else ""
             raise InvalidField(f"$.{name}", f"it is not supported{hint}", code="unsupported_parameter")
+    if request.context_management is not None:
+        check_context_edits(request.context_management, request.messages)
     objects = JsonObjects()
     tools, markers = read_tools(request.tools or (), objects)
     choice = read_choice(request.tool_choice, tools)
@@ -245,8 +248,8 @@ def _prompt(request: PromptFields, version: str, read_thinking: ReadThinking) ->
 
 
 def _reasoning(request: PromptFields) -> ReasoningWish:
-    """What the request says of thinking. A budget is a demand, which a model without reasoning refuses; the rest is
-    passed over there."""
+    """What the request says of thinking. A budget is a demand, which a model refuses that reasons and cannot end it; a
+    model without reasoning passes over all of it."""
     effort = None if request.output_config is None else request.output_config.effort
     match request.thinking:
         case EnabledThinking(budget_tokens=budget):

@@ -227,7 +227,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "$.thinking.budget_tokens"),
     ({"container": "c"}, "$.container"),
     ({"mcp_servers": [{}]}, "$.mcp_servers"),
-    ({"context_management": {"edits": []}}, "$.context_management"),
+    ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "$.context_management.edits[0].type"),
     ({"output_format": {"type": "json_schema"}}, "$.output_format"),
     ({"output_config": {"effort": "huge"}}, "$.output_config.effort"),
     ({"output_config": SCHEMA, "stop_sequences": ["a"]}, "$.stop_sequences"),
