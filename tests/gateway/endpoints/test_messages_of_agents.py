@@ -140,6 +140,8 @@ async def test_openais_clients_recognise_a_prompt_that_is_too_long(
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
     assert error["message"].startswith("This model's maximum context length is 512 tokens. However, ")
+    if "max_tokens" not in body or path == "/v1/completions":
+        assert "context_length_exceeded" in error["message"], "LangChain looks for it in the text"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/resp_1"])
