@@ -87,7 +87,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 class ReasoningWish(Struct, frozen=True):
     """What the client says of reasoning before the answer. `enabled`: whether there is to be any; None: as the model
-    does. `budget`: its tokens. `path`: of the field that demands it, if a model without reasoning is to refuse it."""
+    does. `budget`: its tokens. `path`: of the field that demands it, if a model that cannot keep it is to refuse it."""
 
     enabled: bool | None = None
     effort: Effort | None = None

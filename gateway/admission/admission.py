@@ -35,7 +35,7 @@ from gateway.admission.fair_threads import FairThreads
 from gateway.admission.prepared_request import Payer, PreparedRequest
 from gateway.admission.request_size import conversation_size, request_memory, tools_size
 from gateway.admission.request_timeouts import RequestTimeouts
-from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
+from gateway.admission.sampling_params import context_exceeded, max_output_tokens, sampling_params
 from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
@@ -51,7 +51,6 @@ from prompt_cache.promise.prefix_keys import PromptKeys
 from protocol.requests import CLAIM_VERSION
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
-from storage.free_text import counted
 from waterfall.marks import PLAN, PRICE, RENDER, Marks
 
 Result = TypeVar("Result")
@@ -167,7 +166,8 @@ class Admission:
         try:
             return await self._prompt(tenant, model, generation)
         except PromptTooLong as error:
-            raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
+            context_tokens = self.context_tokens(model)
+            raise context_exceeded(generation, error.tokens, context_tokens, is_lower_bound=True) from error
 
     def context_tokens(self, model: ServedModel) -> int:
         """The context that a request may fill: the model's, or what its replicas have memory for."""
@@ -308,15 +308,11 @@ class Admission:
             return await self._raw_prompt(tenant, model, generation, generation.prompt)
         messages = len(generation.turns)
         if messages > model.context_tokens:  # no template says a message in nothing; spare us rendering them
-            raise InvalidRequest(
-                f"This model's context is {model.context_tokens} tokens: too few for {counted(messages, 'message')}.",
-                path=generation.turns_path,
-                code="context_length_exceeded",
-            )
+            raise PromptTooLong(messages)
         wish = generation.reasoning
-        if wish.path is not None and not model.keeps_budgets:
-            problem = "has no token that ends its reasoning" if model.template.reasons else "does not reason"
-            raise InvalidField(wish.path, f"the model {model.name} {problem}", code="unsupported_parameter")
+        if wish.path is not None and model.template.reasons and not model.keeps_budgets:
+            problem = f"the model {model.name} has no token that ends its reasoning"
+            raise InvalidField(wish.path, problem, code="unsupported_parameter")
         render = partial(
             model.prompt, generation.turns, generation.tools, continued=generation.continued, reasoning=wish
         )

@@ -14,11 +14,10 @@ from msgspec.structs import replace
 from gateway.admission.admission import Admission, CountBytes, uncounted
 from gateway.admission.prepared_request import Payer
 from gateway.admission.request_size import request_memory
-from gateway.errors import InvalidRequest
+from gateway.errors import ContextExceeded
 from gateway.generation_request import GenerationRequest, Turn
 from gateway.served_models.served_model import ServedModel
 
-CODE = "context_length_exceeded"
 _SHARE = 4
 """A fourth of the context is left for an answer of which nobody said how long it may be."""
 
@@ -55,10 +54,8 @@ async def _fits(
 ) -> bool:
     try:
         return len((await admission.prompt(payer.tenant_id, model, generation)).tokens) <= room
-    except InvalidRequest as error:
-        if error.code == CODE:
-            return False
-        raise
+    except ContextExceeded:
+        return False
 
 
 def _units(turns: Sequence[Turn]) -> list[range]:

@@ -28,7 +28,7 @@ from gateway.services import Gateway
 def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
-    @post("/v1/chat/completions", opt=demands("inference", "project_key") | CHAT)
+    @post("/v1/chat/completions", opt=demands("inference", "project_key", dialect="openai") | CHAT)
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         return await answer_chat(gateway, request, project_payer(request.scope))

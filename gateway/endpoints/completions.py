@@ -29,7 +29,7 @@ from gateway.services import Gateway
 def completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
-    @post("/v1/completions", opt=demands("inference", "project_key") | COMPLETIONS)
+    @post("/v1/completions", opt=demands("inference", "project_key", dialect="openai") | COMPLETIONS)
     async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue texts or token ids, whole or streamed."""
         context, payer = request_context(request.scope), project_payer(request.scope)

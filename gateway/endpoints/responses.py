@@ -39,7 +39,7 @@ from response_store.sealing import ReasoningSeal
 def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
 
-    @post("/v1/responses", opt=demands("inference", "project_key") | RESPONSES, status_code=200)
+    @post("/v1/responses", opt=demands("inference", "project_key", dialect="openai") | RESPONSES, status_code=200)
     async def create_response(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation of items, whole or streamed, or in the background."""
         context, payer = request_context(request.scope), project_payer(request.scope)
@@ -69,7 +69,11 @@ def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             keep = None if terms is None or generation.cache.prewarm else _keeping(gateway, payer, asked, writer, terms)
             return await respond(gateway, request, [prepared], writer, stream=bool(asked.stream), keep=keep)
 
-    @post("/v1/responses/input_tokens", opt=demands("inference", "project_key") | INPUT_TOKENS, status_code=200)
+    @post(
+        "/v1/responses/input_tokens",
+        opt=demands("inference", "project_key", dialect="openai") | INPUT_TOKENS,
+        status_code=200,
+    )
     async def count_input_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tokens of a prompt, as a request with it would be billed. It costs nothing, and counts as a
         request of the rate limits."""

@@ -106,7 +106,10 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     keeper, wait = gateway.response_keeper, gateway.management_breakers.responses.wait
     readable = partial(_readable, gateway)
 
-    @get("/v1/responses", opt=demands("inference", "project_key") | describes(ResponseList, query=page()))
+    @get(
+        "/v1/responses",
+        opt=demands("inference", "project_key", dialect="openai") | describes(ResponseList, query=page()),
+    )
     async def list_responses(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The project's kept responses, the newest first."""
         payer, parameters = project_payer(request.scope), Parameters.of(request)
@@ -120,7 +123,7 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         "/v1/responses/{name:str}",
-        opt=demands("inference", "project_key")
+        opt=demands("inference", "project_key", dialect="openai")
         | describes(Events(EVENT_TYPES, EVENTS_EXAMPLE, EXAMPLE), query=_STREAM),
     )
     async def retrieve_response(request: Request[Any, Any, Any], name: FromPath[str]) -> ASGIApp:
@@ -143,7 +146,7 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         "/v1/responses/{name:str}",
         status_code=200,
-        opt=demands("inference", "project_key") | describes(DeletedResponse),
+        opt=demands("inference", "project_key", dialect="openai") | describes(DeletedResponse),
     )
     async def delete_response(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Delete a kept response, whatever it is kept for. One that runs ends."""
@@ -156,7 +159,7 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         "/v1/responses/{name:str}/cancel",
         status_code=200,
-        opt=demands("inference", "project_key") | describes(EXAMPLE),
+        opt=demands("inference", "project_key", dialect="openai") | describes(EXAMPLE),
     )
     async def cancel_response(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """End a response in the background. One that has ended stays as it is."""
@@ -173,7 +176,7 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 def _input_items(gateway: Gateway) -> HTTPRouteHandler:
     @get(
         "/v1/responses/{name:str}/input_items",
-        opt=demands("inference", "project_key") | describes(InputItems, query=_ITEM_PAGE),
+        opt=demands("inference", "project_key", dialect="openai") | describes(InputItems, query=_ITEM_PAGE),
     )
     async def list_input_items(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """The items of a kept response's own input; those of earlier responses are theirs."""

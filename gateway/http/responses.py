@@ -43,7 +43,13 @@ ERROR_BODIES: Mapping[Dialect, Any] = {"openai": openai_errors, "anthropic": ant
 """The module with a dialect's error bodies."""
 VERSION_HEADER = "anthropic-version"
 _VERSION_NAME = VERSION_HEADER.encode()
-_MESSAGES = "/v1/messages"
+_PATHS: Mapping[str, Dialect] = {
+    "/v1/messages": "anthropic",
+    "/v1/chat/": "openai",
+    "/v1/completions": "openai",
+    "/v1/responses": "openai",
+}
+"""The beginning of a path that no route has, below one vendor's routes -> the vendor's dialect."""
 _TOO_LARGE, _SERVER_ERROR = 413, 500
 _PLAIN_PATH = re.compile(r"\$?[A-Za-z0-9_.\[\]-]{1,120}")
 
@@ -107,13 +113,16 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
 
 
 def dialect_of(scope: Scope) -> Dialect:
-    """The dialect of the request's route, or else the one that its client names by a header."""
+    """The dialect of the request's route or path, or else the one that its client names by a header."""
     handler: Any = scope.get("route_handler")
-    dialect: Dialect | None = None if handler is None else handler.opt.get(DIALECT)
+    dialect: Dialect | None
+    if handler is None:
+        dialect = next((vendor for path, vendor in _PATHS.items() if scope["path"].startswith(path)), None)
+    else:
+        dialect = handler.opt.get(DIALECT)
     if dialect is not None:
         return dialect
-    below = handler is None and scope["path"].startswith(_MESSAGES)  # an unknown path below one of Anthropic's
-    return "anthropic" if below or any(name == _VERSION_NAME for name, _ in scope["headers"]) else "openai"
+    return "anthropic" if any(name == _VERSION_NAME for name, _ in scope["headers"]) else "openai"
 
 
 def _failure(request: Request[Any, Any, Any], error: Exception) -> GatewayError:

@@ -8,7 +8,15 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from gateway.errors import GatewayError, MissPrice, NotCached, Shortage, Unaffordable, UnsupportedThread
+from gateway.errors import (
+    ContextExceeded,
+    GatewayError,
+    MissPrice,
+    NotCached,
+    Shortage,
+    Unaffordable,
+    UnsupportedThread,
+)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -63,7 +71,8 @@ def status_of(status: int) -> int:
 
 def envelope(failure: GatewayError, request_id: str) -> Envelope:
     """The envelope of a failure."""
-    body = plain(status_of(failure.status), failure.message, request_id)
+    message = _too_long(failure) if isinstance(failure, ContextExceeded) else failure.message
+    body = plain(status_of(failure.status), message, request_id)
     if failure.code is not None:
         unsupported = failure.unsupported if isinstance(failure, UnsupportedThread) else UNSET
         details = Details(failure.code, UNSET if failure.path is None else failure.path, unsupported)
@@ -74,6 +83,11 @@ def envelope(failure: GatewayError, request_id: str) -> Envelope:
         price = MissPrice(failure.tokens, failure.cost, failure.currency)
         return replace(body, error=replace(body.error, cache_miss=price))
     return body
+
+
+def _too_long(failure: ContextExceeded) -> str:
+    """Anthropic's words to the letter: agents compare the whole message."""
+    return f"prompt is too long: {failure.prompt_tokens} tokens > {failure.most_tokens} maximum"
 
 
 def plain(status: int, message: str, request_id: str) -> Envelope:

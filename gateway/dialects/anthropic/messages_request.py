@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, TextBlock
+from gateway.dialects.anthropic.context_management import ContextManagement, check_context_edits
 from gateway.dialects.anthropic.conversation_turns import Message, ReadThinking, read_messages, read_system, unsigned
 from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice, ToolParam, read_choice, read_tools
 from gateway.dialects.json_objects import JsonObjects
@@ -128,10 +129,10 @@ class PromptFields(Struct, frozen=True, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: SchemaFormat | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
 
     container: _Refused = UNSET
-    context_management: _Refused = UNSET
     mcp_servers: _Refused = UNSET
     thread: _Refused = UNSET
     kv_transfer_params: _Refused = UNSET
@@ -166,7 +167,7 @@ class MessagesCall(Struct, frozen=True):
 
 
 _REFUSED = (
-    *("container", "context_management", "mcp_servers"),
+    *("container", "mcp_servers"),
     *("kv_transfer_params", "chat_template_kwargs"),  # vLLM's
 )
 _NO_EFFECT = (b"", b"null", b"[]", b"{}")
@@ -244,6 +245,8 @@ def _prompt(request: PromptFields, version: str, read_thinking: ReadThinking) ->
             raise InvalidField(f"$.{name}", "it is not supported", code="unsupported_parameter")
     if json_bytes(request.thread) not in _NO_EFFECT:
         raise UnsupportedThread("$.thread", "threads are not supported; send the whole conversation without it")
+    if request.context_management is not None:
+        check_context_edits(request.context_management, request.messages)
     objects = JsonObjects()
     tools, markers = read_tools(request.tools or (), objects)
     choice = read_choice(request.tool_choice, tools)
@@ -262,8 +265,8 @@ def _prompt(request: PromptFields, version: str, read_thinking: ReadThinking) ->
 
 
 def _reasoning(request: PromptFields) -> ReasoningWish:
-    """What the request says of thinking. A budget is a demand, which a model without reasoning refuses; the rest is
-    passed over there."""
+    """What the request says of thinking. A budget is a demand, which a model refuses that reasons and cannot end it; a
+    model without reasoning passes over all of it."""
     effort = None if request.output_config is None else request.output_config.effort
     match request.thinking:
         case EnabledThinking(budget_tokens=budget):

@@ -60,7 +60,6 @@ class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     echo: bool | None = None
     add_special_tokens: AddSpecialTokens = True
     suffix: str | None = None
-    add_special_tokens: bool | None = None
 
 
 class CompletionCall(Struct, frozen=True):
@@ -83,8 +82,6 @@ def parse(body: bytes) -> CompletionCall:
     check_large_body(body)
     request = decode(_decoder, body)
     reject_unsupported(request)
-    if request.add_special_tokens is False:
-        raise InvalidField("$.add_special_tokens", "it is not supported", code="unsupported_parameter")
     (stream, include_usage), choices = parse_streaming(request), request.n or 1
     if request.best_of is not None and request.best_of != choices:
         problem = f"it must be equal to $.n, which is {choices}, because answers are not ranked"

@@ -78,10 +78,14 @@ class CustomFormat(Struct, frozen=True, omit_defaults=True):
     definition: str | None = None
 
 
-class ResponseTool(MarkableTool, frozen=True, kw_only=True):
-    """A tool: a function, which takes JSON, a custom one, which takes text, or a named group of both."""
+HOSTED_TOOLS = ("web_search", "image_generation")
+"""Tools that the server would run, of which a client may do without some."""
 
-    type: Literal["function", "custom", "namespace", "web_search"]
+
+class ResponseTool(MarkableTool, frozen=True, kw_only=True):
+    """A tool: a function, which takes JSON, a custom one, which takes text, a named group of both, or a hosted one."""
+
+    type: Literal["function", "custom", "namespace", "web_search", "image_generation"]
     name: Annotated[str, Meta(examples=["weather"])] = ""
     description: str | UnsetType | None = UNSET
     parameters: Annotated[Raw, json_object("A JSON schema of the type `object`.")] | UnsetType = UNSET
