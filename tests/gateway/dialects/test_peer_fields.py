@@ -49,7 +49,7 @@ SUPPORTED_BY: dict[str, dict[str, Any]] = {
         "messages": [{"role": "user", "content": "y"}], "max_completion_tokens": 7, "logprobs": True, "tools": TOOLS,
         "reasoning_effort": "low", "thinking": {"type": "disabled"},
     },
-    "completions": {"prompt": "y", "echo": True, "logprobs": 1},
+    "completions": {"prompt": "y", "echo": True, "logprobs": 1, "add_special_tokens": False},
     "responses": {
         "background": True, "include": ["message.output_text.logprobs"], "input": "y", "instructions": "y",
         "max_output_tokens": 7, "metadata": {"tag": "t"}, "previous_response_id": "resp_1", "prompt_cache_key": "k",
@@ -103,7 +103,6 @@ REFUSED: dict[str, Any] = {
 """Field -> a value that would change the answer, or who shares its cache."""
 REFUSED_BY: dict[str, dict[str, Any]] = {
     "chat": {"add_special_tokens": True, "echo": True},
-    "completions": {"add_special_tokens": False},
     "responses": {"structured_outputs": {"regex": "a"}, "prompt": {"id": "x"}},
 }
 HARMLESS: dict[str, tuple[Any, str]] = {
