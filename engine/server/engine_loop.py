@@ -33,9 +33,11 @@ logger = structlog.get_logger("engine.server.engine_loop")
 Command = Callable[[], None]
 _IDLE_S = 0.5
 _TAKE_S = 0.005
-"""Commands are run for so long between two steps: a flood of requests takes time to be read, in which those that decode
-would get no token. Where no device idles meanwhile, on a CPU or while it computes a step that was queued ahead, for as
-long as the last step took, without what was used of it to add requests: what is not read yet is in no lane."""
+_IDLE_TAKE_S = 0.025
+"""Commands are run between two steps for as long as the last step took, without what was used of it to add requests,
+and for `_TAKE_S` at least: what is not read yet is in no lane. A flood takes time to be read, in which nobody gets a
+token: while a device idles meanwhile, `_IDLE_TAKE_S` at most. With less, a crowd that comes at once is cut into more
+and smaller steps, and is served later."""
 _SNAPSHOT_S = 0.2
 SAVE_S = 5.0
 """Seconds that a stop may take to save what is retained."""
@@ -192,7 +194,7 @@ class EngineLoop:
 
     def _is_due(self, taken_s: float, longest_s: float) -> bool:
         """Whether the next step should not wait for more commands, after so long."""
-        return taken_s > longest_s or (taken_s > _TAKE_S and self.engine.runner.idles_between_steps())
+        return taken_s > longest_s or (taken_s > _IDLE_TAKE_S and self.engine.runner.idles_between_steps())
 
     def _next_command(self) -> tuple[Command, bool]:
         """Raises queue.Empty if none has come."""
