@@ -42,8 +42,6 @@ class CurrencyMismatch(ReportedError, ValueError):
 
     def __init__(self, wanted: str, found: str) -> None:
         super().__init__(f"the balance is in {wanted}, not in {found}")
-        self.wanted = wanted
-        self.found = found
 
 
 class PricedOtherwise(CurrencyMismatch):
@@ -55,8 +53,6 @@ class PricedOtherwise(CurrencyMismatch):
             f"the tenant's prices are in {wanted}, not in {found}; use {wanted}, or first make it a price book in "
             f"{found}: `turnpike prices book NAME --tenant TENANT --base BOOK`",
         )
-        self.wanted = wanted
-        self.found = found
 
 
 async def begin_balance(
