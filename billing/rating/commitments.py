@@ -142,7 +142,7 @@ def preview(
             continue
         of_period = [line for line in mine if line.period == period]
         if period in sent:
-            asked, drawn = (sum(getattr(line, name) for line in of_period) for name in ("asked_pico", "draws_pico"))
+            asked, drawn = sum(line.asked_pico for line in of_period), sum(line.draws_pico for line in of_period)
             funded = sum(line.funds_pico for line in of_period)
         else:
             asked = funded = account.asks(commitment)
