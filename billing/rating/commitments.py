@@ -142,7 +142,8 @@ def preview(
             continue
         of_period = [line for line in own_lines if line.period == period]
         if period in sent:
-            asked, drawn = sum(line.asked_pico for line in of_period), sum(line.draws_pico for line in of_period)
+            asked = sum(line.asked_pico for line in of_period)
+            drawn: int | None = sum(line.draws_pico for line in of_period)
             funded = sum(line.funds_pico for line in of_period)
         else:
             asked = funded = account.asks(commitment)
