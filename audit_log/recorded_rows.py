@@ -55,7 +55,7 @@ class RecordedTable(msgspec.Struct, frozen=True):
     def digest(self, row: Mapping[Any, Any], number: int | None = None) -> str:
         """The digest of a row, in the form of this number or in the current one: "NUMBER:SHA-256"."""
         number = len(self.forms) if number is None else number
-        values = [_plain(row[name]) for name in self.forms[number - 1]]
+        values = [plain_value(row[name]) for name in self.forms[number - 1]]
         return f"{number}:{sha256(_encode([str(self.table.name), number, *values])).hexdigest()}"
 
     def agrees(self, row: Mapping[Any, Any], digest: str) -> bool:
@@ -65,8 +65,9 @@ class RecordedTable(msgspec.Struct, frozen=True):
         return known and self.digest(row, int(number)) == digest
 
 
-def _plain(value: Any) -> str | bytes | None:
-    """A value as both databases have it: ids as bytes, all numbers as text."""
+def plain_value(value: Any) -> str | bytes | None:
+    """A value as both databases have it: ids as bytes, all numbers as text, since sums have more than 64 bits. Digests
+    and seals are made of it, so it never changes."""
     if isinstance(value, UUID):
         return value.bytes
     if isinstance(value, int | Decimal):

@@ -18,7 +18,7 @@ _A_MODULE_EACH = re.compile(r"engine/(models|layers)/\w+\.py|(.+/)?tables(/\w+)?
 
 SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "errors that many raise and catch, apart from what raises them": (
-        *("storage/reported_error.py", "engine/errors.py", "billing/invoices/errors.py"),
+        *("storage/reported_error.py", "engine/errors.py", "billing/invoices/errors.py", "billing/prices/errors.py"),
         *("tenancy/users/errors.py", "prompt_cache/tiers/store_errors.py"),
     ),
     "a type that several modules hand to each other, and that none of them owns": (

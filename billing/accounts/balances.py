@@ -40,36 +40,23 @@ DEFAULT_CURRENCY = "USD"
 class CurrencyMismatch(ReportedError, ValueError):
     """Money of one currency was to be mixed with another's."""
 
-    def __init__(self, wanted: str, found: str) -> None:
-        super().__init__(f"the balance is in {wanted}, not in {found}")
-        self.wanted = wanted
-        self.found = found
-
-
-class PricedOtherwise(CurrencyMismatch):
-    """A tenant's first money was to have another currency than its prices: each of its requests would be refused."""
-
-    def __init__(self, wanted: str, found: str) -> None:
-        ReportedError.__init__(
-            self,
-            f"the tenant's prices are in {wanted}, not in {found}; use {wanted}, or first make it a price book in "
-            f"{found}: `turnpike prices book NAME --tenant TENANT --base BOOK`",
-        )
-        self.wanted = wanted
-        self.found = found
+    def __init__(self, wanted: str, found: str, owner: str = "the balance is", advice: str = "") -> None:
+        super().__init__(f"{owner} in {wanted}, not in {found}{advice}")
 
 
 async def begin_balance(
     database: Database, session: AsyncSession, tenant_id: UUID, currency: str, *, write: bool = True
 ) -> None:
-    """Have a balance to lock; without `write`, only check. Raises PricedOtherwise if this would be the tenant's first
-    money, in another currency than its prices."""
+    """Have a balance to lock; without `write`, only check. Raises CurrencyMismatch if this would be the tenant's first
+    money, in another currency than its prices: each of its requests would be refused."""
     known = await session.scalar(select(balance.c.currency).where(balance.c.tenant_id == tenant_id))
     if known is not None:
         return
     priced = await priced_currency(session, tenant_id)
     if priced not in (None, currency):
-        raise PricedOtherwise(str(priced), currency)
+        advice = f"; use {priced}, or first make it a price book in {currency}: "
+        command = "`turnpike prices book NAME --tenant TENANT --base BOOK`"
+        raise CurrencyMismatch(str(priced), currency, "the tenant's prices are", advice + command)
     if write:
         start = new_balance(tenant_id, currency)
         await session.execute(database.insert(balance).values(start).on_conflict_do_nothing())

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.events.rollups import LIMB
 from billing.ledger.entries import Entry
 from billing.money import minor_unit
-from billing.tables.invoices import invoice
+from billing.tables.invoices import ISSUED, invoice
 from billing.tables.money import ledger_entry, ledger_txn, rollup_hour, usage_fact
 
 _MONEY = ("prepaid", "receivable")
@@ -58,9 +58,8 @@ async def read_taken_back(session: AsyncSession, tenant_id: UUID, period: str) -
     While the tenant's balance is locked, nobody else takes anything back.
     """
     row = invoice.c
-    issued = (row.tenant_id == tenant_id, row.period == period, row.kind == "invoice")
     query = select(row.id, row.number, row.currency, row.net, row.carry_in, row.carry_out)
-    query = query.where(*issued, row.state.not_in(("draft", "void")))
+    query = query.where(row.tenant_id == tenant_id, row.period == period, ISSUED)
     sent = (await session.execute(query)).one_or_none()
     if sent is None:
         return None

@@ -12,7 +12,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, Label, Subquery, and_, case, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.calendar import check_period, following_period, period_bounds, period_of
+from billing.calendar import check_period, months, period_bounds, period_of
 from billing.events.columns import EventColumns, Numbers, groups
 from billing.tables.money import rollup_hour, usage_event, usage_fact, usage_traits
 from billing.usage import DIMENSIONS, METERS
@@ -150,8 +150,6 @@ def counted_at(period: ColumnElement[str], at: ColumnElement[int], low: int, hig
 
 
 def months_of(low: int, high: int) -> list[str]:
-    """The billing periods of a span, in order."""
-    months, last = [period_of(min(low, _LAST))], period_of(min(high - 1, _LAST))
-    while months[-1] < last:
-        months.append(following_period(months[-1]))
-    return months
+    """The billing periods of a span, in order; of an empty span the one that it begins in."""
+    first = period_of(min(low, _LAST))
+    return list(months(first, max(first, period_of(min(high - 1, _LAST)))))

@@ -24,7 +24,6 @@ from billing.invoices.parties.store import lock_documents, today
 from billing.invoices.recording import record_document
 from billing.invoices.states import InvoiceState
 from billing.invoices.store import (
-    ISSUED,
     InvoiceRecord,
     columns_of,
     find_invoice,
@@ -36,7 +35,7 @@ from billing.invoices.store import (
 from billing.prices import PriceCatalog
 from billing.rating.commitment_accounts import find_unasked
 from billing.rating.schedules import read_schedule
-from billing.tables.invoices import invoice, number_series
+from billing.tables.invoices import ISSUED, invoice, number_series
 from billing.tables.money import rollup_hour
 from billing.tables.periods import billing_period
 from billing.tables.rating import storage_event

@@ -41,27 +41,9 @@ class OverlappingPrices(PriceRefused):
 
 
 class WrongCurrency(PriceRefused):
-    """A book has one currency."""
+    """A book has one currency, and a tenant's book that of its money."""
 
     field = "currency"
-
-    def __init__(self, book: str, wanted: str, found: str) -> None:
-        super().__init__(f"the price book {book!r} is in {wanted}, not in {found}; create another book for {found}")
-        self.wanted = wanted
-        self.found = found
-
-
-class NotTheTenantsCurrency(WrongCurrency):
-    """A tenant's book in another currency than its money: each of its requests would be refused."""
-
-    def __init__(self, book: str, found: str, wanted: str) -> None:
-        PriceRefused.__init__(
-            self,
-            f"the tenant's balance is in {wanted}, so the price book {book!r}, in {found}, would refuse its requests; "
-            f"name a base book in {wanted}, or make one: `turnpike prices book NAME --currency {wanted}`",
-        )
-        self.wanted = wanted
-        self.found = found
 
 
 class NothingToOverride(PriceRefused):

@@ -14,15 +14,15 @@ from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
+from billing.events.rollups import HOUR
 from billing.integrity.row_seals import seal_rows
 from billing.money import check_currency
-from billing.prices.errors import NotTheTenantsCurrency, PriceRefused, UnknownBook, WrongCurrency
+from billing.prices.errors import PriceRefused, UnknownBook, WrongCurrency
 from billing.tables.money import balance, rollup_hour
 from billing.tables.prices import price_book, price_version
 from storage.database.database import Database
 from storage.free_text import NAME, check_text
 
-HOUR = 3_600_000_000
 BASE = "base"
 """The book of every tenant without a book of its own. Its currency is that of its first price."""
 
@@ -54,7 +54,7 @@ class PriceBooks:
 
     async def create_for(self, tenant_id: UUID, name: str, base: str = BASE) -> PriceBook:
         """Create a tenant's book over a base book, in the same currency, in place of one by which nothing was billed.
-        Raises PriceRefused, NotTheTenantsCurrency, UnknownBook."""
+        Raises PriceRefused, WrongCurrency, UnknownBook."""
         found = {book.name: book for book in await self.list()}
         if base not in found:
             raise UnknownBook(base)
@@ -76,7 +76,11 @@ class PriceBooks:
             if tenant_id is not None:
                 money = await session.scalar(select(balance.c.currency).where(balance.c.tenant_id == tenant_id))
                 if money not in (None, currency):
-                    raise NotTheTenantsCurrency(name, currency, str(money))
+                    problem = f"the tenant's balance is in {money}, so the price book {name!r}, in {currency}, would"
+                    command = f"`turnpike prices book NAME --currency {money}`"
+                    raise WrongCurrency(
+                        f"{problem} refuse its requests; name a base book in {money}, or make one: {command}"
+                    )
             return await _insert(session, self._database, PriceBook(0, name, currency, base, tenant_id))
 
 
@@ -122,7 +126,8 @@ async def book_named(session: AsyncSession, name: str, currency: str | None) -> 
             if book.tenant_id is not None and newest is not book:
                 raise PriceRefused(f"the price book {name!r} was replaced by {newest.name!r}")
             if currency not in (None, book.currency):
-                raise WrongCurrency(name, book.currency, str(currency))
+                problem = f"the price book {name!r} is in {book.currency}, not in {currency}"
+                raise WrongCurrency(f"{problem}; create another book for {currency}")
             return book
     if name != BASE or currency is None:
         raise UnknownBook(name)

@@ -10,9 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.calendar import months
 from billing.rating.commitments import CommitmentAccount, CommitmentLine, account_of, lines_of
 from billing.rating.schedules import Schedule
-from billing.tables.invoices import invoice, invoice_line
-
-_SENT = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
+from billing.tables.invoices import ISSUED, invoice, invoice_line
 
 
 async def read_commitment_lines(session: AsyncSession, tenant_id: UUID) -> list[CommitmentLine]:
@@ -28,24 +26,24 @@ async def read_commitment_lines(session: AsyncSession, tenant_id: UUID) -> list[
     )
     credited = {(of, n): (int(net), int(exact)) for of, n, net, exact in await session.execute(credits_)}
     columns = (row.id, row.number, row.period, row.state, row.finalized_at, line.n, line.net, line.exact_pico)
-    query = select(*columns).join_from(invoice_line, invoice, row.id == line.invoice_id).where(*mine, _SENT)
-    found = []
-    for one in await session.execute(query.order_by(row.finalized_at, row.id, line.n)):
-        net, exact = credited.get((one.id, one.n), (0, 0))
-        found.append(
+    query = select(*columns).join_from(invoice_line, invoice, row.id == line.invoice_id).where(*mine, ISSUED)
+    lines = []
+    for record in await session.execute(query.order_by(row.finalized_at, row.id, line.n)):
+        net, exact = credited.get((record.id, record.n), (0, 0))
+        lines.append(
             CommitmentLine(
-                invoice_id=one.id,
-                number=one.number,
-                n=one.n,
-                period=one.period,
-                exact_pico=one.exact_pico,
-                credited_pico=_credited_part(one.exact_pico, one.net, net, exact),
-                net_left=one.net - net,
-                written_off=one.state == "uncollectible",
-                finalized_at=one.finalized_at,
+                invoice_id=record.id,
+                number=record.number,
+                n=record.n,
+                period=record.period,
+                exact_pico=record.exact_pico,
+                credited_pico=_credited_part(record.exact_pico, record.net, net, exact),
+                net_left=record.net - net,
+                written_off=record.state == "uncollectible",
+                finalized_at=record.finalized_at,
             )
         )
-    return found
+    return lines
 
 
 def _credited_part(exact: int, net: int, credited_net: int, credited_exact: int) -> int:
@@ -67,7 +65,7 @@ async def read_account(session: AsyncSession, tenant_id: UUID, schedule: Schedul
 
 async def read_sent_periods(session: AsyncSession, tenant_id: UUID) -> set[str]:
     """The periods for which the tenant has an invoice that was issued and is not void."""
-    return set(await session.scalars(select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, _SENT)))
+    return set(await session.scalars(select(invoice.c.period).where(invoice.c.tenant_id == tenant_id, ISSUED)))
 
 
 async def find_unasked(session: AsyncSession, tenant_id: UUID, schedule: Schedule, period: str) -> str | None:

@@ -135,14 +135,15 @@ def preview(
     latest = schedule.latest(first)
     if latest is None:
         return []
-    account, found, mine = CommitmentAccount(), [], lines_of(lines, schedule, first)
+    account, rows, own_lines = CommitmentAccount(), [], lines_of(lines, schedule, first)
     for period in months(first, latest.last):
         commitment = schedule.commitment_of(period)
         if commitment is None or commitment.first != first:
             continue
-        of_period = [line for line in mine if line.period == period]
+        of_period = [line for line in own_lines if line.period == period]
         if period in sent:
-            asked, drawn = (sum(getattr(line, name) for line in of_period) for name in ("asked_pico", "draws_pico"))
+            asked = sum(line.asked_pico for line in of_period)
+            drawn: int | None = sum(line.draws_pico for line in of_period)
             funded = sum(line.funds_pico for line in of_period)
         else:
             asked = funded = account.asks(commitment)
@@ -150,10 +151,10 @@ def preview(
         account = account.after(asked, funded, drawn or 0)
         paid = account.funded + commitment.paid_pico
         left = max(0, min(commitment.amount_pico, paid) - account.drawn)
-        found.append(
+        rows.append(
             CommitmentMonth(period=period, sent=period in sent, asked=asked, funded=paid, drawn=drawn, left=left)
         )
-    return found
+    return rows
 
 
 def unfunded(
@@ -161,20 +162,20 @@ def unfunded(
 ) -> list[tuple[CommitmentLine, int]]:
     """The lines by which a commitment pays more than was funded, and how much more; `written_off` says since when an
     invoice is. What was paid before that stands: it had been asked for."""
-    mine = lines_of(lines, schedule, first)
+    own_lines = lines_of(lines, schedule, first)
     latest = schedule.latest(first)
     paid = 0 if latest is None else latest.paid_pico
-    drawn, found = 0, []
-    for line in sorted((one for one in mine if one.draws_pico), key=lambda one: one.finalized_at):
+    drawn, excesses = 0, []
+    for line in sorted((line for line in own_lines if line.draws_pico), key=lambda line: line.finalized_at):
         drawn += line.draws_pico
         funded = paid + sum(
-            max(0, one.exact_pico - one.credited_pico)
-            for one in mine
-            if not one.written_off or written_off.get(one.invoice_id, line.finalized_at) >= line.finalized_at
+            max(0, other.exact_pico - other.credited_pico)
+            for other in own_lines
+            if not other.written_off or written_off.get(other.invoice_id, line.finalized_at) >= line.finalized_at
         )
         if drawn > funded:
-            found.append((line, min(line.draws_pico, drawn - funded)))
-    return found
+            excesses.append((line, min(line.draws_pico, drawn - funded)))
+    return excesses
 
 
 def _line(text: str, pico: int, period: str) -> RatedLine:

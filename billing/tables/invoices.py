@@ -145,6 +145,9 @@ Amounts are in minor units, exact ones in pico-units:
 After finalizing only these change: `paid`, `credited`, and `settled_pico`, the owed usage that both of them settled.
 """
 
+ISSUED = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
+"""The SQL condition of invoices that bill their period."""
+
 invoice_line = Table(
     "invoice_line",
     Base.metadata,

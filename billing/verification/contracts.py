@@ -13,12 +13,11 @@ from billing.money import format_pico, minor_unit
 from billing.rating.commitment_accounts import read_commitment_lines
 from billing.rating.commitments import unfunded
 from billing.rating.schedules import read_schedule
-from billing.tables.invoices import invoice, invoice_line
+from billing.tables.invoices import ISSUED, invoice, invoice_line
 from billing.verification.findings import AuditContext
 
 _UNFUNDED = "a commitment pays without being funded"
 _DISCOUNTED = "discounts took more than there was"
-_SENT = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
 
 
 async def check_commitments(audit: AuditContext) -> None:
@@ -27,7 +26,7 @@ async def check_commitments(audit: AuditContext) -> None:
     row, line = invoice.c, invoice_line.c
     # all tenants: an audit checks the whole installation
     drawn = select(row.tenant_id, row.currency).join_from(invoice_line, invoice, row.id == line.invoice_id)
-    drawn = drawn.where(line.kind == "commitment", line.exact_pico < 0, _SENT).distinct()
+    drawn = drawn.where(line.kind == "commitment", line.exact_pico < 0, ISSUED).distinct()
     written_off = await _written_off(audit)
     for tenant, currency in (await audit.session.execute(drawn.order_by(row.tenant_id))).all():
         schedule = await read_schedule(audit.session, tenant)
@@ -58,7 +57,7 @@ async def check_discounts(audit: AuditContext) -> None:
     # all tenants: an audit checks the whole installation
     kinds = ("usage", "discount")
     query = select(row.id, row.number, row.tenant_id, line.kind, line.model, line.corrects, line.exact_pico)
-    query = query.join_from(invoice_line, invoice, row.id == line.invoice_id).where(line.kind.in_(kinds), _SENT)
+    query = query.join_from(invoice_line, invoice, row.id == line.invoice_id).where(line.kind.in_(kinds), ISSUED)
     used: dict[tuple[UUID, str, str], int] = defaultdict(int)
     taken: dict[tuple[UUID, str, str], int] = defaultdict(int)
     async for one in await audit.session.stream(query):

@@ -15,10 +15,10 @@ from billing.integrity.canonical_json import canonical, sha256
 from billing.invoices.accounting.losses import loss_entries
 from billing.invoices.accounting.posting import entries_of
 from billing.invoices.document import Document
-from billing.invoices.store import ISSUED, InvoiceRecord, columns_of, rows_of
+from billing.invoices.store import InvoiceRecord, columns_of, rows_of
 from billing.ledger.entries import OF_EVENTS
 from billing.money import format_pico, minor_unit
-from billing.tables.invoices import invoice, invoice_line, invoice_payment, invoice_usage, number_series
+from billing.tables.invoices import ISSUED, invoice, invoice_line, invoice_payment, invoice_usage, number_series
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.verification.findings import AuditContext
 from billing.verification.ledger import costs_by_period

@@ -18,12 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.calendar import period_bounds
 from billing.events.rollups import LIMB
 from billing.integrity.row_seals import seal_rows
-from billing.invoices.store import ISSUED
 from billing.ledger.entries import OF_EVENTS
 from billing.periods.periods import PeriodState
 from billing.replica_journals.comparison import JournalComparison, JournalReport, compare, sort_out
 from billing.replica_journals.sequences import Sequences, sequences_of
-from billing.tables.invoices import invoice
+from billing.tables.invoices import ISSUED, invoice
 from billing.tables.money import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
 from billing.tables.periods import billing_period
 from billing.tables.reconciliation import recon_run

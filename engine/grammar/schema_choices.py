@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.grammar.schema_nodes import Node, Schema, resolve_reference, types_of, unsupported
+from engine.grammar.schema_nodes import Node, Schema, list_of, resolve_reference, types_of, unsupported
 
 _MOST_CHOICES = 100
 _DEEPEST = 20
@@ -93,8 +93,8 @@ def _is_apart_within(is_apart: Callable[[Any], bool], schema: Schema, other: Sch
     values = _values(schema)
     return (
         (values is not None and not any(_may_fulfil(value, other) for value in values))
-        or any(choice and all(map(is_apart, choice)) for choice in (_listed(schema, "anyOf"), _listed(schema, "oneOf")))
-        or any(map(is_apart, _listed(schema, "allOf")))
+        or any(choice and all(map(is_apart, choice)) for choice in (list_of(schema, "anyOf"), list_of(schema, "oneOf")))
+        or any(map(is_apart, list_of(schema, "allOf")))
     )
 
 
@@ -198,9 +198,4 @@ def _arrays(values: list[Any], least: int, most: int | None) -> list[list[Any]]:
 
 
 def _names(schema: Schema) -> frozenset[str]:
-    return frozenset(name for name in _listed(schema, "required") if isinstance(name, str))
-
-
-def _listed(schema: Schema, key: str) -> list[Any]:
-    value = schema.get(key)
-    return value if isinstance(value, list) else []
+    return frozenset(name for name in list_of(schema, "required") if isinstance(name, str))

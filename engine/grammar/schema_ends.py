@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.grammar.guide import InvalidGrammar
-from engine.grammar.schema_nodes import NAMED, Node, Schema, resolve_reference, types_of
+from engine.grammar.schema_nodes import NAMED, Node, Schema, list_of, resolve_reference, types_of
 
 _SCALARS = frozenset(["string", "number", "integer", "boolean", "null"])
 
@@ -51,10 +51,10 @@ def _obstacles(root: Any, schema: Schema, ending: set[int]) -> Iterator[tuple[st
     """The schemas that this one needs and that are not known to have a finite value, each with its place."""
     if isinstance(target := schema.get("$ref"), str):
         yield from _unless(ending, ("$ref", resolve_reference(root, target)))
-    for at, inner in enumerate(_listed(schema, "allOf")):
+    for at, inner in enumerate(list_of(schema, "allOf")):
         yield from _unless(ending, (f"allOf[{at}]", inner))
     for key in ("anyOf", "oneOf"):
-        options = [(f"{key}[{at}]", inner) for at, inner in enumerate(_listed(schema, key))]
+        options = [(f"{key}[{at}]", inner) for at, inner in enumerate(list_of(schema, key))]
         yield from _unless_any(ending, [[option] for option in options])
     types = types_of(schema)
     if types is None or "const" in schema or "enum" in schema or not _SCALARS.isdisjoint(map(str, types)):
@@ -68,7 +68,7 @@ def _required_members(schema: Schema) -> list[tuple[str, Any]]:
     properties, others = schema.get("properties"), schema.get("additionalProperties", True)
     named = properties if isinstance(properties, dict) else {}
     members = []
-    for name in _listed(schema, "required"):
+    for name in list_of(schema, "required"):
         if name in named:
             members.append((f"properties.{name}", named[name]))
         elif not schema.get("patternProperties"):
@@ -81,7 +81,7 @@ def _required_items(schema: Schema) -> list[tuple[str, Any]]:
     first, rest = "prefixItems", "items"
     if isinstance(schema.get("items"), list):
         first, rest = "items", "additionalItems"
-    given = _listed(schema, first)
+    given = list_of(schema, first)
     items = [(f"{first}[{at}]", item) for at, item in enumerate(given) if isinstance(least, int) and at < least]
     return [*items, (rest, schema.get(rest, True))] if isinstance(least, int) and least > len(given) else items
 
@@ -108,8 +108,3 @@ def _circle(root: Any, nodes: Sequence[Node], ending: set[int]) -> str:
         key, inner = next(_obstacles(root, schema, ending))
         place, schema = f"{paths[id(schema)]}.{key}".lstrip("."), inner
     return f"{place[-120:]}: " if place else ""
-
-
-def _listed(schema: Schema, key: str) -> list[Any]:
-    value = schema.get(key)
-    return value if isinstance(value, list) else []

@@ -50,8 +50,7 @@ def inner_schemas(schema: Schema) -> list[tuple[str, Any]]:
     """The schemas directly within a schema, each with its place."""
     inner = [(key, schema[key]) for key in _ONE if key in schema]
     for key in _MANY:
-        if isinstance(listed := schema.get(key), list):
-            inner += [(f"{key}[{at}]", item) for at, item in enumerate(listed)]
+        inner += [(f"{key}[{at}]", item) for at, item in enumerate(list_of(schema, key))]
     for key in NAMED:
         if isinstance(named := schema.get(key), dict):
             inner += [(f"{key}.{name}", item) for name, item in named.items()]
@@ -72,6 +71,12 @@ def resolve_reference(root: Any, reference: str) -> Any:
         else:
             return None
     return target
+
+
+def list_of(schema: Schema, key: str) -> list[Any]:
+    """The list at a keyword; [] if there is none."""
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
 
 
 def types_of(schema: Schema) -> list[Any] | None:

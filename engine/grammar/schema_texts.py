@@ -84,11 +84,8 @@ def _add_conditions(schema: Schema, conditions: list[Schema]) -> None:
         if condition.keys().isdisjoint(schema):
             schema.update(condition)
         else:
-            schema["allOf"] = [*schema.get("allOf", []), condition | ({"type": "string"} if _is_text(schema) else {})]
-
-
-def _is_text(schema: Schema) -> bool:
-    return schema.get("type") == "string"
+            of_texts = {"type": "string"} if schema.get("type") == "string" else {}
+            schema["allOf"] = [*schema.get("allOf", []), condition | of_texts]
 
 
 def _translate(pattern: Any, path: str, keyword: str) -> list[str]:

@@ -58,4 +58,5 @@ def test_a_constant_that_needs_another_spelling_is_refused():
 def test_what_is_drawn_of_an_open_object_is_valid(schema: dict[str, Any]):
     for seed in range(4):
         text, why = drawn({"json_schema": schema | {"type": "object"}}, 40, seed)
-        assert why == "length" or jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), text
+        assert why == "stop"
+        jsonschema.validate(json.loads(text), schema)
