@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from billing.accounts.idempotency import IdempotencyConflict, check_id_unused
-from billing.accounts.taken_back import money_back, read_returnable, read_taken_back
+from billing.accounts.taken_back import money_back, read_paid, read_taken_back
 from billing.events import partitions
 from billing.events.columns import EventColumns, as_bytes, dimension_ids, event_dimensions
 from billing.events.rollups import roll_up
@@ -182,8 +182,7 @@ async def _pay(
     wallet = Wallet(before, await money.grants([event.tenant_id], spent=True))
     used = ModelCost(event.project_id, event.model, abs(event.cost_pico))
     if event.cost_pico < 0:
-        at_most = None if event.period == period else await read_returnable(session, event.tenant_id, period)
-        return wallet, wallet.give_back(used, at_most)
+        return wallet, wallet.give_back(used, await read_paid(session, event.tenant_id, period))
     entries = wallet.use([used])
     if wallet.balance.overdraft > before.overdraft:
         cost, available = format_amount(event.cost_pico), format_amount(before.available)

@@ -7,18 +7,18 @@ counts: what corrections return to promotional credit the invoice had not charge
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Iterable
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.events.rollups import LIMB
 from billing.ledger.entries import Entry
 from billing.money import minor_unit
 from billing.tables.invoices import ISSUED, invoice
-from billing.tables.money import ledger_entry, ledger_txn, rollup_hour, usage_fact
+from billing.tables.money import ledger_entry, ledger_txn, usage_fact
 
 _MONEY = ("prepaid", "receivable")
 """Accounts of money that was paid or is owed."""
@@ -68,51 +68,49 @@ async def read_taken_back(session: AsyncSession, tenant_id: UUID, period: str) -
     unit = minor_unit(sent.currency)
     credited = int(await session.scalar(notes) or 0) * unit
     charged = sent.net * unit + max(0, int(sent.carry_out) - int(sent.carry_in))
-    corrected = await _corrected(session, tenant_id, period, _MONEY)
+    corrected = await _corrected(session, tenant_id, period)
     return TakenBack(sent.id, sent.number, sent.currency, charged, credited, corrected)
 
 
-async def read_returnable(session: AsyncSession, tenant_id: UUID, period: str) -> int | None:
-    """What corrections can give back of a period's usage, of which rating has returned a part; None if it has not.
+async def read_paid(session: AsyncSession, tenant_id: UUID, period: str) -> dict[UUID | None, int]:
+    """What each grant has paid for the usage of a period with its corrections, less what it got back; None stands for
+    what was owed. In pico-units.
 
     While the tenant's balance is locked, nobody else takes anything back.
     """
-    entry, txn, hour = ledger_entry.c, ledger_txn.c, rollup_hour.c
-    returns = select(func.sum(entry.amount_pico)).join_from(ledger_txn, ledger_entry, entry.txn_id == txn.id)
-    returns = returns.where(txn.tenant_id == tenant_id, txn.kind == "return", txn.period == period)
-    returned = await session.scalar(returns)
-    if not returned:
-        return None
-    costs = select(func.sum(hour.cost_high), func.sum(hour.cost_low))
-    costs = costs.where(hour.tenant_id == tenant_id, hour.period == period)
-    high, low = (await session.execute(costs)).one()
-    used = int(high or 0) * LIMB + int(low or 0) - await _late_corrections(session, tenant_id, period)
-    return max(0, used - int(returned) - await _corrected(session, tenant_id, period, _PAYING))
+    entry, txn = ledger_entry.c, ledger_txn.c
+    paying = entry.debit.in_(_PAYING)
+    amount = func.sum(case((paying, entry.amount_pico), else_=-entry.amount_pico))
+    moved = select(entry.grant_id, amount).where(entry.tenant_id == tenant_id, paying | entry.credit.in_(_PAYING))
+    posted = moved.join_from(ledger_txn, ledger_entry, entry.txn_id == txn.id).where(
+        txn.tenant_id == tenant_id, txn.period == period, txn.kind.in_(("usage", "return"))
+    )
+    corrections = (
+        moved.select_from(_CORRECTION)
+        .join(_CORRECTED, _CORRECTED.c.id == _CORRECTION.c.corrects)
+        .join(ledger_entry, entry.txn_id == _CORRECTION.c.id)
+        .where(*_of(tenant_id), _CORRECTED.c.period == period)
+    )
+    paid: dict[UUID | None, int] = defaultdict(int)
+    for query in (posted, corrections):
+        for grant_id, pico in await session.execute(query.group_by(entry.grant_id)):
+            paid[grant_id] += int(pico)
+    return paid
 
 
-async def _corrected(session: AsyncSession, tenant_id: UUID, period: str, accounts: Collection[str]) -> int:
-    """What later periods' corrections of this period's usage gave back to these accounts, in pico-units."""
+async def _corrected(session: AsyncSession, tenant_id: UUID, period: str) -> int:
+    """What later periods' corrections of this period's usage gave back of money, in pico-units."""
     entry = ledger_entry.c
-    amount = case((entry.credit.in_(accounts), entry.amount_pico), else_=-entry.amount_pico)
+    amount = case((entry.credit.in_(_MONEY), entry.amount_pico), else_=-entry.amount_pico)
     query = (
         select(func.coalesce(func.sum(amount), 0))
         .select_from(_CORRECTION)
         .join(_CORRECTED, _CORRECTED.c.id == _CORRECTION.c.corrects)
         .join(ledger_entry, entry.txn_id == _CORRECTION.c.id)
         .where(*_of(tenant_id), _CORRECTION.c.period != period, _CORRECTED.c.period == period)
-        .where(entry.credit.in_(accounts) | entry.debit.in_(accounts))
+        .where(entry.credit.in_(_MONEY) | entry.debit.in_(_MONEY))
     )
     return int(await session.scalar(query) or 0)
-
-
-async def _late_corrections(session: AsyncSession, tenant_id: UUID, period: str) -> int:
-    """What corrections of other periods' usage cost that are booked in this one, in pico-units."""
-    query = (
-        select(_CORRECTION.c.cost_pico)
-        .join(_CORRECTED, _CORRECTED.c.id == _CORRECTION.c.corrects)
-        .where(*_of(tenant_id), _CORRECTION.c.period == period, _CORRECTED.c.period != period)
-    )
-    return sum([int(cost) for cost in await session.scalars(query)])
 
 
 def _of(tenant_id: UUID) -> list[ColumnElement[bool]]:

@@ -288,7 +288,7 @@ async def _settle(database: Database, session: AsyncSession, current: InvoiceRec
     """
     unit = minor_unit(current.currency)
     net, tax, settling = note.net * unit, note.tax * unit, min(current.left, note.gross)
-    usage = min(settling * unit, current.owed_pico - current.settled_pico)
+    usage = max(0, min(settling * unit, current.owed_pico - current.settled_pico))
     to_balance = usage + (note.gross - settling) * unit
     entries = balanced_entries(
         ("credited", "clearing", min(to_balance, net)),

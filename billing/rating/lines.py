@@ -7,8 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.money import MICRO
-from billing.prices.grid import amount
+from billing.money import MICRO, format_amount
 from storage.free_text import counted
 
 LineKind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry"]
@@ -52,4 +51,4 @@ class RatedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 def money_text(pico: int) -> str:
     """An amount as texts of lines have it, to the micro-unit."""
-    return f"{'-' if pico < 0 else ''}{amount(abs(pico) // MICRO)}"
+    return f"{'-' if pico < 0 else ''}{format_amount(abs(pico) // MICRO * MICRO)}"
