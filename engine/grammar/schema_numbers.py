@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -41,6 +42,8 @@ def prepare_numbers(nodes: Sequence[Node]) -> None:
                 raise unsupported(path, keyword, "give a number", "null")
             if isinstance(value, bool) and keyword.startswith("exclusive"):
                 _read_draft_4(schema, keyword)
+            elif _is_beyond_doubles(value):
+                raise unsupported(path, keyword, _SIMPLER)
             elif keyword in schema and (isinstance(value, bool | str | list | dict) or not math.isfinite(value)):
                 raise unsupported(path, keyword, "give a number", repr(value)[:40])
         types = types_of(schema)
@@ -140,6 +143,8 @@ def _exact_constant(value: Any, path: str, place: str) -> Any:
     spelled: int | float | None = value
     if isinstance(value, float):
         spelled = next((number for number in _neighbours(value) if _as_read(number) == value), None)
+    elif _is_beyond_doubles(value):
+        spelled = None
     elif abs(value) > _MOST:  # written as a number, with the digits of the double
         spelled = float(value) if _is_spelled(value) and _as_read(float(value)) == value else None
     elif not _is_double(value):
@@ -182,6 +187,10 @@ def _above(bound: float, other: float, path: str) -> float:
 
 def _values(schema: Schema, *keywords: str) -> Iterator[float]:
     return (schema[keyword] for keyword in keywords if keyword in schema)
+
+
+def _is_beyond_doubles(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() >= sys.float_info.max_exp
 
 
 def _is_double(value: float) -> bool:
