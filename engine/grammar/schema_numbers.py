@@ -29,6 +29,8 @@ _NEXT_TO_ZERO = 1e-50
 """Numbers nearer to an exclusive bound of zero are not written."""
 _DEEPEST = 65
 """Digits behind the point of a bound: the library nests groups as deep."""
+_MOST_DIVISORS = 100
+"""Different divisors in one root: each two of them are compared."""
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _SIMPLER = "give one that a double holds"
 
@@ -126,6 +128,8 @@ def _check_common_multiples(nodes: Sequence[Node]) -> None:
     if not any(node.schema.keys() & {"allOf", "anyOf", "oneOf", "$ref"} for node in nodes):
         return
     divisors = {Decimal(repr(node.schema["multipleOf"])): node.path for node in nodes if "multipleOf" in node.schema}
+    if len(divisors) > _MOST_DIVISORS:
+        raise unsupported("", "multipleOf", "describe them in words", f"of {len(divisors)} different numbers")
     for one, other in itertools.combinations(sorted(divisors), 2):
         unit = min(int(one.as_tuple().exponent), int(other.as_tuple().exponent), 0)
         if one.scaleb(-unit) * other.scaleb(-unit) >= 2**32:

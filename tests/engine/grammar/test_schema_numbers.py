@@ -142,3 +142,12 @@ def test_a_number_beyond_all_doubles_is_refused_by_name(keyword: str, number: in
     schema = {"properties": {"a": {"type": "integer", keyword: [number] if keyword == "enum" else number}}}
     with pytest.raises(InvalidGrammar, match=rf"^properties\.a\.{keyword}"):
         prepare_schema(schema)
+
+
+def test_divisors_are_compared_only_where_they_are_few():
+    def choices(count: int) -> dict[str, Any]:
+        return {"anyOf": [{"type": "number", "multipleOf": number} for number in range(1, count + 1)]}
+
+    assert prepare_schema(choices(100)).schema == choices(100)
+    with pytest.raises(InvalidGrammar, match="^multipleOf of 101 different numbers is not supported"):
+        prepare_schema(choices(101))
