@@ -27,6 +27,8 @@ _CLASSES = {"d": _DIGITS, "w": _WORDS, "s": _SPACES}
 _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "v": 0x0B, "f": 0x0C, "0": 0x00}
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d+)(,(\d*))?\})\??")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})(?:\\u([dD][c-fC-F][0-9A-Fa-f]{2}))?|u\{([0-9A-Fa-f]+)\}")
+_FLAGS = re.compile(r"(?:[^\\[]|\\.|\[(?:[^\]\\]|\\.)*\])*?\(\?[a-z-]+[:)]", re.DOTALL)
+"""A group with flags, which is neither behind a backslash nor in a class."""
 _PROPERTY = re.compile(r"\{[^{}]*\}")
 _DEEPEST = 60
 """How deep groups may be nested: they are read by recursion."""
@@ -71,7 +73,7 @@ class _Term:
 
 def translate_pattern(pattern: str) -> list[str]:
     """The library's patterns that a text must match, each of them, to match this one. Raises UnknownPattern."""
-    if re.search(r"\(\?[a-z-]+[:)]", pattern):
+    if _FLAGS.match(pattern):
         return [pattern]  # with flags, which ECMA-262 does not have at this place: it is in the library's own syntax
     options = _Reader(pattern).read()
     if len(options) == 1 and options[0] and options[0][0].atom == _Edge("^"):
@@ -264,11 +266,13 @@ def _complement(terms: list[_Term]) -> str:
             more = "" if rest is None else f"|{_class_text(ranges)}{rest}"
             rest = rf"(?:{_class_text(_others(ranges))}[\s\S]*{more})?"
         return f"^{rest}$"
-    if whole or any(ranges != known[0] for ranges in known):
+    # Line breaks that are not looked for: `.` ends before each, and so does the search.
+    harmless = _others(_sorted(known[0] + _others(_BREAKS)))
+    if whole or any(ranges != known[0] for ranges in known) or (len(known) > 1 and harmless != _BREAKS):
         raise UnknownPattern("a negative look-ahead for different characters anywhere")
     row = f"(?:{_class_text(known[0])}){{0,{len(known) - 1}}}"
     other = _class_text(_others(_sorted(known[0] + _BREAKS)))
-    return rf"^(?:{row}{other})*{row}(?:{_class_text(_BREAKS)}[\s\S]*)?$"
+    return rf"^(?:{row}{other})*{row}(?:{_class_text(harmless)}[\s\S]*)?$"
 
 
 def _write(options: list[list[_Term]], *, outermost: bool = False) -> str:

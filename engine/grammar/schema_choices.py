@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.grammar.schema_nodes import Node, Schema, list_of, resolve_reference, types_of, unsupported
@@ -15,30 +16,48 @@ from engine.grammar.schema_nodes import Node, Schema, list_of, resolve_reference
 _MOST_CHOICES = 100
 _DEEPEST = 20
 """Schemas within schemas that are compared to find two apart."""
+_MOST_COMPARISONS = 10_000
+"""Comparisons of two schemas, or of 64 pairs of values, in one root: choices within choices multiply."""
 _SAYS_NOTHING = frozenset(["title", "description", "$comment", "examples", "default"])
 _UNIQUE = "leave it out and drop duplicates afterwards, or use an object with a boolean for each item"
 _TYPES = frozenset(["string", "fraction", "integer", "boolean", "null", "array", "object"])
 
 
+@dataclass
+class _Comparer:
+    """Compares schemas within a root, as often as is left to it."""
+
+    root: Any
+    left: int = _MOST_COMPARISONS
+
+    def spend(self, comparisons: int = 1) -> bool:
+        """Whether so many more are left to it."""
+        self.left -= comparisons
+        return self.left >= 0
+
+
 def rewrite_choices(root: Any, nodes: Sequence[Node]) -> None:
     """Rewrite in place. Raises InvalidGrammar that names path and keyword."""
+    comparer = _Comparer(root)
     for schema, path in nodes:
         if isinstance(schema.get("oneOf"), list):
-            _rewrite_one_of(root, schema, path)
+            _rewrite_one_of(comparer, schema, path)
         if schema.get("uniqueItems") is not None:
             _rewrite_unique(root, schema, path)
 
 
-def _rewrite_one_of(root: Any, schema: Schema, path: str) -> None:
+def _rewrite_one_of(comparer: _Comparer, schema: Schema, path: str) -> None:
     options = schema["oneOf"]
     common, kinds = _names(schema), _kinds(schema)
-    if not all(_are_apart(root, one, other, common, kinds=kinds) for one, other in itertools.combinations(options, 2)):
+    pairs = itertools.combinations(options, 2)
+    if not all(_are_apart(comparer, one, other, common, kinds=kinds) for one, other in pairs):
         required = [_only_requires(option) for option in options]
         given = [names for names in required if names is not None]
         options = _with_some_absent(given, common) if len(given) == len(required) else []
         if not options:
             advice = "use `anyOf`, or give each a property with a `const` of its own"
-            raise unsupported(path, "oneOf", advice, "of schemas that one value may fulfil two of")
+            what = "of so many choices" if comparer.left < 0 else "of schemas that one value may fulfil two of"
+            raise unsupported(path, "oneOf", advice, what)
     del schema["oneOf"]
     if "anyOf" in schema:
         schema["allOf"] = [*schema.get("allOf", []), {"anyOf": options}]
@@ -67,11 +86,13 @@ def _with_some_absent(required: list[frozenset[str]], common: frozenset[str]) ->
 
 
 def _are_apart(
-    root: Any, one: Any, other: Any, common: frozenset[str], *, kinds: frozenset[str] = _TYPES, depth: int = 0
+    comparer: _Comparer, one: Any, other: Any, common: frozenset[str], *, kinds: frozenset[str] = _TYPES, depth: int = 0
 ) -> bool:
     """Whether it is certain that no value fulfils both. `common`: names that any value has if it is an object.
     `kinds`: the types that it may have."""
-    one, other = _followed(root, one), _followed(root, other)
+    if not comparer.spend():
+        return False
+    one, other = _followed(comparer.root, one), _followed(comparer.root, other)
     if one is False or other is False:
         return True
     if not isinstance(one, dict) or not isinstance(other, dict) or depth > _DEEPEST:
@@ -80,19 +101,28 @@ def _are_apart(
     if kinds <= {"object"}:
         for name in common:
             members = _member(one, name), _member(other, name)
-            if None not in members and _are_apart(root, *members, frozenset(), depth=depth + 1):
+            if None not in members and _are_apart(comparer, *members, frozenset(), depth=depth + 1):
                 return True
     return not kinds or any(
-        _is_apart_within(lambda part: _are_apart(root, part, that, common, kinds=kinds, depth=depth + 1), this, that)  # noqa: B023
+        _is_apart_within(
+            comparer,
+            lambda part: _are_apart(comparer, part, that, common, kinds=kinds, depth=depth + 1),  # noqa: B023
+            this,
+            that,
+        )
         for this, that in ((one, other), (other, one))
     )
 
 
-def _is_apart_within(is_apart: Callable[[Any], bool], schema: Schema, other: Schema) -> bool:
+def _is_apart_within(comparer: _Comparer, is_apart: Callable[[Any], bool], schema: Schema, other: Schema) -> bool:
     """Whether the schemas within one, or the values that it lists, are certainly apart from the other schema."""
     values = _values(schema)
     return (
-        (values is not None and not any(_may_fulfil(value, other) for value in values))
+        (
+            values is not None
+            and comparer.spend(len(values) * len(_values(other) or [None]) // 64)
+            and not any(_may_fulfil(value, other) for value in values)
+        )
         or any(choice and all(map(is_apart, choice)) for choice in (list_of(schema, "anyOf"), list_of(schema, "oneOf")))
         or any(map(is_apart, list_of(schema, "allOf")))
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -28,6 +29,8 @@ _NEXT_TO_ZERO = 1e-50
 """Numbers nearer to an exclusive bound of zero are not written."""
 _DEEPEST = 65
 """Digits behind the point of a bound: the library nests groups as deep."""
+_MOST_DIVISORS = 100
+"""Different divisors in one root: each two of them are compared."""
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _SIMPLER = "give one that a double holds"
 
@@ -41,6 +44,8 @@ def prepare_numbers(nodes: Sequence[Node]) -> None:
                 raise unsupported(path, keyword, "give a number", "null")
             if isinstance(value, bool) and keyword.startswith("exclusive"):
                 _read_draft_4(schema, keyword)
+            elif _is_beyond_doubles(value):
+                raise unsupported(path, keyword, _SIMPLER)
             elif keyword in schema and (isinstance(value, bool | str | list | dict) or not math.isfinite(value)):
                 raise unsupported(path, keyword, "give a number", repr(value)[:40])
         types = types_of(schema)
@@ -123,6 +128,8 @@ def _check_common_multiples(nodes: Sequence[Node]) -> None:
     if not any(node.schema.keys() & {"allOf", "anyOf", "oneOf", "$ref"} for node in nodes):
         return
     divisors = {Decimal(repr(node.schema["multipleOf"])): node.path for node in nodes if "multipleOf" in node.schema}
+    if len(divisors) > _MOST_DIVISORS:
+        raise unsupported("", "multipleOf", "describe them in words", f"of {len(divisors)} different numbers")
     for one, other in itertools.combinations(sorted(divisors), 2):
         unit = min(int(one.as_tuple().exponent), int(other.as_tuple().exponent), 0)
         if one.scaleb(-unit) * other.scaleb(-unit) >= 2**32:
@@ -140,6 +147,8 @@ def _exact_constant(value: Any, path: str, place: str) -> Any:
     spelled: int | float | None = value
     if isinstance(value, float):
         spelled = next((number for number in _neighbours(value) if _as_read(number) == value), None)
+    elif _is_beyond_doubles(value):
+        spelled = None
     elif abs(value) > _MOST:  # written as a number, with the digits of the double
         spelled = float(value) if _is_spelled(value) and _as_read(float(value)) == value else None
     elif not _is_double(value):
@@ -182,6 +191,10 @@ def _above(bound: float, other: float, path: str) -> float:
 
 def _values(schema: Schema, *keywords: str) -> Iterator[float]:
     return (schema[keyword] for keyword in keywords if keyword in schema)
+
+
+def _is_beyond_doubles(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() >= sys.float_info.max_exp
 
 
 def _is_double(value: float) -> bool:

@@ -96,7 +96,7 @@ async def test_what_is_written_off_pays_no_longer(database: Database) -> None:
     customer = await Customer.make(database, buyer=US)
     await set_terms(customer, committed("30"), "2026-10")
     october = await month(customer, "2026-10")
-    await mark_uncollectible(database, october)
+    await mark_uncollectible(database, october, "insolvent")
     assert await commitment_lines(customer, await month(customer, "2026-11")) == []
     assert await unfunded(database) == [], "what it paid before was asked for"
 
@@ -190,7 +190,7 @@ async def test_a_void_invoice_funds_nothing_until_it_is_sent_again(database: Dat
     await set_terms(customer, committed("12"), "2026-11")
     november = await month(customer, "2026-11", Usage(output=6_250_000))
     assert await commitment_lines(customer, november) == [400, -1000]
-    await void(database, october)
+    await void(database, october, "by mistake")
     assert await unfunded(database) == [f"{november.number}: 6.000000000000 USD by the commitment of 2026-10"]
     await customer.use("2026-12-05", FIVE_DOLLARS)
     with pytest.raises(PeriodNotClosed, match="the commitment of 2026-10 is not invoiced yet"):
@@ -205,7 +205,7 @@ async def test_what_is_written_off_funds_it_again_once_it_is_paid(database: Data
     customer = await Customer.make(database, buyer=US)
     await set_terms(customer, committed("12"), "2026-10")
     october = await month(customer, "2026-10")
-    await mark_uncollectible(database, october)
+    await mark_uncollectible(database, october, "insolvent")
     assert await commitment_lines(customer, await month(customer, "2026-11")) == []
     await pay(database, october, "bank 1")
     assert await commitment_lines(customer, await month(customer, "2026-12", Usage(output=6_250_000))) == [-700]

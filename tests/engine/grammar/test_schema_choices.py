@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from typing import Any
 
 import jsonschema
 import pytest
 
+from engine.grammar.guide import InvalidGrammar
+from engine.grammar.schema_keywords import prepare_schema
 from tests.engine.grammar.test_grammar import accepted
 
 CAT: dict[str, Any] = {
@@ -61,3 +64,23 @@ def test_a_choice_lets_through_what_it_should(schema: dict[str, Any]):
         orders = map(dict, itertools.permutations(value.items())) if isinstance(value, dict) else [value]
         written = any(accepted(grammar, json.dumps(order)) for order in orders)
         assert written == validator.is_valid(value), value
+
+
+def nested_choices(deep: int) -> dict[str, Any]:
+    """A `oneOf` of two choices, each of which leads to `2 ** deep` schemas."""
+    defs: dict[str, Any] = {"0": {"type": "object", "required": ["a"]}}
+    for level in range(1, deep + 1):
+        defs[f"{level}"] = {"anyOf": [{"$ref": f"#/$defs/{level - 1}"}] * 2}
+    deepest = {"$ref": f"#/$defs/{deep}"}
+    return {"oneOf": [deepest, {"type": "object", "anyOf": [deepest] * 2}], "$defs": defs}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [nested_choices(9), {"oneOf": [{"enum": [f"{option} {at}" for at in range(50)]} for option in range(50)]}],
+)
+def test_choices_that_multiply_are_refused_before_they_take_long(schema: dict[str, Any]):
+    began = time.thread_time()
+    with pytest.raises(InvalidGrammar, match=r"^oneOf of so many choices"):
+        prepare_schema(schema)
+    assert time.thread_time() - began < 1.0

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.grammar.guide import InvalidGrammar
+from engine.grammar.schema_keywords import prepare_schema
 from tests.engine.grammar.test_grammar import accepted, grammars
 from tests.fast import examples
 
@@ -133,3 +134,20 @@ def test_a_number_that_the_library_would_round_is_refused(schema: dict[str, Any]
 def test_a_number_that_can_be_held_is_held(schema: dict[str, Any], yes: list[str], no: list[str]):
     grammar = json.dumps({"json_schema": schema})
     assert [text for text in yes + no if accepted(grammar, text)] == yes
+
+
+@pytest.mark.parametrize("keyword", ["minimum", "exclusiveMaximum", "multipleOf", "const", "enum"])
+@pytest.mark.parametrize("number", [10**400, -(10**400)], ids=["positive", "negative"])
+def test_a_number_beyond_all_doubles_is_refused_by_name(keyword: str, number: int):
+    schema = {"properties": {"a": {"type": "integer", keyword: [number] if keyword == "enum" else number}}}
+    with pytest.raises(InvalidGrammar, match=rf"^properties\.a\.{keyword}"):
+        prepare_schema(schema)
+
+
+def test_divisors_are_compared_only_where_they_are_few():
+    def choices(count: int) -> dict[str, Any]:
+        return {"anyOf": [{"type": "number", "multipleOf": number} for number in range(1, count + 1)]}
+
+    assert prepare_schema(choices(100)).schema == choices(100)
+    with pytest.raises(InvalidGrammar, match=r"^multipleOf of 101 different numbers is not supported"):
+        prepare_schema(choices(101))

@@ -91,7 +91,7 @@ async def test_parties_are_changed_by_their_fields(stack: Stack, desks: Desks) -
     made = (await finance.call("PATCH", "/sellers/turnpike-eu", {**SELLER, "rates": {"NL": "21"}})).json()
     assert (made["rates"], made["series"]) == ({"NL": "21"}, "INV")
     refused = await finance.call("PATCH", "/sellers/turnpike-eu", {"city": "Utrecht"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "$.reason")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "reason")
     moved = {"city": "Utrecht", "reason": "moved"}
     changed = (await finance.call("PATCH", "/sellers/turnpike-eu", moved)).json()
     assert (changed["city"], changed["rates"]) == ("Utrecht", {"NL": "21"})
@@ -130,7 +130,7 @@ async def test_what_tax_follows_from_changes_from_a_day_on(stack: Stack, desks: 
     assert (buyer["country"], buyer["versions"][1]["valid_from"]) == ("NL", "2020-01-01")
     assert (await owner.call("PATCH", f"{D}/buyer", {"country": "FR", "valid_from": "2020-01-01"})).status_code == 403
     wrong = await finance.call("PATCH", f"{D}/buyer", {"country": "FR", "valid_from": "soon"})
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "$.valid_from")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "valid_from")
 
 
 async def test_periods_say_what_they_wait_for(stack: Stack, desks: Desks) -> None:
