@@ -126,7 +126,7 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	KILL_SECONDS=60 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_bar.py
 	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_conformance.py
 
-test-clients: install-dev ## The newest clients and agents of others against the demo model, each in an environment of its own
+test-clients: install-dev ## Clients and agents of others, as requirements/clients locks them, against a demo and a scripted model
 	$(BIN)/python -m tests.clients.environments
 	$(BIN)/python -m pytest $(AGAIN) -o timeout=0 tests/clients
 	ACCUMULATED_ANSWERS=1000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/dialects/test_client_accumulators.py \
@@ -157,6 +157,7 @@ lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow
 		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
 	cd requirements && for name in oracles triton; do ../$(BIN)/uv pip compile --quiet --upgrade --no-deps --universal \
 		--python-version 3.11 --generate-hashes --no-header --no-annotate $$name.in -o $$name.txt || exit; done
+	$(BIN)/python -m tests.clients.environments --lock
 
 clean: ## Remove what the targets above made, except data
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.actors import Actor, current_actor
 from audit_log.leaf_forms import CURRENT, first_head, next_head
+from audit_log.recorded_rows import ROW_SHA256
 from audit_log.tables import PLATFORM, audit_chain, audit_entry
 from storage.database.database import Database
 from storage.database.public_ids import public_id, with_public_ids
@@ -47,13 +48,15 @@ async def record_change(
     reason: str = "",
     before: Any = None,
     after: Any = None,
+    row_sha256: str | None = None,
 ) -> None:
     """Record, in this transaction, that the current actor did `action` (such as "key.revoked") to a target.
 
     `target`: its kind, such as "key"; `target_id`: its public id, or the id that one is made of. `tenant_id`: whose it
     is; None: the platform's. `before` and `after`: what msgspec can encode, without secrets; None where the target did
     not exist; ids in fields such as `project_id` get their public form. They are read now, and written when the
-    transaction is about to commit. The session must be one of `Database.transaction`. Raises NoActor.
+    transaction is about to commit. `row_sha256`: the digest of the target's row after it (`audit_log.recorded_rows`),
+    kept in `after`. The session must be one of `Database.transaction`. Raises NoActor.
     """
     if isinstance(target_id, UUID):
         target_id = public_id(target, target_id)
@@ -62,7 +65,7 @@ async def record_change(
         {
             **_actor_columns(current_actor()),
             **{"action": action, "target": target, "target_id": _text(target_id), "project_id": project_id},
-            **{"reason": _text(reason), "before": encoded(before), "after": encoded(after)},
+            **{"reason": _text(reason), "before": encoded(before), "after": encoded(after, row_sha256)},
         },
     )
     pending: list[_Change] | None = session.info.get(_PENDING)
@@ -88,14 +91,17 @@ def _text(value: str) -> str:
     return value.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:MOST_TEXT]
 
 
-def encoded(value: Any) -> str | None:
+def encoded(value: Any, row_sha256: str | None = None) -> str | None:
     """JSON with sorted keys and no spaces, so that equal values have equal texts; None for None. Raises TypeError."""
     if value is None:
         return None
-    text = json.encode(with_public_ids(to_builtins(value, enc_hook=_plain, str_keys=True)), order="sorted")
+    plain = with_public_ids(to_builtins(value, enc_hook=_plain, str_keys=True))
+    text = json.encode(plain, order="sorted")
     if len(text) > MOST_BYTES:
-        text = json.encode({"bytes": len(text), "sha256": sha256(text).hexdigest()}, order="sorted")
-    return text.decode()
+        plain = {"bytes": len(text), "sha256": sha256(text).hexdigest()}
+    if row_sha256 is not None:
+        plain[ROW_SHA256] = row_sha256
+    return json.encode(plain, order="sorted").decode()
 
 
 def _plain(value: Any) -> str:

@@ -25,6 +25,8 @@ ANCHOR = "an anchor of the audit log was altered"
 
 Progress = Callable[[int], None]
 """Called now and then with how many entries were read."""
+Observe = Callable[[Mapping[Any, Any]], None]
+"""Called with each entry, in the order of its chain."""
 
 
 class LogFinding(msgspec.Struct, frozen=True):
@@ -56,11 +58,14 @@ class _End(msgspec.Struct):
 
 
 async def verify_log(
-    session: AsyncSession, progress: Progress = lambda _entries: None, witness: Witness | None = None
+    session: AsyncSession,
+    progress: Progress = lambda _entries: None,
+    witness: Witness | None = None,
+    observe: Observe = lambda _entry: None,
 ) -> list[LogFinding]:
     """Read the whole log, in a session that sees one snapshot, and return what is wrong with it.
 
-    `witness`: what the head after one of the platform's entries was, kept elsewhere.
+    `witness`: what the head after one of the platform's entries was, kept elsewhere. `observe` sees each entry.
     """
     findings: list[LogFinding] = []
     ends: dict[UUID, _End] = {}
@@ -72,6 +77,7 @@ async def verify_log(
         for row in rows:
             end = ends.setdefault(row["tenant_id"], _End(0, first_head(row["tenant_id"])))
             findings += _follow(end, row)
+            observe(row)
         read += len(rows)
         progress(read)
     findings += await _check_ends(session, ends)

@@ -4,17 +4,24 @@ A request looks for the longest prefix that is cached, takes blocks for the rest
 is tokens found of tokens asked for, over the whole trace from an empty cache. Only whole blocks are cached, by every
 policy. A block of the trace is one block of the pool; the shipped policy runs at its default settings.
 
-`--generated SEED` replays traces of other traffic too, and `--halves` the file's halves, each from an empty cache.
+`--generated SEED...` replays traces of other traffic too, and `--halves` the file's halves, each from an empty cache.
+
+Last comes the regret of each online policy: by how many points of hit share it is below the best of them, 0 where it is
+the best itself; in the mean, in the worst family (a kind of traffic and a capacity, the mean of its seeds), and in the
+worst replay. Replays in which all online policies do the same do not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from benchmarks.cache_policies import ONLINE, POLICIES, key_of
 from benchmarks.cache_traces import Trace, read_trace
@@ -23,6 +30,10 @@ from prompt_cache.kv.block_pool import BlockPool
 from prompt_cache.placement.eviction_order import NO_PARENT
 
 CAPACITIES = (3_000_000, 10_200_000)
+INDISTINCT = 0.01
+"""Points of hit share by which policies must differ on a trace for its regret to count."""
+Run: TypeAlias = tuple[str, int, dict[str, dict[str, float]]]
+"""(trace, capacity in tokens, what each policy reaches)"""
 
 
 def replay(trace: Trace, policy: str, capacity_tokens: int) -> float:
@@ -65,14 +76,40 @@ def _row(name: str, capacity: int, results: dict[str, dict[str, float]]) -> str:
     return f"| {name} | {capacity / 1e6:g} M | {shares} | {way} |"
 
 
+def regrets(runs: Sequence[Run], policy: str) -> dict[tuple[str, int], float]:
+    """(trace, capacity) -> by how many points of hit share the policy is below the best online one."""
+    result = {}
+    for name, capacity, results in runs:
+        shares = {online: 100 * results[online]["hit_share"] for online in ONLINE if online in results}
+        if policy in shares and max(shares.values()) - min(shares.values()) > INDISTINCT:
+            result[name, capacity] = max(shares.values()) - shares[policy]
+    return result
+
+
+def _regret_rows(runs: Sequence[Run]) -> Iterator[str]:
+    yield "| regret of | mean | worst family | worst replay | replays |"
+    yield "|---|---|---|---|---|"
+    for policy in ONLINE:
+        by_replay = regrets(runs, policy)
+        families: dict[tuple[str, int], list[float]] = {}
+        for (name, capacity), regret in by_replay.items():
+            families.setdefault((name.partition(", ")[0], capacity), []).append(regret)
+        if by_replay:
+            family = max(map(statistics.mean, families.values()))
+            replay, capacity = worst = max(by_replay, key=by_replay.__getitem__)
+            most = f"{by_replay[worst]:.2f} ({replay}, {capacity / 1e6:g} M)"
+            yield f"| {policy} | {statistics.mean(by_replay.values()):.2f} | {family:.2f} | {most} | {len(by_replay)} |"
+
+
 def _traces(options: argparse.Namespace) -> Iterator[tuple[str, Trace]]:
     if options.trace:
         trace = read_trace(options.trace)
         yield options.trace.stem, trace
         if options.halves:
             yield from zip(("first half", "second half"), trace.halves(), strict=True)
-    if options.generated is not None:
-        yield from generated(options.generated)
+    for seed in options.generated:
+        for name, trace in generated(seed):
+            yield f"{name}, {seed}" if len(options.generated) > 1 else name, trace
 
 
 def main() -> int:
@@ -83,27 +120,30 @@ def main() -> int:
     parser.add_argument("--capacity-tokens", type=int, action="append", help="default: 3 M and 10.2 M")
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--halves", action="store_true", help="the trace's halves too, each from an empty cache")
-    parser.add_argument("--generated", type=int, metavar="SEED", help="traces of other traffic")
+    parser.add_argument("--generated", type=int, nargs="+", default=[], metavar="SEED", help="traces of other traffic")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args()
-    if not options.trace and options.generated is None:
+    if not options.trace and not options.generated:
         parser.error("name a --trace, or a seed for --generated")
     if any(capacity < 1 for capacity in options.capacity_tokens or ()):
         parser.error("--capacity-tokens must be at least 1")
     try:
-        traces = list(_traces(options))
+        traces = _traces(options)
+        first = next(traces)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     print(f"| trace | capacity | {' | '.join(options.policies)} | of the way to Belady |", flush=True)
     print("|---|---|" + "---|" * (len(options.policies) + 1))
-    runs = []
-    for name, trace in traces:
+    runs: list[Run] = []
+    for name, trace in itertools.chain([first], traces):
         for capacity in options.capacity_tokens or CAPACITIES:
             results = figures(trace, capacity, options.policies)
-            runs.append({"trace": name, "capacity_tokens": capacity, "policies": results})
+            runs.append((name, capacity, results))
             print(_row(name, capacity, results), flush=True)
+    print("", *_regret_rows(runs), sep="\n")
     if options.json:
-        options.json.write_text(json.dumps({**runs[0], "runs": runs}, indent=2) + "\n")
+        rows = [{"trace": name, "capacity_tokens": capacity, "policies": found} for name, capacity, found in runs]
+        options.json.write_text(json.dumps({**rows[0], "runs": rows}, indent=2) + "\n")
     return 0
 
 

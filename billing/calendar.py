@@ -7,6 +7,7 @@ YYYY-MM. What is read lies from 1970 to 9998, so that the hours, days and months
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -92,3 +93,17 @@ def period_bounds(period: str) -> tuple[int, int]:
 def following_period(period: str) -> str:
     """The period after this one. Raises InvalidPeriod."""
     return period_of(period_bounds(period)[1])
+
+
+def count_months(first: str, last: str) -> int:
+    """How many periods there are from one to another, both included."""
+    (year, month), (last_year, last_month) = (map(int, check_period(period).split("-")) for period in (first, last))
+    return (last_year - year) * 12 + last_month - month + 1
+
+
+def months(first: str, last: str) -> Iterator[str]:
+    """The periods from one to another, both included. Raises InvalidPeriod."""
+    month = check_period(first)
+    while month <= last:
+        yield month
+        month = following_period(month)

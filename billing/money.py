@@ -40,6 +40,12 @@ def format_pico(pico: int) -> str:
     return f"{'-' if pico < 0 else ''}{whole}.{rest:012d}"
 
 
+def format_amount(pico: int) -> str:
+    """An amount as people read it, exact, with two places or as many as it needs: 1230400 → "0.0000012304"."""
+    whole, _, places = format_pico(pico).partition(".")
+    return f"{whole}.{places.rstrip('0').ljust(2, '0')}"
+
+
 def _scaled(text: str, places: int) -> int | None:
     """The decimal text × 10^places; None if it has more places than that or is no plain decimal number."""
     match = _DECIMAL.fullmatch(text)

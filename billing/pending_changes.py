@@ -7,6 +7,7 @@ makes it when another person approves, with its checks run anew.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Literal, NoReturn, TypeAlias
 from uuid import UUID
@@ -18,6 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.actors import Actor, are_two_people, current_actor
 from audit_log.record import record_change
+from audit_log.recorded_rows import is_recorded
+from billing.integrity.recorded_tables import CHANGES
 from billing.money import parse_amount
 from billing.platform_settings import APPROVALS, GRANT_OVER, value_of
 from billing.tables.approvals import pending_change
@@ -27,6 +30,8 @@ from storage.free_text import REASON, check_text
 from storage.reported_error import ReportedError
 
 PREFIX = "change_"
+_MOST_ARGUMENTS = 32_768
+"""Characters of arguments that an entry repeats; of longer ones it has the digest alone."""
 State: TypeAlias = Literal["pending", "approved", "withdrawn"]
 ChangeKind: TypeAlias = Literal[
     "terms.set", "grant.create", "credit_line.set", "credit_note.issue", "platform_setting.set"
@@ -48,6 +53,10 @@ class NotAllowedToDecide(ApprovalRefused):
 
 class NotPending(ApprovalRefused):
     """The change was decided before."""
+
+
+class AlteredChange(ApprovalRefused):
+    """The change in the database is not the one that was proposed."""
 
 
 class UnknownChange(ReportedError, LookupError):
@@ -185,9 +194,19 @@ async def decide(
     database: Database, session: AsyncSession, identity: UUID, state: State, *, reason: str = ""
 ) -> PendingChange:
     """Lock a pending change and write what the current actor decided about it. Raises UnknownChange, NotPending,
-    InvalidText."""
+    InvalidText; AlteredChange where one is to be approved that is not what was proposed."""
     actor = current_actor()
     check_text("reason", reason, REASON, empty=True)
+    mine = pending_change.c.id == identity
+    before = (await session.execute(database.locked(select(pending_change).where(mine)))).mappings().one_or_none()
+    if before is None:
+        raise UnknownChange(f"there is no change {PREFIX}{identity.hex}")
+    if before["state"] != "pending":
+        raise NotPending(f"{PREFIX}{identity.hex} was {before['state']} before")
+    if state == "approved" and not await is_recorded(session, CHANGES, before, before["tenant_id"]):
+        raise AlteredChange(
+            f"{PREFIX}{identity.hex} is not what the audit log says was proposed: withdraw it and propose it again"
+        )
     decided = {
         "state": state,
         "decider": actor.name,
@@ -195,14 +214,8 @@ async def decide(
         "decision_reason": reason,
         "decided_at": database.clock,
     }
-    pending = (pending_change.c.id == identity, pending_change.c.state == "pending")
-    written = await session.execute(update(pending_change).where(*pending).values(decided).returning(pending_change))
-    row = written.mappings().one_or_none()
-    if row is None:
-        found = await find_changes(session, identity=identity)
-        if not found:
-            raise UnknownChange(f"there is no change {PREFIX}{identity.hex}")
-        raise NotPending(f"{found[0].id} was {found[0].state} before")
+    written = await session.execute(update(pending_change).where(mine).values(decided).returning(pending_change))
+    row = written.mappings().one()
     change = _change(row)
     await record_change(
         session,
@@ -212,7 +225,8 @@ async def decide(
         tenant_id=change.tenant_id,
         reason=reason,
         before={"state": "pending", "kind": change.kind, "author": change.author},
-        after={"state": state, "summary": change.summary},
+        after={"state": state, "summary": change.summary, "arguments_sha256": digest_arguments(row)},
+        row_sha256=CHANGES.digest(row),
     )
     return change
 
@@ -235,6 +249,7 @@ async def _keep(database: Database, session: AsyncSession, values: dict[str, Any
     change = _change(found)
     if found["id"] != identity:
         return change
+    said = {"kind": change.kind, "summary": change.summary, "arguments_sha256": digest_arguments(found)}
     await record_change(
         session,
         "change.proposed",
@@ -242,9 +257,16 @@ async def _keep(database: Database, session: AsyncSession, values: dict[str, Any
         target_id=change.id,
         tenant_id=change.tenant_id,
         reason=change.reason,
-        after={"kind": change.kind, "summary": change.summary, "arguments": change.arguments},
+        after=said | ({"arguments": change.arguments} if len(found["arguments"]) <= _MOST_ARGUMENTS else {}),
+        row_sha256=CHANGES.digest(found),
     )
     return change
+
+
+def digest_arguments(row: Mapping[Any, Any]) -> str:
+    """The SHA-256 of what a change is to do: its kind, tenant and arguments, as they stand in the database."""
+    same = (row["kind"], str(row["tenant_id"] or ""), row["arguments"])
+    return sha256(msgspec.json.encode(same)).hexdigest()
 
 
 def _digest(values: dict[str, Any]) -> str:

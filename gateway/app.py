@@ -168,7 +168,7 @@ def _record_response(gateway: Gateway, scope: Scope, status: int) -> None:
         return
     context = request_context(scope)
     gateway.metrics.answered(context.model, status)
-    principal = context.principal
+    principal, (code, field) = context.principal, context.error or (None, None)
     if context.refusal is not None:
         _note_refused(gateway, scope, context, status)
     log.info(
@@ -177,6 +177,8 @@ def _record_response(gateway: Gateway, scope: Scope, status: int) -> None:
         method=scope.get("method"),
         path=scope["path"],
         status=status,
+        code=code,
+        field=field,
         key=principal.public_id if principal else None,
         old_secret=True if principal and principal.old_secret else None,
         tenant=principal.tenant if principal else None,

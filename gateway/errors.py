@@ -44,6 +44,37 @@ class InvalidField(InvalidRequest):
         super().__init__(f"{path}: {problem}.", path=path, code=code)
 
 
+class ContextExceeded(InvalidRequest):
+    """The prompt leaves no room for an answer in the model's context. Agents know this error by its words, and shorten
+    the conversation."""
+
+    code = "context_length_exceeded"
+
+    def __init__(
+        self, path: str, given: str, *, prompt_tokens: int, context_tokens: int, is_lower_bound: bool = False
+    ) -> None:
+        """`given`: what the client calls its prompt. `is_lower_bound`: nobody counted more than `prompt_tokens`.
+        The code is in the message too, the only place where LangChain looks for it."""
+        counted = f"at least {prompt_tokens} tokens" if is_lower_bound else f"{prompt_tokens} tokens"
+        no_room = ", which leaves no room for an answer" if prompt_tokens == context_tokens else ""
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens. However, your {given} resulted in "
+            f"{counted}{no_room}. Please reduce the length of the {given} ({self.code}).",
+            path=path,
+        )
+        self.prompt_tokens = prompt_tokens
+        self.most_tokens = min(context_tokens, prompt_tokens - 1)
+        """A length that is not too long: an answer needs room for a token."""
+
+
+class UnsupportedThread(InvalidField):
+    """The request names a thread of messages, which this service does not keep. Clients that look for this code go on
+    with the whole conversation. `unsupported`: what they are told of."""
+
+    code = "thread_unsupported_request"
+    unsupported = ("thread",)
+
+
 class CostAboveMaximum(InvalidRequest):
     """The request could cost more than its own `max_cost`. Nothing was computed, held or billed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 from msgspec import Struct
@@ -23,10 +24,15 @@ class Text(Struct, frozen=True):
 
 
 class ToolCall(Text, frozen=True, kw_only=True):
-    """A call of a tool in an earlier answer. `text` is the JSON object of its arguments."""
+    """A call of a tool in an earlier answer. `text` is the JSON object of its arguments.
+
+    Where a limit cut the call off, or the model wrote no object, `text` is what it wrote, and `readable` the JSON of
+    the object that can be read of it. Such a call may stay without a result: nobody can make it.
+    """
 
     id: str
     name: str
+    readable: str = ""
     kind: TextKind = "tool_use"
 
 
@@ -67,12 +73,13 @@ class ToolChoice(Struct, frozen=True):
 class Grammar(Struct, frozen=True):
     """What the output must match, as in the protocol's `Generate.grammar`, and the path of the field that said so.
     `free`: text may end anywhere, so the answer needs no limit of its own. `calls`: it has the family's own form of
-    calls, markers included."""
+    calls, markers included. `tool_paths`: of the tools whose schemas it has, in their order."""
 
     text: str
     path: str
     free: bool = False
     calls: bool = False
+    tool_paths: tuple[str, ...] = ()
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -80,7 +87,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 class ReasoningWish(Struct, frozen=True):
     """What the client says of reasoning before the answer. `enabled`: whether there is to be any; None: as the model
-    does. `budget`: its tokens. `path`: of the field that demands it, if a model without reasoning is to refuse it."""
+    does. `budget`: its tokens. `path`: of the field that demands it, if a model that cannot keep it is to refuse it."""
 
     enabled: bool | None = None
     effort: Effort | None = None
@@ -102,6 +109,11 @@ class CacheMarker(Struct, frozen=True):
 def tag_of(text: str) -> str:
     """A client's label as databases can keep it: PostgreSQL's texts have no NUL."""
     return text.replace("\0", "\ufffd")
+
+
+def partition_of(key: str | None, salt: str | None, extra: str | None = None) -> str:
+    """The partition of a project's cache for a key and salts; any others have another one."""
+    return json.dumps([key or "", salt, extra]) if salt or extra else key or ""
 
 
 class CacheDirectives(Struct, frozen=True, kw_only=True):
@@ -152,7 +164,6 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    stop_path: str = "$.stop"
     stop_tokens: tuple[int, ...] = ()
     ignore_end: bool = False
     """Go on after the model's own end tokens."""
@@ -167,6 +178,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     prompt: str | tuple[int, ...] | None = None
     """Instead of turns: the text, or token ids, that the model continues."""
+    add_special_tokens: bool = True
+    """Whether the text begins with the tokenizer's opening tokens, such as BOS."""
     max_cost_pico: int | None = None
     """Refuse the request if it could cost more, in pico-units of its price's currency; `max_cost_path` said so."""
     max_cost_path: str = "$.max_cost"

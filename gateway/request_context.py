@@ -26,9 +26,9 @@ class RequestContext:
     """One HTTP request. Authentication sets `principal`; a generating endpoint sets `model`, and `limit_headers` where
     limits apply: they go with whatever is answered. `address` is the client's, as `gateway.http.client_address` knows
     it. `marks`: what has ended when, of what is done for it. `refusal`: code and message, where an error answers it
-    instead of its being run."""
+    instead of its being run. `error`: code and field of the error that answers it, whatever it is."""
 
-    __slots__ = ("address", "id", "limit_headers", "marks", "model", "principal", "refusal", "started")
+    __slots__ = ("address", "error", "id", "limit_headers", "marks", "model", "principal", "refusal", "started")
 
     def __init__(self) -> None:
         self.id: UUID = uuid7()
@@ -38,6 +38,7 @@ class RequestContext:
         self.model = ""
         self.principal: Principal | None = None
         self.refusal: tuple[str, str] | None = None
+        self.error: tuple[str, str | None] | None = None
         self.started = time.monotonic()
 
     @property

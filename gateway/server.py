@@ -85,10 +85,10 @@ class GatewayServer(uvicorn.Server):
         It listens while requests run: a socket that other processes keep open would take connections that nobody
         answers, and `/readyz` has to say 503. Each connection ends after its response.
         """
-        self._gateway.begin_drain()
+        drain = self._gateway.begin_drain()
         self.connections.draining = True
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        while not (self._gateway.drained or self.force_exit):  # noqa: ASYNC110  # uvicorn's is a flag
+        while not (drain.done() or self.force_exit):  # noqa: ASYNC110  # uvicorn's is a flag
             await asyncio.sleep(_DRAIN_POLL_S)
         await super().shutdown(sockets)

@@ -171,6 +171,7 @@ class Gateway:
         self.services = services
         self.on_over: Callable[[], None] = lambda: None
         self.over = False
+        self.start_problem: str | None = None  # what whoever started it has to do before it counts as ready
         epoch = services.spool.owner
         self.open_connections: Sized = ()
         """The connections of clients that the server has."""
@@ -312,7 +313,7 @@ class Gateway:
         services.fleet.on_stray = self.recovery.stray
         self.orphaned_holds.start()
         services.fleet.start()
-        self._tasks.start(self._probe_dependencies())
+        self._tasks.start(self._probe_dependencies(), self.bodies.return_memory())
         if services.scope_keys is not None:
             self._tasks.start(ForgottenScopes(services.scope_keys, services.domains, services.fleet.links).run())
         if services.domains.shared is not None:
@@ -360,22 +361,16 @@ class Gateway:
     def _end_suspended(self, suspension: Suspension) -> None:
         self.requests.end_all_of(suspension.tenant_id, suspension.project_id)
 
-    def begin_drain(self) -> None:
-        """Start no request; give those that run time to end."""
+    def begin_drain(self) -> asyncio.Task[None]:
+        """Start no request; give those that run time to end. The task is done when nothing runs any more."""
         if self._drain is None:
             self._drain = asyncio.create_task(self.requests.drain(self.services.options.drain_timeout))
             self.requests.begin_drain()
-
-    @property
-    def drained(self) -> bool:
-        """Whether `begin_drain` was called, and nothing runs any more."""
-        return self._drain is not None and self._drain.done()
+        return self._drain
 
     async def stop(self) -> None:
         """Drain, hang up, settle what can be settled now; the rest stays in the spool."""
-        self.begin_drain()
-        if self._drain is not None:
-            await self._drain
+        await self.begin_drain()
         if self.background_responses is not None:
             await self.background_responses.stop()
         if self.response_keeper.store is not None:

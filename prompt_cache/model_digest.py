@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 _CHUNK = 1 << 20
 
 
@@ -32,12 +32,24 @@ def _folder_digest(purpose: str, files: list[Path], *facts: str) -> str:
     return digest.hexdigest()
 
 
+def template_files(folder: Path) -> dict[str, Path]:
+    """The files with chat templates that the folder has, by the templates' names."""
+    default = folder / "chat_template.jinja"
+    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    return {**({"default": default} if default.is_file() else {}), **{path.stem: path for path in others}}
+
+
+def _text_files(folder: Path) -> list[Path]:
+    paths = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    return paths + list(template_files(folder).values())
+
+
 def text_digest(folder: Path) -> str:
     """Hex SHA-256 over the tokenizer and chat template files that the folder has."""
-    return _folder_digest("turnpike/text/v1", [folder / name for name in TEXT_FILES if (folder / name).is_file()])
+    return _folder_digest("turnpike/text/v1", _text_files(folder))
 
 
 def model_digest(folder: Path, dtype: str) -> str:
     """Hex SHA-256 over the folder's text files, configuration and weights, and the type of computation."""
-    files = [folder / name for name in ("config.json", *TEXT_FILES) if (folder / name).is_file()]
+    files = [path for path in (folder / "config.json",) if path.is_file()] + _text_files(folder)
     return _folder_digest("turnpike/model-digest/v1", files + sorted(folder.glob("*.safetensors")), dtype)

@@ -12,6 +12,7 @@ HELP = {
     "turnpike_engine_requests_rejected_total": "Requests refused: invalid ones, full queues, waits that were too long",
     "turnpike_engine_requests_failed_total": "Requests that ended with an error of the engine",
     "turnpike_engine_quarantined_inputs": "Inputs that are refused or suspected because the engine failed on them",
+    "turnpike_engine_publishes_blocks": "0 where no prefix is shared, since the kernels depend on the batch; else 1",
     "turnpike_engine_preemptions_total": "Preemptions of running requests, so that others could run",
     "turnpike_engine_dram_blocks_entered_total": "Cached KV blocks that left the device for host memory",
     "turnpike_engine_dram_blocks_written_ahead_total": "KV blocks copied to host memory before they left the device",

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from storage.bus import Bus
+from storage.bus import TRUSTED_ALONE_S, Bus, CacheLife
 from storage.database import clock
 from storage.database.base import from_instant, to_instant
 from storage.database.circuit_breaker import CircuitBreaker
@@ -26,9 +26,6 @@ from tenancy.rights.principals import Membership, Principal, PrincipalKind
 
 log = structlog.get_logger(__name__)
 
-TTL_SHARED, TTL_ALONE = 30.0, 0.5
-"""Seconds for which a key is cached: with a shared bus that announces revocations, and without."""
-_TTL_UNKNOWN = 0.5
 _CAPACITY = 10_000
 _LAST_USED_EVERY_US = 60_000_000
 _KINDS: dict[str, PrincipalKind] = {"project": "project_key", "admin": "admin_key", "operator": "operator_key"}
@@ -86,7 +83,7 @@ class Authenticator:
         self._database = database
         self._peppers = peppers
         self._bus = bus
-        self._ttl = ttl if ttl is not None else TTL_SHARED if bus.shared else TTL_ALONE
+        self._life = CacheLife(bus, ttl)
         self._unknown_key = _CachedKey(
             bytes(32), peppers.current, None, revoked=True, expires_at=None, last_used_at=None
         )
@@ -161,20 +158,17 @@ class Authenticator:
 
     async def _cached(self, public_id: str) -> _CachedKey:
         began, record = self._keys.get(public_id) or self._unknown_ids.get(public_id) or (-math.inf, self._unknown_key)
-        if time.monotonic() < began + self._ttl_of(record):
+        # That there is no such key is never trusted for longer than without a bus: new keys are not announced.
+        if self._life.trusts(began) and (record.principal is not None or time.monotonic() < began + TRUSTED_ALONE_S):
             return record
         task = self._loads.get(public_id)
         if task is None:
             task = self._breaker.begin(self._load(public_id))
             self._loads[public_id] = task
             task.add_done_callback(lambda _: self._loads.pop(public_id, None))
+        else:
+            self._breaker.enter()
         return await self._breaker.wait_for(task)
-
-    def _ttl_of(self, record: _CachedKey) -> float:
-        """For how long a record is trusted. While the bus is away nobody says what was revoked, so not for long."""
-        if record.principal is None:
-            return min(self._ttl, _TTL_UNKNOWN)
-        return self._ttl if self._bus.connected else min(self._ttl, TTL_ALONE)
 
     async def _load(self, public_id: str) -> _CachedKey:
         """Read and cache the key; again if a revocation arrived meanwhile, because what was read may be older."""

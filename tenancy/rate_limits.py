@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -17,8 +18,9 @@ from sqlalchemy import ColumnElement, and_, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
-from storage.bus import Bus, BusUnavailable
+from storage.bus import Bus, BusUnavailable, CacheLife
 from storage.database import clock
+from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from storage.reported_error import ReportedError
 from tenancy.repositories import NoSuchRecord
@@ -30,8 +32,6 @@ CHANGED = "turnpike.limits.changed"
 """The bus topic of changed limits. The payload is the project's id in hex."""
 MOST = 1_000_000_000
 """The largest limit: what the buckets count exactly (`gateway/limits/bucket_script.py`)."""
-TTL_SHARED, TTL_ALONE = 30.0, 0.5
-"""Seconds for which a key's limits are cached: with a shared bus that announces changes, and without."""
 _CAPACITY = 10_000
 
 LimitScope: TypeAlias = Literal["project", "key"]
@@ -190,11 +190,12 @@ class LimitCache:
     """What applies to each key: the limits of its project and its own. Call `start` before use and `close` after."""
 
     def __init__(self, database: Database, bus: Bus, ttl: float | None = None, timeout: float = 5.0) -> None:
-        """`timeout`: seconds to wait for the database when a key's limits are not known."""
-        self._timeout = timeout
+        """`timeout`: seconds to wait for the database when a key's limits are not known; while it is silent, one
+        request at a time finds out whether it answers."""
+        self._breaker = CircuitBreaker(timeout)
         self._database = database
         self._bus = bus
-        self._ttl = ttl if ttl is not None else TTL_SHARED if bus.shared else TTL_ALONE
+        self._life = CacheLife(bus, ttl)
         self._known: OrderedDict[UUID, tuple[float, UUID, tuple[SubjectLimits, ...]]] = OrderedDict()
         """Key -> when it was read, its project, its limits."""
         self._loads: dict[UUID, asyncio.Task[tuple[SubjectLimits, ...]]] = {}
@@ -215,29 +216,32 @@ class LimitCache:
         found = self._known.get(key_id)
         if found is None:
             return None
-        age = time.monotonic() - found[0]
-        if age >= self._ttl:
-            if age >= 2 * self._ttl:
+        age, life = time.monotonic() - found[0], self._life.seconds
+        if age >= life:
+            if age >= 2 * life:
                 return None
-            self._loading(key_id, project_id, tenant_id)
+            with suppress(DatabaseUnavailable):
+                self._loading(key_id, project_id, tenant_id)
         return found[2]
 
     async def load(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> tuple[SubjectLimits, ...]:
         """Read the key's limits; old ones while the database is away. Raises DatabaseUnavailable."""
         try:
-            async with asyncio.timeout(self._timeout):
-                return await asyncio.shield(self._loading(key_id, project_id, tenant_id))
-        except (DatabaseUnavailable, TimeoutError) as error:
+            return await self._breaker.wait_for(self._loading(key_id, project_id, tenant_id))
+        except DatabaseUnavailable as error:
             found = self._known.get(key_id)
             if found is None:
                 raise DatabaseUnavailable("the limits of a key could not be read") from error
             return found[2]
 
     def _loading(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> asyncio.Task[tuple[SubjectLimits, ...]]:
+        """The reading of a key's limits. Raises DatabaseUnavailable while the database is silent."""
         task = self._loads.get(key_id)
         if task is None:
-            task = self._loads[key_id] = asyncio.create_task(self._load(key_id, project_id, tenant_id))
+            task = self._loads[key_id] = self._breaker.begin(self._load(key_id, project_id, tenant_id))
             task.add_done_callback(lambda done: self._loaded(key_id, done))
+        else:
+            self._breaker.enter()
         return task
 
     def _loaded(self, key_id: UUID, task: asyncio.Task[tuple[SubjectLimits, ...]]) -> None:

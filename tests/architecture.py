@@ -49,9 +49,21 @@ ROOMS: Mapping[str, frozenset[str]] = {
 """What each room may import, beside itself."""
 
 FOLDERS: Mapping[str, Sequence[str]] = {
-    "protocol": ("addresses", "grammar_limits", "message", "metric_help", "replicas", "requests", "frames"),
+    "protocol": (
+        "addresses",
+        "context_length",
+        "grammar_limits",
+        "message",
+        "metric_help",
+        "replicas",
+        "requests",
+        "frames",
+    ),
     "storage": ("reported_error", "backoff", "bus", "redis_script", "disk_space", "free_text", "database"),
-    "audit_log": ("actors", "tables", "leaf_forms", "record", "anchors", "reading", "csv_rows", "verification"),
+    "audit_log": (
+        *("actors", "tables", "leaf_forms", "recorded_rows", "record", "anchors", "reading", "csv_rows"),
+        "verification",
+    ),
     "tenancy": (
         "rights",
         "keys",
@@ -153,9 +165,9 @@ TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
-        *("rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
+        *("party_change", "rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
-        *("audit_entry", "audit_chain", "audit_anchor", "service_hour", "lone_grant"),
+        *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
         *("stored_response", "stored_response_events", "response_policy"),
     )
 )
@@ -165,7 +177,15 @@ AUDITED_TABLES = frozenset(
     (
         *("tenant", "project", "api_key", "budget", "platform_setting", "contract_terms"),
         *("price_book", "price_sheet", "price_interval", "price_change", "billing_period", "journal_loss"),
-        *("billing_profile", "legal_entity", "invoice", "invoice_payment", "export_job", "webhook_endpoint"),
+        *(
+            "billing_profile",
+            "legal_entity",
+            "party_change",
+            "invoice",
+            "invoice_payment",
+            "export_job",
+            "webhook_endpoint",
+        ),
         *("cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy"),
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),
     )
@@ -189,7 +209,6 @@ UNAUDITED_TABLES = frozenset(
             "balance",
             "grant",
             "grant_balance",
-            "lone_grant",
             "ledger_txn",
             "ledger_entry",
             "seal",

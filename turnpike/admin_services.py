@@ -165,8 +165,8 @@ async def open_admin_services(
     bus = open_bus(settings)
     peppers = Peppers(keys.peppers, keys.pepper_current)
     holds, prices = HoldService(database), PriceCatalog(database)
-    authenticator = Authenticator(database, peppers, bus, timeout=settings.database_timeout)
-    users = Users(database, keys.master_key, bus, timeout=settings.database_timeout)
+    authenticator = Authenticator(database, peppers, bus, timeout=settings.database_wait)
+    users = Users(database, keys.master_key, bus, timeout=settings.database_wait)
     try:
         yield AdminServices(
             settings=settings,

@@ -13,9 +13,11 @@ from uuid import UUID
 
 import msgspec
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from billing.accounts.idempotency import IdempotencyConflict, check_id_unused
+from billing.accounts.taken_back import money_back, read_paid, read_taken_back
 from billing.events import partitions
 from billing.events.columns import EventColumns, as_bytes, dimension_ids, event_dimensions
 from billing.events.rollups import roll_up
@@ -23,13 +25,13 @@ from billing.events.rows import EventRows
 from billing.integrity.hash_chain import chain_batches
 from billing.ledger.entries import Balance, Entry, Transaction
 from billing.ledger.wallet import ModelCost, Wallet
-from billing.money import format_pico
+from billing.money import format_amount, format_pico
 from billing.periods.periods import book_late
 from billing.prices import PriceCatalog
 from billing.tables.money import usage_event
 from billing.transaction.budget_charges import BudgetCharges, charge_budgets
 from billing.transaction.money_transaction import MoneyTransaction
-from billing.transaction.opening import money_transaction, recorded_money_transaction
+from billing.transaction.opening import recorded_money_transaction
 from billing.usage import METERS, Counts, InvalidUsage, SignedUsage, UsageEvent
 from storage.database.base import new_id
 from storage.database.database import Database
@@ -47,8 +49,8 @@ class UnknownEvent(ReportedError, LookupError):
 
 
 class InvalidAdjustment(ReportedError, ValueError):
-    """An adjustment that cannot be: nothing changes, more is taken back than there was, it costs more than is there, or
-    it corrects a correction."""
+    """An adjustment that cannot be: nothing changes, more is taken back than there was or than credit notes have left,
+    it costs more than is there, or it corrects a correction."""
 
 
 async def adjust(
@@ -99,7 +101,7 @@ async def adjust(
     if adjustment_id is not None and (made := await _made(database, event)) is not None:
         return made
     if dry_run:
-        return await _tried(database, event_id, event)
+        return await _tried(database, event_id, original["period"], event)
     await partitions.ensure_partitions(database, as_bytes([identity]))
     ids = await dimension_ids(database, event_dimensions([event]))
     async with recorded_money_transaction(database) as (session, money):
@@ -113,7 +115,8 @@ async def adjust(
         await money.chain(chained)
         found = (await money.lock([tenant_id]))[tenant_id]
         _refuse_negative(await money.units_left(tenant_id, event_id))
-        wallet, entries = await _pay(money, found, event)
+        wallet, entries = await _pay(session, money, found, event, original["period"])
+        await _refuse_credited(session, original["period"], event, entries)
         currency = found.currency
         posted = [Transaction(identity, tenant_id, currency, "adjustment", event.period, entries, reason)]
         counted = {identity: await money.budgets.charged(event_id)}
@@ -158,31 +161,49 @@ def _usage(units: Mapping[str, int]) -> SignedUsage:
     return SignedUsage.from_meters(dict(units))
 
 
-async def _tried(database: Database, event_id: UUID, event: UsageEvent) -> UsageEvent:
-    """What a dry run can say: whether enough is there now, and in which period it would be booked."""
-    async with money_transaction(database) as money:
+async def _tried(database: Database, event_id: UUID, period: str, event: UsageEvent) -> UsageEvent:
+    """What a dry run can say: whether enough is there now, and in which period it would be booked. `period` is that of
+    the corrected usage."""
+    async with recorded_money_transaction(database) as (session, money):
         (event,) = (await book_late(money, EventColumns([event]))).events
         found = (await money.lock([event.tenant_id]))[event.tenant_id]
         left, more = await money.units_left(event.tenant_id, event_id), event.usage.meters()
         _refuse_negative({meter: units + more[meter] for meter, units in left.items()})
-        await _pay(money, found, event)
+        _, entries = await _pay(session, money, found, event, period)
+        await _refuse_credited(session, period, event, entries)
     return event
 
 
-async def _pay(money: MoneyTransaction, before: Balance, event: UsageEvent) -> tuple[Wallet, list[Entry]]:
-    """The tenant's money when it has paid for the adjustment, or got back what it had paid. Raises InvalidAdjustment if
-    there is too little."""
+async def _pay(
+    session: AsyncSession, money: MoneyTransaction, before: Balance, event: UsageEvent, period: str
+) -> tuple[Wallet, list[Entry]]:
+    """The tenant's money when it has paid for the adjustment, or got back what it had paid for the usage of `period`.
+    Raises InvalidAdjustment if there is too little."""
     wallet = Wallet(before, await money.grants([event.tenant_id], spent=True))
     used = ModelCost(event.project_id, event.model, abs(event.cost_pico))
     if event.cost_pico < 0:
-        return wallet, wallet.give_back(used)
+        return wallet, wallet.give_back(used, await read_paid(session, event.tenant_id, period))
     entries = wallet.use([used])
     if wallet.balance.overdraft > before.overdraft:
-        cost, available = format_pico(event.cost_pico), format_pico(before.available)
+        cost, available = format_amount(event.cost_pico), format_amount(before.available)
         raise InvalidAdjustment(
             f"it costs {cost} {before.currency} and {available} are available: put money in, or raise the line"
         )
     return wallet, entries
+
+
+async def _refuse_credited(session: AsyncSession, period: str, event: UsageEvent, entries: list[Entry]) -> None:
+    """Raise InvalidAdjustment if the adjustment gives back what credit notes for the period's invoice gave back."""
+    back = money_back(entries)
+    if back <= 0 or event.period == period:  # on the period's own invoice it is usage
+        return
+    taken_back = await read_taken_back(session, event.tenant_id, period)
+    if taken_back is not None and taken_back.credited and not taken_back.allows(corrected=back):
+        charged, credited = format_pico(taken_back.charged), format_pico(taken_back.credited)
+        raise InvalidAdjustment(
+            f"{taken_back.number} charged {charged} {taken_back.currency}, of which {credited} were credited:"
+            f" {format_pico(back)} more cannot be given back"
+        )
 
 
 def _refuse_negative(left: Mapping[str, int]) -> None:

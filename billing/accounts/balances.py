@@ -15,12 +15,15 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
+from audit_log.recorded_rows import digest_row
 from billing.accounts.idempotency import check_id_unused
-from billing.accounts.lone_grants import TakesTwoPeople, given_lately, note_lone_grant
+from billing.accounts.lone_grants import APPROVED, GRANT_CREATED, TakesTwoPeople, check_lone_grant, given_lately
+from billing.integrity.recorded_tables import CREDIT_LINES
 from billing.ledger.entries import Balance, Transaction, TransactionKind
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
-from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
+from billing.money import MAX_PICO, InvalidMoney, check_currency, format_amount, format_pico
 from billing.pending_changes import propose_if_needed
+from billing.prices.price_books import priced_currency
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
 from billing.transaction.money_transaction import Grant, MoneyTransaction
 from billing.transaction.opening import money_transaction, money_transaction_in, recorded_money_transaction
@@ -38,10 +41,26 @@ DEFAULT_CURRENCY = "USD"
 class CurrencyMismatch(ReportedError, ValueError):
     """Money of one currency was to be mixed with another's."""
 
-    def __init__(self, wanted: str, found: str) -> None:
-        super().__init__(f"the balance is in {wanted}, not in {found}")
-        self.wanted = wanted
-        self.found = found
+    def __init__(self, wanted: str, found: str, owner: str = "the balance is", advice: str = "") -> None:
+        super().__init__(f"{owner} in {wanted}, not in {found}{advice}")
+
+
+async def begin_balance(
+    database: Database, session: AsyncSession, tenant_id: UUID, currency: str, *, write: bool = True
+) -> None:
+    """Have a balance to lock; without `write`, only check. Raises CurrencyMismatch if this would be the tenant's first
+    money, in another currency than its prices: each of its requests would be refused."""
+    known = await session.scalar(select(balance.c.currency).where(balance.c.tenant_id == tenant_id))
+    if known is not None:
+        return
+    priced = await priced_currency(session, tenant_id)
+    if priced not in (None, currency):
+        advice = f"; use {priced}, or first make it a price book in {currency}: "
+        command = "`turnpike prices book NAME --tenant TENANT --base BOOK`"
+        raise CurrencyMismatch(str(priced), currency, "the tenant's prices are", advice + command)
+    if write:
+        start = new_balance(tenant_id, currency)
+        await session.execute(database.insert(balance).values(start).on_conflict_do_nothing())
 
 
 def no_money(tenant_id: UUID) -> Balance:
@@ -62,7 +81,7 @@ class RefundRefused(ReportedError, ValueError):
     """More was to be paid back than is paid, unused and not reserved: `refundable_pico`."""
 
     def __init__(self, refundable_pico: int, currency: str) -> None:
-        super().__init__(f"only {format_pico(refundable_pico)} {currency} are paid, unused and not reserved")
+        super().__init__(f"only {format_amount(refundable_pico)} {currency} are paid, unused and not reserved")
         self.refundable_pico = refundable_pico
 
 
@@ -149,6 +168,8 @@ class Balances:
         if expires_at is not None and expires_at <= await self._database.now():
             raise InvalidGrant("expires_at: it lies in the past")
         if dry_run:
+            async with self._database.reading() as session:
+                await begin_balance(self._database, session, tenant_id, currency, write=False)
             found = await self.get(tenant_id)
             if found is not None:
                 _check(self._database, found, made)
@@ -157,12 +178,12 @@ class Balances:
             lately = await given_lately(self._database, session, tenant_id)
         await self._propose_if_needed(made, lately)
         async with self._database.transaction() as session:  # one that has no balance has nothing to lock
-            await _begin(self._database, session, tenant_id, currency)
+            await begin_balance(self._database, session, tenant_id, currency)
         try:
             async with recorded_money_transaction(self._database) as (session, money):
                 new = await _put_in(self._database, money, made)
                 if new:
-                    await note_lone_grant(self._database, session, made)
+                    await check_lone_grant(self._database, session, made)
                     await _record_grant(session, made)
         except TakesTwoPeople as error:  # others were given at the same time
             await self._propose_if_needed(made, error.lately)
@@ -185,10 +206,10 @@ class Balances:
         its id was used meanwhile, InvalidMoney, CurrencyMismatch."""
         if made.expires_at is not None and made.expires_at <= await self._database.now_in(session):
             raise InvalidGrant("expires_at: it lies in the past")
-        await _begin(self._database, session, made.tenant_id, made.currency)
+        await begin_balance(self._database, session, made.tenant_id, made.currency)
         if not await _put_in(self._database, await money_transaction_in(self._database, session), made):
             raise InvalidGrant(f"id: {made.id} was used meanwhile")
-        await _record_grant(session, made)
+        await _record_grant(session, made, approved=True)
 
     async def _was_given(self, made: Grant) -> bool:
         """Whether this very grant is there. Raises IdempotencyConflict if another thing is under its id."""
@@ -278,13 +299,13 @@ class Balances:
             await propose_if_needed(self._database, "credit_line.set", line, summary, tenant_id=tenant_id,
                                     amount_pico=pico)  # fmt: skip
         async with self._database.transaction() as session:
-            await _begin(self._database, session, tenant_id, currency)
+            await begin_balance(self._database, session, tenant_id, currency)
         async with recorded_money_transaction(self._database) as (session, money):
             return await _set_line(session, money, line)
 
     async def set_credit_line_in(self, session: AsyncSession, line: CreditLine) -> Balance:
         """As `set_credit_line`, in this transaction and without another person's approval."""
-        await _begin(self._database, session, line.tenant_id, line.currency)
+        await begin_balance(self._database, session, line.tenant_id, line.currency)
         return await _set_line(session, await money_transaction_in(self._database, session), line)
 
     async def expire(self, now: int | None = None) -> int:
@@ -319,15 +340,17 @@ class Balances:
 
 async def settle_payment(database: Database, session: AsyncSession, made: Grant) -> None:
     """Put money in that came in for a document, in the transaction that writes down that it did; once under its id."""
-    await _begin(database, session, made.tenant_id, made.currency)
+    await begin_balance(database, session, made.tenant_id, made.currency)
     await _put_in(database, await money_transaction_in(database, session), made)
 
 
-async def _record_grant(session: AsyncSession, made: Grant) -> None:
+async def _record_grant(session: AsyncSession, made: Grant, *, approved: bool = False) -> None:
     said = msgspec.structs.asdict(made)
     after = {name: said[name] for name in ("currency", "kind", "priority", "expires_at", "model")}
     after["amount"] = format_pico(made.amount_pico)
-    await record_change(session, "grant.created", target="grant", target_id=made.id, tenant_id=made.tenant_id,
+    if approved:
+        after[APPROVED] = True
+    await record_change(session, GRANT_CREATED, target="grant", target_id=made.id, tenant_id=made.tenant_id,
                         project_id=made.project_id, reason=made.reason, after=after)  # fmt: skip
 
 
@@ -339,14 +362,9 @@ async def _set_line(session: AsyncSession, money: MoneyTransaction, line: Credit
     await money.save([after])
     lines = [{"limit": format_pico(one.credit_line), "currency": line.currency} for one in (found, after)]
     await record_change(session, "credit_line.set", target="balance", target_id=line.tenant_id,
-                        tenant_id=line.tenant_id, before=lines[0], after=lines[1])  # fmt: skip
+                        tenant_id=line.tenant_id, before=lines[0], after=lines[1],
+                        row_sha256=await digest_row(session, CREDIT_LINES, line.tenant_id))  # fmt: skip
     return after
-
-
-async def _begin(database: Database, session: AsyncSession, tenant_id: UUID, currency: str) -> None:
-    """Have a balance to lock."""
-    start = new_balance(tenant_id, currency)
-    await session.execute(database.insert(balance).values(start).on_conflict_do_nothing())
 
 
 async def _put_in(database: Database, money: MoneyTransaction, made: Grant) -> bool:

@@ -10,9 +10,11 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
-from billing.accounts.balances import CurrencyMismatch, new_balance
+from audit_log.recorded_rows import digest_row
+from billing.accounts.balances import CurrencyMismatch, begin_balance
 from billing.budgets.store import TERMS, WINDOW
 from billing.budgets.windows import Action, BudgetLimit, BudgetScope, BudgetWindow, Span
+from billing.integrity.recorded_tables import BUDGETS
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
 from billing.tables.budgets import budget, budget_window
 from billing.tables.money import balance
@@ -66,12 +68,10 @@ class BudgetSettings:
         check_currency(currency)
         _check(scope, subject, limit_pico, thresholds)
         async with self._database.transaction() as session:
-            start = self._database.insert(balance).values(new_balance(tenant_id, currency)).on_conflict_do_nothing()
-            if not dry_run:
-                await session.execute(start)
+            await begin_balance(self._database, session, tenant_id, currency, write=not dry_run)
             known = await self._lock(session, tenant_id)
             if known not in (None, currency):
-                raise CurrencyMismatch(currency, str(known))
+                raise CurrencyMismatch(str(known), currency)
             mine = (budget.c.tenant_id == tenant_id, budget.c.scope == scope)
             query = select(*(budget.c[name] for name in TERMS), budget.c.removed_at)
             query = query.where(*mine, budget.c.subject == subject, budget.c.span == span)
@@ -84,7 +84,8 @@ class BudgetSettings:
                 await self._write(session, terms, there=found is not None)
                 before = None if row is None or row.removed_at is not None else _said(BudgetLimit(*row[:-1]), key)
                 await record_change(session, "budget.set", target="budget", target_id=budget_id,
-                                    tenant_id=tenant_id, before=before, after=_said(terms, key))  # fmt: skip
+                                    tenant_id=tenant_id, before=before, after=_said(terms, key),
+                                    row_sha256=await digest_row(session, BUDGETS, budget_id))  # fmt: skip
         return terms.budget_id
 
     async def remove(self, tenant_id: UUID, budget_id: UUID, key: str = "") -> None:
@@ -98,7 +99,8 @@ class BudgetSettings:
                 raise UnknownBudget(budget_id)
             await self._count(session, tenant_id)
             await record_change(session, "budget.removed", target="budget", target_id=budget_id,
-                                tenant_id=tenant_id, before=_said(BudgetLimit(*row), key))  # fmt: skip
+                                tenant_id=tenant_id, before=_said(BudgetLimit(*row), key), after={},
+                                row_sha256=await digest_row(session, BUDGETS, budget_id))  # fmt: skip
 
     async def list(self, tenant_id: UUID) -> list[BudgetWindow]:
         """The tenant's budgets as windows at present; one that nothing was used of has its budget's id."""

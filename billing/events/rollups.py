@@ -9,10 +9,10 @@ from uuid import UUID
 
 import msgspec
 import numpy as np
-from sqlalchemy import ColumnElement, Label, Subquery, func, select
+from sqlalchemy import ColumnElement, Label, Subquery, and_, case, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.calendar import check_period, period_bounds
+from billing.calendar import check_period, months, period_bounds, period_of
 from billing.events.columns import EventColumns, Numbers, groups
 from billing.tables.money import rollup_hour, usage_event, usage_fact, usage_traits
 from billing.usage import DIMENSIONS, METERS
@@ -20,6 +20,7 @@ from billing.usage import DIMENSIONS, METERS
 HOUR = 3_600_000_000
 LIMB = 10**9
 """A cost is summed as quotients and remainders by this, both with the sign of the cost."""
+_LAST = 7_226_582_400_000_000  # 2199: later instants give no usage and no error
 
 KEYS = tuple(column.name for column in rollup_hour.primary_key.columns)
 SUMS = ("requests", *METERS, "cost_high", "cost_low")
@@ -127,3 +128,28 @@ def roll_up(columns: EventColumns) -> list[RollupDelta]:
         for event, some in zip(firsts, sums.tolist(), strict=True)
     ]
     return sorted(rolled, key=_key)
+
+
+def counted_within(period: ColumnElement[str], at: ColumnElement[int], low: int, high: int) -> ColumnElement[bool]:
+    """The condition that something counts in the span from `low` (included) to `high` (excluded).
+
+    It counts at its instant; if it was booked after its own month had closed, at the first instant of the month that it
+    is booked in. So what a span of a closed month says does not change. Nothing is booked before its own month.
+    """
+    first, last = period_of(min(low, _LAST)), period_of(min(high - 1, _LAST))
+    begins = at >= low if low > period_bounds(first)[0] else true()
+    if first == last:
+        return and_(period == first, begins, at < high)
+    return or_(and_(period == first, begins), and_(period > first, period < last), and_(period == last, at < high))
+
+
+def counted_at(period: ColumnElement[str], at: ColumnElement[int], low: int, high: int) -> ColumnElement[int]:
+    """The instant at which something counts that is counted within a span of some months, as `counted_within` says."""
+    starts = [(month, period_bounds(month)[0]) for month in months_of(low, high)]
+    return case(*((and_(period == month, at < start), start) for month, start in starts), else_=at)
+
+
+def months_of(low: int, high: int) -> list[str]:
+    """The billing periods of a span, in order; of an empty span the one that it begins in."""
+    first = period_of(min(low, _LAST))
+    return list(months(first, max(first, period_of(min(high - 1, _LAST)))))

@@ -13,8 +13,10 @@ from billing.calendar import period_bounds
 from billing.events.rollups import HOUR, SUMS
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
 from billing.rating.lines import RatedLine
+from billing.rating.storage_hours import storage_line, storage_sums, storage_units
 from billing.rating.usage_lines import lines_of, usage_group
 from billing.tables.money import rollup_hour
+from billing.tables.rating import storage_event
 
 DAY = 24 * HOUR
 _OF = rollup_hour.c
@@ -73,36 +75,65 @@ async def taken_back(snapshot: ExportSnapshot, wanted: ExportQuery, tenant_id: U
     return back
 
 
+async def _rated_storage(
+    snapshot: ExportSnapshot, wanted: ExportQuery
+) -> AsyncIterator[list[tuple[Any, str, RatedLine]]]:
+    """Yields portions of (group, currency, line) of cache storage: a project's of a model in a day, at one price
+    version, ordered by tenant, day, project, model and version."""
+    event = storage_event.c
+    where = [event.period == wanted.period]
+    if wanted.tenant_id is not None:  # else all tenants: an export of the whole installation
+        where.append(event.tenant_id == wanted.tenant_id)
+    start = (event.hour - event.hour % DAY).label("start")
+    by = ("tenant_id", "project_id", "model", "price_version")
+    order = (event.tenant_id, start, event.project_id, snapshot.in_order(event.model), event.price_version)
+    query = storage_sums(by, *where, also=[start]).order_by(None).order_by(*order)
+    async for portion in snapshot.portions(query):
+        rated = []
+        for row in portion:
+            version = await snapshot.prices.version(row.price_version)
+            span = (row.start, row.start + DAY)
+            line = storage_line(version, row.project_id, row.model, storage_units(row), span)
+            rated.append((row, version.currency, line))
+        yield rated
+
+
 async def _rows(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterator[Sequence[Row]]:
-    names = wanted.names
     async for rated in rated_groups(snapshot, wanted, DAY):
-        yield [
-            (
-                row.start,
-                wanted.period,
-                row.tenant_id,
-                names.tenants.get(row.tenant_id),
-                row.project_id,
-                names.projects.get(row.project_id),
-                row.key_id,
-                line.model,
-                line.lane,
-                line.context_from,
-                line.price_version,
-                line.meter,
-                line.units,
-                line.price_micro,
-                currency,
-                line.exact_pico,
-            )
-            for row, currency, line in rated
-        ]
+        yield _cells(wanted, rated)
+    async for rated in _rated_storage(snapshot, wanted):
+        yield _cells(wanted, rated)
+
+
+def _cells(wanted: ExportQuery, rated: Sequence[tuple[Any, str, RatedLine]]) -> list[Row]:
+    names = wanted.names
+    return [
+        (
+            row.start,
+            wanted.period,
+            row.tenant_id,
+            names.tenants.get(row.tenant_id),
+            row.project_id,
+            names.projects.get(row.project_id),
+            getattr(row, "key_id", None),
+            line.model,
+            line.lane,
+            line.context_from,
+            line.price_version,
+            line.meter,
+            line.units,
+            line.price_micro,
+            currency,
+            line.exact_pico,
+        )
+        for row, currency, line in rated
+    ]
 
 
 COSTS = Dataset(
     name="costs",
     title="Costs",
-    about="one row for each day, project, key, model, lane, context tier, price version and meter",
+    about="one row for each day, project, key, model, lane, context tier, price version and meter; cache storage too",
     columns=(
         Column("date", "date", "day in UTC"),
         Column("period", "text", "billing period"),
@@ -110,13 +141,13 @@ COSTS = Dataset(
         Column("tenant", "text"),
         Column("project_id", "id"),
         Column("project", "text"),
-        Column("key_id", "id", "API key that asked"),
+        Column("key_id", "id", "API key that asked; empty for cache storage"),
         Column("model", "text", "served model"),
-        Column("lane", "text", "interactive, standard or batch"),
+        Column("lane", "text", "interactive, standard or batch; empty for cache storage"),
         Column("context_from", "integer", "where the context tier begins, in tokens"),
         Column("price_version", "integer"),
         Column("meter", "text", "what was used"),
-        Column("units", "integer", "tokens"),
+        Column("units", "integer", "tokens; of cache storage token-seconds"),
         Column("price_per_million", "price", "price of 1,000,000 units"),
         Column("currency", "text"),
         Column("cost", "money", "units × price, exactly"),

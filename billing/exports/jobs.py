@@ -19,9 +19,11 @@ import structlog
 from sqlalchemy import func, insert, or_, select, update
 
 from audit_log.record import record_change
+from audit_log.recorded_rows import digest_row
 from billing.calendar import InvalidPeriod, check_period
 from billing.exports.datasets import PROVIDER, DisplayNames, ExportQuery, InvalidExport
 from billing.exports.files import ExportOrder, dataset_of, export, format_of, manifest_path
+from billing.integrity.recorded_tables import EXPORTS
 from billing.prices import PriceCatalog
 from billing.tables.exports import export_job
 from storage.database.base import new_id
@@ -122,7 +124,8 @@ class ExportJobs:
             )
             said = {"dataset": dataset, "period": period, "format": form}
             await record_change(session, "export.ordered", target="export", target_id=identity,
-                                tenant_id=tenant_id, after=said)  # fmt: skip
+                                tenant_id=tenant_id, after=said,
+                                row_sha256=await digest_row(session, EXPORTS, identity))  # fmt: skip
         return await self.get(tenant_id, identity)
 
     async def get(self, tenant_id: UUID, job_id: UUID) -> ExportJob:
@@ -261,7 +264,14 @@ class ExportJobs:
     async def _finish(self, job: ExportJob, state: JobState, **values: Any) -> None:
         if state != "expired":
             values |= {"finished_at": self._database.clock}
-        await self._update(job, state=state, **values)
+        this_row = (_OF.tenant_id == job.tenant_id, _OF.id == job.id)
+        async with self._database.transaction() as session:
+            await session.execute(update(export_job).where(*this_row).values(state=state, **values))
+            if state == "done":
+                made = msgspec.json.decode(values["manifest"])
+                await record_change(session, "export.made", target="export", target_id=job.id,
+                                    tenant_id=job.tenant_id, after=made,
+                                    row_sha256=await digest_row(session, EXPORTS, job.id))  # fmt: skip
 
     async def _update(self, job: ExportJob, **values: Any) -> None:
         # no entry: the order is recorded, not how its work goes on

@@ -18,8 +18,10 @@ ACCOUNT_CODES: dict[str, str] = {
     "clearing": "1010",
     "receivable": "1200",
     "invoiced": "1210",
+    "written_off": "1280",
     "rounding_carry": "1290",
     "tax": "2200",
+    "tax_relief": "2290",
     "prepaid": "2300",
     "promo": "2310",
     "restricted": "2320",
@@ -28,6 +30,7 @@ ACCOUNT_CODES: dict[str, str] = {
     "breakage": "4200",
     "credited": "4900",
     "goodwill": "6300",
+    "bad_debt": "6900",
 }
 """Account → its code, unless another is set."""
 _MICROSECOND = 1

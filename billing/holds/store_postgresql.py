@@ -36,8 +36,10 @@ _TAKE_AT_ONCE = """
         ORDER BY 1 FOR UPDATE OF balance
     ), paid AS (
         UPDATE balance SET holds = balance.holds + t.holds, held = CASE
-            WHEN balance.currency = t.currency AND balance.budgets = 0 AND balance.restricted = 0
-            THEN balance.held + t.held END
+            WHEN balance.currency = t.currency AND balance.budgets = 0 AND balance.restricted = 0 AND NOT EXISTS (
+                SELECT FROM "grant" AS g JOIN grant_balance AS left_of ON left_of.grant_id = g.id
+                WHERE g.tenant_id = balance.tenant_id AND g.expires_at <= {clock} AND left_of.remaining > 0
+            ) THEN balance.held + t.held END
         FROM unnest($12::text::uuid[], $13::text::numeric[], $14::text::bigint[], $15::text::text[])
             AS t (tenant_id, held, holds, currency)
         JOIN locked ON locked.tenant_id = t.tenant_id
@@ -106,8 +108,8 @@ async def take_at_once(
 ) -> tuple[int, dict[UUID, UUID]] | None:
     """Take all the holds in one statement. Returns the instant, and the batch of each request.
 
-    Returns None and writes nothing if a tenant has too little money, has budgets, or has grants for one model or
-    project. Then the caller decides hold by hold in a transaction.
+    Returns None and writes nothing if a tenant has too little money, has budgets, has grants for one model or project,
+    or money whose time has passed. Then the caller decides hold by hold in a transaction.
 
     `connection` is in no transaction; `currencies` are those of the requests' price versions.
     """

@@ -12,17 +12,16 @@ busiest of these tables also reads the instant from the database's clock, and so
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from hashlib import sha256
 from typing import Any
-from uuid import UUID
 
 import msgspec
 from sqlalchemy import ColumnElement, Table, insert, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from audit_log.recorded_rows import plain_value
 from billing.ledger.entries import Transaction
-from billing.tables.invoices import invoice, invoice_payment
+from billing.tables.invoices import invoice, invoice_payment, party_change
 from billing.tables.journals import journal_loss
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.tables.periods import billing_period
@@ -38,6 +37,7 @@ from billing.tables.prices import (
     price_version,
 )
 from billing.tables.rating import contract_terms, storage_event
+from billing.tables.reconciliation import recon_run
 from billing.tables.seals import seal
 
 INSTANT = 8
@@ -137,6 +137,9 @@ FORMS: dict[tuple[str, int], SealForm] = {
             "at",
         ),
         SealForm(
+            party_change, ("id",), ("id", "seller", "tenant_id", "valid_from", "facts", "reason"), "created_at"
+        ),
+        SealForm(
             invoice,
             ("id",),
             ("id", "kind", "seller", "tenant_id", "period", "currency", "series", "year", "n", "number", "issued",
@@ -150,6 +153,12 @@ FORMS: dict[tuple[str, int], SealForm] = {
             journal_loss,
             ("journal",),
             ("journal", "replica", "since", "author", "reason", "events", "missing", "holds", "held_pico"),
+            "at",
+        ),
+        SealForm(
+            recon_run,
+            ("id",),
+            ("id", "period", "events", "lost", "doubled", "unconfirmed", "late", "drift_pico", "report"),
             "at",
         ),
         SealForm(
@@ -172,8 +181,8 @@ _encode = msgspec.msgpack.encode
 def digest_of(form: SealForm, row: Mapping[Any, Any], parts: Iterable[Mapping[Any, Any]] = ()) -> bytes:
     """The digest of a row and, in their order, of the rows that it consists of; all but the row's instant."""
     of = () if form.part is None else form.part.columns
-    said = [[_plain(part[name]) for name in of] for part in parts]
-    return sha256(_encode([form.domain, [_plain(row[name]) for name in form.columns], said])).digest()
+    said = [[plain_value(part[name]) for name in of] for part in parts]
+    return sha256(_encode([form.domain, [plain_value(row[name]) for name in form.columns], said])).digest()
 
 
 def digest_of_transaction(transaction: Transaction) -> bytes:
@@ -226,12 +235,3 @@ async def parts_of(
         for row in (await session.execute(query)).mappings():
             found.setdefault(row[part.of], []).append(row)
     return found
-
-
-def _plain(value: Any) -> str | bytes | None:
-    """A value as both databases have it: ids as bytes, all numbers as text, since sums have more than 64 bits."""
-    if isinstance(value, UUID):
-        return value.bytes
-    if isinstance(value, int | Decimal):
-        return str(int(value))
-    return value if value is None or isinstance(value, bytes) else str(value)

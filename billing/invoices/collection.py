@@ -1,4 +1,4 @@
-"""Collecting an issued invoice: payments, voiding, and marking it uncollectible."""
+"""Collecting an issued invoice: payments, voiding, and writing off what is not collected."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
 from billing.integrity.row_seals import seal_rows
+from billing.invoices.accounting.losses import (
+    VAT_RELIEF,
+    WRITE_OFF,
+    is_posted,
+    post_recovery,
+    vat_relief_entries,
+    write_off_entries,
+)
 from billing.invoices.accounting.posting import balanced_entries, entries_of, post, reversed_entries, step_id
 from billing.invoices.errors import AmountRefused, DocumentRefused, ReferenceTaken, WrongState
 from billing.invoices.notices import TOPICS, send_notice
@@ -28,6 +36,7 @@ MOST_TEXT = 200
 """Characters of a payment's reference and of a credit note's reason."""
 
 _RECORDED: dict[InvoiceState, str] = {"void": "invoice.voided", "uncollectible": "invoice.marked_uncollectible"}
+_VAT_RELIEVED = "invoice.vat_relieved"
 
 
 async def pay(
@@ -76,7 +85,7 @@ async def _record_payment(
 ) -> int:
     """Write the payment and its effect on the invoice; return the part that pays for usage, in pico-units."""
     payment_id = _payment_id(current, reference)
-    if current.state in ("draft", "void", "paid"):
+    if current.state in ("draft", "void", "paid", "credited"):
         raise WrongState(current.name, current.state, "paid")
     amount = current.left if amount is None else amount
     if not 0 < amount <= current.left:
@@ -99,15 +108,21 @@ async def _record_payment(
     rest = balanced_entries(("clearing", "invoiced", pico - usage_pico))
     await post(database, session, current, f"payment:{reference}:rest", rest, memo=f"payment of {current.name}")
     settled_pico = current.settled_pico + usage_pico
-    await settle_invoice(database, session, current, paid=current.paid + amount, settled_pico=settled_pico)
+    changes = {"paid": current.paid + amount, "settled_pico": settled_pico}
+    await settle_invoice(database, session, current, f"payment:{reference}", **changes)
     return usage_pico
 
 
-async def settle_invoice(database: Database, session: AsyncSession, current: InvoiceRecord, **changes: int) -> None:
-    """Write amounts of an invoice that were paid or credited, with the state that follows from them."""
+async def settle_invoice(
+    database: Database, session: AsyncSession, current: InvoiceRecord, step: str, **changes: int
+) -> None:
+    """Write amounts of an invoice that a step paid or credited, with the state and the recovery that follow."""
     after = msgspec.structs.replace(current, **changes)
+    await post_recovery(database, session, current, after, f"{step}:recovery")
     state = current.state
-    if current.left:
+    if 0 < after.gross == after.credited:
+        state = check_transition(current.name, current.state, "credited")
+    elif current.left:
         settled = bool(after.paid or after.credited)
         state = settled_state(current.name, current.state, left=after.left, settled=settled)
     await update_invoice(session, current, {"state": state, **changes})
@@ -115,11 +130,12 @@ async def settle_invoice(database: Database, session: AsyncSession, current: Inv
         await send_notice(database, session, TOPICS[state], msgspec.structs.replace(after, state=state))
 
 
-async def void(database: Database, record: InvoiceRecord, *, write: bool = True) -> InvoiceRecord:
+async def void(database: Database, record: InvoiceRecord, reason: str, *, write: bool = True) -> InvoiceRecord:
     """Void an invoice that nothing was paid or credited of, and return it. Its period can be invoiced again.
 
-    The number stays in the series. Raises WrongState, DocumentRefused, DatabaseUnavailable.
+    The number stays in the series. Raises WrongState, DocumentRefused, InvalidText, DatabaseUnavailable.
     """
+    check_text("reason", reason, MOST_TEXT)
     async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         current = await lock_invoice(database, session, record.tenant_id, record.id)
@@ -128,27 +144,60 @@ async def void(database: Database, record: InvoiceRecord, *, write: bool = True)
         if current.paid or current.credited:
             raise DocumentRefused(f"{current.name} is partly paid or credited; write a credit note instead")
         entries = reversed_entries(entries_of(current))
-        return await _change_state(database, session, current, "void", entries)
+        return await _change_state(database, session, current, "void", entries, reason=reason)
 
 
-async def mark_uncollectible(database: Database, record: InvoiceRecord, *, write: bool = True) -> InvoiceRecord:
-    """Mark an invoice as uncollectible, and return it. The tenant still owes it, and it can still be paid.
+async def mark_uncollectible(
+    database: Database, record: InvoiceRecord, reason: str, *, write: bool = True
+) -> InvoiceRecord:
+    """Write off what is left of an invoice, and return it. The tenant still owes it, and it can still be paid.
 
-    Raises WrongState, DatabaseUnavailable.
+    Raises WrongState, InvalidText, DatabaseUnavailable.
     """
+    check_text("reason", reason, MOST_TEXT)
     async with database.transaction(write=write) as session:
         await lock_documents(database, session, record.tenant_id)
         current = await lock_invoice(database, session, record.tenant_id, record.id)
-        return await _change_state(database, session, current, "uncollectible", [])
+        if current.state == "uncollectible" and await is_posted(session, current, WRITE_OFF):
+            raise WrongState(current.name, current.state, "uncollectible")
+        entries = write_off_entries(current)
+        return await _change_state(database, session, current, "uncollectible", entries, reason=reason)
+
+
+async def relieve_vat(database: Database, record: InvoiceRecord, reason: str, *, write: bool = True) -> InvoiceRecord:
+    """Book that the VAT on what is left of a written-off invoice is claimed back as of today, and return the invoice.
+
+    Raises WrongState, DocumentRefused, InvalidText, DatabaseUnavailable.
+    """
+    check_text("reason", reason, MOST_TEXT)
+    async with database.transaction(write=write) as session:
+        await lock_documents(database, session, record.tenant_id)
+        current = await lock_invoice(database, session, record.tenant_id, record.id)
+        if current.state != "uncollectible" or not await is_posted(session, current, WRITE_OFF):
+            raise WrongState(current.name, current.state, "relieved of its VAT", "write it off first")
+        if await is_posted(session, current, VAT_RELIEF):
+            raise DocumentRefused(f"{current.name} is relieved of its VAT already")
+        entries = vat_relief_entries(current)
+        if not entries:
+            raise DocumentRefused(f"no VAT is left of {current.name}")
+        await post(database, session, current, VAT_RELIEF, entries, memo=f"{current.name}: VAT claimed back")
+        await record_document(session, _VAT_RELIEVED, current, current, reason)
+        return current
 
 
 async def _change_state(
-    database: Database, session: AsyncSession, current: InvoiceRecord, state: InvoiceState, entries: list[Entry]
+    database: Database,
+    session: AsyncSession,
+    current: InvoiceRecord,
+    state: InvoiceState,
+    entries: list[Entry],
+    *,
+    reason: str,
 ) -> InvoiceRecord:
     check_transition(current.name, current.state, state)
     await update_invoice(session, current, {"state": state})
     await post(database, session, current, state, entries, memo=f"{current.name} {state}")
     after = await lock_invoice(database, session, current.tenant_id, current.id)
     await send_notice(database, session, TOPICS[state], after)
-    await record_document(session, _RECORDED[state], current, after)
+    await record_document(session, _RECORDED[state], current, after, reason)
     return after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 from uuid import UUID
@@ -10,8 +11,9 @@ import msgspec
 
 from billing.calendar import period_bounds
 from billing.invoices.document import Document, InvoiceLine, Returned, Savings
-from billing.invoices.parties.parties import Buyer, Detail, Seller
-from billing.invoices.parties.tax import Tax, tax_for, tax_totals
+from billing.invoices.parties.dated import InvoiceParties
+from billing.invoices.parties.parties import Detail
+from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
 from billing.money import RoundedAmount, minor_unit, round_half_up, round_with_carry
 from billing.rating.lines import LineKind, RatedLine
 from billing.usage import METERS
@@ -47,8 +49,7 @@ class Exact(msgspec.Struct, frozen=True):
 
 
 def compose(
-    seller: Seller,
-    buyer: Buyer,
+    parties: InvoiceParties,
     tenant_id: UUID,
     period: str,
     *,
@@ -62,30 +63,36 @@ def compose(
 
     Each line is rounded once. What rounding leaves is carried, and becomes a line once it comes to a minor unit. A
     negative sum is carried whole. Promotional credit lowers the taxable amount; prepaid credit is deducted from the
-    total. Raises InvalidParty.
+    total. The tax of each line is that of its own period's end, that of an advance the issue date's. Raises
+    InvalidParty.
     """
-    unit = minor_unit(currency)
-    tax = tax_for(seller, buyer)
+    unit, seller, buyer = minor_unit(currency), parties.seller, parties.buyer
     start, end = period_bounds(period)
-    lines = [_line(line, unit, tax, projects) for line in merged(rated, buyer.detail)]
+    priced = merged(rated, buyer.detail)
     if funding.promo:
-        promo = _plain("credit", "Promotional credit", start, end, -funding.promo)
-        lines.append(_line(promo, unit, tax, projects))
+        priced.append(_plain("credit", "Promotional credit", start, end, -funding.promo))
+    taxed = _with_taxes(priced, parties)
+    lines = [_line(line, unit, tax, projects) for line, tax in taxed]
+    taxes = _by_rate(tax for _, tax in taxed)
     exact = sum(int(line.exact) for line in lines)
     billed = round_with_carry(exact, funding.carry, unit)
-    text = "Rounding of all lines together, with what earlier periods left"
-    if billed.amount < 0:  # an invoice cannot ask for a negative amount
-        billed = RoundedAmount(0, exact + funding.carry)
-        text = "Credit carried to the next invoice"
     if over := billed.amount - sum(line.net for line in lines):
-        carry = _plain("carry", text, start, end, 0)
-        lines.append(msgspec.structs.replace(_line(carry, unit, tax, projects), net=over))
-    taxes = tax_totals((tax, line.net) for line in lines)
-    vat = sum(total.tax for total in taxes)
+        text = "Rounding of all lines together, with what earlier periods left"
+        taxes = taxes or _by_rate([parties.tax_on(parties.event)])
+        nets = _nets(lines)
+        largest = max(taxes, key=lambda rate: abs(nets[rate]))
+        lines.append(_carried(text, over, taxes[largest], start, end))
+    totals = _totals(lines, taxes)
+    if billed.amount < 0 or billed.amount + _vat(totals) < 0:  # an invoice cannot ask for a negative amount
+        lines = [line for line in lines if line.kind != "carry"]
+        text = "Credit carried to the next invoice"
+        lines += [_carried(text, -net, taxes[rate], start, end) for rate, net in _nets(lines).items() if net]
+        billed, totals = RoundedAmount(0, exact + funding.carry), _totals(lines, taxes)
+    vat = _vat(totals)
     prepaid = round_with_carry(funding.prepaid, funding.prepaid_carry, unit).amount
     if funding.prepaid == exact:
         prepaid = billed.amount
-    prepaid = min(max(prepaid, 0), billed.amount)
+    prepaid = min(max(prepaid, 0), billed.amount, billed.amount + vat)
     return Document(
         kind="invoice",
         series=seller.series,
@@ -97,7 +104,7 @@ def compose(
         tenant_id=str(tenant_id),
         buyer=buyer,
         lines=lines,
-        taxes=taxes,
+        taxes=totals,
         net=billed.amount,
         tax=vat,
         gross=billed.amount + vat,
@@ -111,6 +118,78 @@ def compose(
         returned=_returned(funding),
         savings=savings if savings.models else "",
     )
+
+
+def _with_taxes(lines: Sequence[RatedLine], parties: InvoiceParties) -> list[tuple[RatedLine, Tax]]:
+    """Each line with its tax. What lowers usage is divided by the taxes of that usage, if there are several."""
+    days = {_tax_day(line, parties) for line in lines}
+    by_day = {day: parties.tax_on(day) for day in sorted(days | {parties.event})}
+    used: dict[Tax, list[RatedLine]] = defaultdict(list)
+    for line in lines:
+        if line.kind in _UNITS:
+            used[by_day[_tax_day(line, parties)]].append(line)
+    taxed = []
+    for line in lines:
+        if line.kind in _UNITS or line.exact_pico >= 0:
+            taxed.append((line, by_day[_tax_day(line, parties)]))
+        else:
+            taxed += _divided(line, used, by_day[parties.event])
+    return taxed
+
+
+def _tax_day(line: RatedLine, parties: InvoiceParties) -> str:
+    """The day of a line's chargeable event: the last one of its period; of an advance, that of its invoice."""
+    is_advance = line.kind == "commitment" and line.exact_pico > 0
+    return parties.issued if is_advance else _day(line.service_end - 1)
+
+
+def _divided(line: RatedLine, used: Mapping[Tax, Sequence[RatedLine]], otherwise: Tax) -> list[tuple[RatedLine, Tax]]:
+    """A line that lowers usage, in parts that are proportional to what was used under each tax."""
+    weights = {
+        tax: max(0, sum(each.exact_pico for each in lines if line.model in (None, each.model)))
+        for tax, lines in used.items()
+    }
+    weights = {tax: weight for tax, weight in weights.items() if weight}
+    if len(weights) < 2:
+        return [(line, next(iter(weights), otherwise))]
+    parts, before, done = [], 0, 0
+    for tax, weight in weights.items():
+        before += weight
+        until = line.exact_pico * before // sum(weights.values())
+        parts.append((msgspec.structs.replace(line, exact_pico=until - done), tax))
+        done = until
+    return [(part, tax) for part, tax in parts if part.exact_pico]
+
+
+def _nets(lines: Iterable[InvoiceLine]) -> dict[tuple[str, int], int]:
+    """Sums of the nets of lines by category and rate."""
+    nets: dict[tuple[str, int], int] = defaultdict(int)
+    for line in lines:
+        nets[line.category, line.rate] += line.net
+    return nets
+
+
+def _carried(text: str, net: int, tax: Tax, start: int, end: int) -> InvoiceLine:
+    """A line of what is rounded or carried: it has a net and no exact amount."""
+    return msgspec.structs.replace(_line(_plain("carry", text, start, end, 0), 1, tax, {}), net=net)
+
+
+def _by_rate(taxes: Iterable[Tax]) -> dict[tuple[str, int], Tax]:
+    """Taxes by category and rate. Several reasons of one are joined."""
+    by_rate: dict[tuple[str, int], Tax] = {}
+    for tax in taxes:
+        known = by_rate.setdefault((tax.category, tax.rate), tax)
+        if tax.reason not in known.reason:
+            by_rate[tax.category, tax.rate] = Tax(tax.category, tax.rate, f"{known.reason}; {tax.reason}")
+    return by_rate
+
+
+def _totals(lines: Iterable[InvoiceLine], taxes: Mapping[tuple[str, int], Tax]) -> list[TaxTotal]:
+    return tax_totals((taxes[line.category, line.rate], line.net) for line in lines)
+
+
+def _vat(totals: Iterable[TaxTotal]) -> int:
+    return sum(total.tax for total in totals)
 
 
 def _returned(funding: Funding) -> Returned | msgspec.UnsetType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from uuid import UUID
 
@@ -12,19 +12,26 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
+from billing.accounts.taken_back import read_taken_back
 from billing.invoices.accounting.posting import balanced_entries, post, step_id
 from billing.invoices.collection import MOST_TEXT, settle_invoice
 from billing.invoices.document import Document, InvoiceLine
 from billing.invoices.errors import AmountRefused, WrongState
 from billing.invoices.finalizing import issue
-from billing.invoices.parties.store import lock_documents, read_seller
+from billing.invoices.parties.dated import BUYER_FACTS, SELLER_FACTS, with_facts
+from billing.invoices.parties.store import lock_documents, read_buyer, read_seller, today
 from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
 from billing.invoices.recording import record_document
 from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, update_invoice, write_draft
-from billing.money import format_minor, minor_to_pico, minor_unit
+from billing.money import format_minor, format_pico, minor_to_pico, minor_unit
 from billing.pending_changes import propose_if_needed
+from billing.rating.commitment_accounts import read_commitment_lines
+from billing.rating.commitments import lines_of
+from billing.rating.lines import money_text
+from billing.rating.schedules import read_schedule
 from billing.tables.invoices import invoice
 from billing.transaction.money_transaction import Grant
+from billing.transaction.opening import money_transaction_in
 from storage.database.database import Database
 from storage.free_text import check_text
 
@@ -72,7 +79,7 @@ async def credit(
     arguments = CreditArguments(record.tenant_id, record.id, reason, request, amounts, issued)
     if not write:
         async with database.reading() as session:
-            return None, await _compose(session, record, reason, amounts)
+            return None, await _compose(database, session, record, arguments)
     await _propose(database, record, arguments)
     async with database.transaction() as session:
         return await credit_in(database, session, arguments)
@@ -86,10 +93,11 @@ async def credit_in(
     amounts, note_id = arguments.amounts, step_id(arguments.invoice_id, f"credit:{request}")
     await lock_documents(database, session, tenant_id)
     current = await lock_invoice(database, session, tenant_id, arguments.invoice_id)
+    await (await money_transaction_in(database, session)).lock([tenant_id])  # nobody corrects usage meanwhile
     if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
         _check_same_request(await read_document(session, tenant_id, note_id), request, reason, amounts)
     else:
-        document = await _compose(session, current, reason, amounts)
+        document = await _compose(database, session, current, arguments)
         await write_draft(database, session, note_id, document, corrects=current.id)
         draft = await lock_invoice(database, session, tenant_id, note_id)
         issued_note = await issue(database, session, draft, document, arguments.issued)
@@ -111,7 +119,7 @@ async def _propose(database: Database, record: InvoiceRecord, arguments: CreditA
         # tenant: the id is made of the invoice's
         if await session.scalar(select(invoice.c.id).where(invoice.c.id == note_id)) is not None:
             return
-        document = await _compose(session, record, arguments.reason, arguments.amounts)
+        document = await _compose(database, session, record, arguments)
     amount = f"{format_minor(document.gross, document.currency)} {document.currency}"
     await propose_if_needed(
         database,
@@ -149,9 +157,11 @@ async def read_creditable(session: AsyncSession, record: InvoiceRecord) -> tuple
 
 
 async def _compose(
-    session: AsyncSession, record: InvoiceRecord, reason: str, amounts: Mapping[int, int | None] | None
+    database: Database, session: AsyncSession, record: InvoiceRecord, arguments: CreditArguments
 ) -> Document:
-    """The document of a credit note, not numbered yet. Raises WrongState, AmountRefused."""
+    """The document of a credit note, not numbered yet. Its taxes are the invoice's, its names and addresses are those
+    of its own issue date. Raises WrongState, AmountRefused."""
+    amounts = arguments.amounts
     if record.kind != "invoice" or record.state in ("draft", "void"):
         raise WrongState(record.name, record.state, "credited")
     document, creditable = await read_creditable(session, record)
@@ -159,6 +169,7 @@ async def _compose(
     lines = [_line(document, creditable, n, wanted[n]) for n in sorted(wanted)]
     if not lines:
         raise AmountRefused(f"nothing is left of {record.name} to credit")
+    await _check_commitment(session, record, lines)
     taxes = _taxes(document, creditable, lines)
     net, tax = sum(line.net for line in lines), sum(total.tax for total in taxes)
     if net < 0 or net + tax > record.gross - record.credited:
@@ -166,10 +177,21 @@ async def _compose(
         raise AmountRefused(
             f"these lines come to {format_minor(net + tax, record.currency)}, but {left} is left of {record.name}"
         )
-    seller = await read_seller(session, record.seller)
+    taken_back = await read_taken_back(session, record.tenant_id, record.period)
+    if taken_back is not None and not taken_back.allows(credited=minor_to_pico(net, record.currency)):
+        corrected = format_pico(taken_back.corrected)
+        raise AmountRefused(
+            f"{corrected} {record.currency} of {record.name} were given back by corrections of usage: together with"
+            f" {format_minor(net, record.currency)} that is more than it charged"
+        )
+    day = (arguments.issued or await today(database, session)).isoformat()
+    seller = (await read_seller(database, session, record.seller)).on(day)
+    buyer = (await read_buyer(database, session, record.tenant_id)).on(day)
     return msgspec.structs.replace(
         document,
         kind="credit_note",
+        seller=with_facts(seller, document.seller, SELLER_FACTS),
+        buyer=with_facts(buyer, document.buyer, BUYER_FACTS),
         number="",
         series=seller.credit_series,
         issued="",
@@ -188,10 +210,38 @@ async def _compose(
         prepaid_carry_out="0",
         returned=msgspec.UNSET,
         corrects=document.number,
-        reason=reason,
+        reason=arguments.reason,
         savings="",
         previous="",
     )
+
+
+async def _check_commitment(session: AsyncSession, record: InvoiceRecord, lines: Sequence[InvoiceLine]) -> None:
+    """Raise AmountRefused if a commitment has paid more than these credited lines leave of it."""
+    if record.state == "uncollectible" or not any(line.kind == "commitment" and line.net > 0 for line in lines):
+        return
+    schedule = await read_schedule(session, record.tenant_id)
+    commitment = schedule.terms_of(record.period).commitment
+    if commitment is None:
+        return
+    of_tenant = await read_commitment_lines(session, record.tenant_id)
+    mine = lines_of(of_tenant, schedule, commitment.first)
+    latest = schedule.latest(commitment.first) or commitment
+    undrawn = latest.paid_pico + sum(
+        line.funds_pico - line.draws_pico for line in mine if line.net_left or line.funds_pico
+    )  # what was drawn of less than a minor unit cannot be credited
+    credited = {line.of: line for line in lines}
+    funds = 0
+    for line in mine:
+        if line.invoice_id == record.id and (note := credited.get(line.n)) is not None:
+            left = line.exact_pico - line.credited_pico
+            funds += left if note.net == line.net_left else max(-abs(left), min(abs(left), int(note.exact)))
+    if funds > undrawn:
+        drawn = f"{money_text(undrawn)} {record.currency}"
+        raise AmountRefused(
+            f"only {drawn} of the commitment for {commitment.first} to {commitment.last} was not drawn:"
+            " credit no more of it, or first the lines that it paid"
+        )
 
 
 def _line(document: Document, creditable: Creditable, n: int, amount: int | None) -> InvoiceLine:
@@ -238,7 +288,7 @@ async def _settle(database: Database, session: AsyncSession, current: InvoiceRec
     """
     unit = minor_unit(current.currency)
     net, tax, settling = note.net * unit, note.tax * unit, min(current.left, note.gross)
-    usage = min(settling * unit, current.owed_pico - current.settled_pico)
+    usage = max(0, min(settling * unit, current.owed_pico - current.settled_pico))
     to_balance = usage + (note.gross - settling) * unit
     entries = balanced_entries(
         ("credited", "clearing", min(to_balance, net)),
@@ -248,5 +298,5 @@ async def _settle(database: Database, session: AsyncSession, current: InvoiceRec
     )
     await post(database, session, note, "finalize", entries)
     changes = {"credited": current.credited + note.gross, "settled_pico": current.settled_pico + usage}
-    await settle_invoice(database, session, current, **changes)
+    await settle_invoice(database, session, current, f"credit:{note.id}", **changes)
     await update_invoice(session, note, {"settled_pico": to_balance})

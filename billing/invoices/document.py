@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.invoices.parties.parties import Buyer, Seller
+from billing.invoices.parties.parties import Buyer, Seller, vat_warnings
 from billing.invoices.parties.tax import Category, TaxTotal
 from billing.rating.lines import LineKind
 
@@ -157,6 +157,14 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     savings: Savings | Literal[""] = ""
     previous: str = ""
+
+
+def warnings_of(document: Document) -> list[str]:
+    """Warnings about a document's VAT ids, a sentence each. None where its tax rests on them: they were checked with
+    the countries of the tax's day, and the addresses are those of the issue date."""
+    if any(tax.category in ("AE", "K") for tax in document.taxes):
+        return []
+    return vat_warnings(document.seller, document.buyer)
 
 
 def project_names(document: Document) -> dict[UUID, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from uuid import UUID
 
 import msgspec
@@ -17,20 +18,26 @@ from billing.invoices.composing import compose
 from billing.invoices.document import Document
 from billing.invoices.errors import WrongState
 from billing.invoices.notices import DRAFTED, send_notice
+from billing.invoices.parties.dated import DatedParty, InvoiceParties
 from billing.invoices.parties.parties import Buyer
-from billing.invoices.parties.store import lock_documents, read_buyer, read_seller
+from billing.invoices.parties.store import lock_documents, read_buyer, read_seller, today
 from billing.invoices.recording import record_document
 from billing.invoices.savings import CacheHour, cache_advice, read_cache_hours, savings_statement
 from billing.invoices.store import InvoiceRecord, delete_draft, find_invoice, lock_invoice, write_draft
 from billing.prices import PriceCatalog, PriceVersion
+from billing.rating.applying import total_before_minimum
+from billing.rating.commitment_accounts import read_account
+from billing.rating.commitments import commitment_lines
 from billing.rating.lines import RatedLine
 from billing.rating.rated_lines import rated_lines
-from storage.database.base import new_id
+from billing.rating.schedules import read_schedule
+from storage.database.base import from_instant, new_id
 from storage.database.database import Database
 
 
 class Rated(msgspec.Struct, frozen=True):
-    """A period's lines, the price versions that they name, and the hours in which the prompt cache was used."""
+    """A period's lines without what a commitment asks for and pays, the price versions that they name, and the hours in
+    which the prompt cache was used."""
 
     lines: list[RatedLine]
     versions: dict[int, PriceVersion]
@@ -72,15 +79,17 @@ async def draft(
     rated, projects = await rate(database, catalog, tenant_id, period), projects or {}
     if not write:
         async with database.reading() as session:
-            buyer = await read_buyer(session, tenant_id)
+            buyer = await read_buyer(database, session, tenant_id)
             _check_is_draft(await find_invoice(session, tenant_id, period))
-            composed = await compose_invoice(session, buyer, tenant_id, period, rated=rated, projects=projects)
+            composed = await compose_invoice(
+                database, session, buyer, tenant_id, period, rated=rated, projects=projects
+            )
             return None, composed.document
     async with database.transaction() as session:
         buyer = await lock_documents(database, session, tenant_id)
         before = await find_invoice(session, tenant_id, period)
         _check_is_draft(before)
-        composed = await compose_invoice(session, buyer, tenant_id, period, rated=rated, projects=projects)
+        composed = await compose_invoice(database, session, buyer, tenant_id, period, rated=rated, projects=projects)
         if composed.document is None:
             if before is not None:
                 await delete_draft(session, tenant_id, before.id)
@@ -95,43 +104,62 @@ async def draft(
 
 
 async def compose_invoice(
+    database: Database,
     session: AsyncSession,
-    buyer: Buyer,
+    buyer: DatedParty[Buyer],
     tenant_id: UUID,
     period: str,
     *,
     rated: Rated,
     projects: Mapping[UUID, str],
+    issued: date | None = None,
 ) -> ComposedInvoice:
-    """The invoice as it would be now, in this transaction, and what finalizing it returns to the balance.
+    """The invoice as it would be if it were issued on a day (None: today), and what finalizing it returns to the
+    balance, in this transaction.
 
-    There is no document without a line. A carry of less than a minor unit alone makes no line.
+    There is no document without a line. A carry of less than a minor unit alone makes no line. Who sold in the period
+    is the seller.
     """
-    seller = await read_seller(session, buyer.seller)
-    used = sum(line.exact_pico for line in rated.lines if line.kind == "usage")
-    charges = sum(line.exact_pico for line in rated.lines) - used
+    start, end = period_bounds(period)
+    event = from_instant(end - 1).date().isoformat()
+    seller = await read_seller(database, session, buyer.on(event).seller)
+    day = issued or await today(database, session)
+    parties = InvoiceParties(seller, buyer, event, day.isoformat())
+    lines = rated.lines + await _commitment_lines(session, tenant_id, period, rated.lines)
+    used = sum(line.exact_pico for line in lines if line.kind == "usage")
+    charges = sum(line.exact_pico for line in lines) - used
     funding = await invoice_funding(session, tenant_id, period, used, charges)
-    currency = funding.currency or seller.currency
+    currency = funding.currency or seller.party.currency
     for version in rated.versions.values():
         if version.currency != currency:
             raise CurrencyMismatch(version.currency, currency)
-    if not rated.lines and not funding.carry:
+    if not lines and not funding.carry:
         return ComposedInvoice(None)
-    start, end = period_bounds(period)
-    savings = savings_statement(rated.lines, rated.versions, rated.cache, (end - start) // HOUR - 1, projects)
+    savings = savings_statement(lines, rated.versions, rated.cache, (end - start) // HOUR - 1, projects)
     savings = msgspec.structs.replace(savings, advice=cache_advice(savings.classes, currency))
     document = compose(
-        seller,
-        buyer,
+        parties,
         tenant_id,
         period,
         currency=currency,
-        rated=rated.lines,
+        rated=lines,
         funding=funding,
         savings=savings,
         projects=projects,
     )
     return ComposedInvoice(document, funding.balance_return) if document.lines else ComposedInvoice(None)
+
+
+async def _commitment_lines(
+    session: AsyncSession, tenant_id: UUID, period: str, lines: list[RatedLine]
+) -> list[RatedLine]:
+    """What the commitment of a period asks for and pays, by the invoices that were issued until now."""
+    schedule = await read_schedule(session, tenant_id)
+    commitment = schedule.commitment_of(period)
+    if commitment is None:
+        return []
+    account = await read_account(session, tenant_id, schedule, period)
+    return commitment_lines(commitment, total_before_minimum(lines), period, account)
 
 
 def _check_is_draft(record: InvoiceRecord | None) -> None:

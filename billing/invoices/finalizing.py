@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -19,25 +20,26 @@ from billing.invoices.drafting import compose_invoice, rate
 from billing.invoices.errors import DraftOutdated, NumberRefused, PeriodNotClosed, UnknownInvoice
 from billing.invoices.notices import CREDITED, FINALIZED, PAID, send_notice
 from billing.invoices.parties.parties import Seller
-from billing.invoices.parties.store import lock_documents
+from billing.invoices.parties.store import lock_documents, today
 from billing.invoices.recording import record_document
 from billing.invoices.states import InvoiceState
 from billing.invoices.store import (
-    ISSUED,
     InvoiceRecord,
     columns_of,
     find_invoice,
     lock_invoice,
     read_document,
     update_invoice,
+    write_draft,
 )
 from billing.prices import PriceCatalog
-from billing.tables.invoices import invoice, number_series
+from billing.rating.commitment_accounts import find_unasked
+from billing.rating.schedules import read_schedule
+from billing.tables.invoices import ISSUED, invoice, number_series
 from billing.tables.money import rollup_hour
 from billing.tables.periods import billing_period
 from billing.tables.rating import storage_event
 from billing.usage import METERS
-from storage.database.base import from_instant
 from storage.database.database import Database
 
 
@@ -110,9 +112,15 @@ async def finalize(
             return record
         await _check_order(session, tenant_id, period)
         draft = await read_document(session, tenant_id, record.id)
-        current = await compose_invoice(session, buyer, tenant_id, period, rated=rated, projects=project_names(draft))
+        compose_on = partial(
+            compose_invoice, database, session, buyer, tenant_id, period, rated=rated, projects=project_names(draft)
+        )
+        current = await compose_on()
         if current.document != draft:
             raise DraftOutdated(f"{record.name} differs from what would be drafted now; draft it again and look at it")
+        if issued is not None:  # names and addresses are those of that day
+            draft = (await compose_on(issued=issued)).document or draft
+            await write_draft(database, session, record.id, draft)
         if draft.service_until >= (issued or await today(database, session)).isoformat():
             raise NumberRefused(f"the issue date is not after the period's last day, {draft.service_until}")
         invoiced = await issue(database, session, record, draft, issued)
@@ -166,11 +174,6 @@ async def issue(
     return issued_record
 
 
-async def today(database: Database, session: AsyncSession) -> date:
-    """The day in UTC by the database's clock."""
-    return from_instant((await session.execute(select(database.clock))).scalar_one()).date()
-
-
 async def _check_order(session: AsyncSession, tenant_id: UUID, period: str) -> None:
     """Raise PeriodNotClosed unless the period is closed and the tenant's earlier periods are invoiced."""
     state = await session.scalar(select(billing_period.c.state).where(billing_period.c.period == period))
@@ -184,3 +187,7 @@ async def _check_order(session: AsyncSession, tenant_id: UUID, period: str) -> N
         earlier = await session.scalar(to_bill.where(row.period.not_in(invoiced)).order_by(row.period).limit(1))
         if earlier is not None:
             raise PeriodNotClosed(f"{earlier} has usage that is not invoiced yet; invoice it first")
+    schedule = await read_schedule(session, tenant_id)
+    unasked = await find_unasked(session, tenant_id, schedule, period)
+    if unasked is not None:
+        raise PeriodNotClosed(f"the commitment of {unasked} is not invoiced yet; invoice it first")

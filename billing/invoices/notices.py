@@ -17,12 +17,14 @@ PARTIALLY_PAID = "invoice.partially_paid"
 PAID = "invoice.paid"
 VOIDED = "invoice.voided"
 UNCOLLECTIBLE = "invoice.uncollectible"
+CREDITED_WHOLE = "invoice.credited"
 CREDITED = "credit_note.finalized"
 
 TOPICS = {
     "finalized": FINALIZED,
     "partially_paid": PARTIALLY_PAID,
     "paid": PAID,
+    "credited": CREDITED_WHOLE,
     "void": VOIDED,
     "uncollectible": UNCOLLECTIBLE,
 }

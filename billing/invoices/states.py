@@ -6,17 +6,19 @@ from typing import Literal
 
 from billing.invoices.errors import WrongState
 
-InvoiceState = Literal["draft", "finalized", "partially_paid", "paid", "void", "uncollectible"]
+InvoiceState = Literal["draft", "finalized", "partially_paid", "paid", "credited", "void", "uncollectible"]
 
 TRANSITIONS: dict[InvoiceState, tuple[InvoiceState, ...]] = {
     "draft": ("finalized",),
-    "finalized": ("partially_paid", "paid", "void", "uncollectible"),
-    "partially_paid": ("partially_paid", "paid", "uncollectible"),
-    "uncollectible": ("uncollectible", "paid"),
-    "paid": (),
+    "finalized": ("partially_paid", "paid", "credited", "void", "uncollectible"),
+    "partially_paid": ("partially_paid", "paid", "credited", "uncollectible"),
+    "uncollectible": ("uncollectible", "paid", "credited"),
+    "paid": ("credited",),
+    "credited": (),
     "void": (),
 }
-"""State → states that may follow. An uncollectible invoice may still be paid; a void number stays void."""
+"""State → states that may follow. An uncollectible invoice may still be paid; a void number stays void. An invoice is
+`credited` when credit notes have taken back all of it."""
 
 
 def check_transition(name: str, state: InvoiceState, wanted: InvoiceState) -> InvoiceState:

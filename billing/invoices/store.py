@@ -99,8 +99,6 @@ class PaymentsAndCredits(msgspec.Struct, frozen=True):
 
 
 NOTHING_SETTLED = PaymentsAndCredits()
-ISSUED = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
-"""The SQL condition of invoices that bill their period."""
 _COLUMNS = [invoice.c[name] for name in InvoiceRecord.__struct_fields__]
 
 

@@ -17,8 +17,11 @@ Every tenant has its own accounts, in its currency:
 | `tax` | what we owe to the state |
 | `credited` | what credit notes took back |
 | `rounding_carry` | what rounding left for later |
+| `bad_debt` | what we lost: invoices that are not collected |
+| `written_off` | the part of `receivable` and `invoiced` that is lost; it stands against them |
+| `tax_relief` | the part of `tax` that the state owes us again, since nobody paid it; it stands against `tax` |
 
-The last five are those of invoices (`billing.invoices.accounting.posting`). An entry debits one account and credits
+The last eight are those of invoices (`billing.invoices.accounting.posting`). An entry debits one account and credits
 another, so that every transaction sums to zero.
 
 Which money is used first is decided by `billing.ledger.wallet`. Usage that no money covers is receivable, and the next
@@ -34,6 +37,7 @@ from uuid import UUID
 import msgspec
 
 Account = Literal[
+    "bad_debt",
     "breakage",
     "charges",
     "clearing",
@@ -47,6 +51,8 @@ Account = Literal[
     "revenue",
     "rounding_carry",
     "tax",
+    "tax_relief",
+    "written_off",
 ]
 TransactionKind = Literal["adjustment", "expiry", "grant", "invoice", "refund", "return", "usage"]
 OF_EVENTS: tuple[TransactionKind, ...] = ("usage", "adjustment")
@@ -103,6 +109,11 @@ class Balance(msgspec.Struct, frozen=True):
         """What may still be reserved; negative only by as much as usage came in after its hold had expired, or as the
         credit line was lowered below what is used of it."""
         return self.credit - self.debit - self.held + self.credit_line
+
+    def available_without(self, expired: int) -> int:
+        """What may still be reserved if so much of the credit has expired: it is gone, but for what open holds count
+        on (`Wallet.expire`)."""
+        return self.available - min(expired, max(0, self.credit - self.debit - self.held))
 
     @property
     def prepaid(self) -> int:

@@ -138,22 +138,40 @@ class Wallet:
         entries = [Entry(self._grants[one].account, "revenue", pico, one) for one, pico in taken.items()]
         return entries + ([Entry("receivable", "revenue", owed)] if owed else [])
 
-    def give_back(self, cost: ModelCost) -> list[Entry]:
+    def give_back(self, cost: ModelCost, paid: Mapping[UUID | None, int]) -> list[Entry]:
         """Take back what was paid for usage that is corrected.
 
+        `paid` is what each grant has paid for the usage of the corrected period, less what it got back of that; None
+        stands for what was owed. Nobody gets back more: what promotional credit paid for becomes no money.
+
         First comes what is for such usage only, the narrowest first: it must not have paid for more than there is.
-        Then what is owed, then what was used last. Where a period's rating has given back part of it before, that part
-        is not given back again: it is taken off `charges`.
+        Then what was used last. Money settles what is owed first. What was given back before, as by the period's
+        rating, is taken off `charges`.
         """
         if cost.pico > self.balance.debit:
             raise ValueError(f"{cost.pico} pico-units cannot be given back: only {self.balance.debit} were ever used")
-        grants = list(reversed(self._grants.values()))
+        latest = list(reversed(self._grants.values()))
+        grants = sorted(latest, key=lambda one: one.restricted)
         covering = [one for one in grants if one.restricted and one.covers(cost.project_id, cost.model)]
         narrowest = sorted(covering, key=lambda one: (one.model is None) + (one.project_id is None))
         returned: dict[UUID, int] = {}
-        left = self._return(narrowest, cost.pico, returned)
-        owed = min(left, self.balance.receivable)
-        left = self._return(sorted(grants, key=lambda one: one.restricted), left - owed, returned)
+        left = cost.pico
+        for grant in narrowest:
+            left = self._return([grant], left, returned, paid.get(grant.id, 0))
+        bought = {one.id: paid.get(one.id, 0) for one in grants if one.account == "prepaid"}
+        most_money = max(0, paid.get(None, 0) + sum(bought.values()))
+        money = min(left, most_money, max(0, paid.get(None, 0)))
+        left -= money
+        for grant in grants:
+            part = min(left, max(0, paid.get(grant.id, 0) - returned.get(grant.id, 0)))
+            if grant.id in bought:
+                part = bought[grant.id] = min(part, most_money - money)
+                money += part
+            else:
+                part -= self._return([grant], part, returned)
+            left -= part
+        owed, over = self._return_money(money, bought, returned)
+        left += over
         self._book({one: -part for one, part in returned.items()}, -cost.pico, -owed)
         self.balance = self.balance.changed(credit=-left)
         entries = [Entry("revenue", self._grants[one].account, part, one) for one, part in returned.items()]
@@ -170,13 +188,7 @@ class Wallet:
         returned: dict[UUID, int] = {}
         for one, pico in given.items():
             self._return([self._grants[one]], pico, returned)
-        owed = min(money, self.balance.receivable)
-        left = money - owed
-        bought = [grant for grant in reversed(self._grants.values()) if grant.account == "prepaid"]
-        for grant in bought:
-            part = min(left, paid.get(grant.id, 0))
-            left -= part - self._return([grant], part, returned)
-        self._return(bought, left, returned)
+        owed, _ = self._return_money(money, paid, returned)
         by_account = {"promo": 0, "prepaid": 0, "restricted": 0}
         for one, part in returned.items():
             by_account[self._grants[one].account] += part
@@ -186,11 +198,24 @@ class Wallet:
         entries = [Entry("charges", self._grants[one].account, part, one) for one, part in returned.items()]
         return ([Entry("charges", "receivable", owed)] if owed else []) + entries
 
-    def _return(self, grants: Iterable[OpenGrant], pico: int, returned: dict[UUID, int]) -> int:
-        """Return at most what was used of these grants to them; returns what is left over."""
+    def _return_money(self, pico: int, paid: Mapping[UUID, int], returned: dict[UUID, int]) -> tuple[int, int]:
+        """Pay what is owed, and return the rest to prepaid grants: to each as much as it `paid`, then to what paid
+        debts. Returns what was owed, and what is left over."""
+        owed = min(pico, self.balance.receivable)
+        left = pico - owed
+        bought = [grant for grant in reversed(self._grants.values()) if grant.account == "prepaid"]
+        for grant in bought:
+            left = self._return([grant], left, returned, paid.get(grant.id, 0))
+        return owed, self._return(bought, left, returned)
+
+    def _return(
+        self, grants: Iterable[OpenGrant], pico: int, returned: dict[UUID, int], at_most: int | None = None
+    ) -> int:
+        """Return to each of these grants at most what was used of it, or `at_most`; returns what is left over."""
         for one in grants:
             grant = self._grants[one.id]
-            if part := min(pico, grant.used):
+            part = min(pico, grant.used, grant.used if at_most is None else at_most)
+            if part > 0:
                 self._change(grant, remaining=grant.remaining + part, used=grant.used - part)
                 returned[grant.id] = returned.get(grant.id, 0) + part
                 pico -= part

@@ -1,16 +1,16 @@
 """Billing periods: calendar months in UTC by the database's clock, closed once all their usage has arrived.
 
 A request belongs to the period in which it was admitted. A period can close when it is over, all earlier periods are
-closed, every hold of its requests has ended, and no gateway has events of it in its spool
-(`billing.spool.gateway_epochs`). Usage that arrives later is booked in the period that is open then; `admitted_at` and
-the rollup's hour still tell its own period. Who books in a period calls `closed_periods` of its money transaction
-first, which keeps the period from closing until that transaction ends.
+closed, every hold of its requests has ended, no gateway has events of it in its spool
+(`billing.spool.gateway_epochs`), and the storage of each of its hours is recorded. Usage that arrives later is booked
+in the period that is open then; `admitted_at` and the rollup's hour still tell its own period. Who books in a period
+calls `closed_periods` of its money transaction first, which keeps the period from closing until that transaction ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 from sqlalchemy import func, select, text, update
@@ -48,18 +48,30 @@ class Period(msgspec.Struct, frozen=True):
     root: bytes | None = None
 
 
+class StorageRecords(Protocol):
+    """What records the hours of cache storage. An interface, since billing knows no cache."""
+
+    async def first_unrecorded(self, session: AsyncSession, before: int) -> int | None:
+        """The first hour before an instant whose storage may still be recorded; None if nothing is to come."""
+
+
 class Waiting(msgspec.Struct, frozen=True):
-    """What keeps a period that is over from closing."""
+    """What keeps a period that is over from closing. `storage`: the first hour whose storage is not recorded."""
 
     open_holds: int
     epochs: Sequence[Epoch]
     earlier: Sequence[str]
+    storage: int | None = None
 
     def reasons(self) -> list[str]:
         """The reasons, a line each; none if the period can close."""
         lines = [f"{period} is not closed yet" for period in self.earlier]
         if self.open_holds:
             lines.append(f"{counted(self.open_holds, 'open hold')} of requests that have not ended")
+        if self.storage is not None:
+            hour = from_instant(self.storage).isoformat(timespec="minutes")
+            what = f"storage of cached prompts is not recorded from {hour} on"
+            lines.append(f"{what}; the worker records each hour, 25 h after its end at the latest")
         for epoch in self.epochs:
             oldest, seen = (from_instant(at).isoformat(timespec="seconds") for at in (epoch.watermark, epoch.seen_at))
             lines.append(f"gateway epoch {epoch.epoch} may have usage from {oldest} on in its spool; last seen {seen}")
@@ -100,10 +112,14 @@ async def moved_periods(money: MoneyTransaction, periods: Collection[str]) -> di
 
 
 class Periods:
-    """The billing periods of a database. Methods raise DatabaseUnavailable."""
+    """The billing periods of a database. Methods raise DatabaseUnavailable.
 
-    def __init__(self, database: Database) -> None:
+    `storage`: closing waits for its hours; None where no prompt is cached for money.
+    """
+
+    def __init__(self, database: Database, storage: StorageRecords | None = None) -> None:
         self._database = database
+        self._storage = storage
 
     async def list(self) -> list[Period]:
         """All stored periods, oldest first."""
@@ -212,6 +228,7 @@ class Periods:
             (await session.execute(open_holds)).scalar_one(),
             await epochs_before(session, ends_at),
             list(await session.scalars(earlier.where(billing_period.c.state != "closed").order_by("period"))),
+            None if self._storage is None else await self._storage.first_unrecorded(session, ends_at),
         )
 
 

@@ -41,14 +41,9 @@ class OverlappingPrices(PriceRefused):
 
 
 class WrongCurrency(PriceRefused):
-    """A book has one currency."""
+    """A book has one currency, and a tenant's book that of its money."""
 
     field = "currency"
-
-    def __init__(self, book: str, wanted: str, found: str) -> None:
-        super().__init__(f"the price book {book!r} is in {wanted}, not in {found}; create another book for {found}")
-        self.wanted = wanted
-        self.found = found
 
 
 class NothingToOverride(PriceRefused):

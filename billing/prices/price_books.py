@@ -1,4 +1,9 @@
-"""Price books: base books, one or more a currency, and tenants' own books, which fall back to a base book."""
+"""Price books: base books, one or more a currency, and tenants' own books, which fall back to a base book.
+
+A tenant's money has one currency, and so have its prices. Whichever is set first decides: a book is refused where the
+balance has another currency, and a balance where the prices have (`priced_currency`). A tenant's newest book is in
+force; one by which nothing was billed can be replaced by another.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,12 @@ from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
+from billing.events.rollups import HOUR
 from billing.integrity.row_seals import seal_rows
 from billing.money import check_currency
 from billing.prices.errors import PriceRefused, UnknownBook, WrongCurrency
-from billing.tables.prices import price_book
+from billing.tables.money import balance, rollup_hour
+from billing.tables.prices import price_book, price_version
 from storage.database.database import Database
 from storage.free_text import NAME, check_text
 
@@ -46,7 +53,8 @@ class PriceBooks:
         return await self._create(name, check_currency(currency), None, None)
 
     async def create_for(self, tenant_id: UUID, name: str, base: str = BASE) -> PriceBook:
-        """Create a tenant's book over a base book, in the same currency. Raises PriceRefused, UnknownBook."""
+        """Create a tenant's book over a base book, in the same currency, in place of one by which nothing was billed.
+        Raises PriceRefused, WrongCurrency, UnknownBook."""
         found = {book.name: book for book in await self.list()}
         if base not in found:
             raise UnknownBook(base)
@@ -62,8 +70,17 @@ class PriceBooks:
             for book in await all_books(session):
                 if book.name == name:
                     raise PriceRefused(f"there is a price book {name!r} already")
-                if tenant_id is not None and book.tenant_id == tenant_id:
-                    raise PriceRefused(f"this tenant has a price book already: {book.name!r}")
+                if tenant_id is not None and book.tenant_id == tenant_id and await _was_billed(session, book):
+                    problem = f"this tenant has a price book already, {book.name!r}, and was billed by it"
+                    raise PriceRefused(f"{problem}; change its prices instead: `turnpike prices set`")
+            if tenant_id is not None:
+                money = await session.scalar(select(balance.c.currency).where(balance.c.tenant_id == tenant_id))
+                if money not in (None, currency):
+                    problem = f"the tenant's balance is in {money}, so the price book {name!r}, in {currency}, would"
+                    command = f"`turnpike prices book NAME --currency {money}`"
+                    raise WrongCurrency(
+                        f"{problem} refuse its requests; name a base book in {money}, or make one: {command}"
+                    )
             return await _insert(session, self._database, PriceBook(0, name, currency, base, tenant_id))
 
 
@@ -73,17 +90,44 @@ async def all_books(session: AsyncSession) -> list[PriceBook]:
     return [PriceBook(*row) for row in await session.execute(select(*columns).order_by(price_book.c.id))]
 
 
+async def priced_currency(session: AsyncSession, tenant_id: UUID) -> str | None:
+    """The currency of a tenant's prices; None before the first price of the base book."""
+    own, base = None, None
+    for book in await all_books(session):
+        own = book if book.tenant_id == tenant_id else own
+        base = book if book.name == BASE else base
+    book_in_force = own or base
+    return None if book_in_force is None else book_in_force.currency
+
+
+async def _was_billed(session: AsyncSession, book: PriceBook) -> bool:
+    """Whether the book's tenant used something in the book's currency since the book was made."""
+    row, version = rollup_hour.c, price_version.c
+    made_at = select(price_book.c.created_at).where(price_book.c.id == book.id).scalar_subquery()
+    query = (
+        select(row.hour)
+        .join(price_version, version.id == row.price_version)
+        .where(row.tenant_id == book.tenant_id, version.currency == book.currency, row.hour > made_at - HOUR)
+    )
+    return await session.scalar(query.limit(1)) is not None
+
+
 async def book_named(session: AsyncSession, name: str, currency: str | None) -> PriceBook | None:
     """The book with this name and, if given, this currency; None for `base` before its first price.
 
-    Raises UnknownBook, WrongCurrency, InvalidMoney.
+    Raises UnknownBook, WrongCurrency, InvalidMoney, PriceRefused for one that was replaced.
     """
     if currency is not None:
         check_currency(currency)
-    for book in await all_books(session):
+    books = await all_books(session)
+    for book in books:
         if book.name == name:
+            newest = next(each for each in reversed(books) if each.tenant_id == book.tenant_id)
+            if book.tenant_id is not None and newest is not book:
+                raise PriceRefused(f"the price book {name!r} was replaced by {newest.name!r}")
             if currency not in (None, book.currency):
-                raise WrongCurrency(name, book.currency, str(currency))
+                problem = f"the price book {name!r} is in {book.currency}, not in {currency}"
+                raise WrongCurrency(f"{problem}; create another book for {currency}")
             return book
     if name != BASE or currency is None:
         raise UnknownBook(name)

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from billing.money import MICRO, format_amount
 from storage.free_text import counted
 
 LineKind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry"]
@@ -46,3 +47,8 @@ class RatedLine(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidLine(f"{self.description}: {counted(self.units, 'unit')} without a price")
         elif self.units * self.price_micro != self.exact_pico:
             raise InvalidLine(f"{self.description}: {self.units} × {self.price_micro} is not {self.exact_pico}")
+
+
+def money_text(pico: int) -> str:
+    """An amount as texts of lines have it, to the micro-unit."""
+    return f"{'-' if pico < 0 else ''}{format_amount(abs(pico) // MICRO * MICRO)}"

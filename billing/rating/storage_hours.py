@@ -13,15 +13,16 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import case, func, select, tuple_
+from sqlalchemy import ColumnElement, Label, Select, case, func, select, tuple_
 
 from billing.calendar import check_period, period_bounds, period_of
 from billing.events.rollups import HOUR, LIMB
 from billing.integrity.row_seals import CURRENT, seal_rows
 from billing.periods.periods import moved_periods
-from billing.prices import EVERY_LANE, PriceCatalog, PriceMissing
+from billing.prices import EVERY_LANE, PriceCatalog, PriceMissing, PriceVersion
 from billing.prices.version import STORAGE
 from billing.rating.lines import RatedLine
+from billing.tables.money import price_version
 from billing.tables.rating import storage_event
 from billing.transaction.opening import money_transaction_in
 from billing.usage import InvalidUsage
@@ -107,24 +108,59 @@ async def storage_lines(database: Database, catalog: PriceCatalog, tenant_id: UU
     for own_period, project_id, model, number in sorted(
         units, key=lambda key: (key[0] != period, key[0], key[1].int, *key[2:])
     ):
-        version = await catalog.version(number)
-        price = version.price(STORAGE, EVERY_LANE, 0) // SECONDS_PER_HOUR
-        stored = units[own_period, project_id, model, number]
-        service_start, service_end = period_bounds(own_period)
-        lines.append(
-            RatedLine(
-                kind="storage",
-                description=f"{model}: cached prompts stored, token-seconds",
-                project_id=project_id,
-                model=model,
-                meter=STORAGE,
-                price_version=number,
-                price_micro=price,
-                units=stored,
-                exact_pico=stored * price,
-                service_start=service_start,
-                service_end=service_end,
-                corrects_period=None if own_period == period else own_period,
-            )
+        line = storage_line(
+            await catalog.version(number),
+            project_id,
+            model,
+            units[own_period, project_id, model, number],
+            period_bounds(own_period),
         )
+        lines.append(msgspec.structs.replace(line, corrects_period=None if own_period == period else own_period))
     return lines
+
+
+def storage_line(
+    version: PriceVersion, project_id: UUID, model: str, token_seconds: int, span: tuple[int, int]
+) -> RatedLine:
+    """The line of so many token-seconds at a version's price."""
+    price = version.price(STORAGE, EVERY_LANE, 0) // SECONDS_PER_HOUR
+    return RatedLine(
+        kind="storage",
+        description=f"{model}: cached prompts stored, token-seconds",
+        project_id=project_id,
+        model=model,
+        meter=STORAGE,
+        price_version=version.id,
+        price_micro=price,
+        units=token_seconds,
+        exact_pico=token_seconds * price,
+        service_start=span[0],
+        service_end=span[1],
+    )
+
+
+def storage_sums(
+    by: Sequence[str], *where: ColumnElement[bool], also: Sequence[Label[Any]] = ()
+) -> Select[tuple[Any, ...]]:
+    """Sums of storage events by these columns, by `also`, and by currency, in their order: `storage_units` and
+    `storage_cost` of a row."""
+    # all tenants: the caller selects some
+    event = storage_event.c
+    groups = [*(event[name] for name in by), *also, price_version.c.currency]
+    sums = [
+        func.sum(event[name].op(operator)(LIMB)).label(f"{name}_{limb}")
+        for name in ("token_seconds", "cost_pico")
+        for operator, limb in (("/", "high"), ("%", "low"))
+    ]
+    query = select(*groups, *sums).join(price_version, price_version.c.id == event.price_version).where(*where)
+    return query.group_by(*groups).order_by(*groups)
+
+
+def storage_units(row: Any) -> int:
+    """The token-seconds of a row of `storage_sums`."""
+    return int(row.token_seconds_high) * LIMB + int(row.token_seconds_low)
+
+
+def storage_cost(row: Any) -> int:
+    """The cost of a row of `storage_sums`, in pico-units."""
+    return int(row.cost_pico_high) * LIMB + int(row.cost_pico_low)

@@ -1,6 +1,7 @@
-"""The cost report: usage by day, divided by meter, each part at the price at which it was billed.
+"""The cost report: usage and cache storage by day, divided by meter, each part at the price at which it was billed.
 
-The parts add up exactly to the cost of the events, which rating checks.
+The parts add up exactly to the cost of the events, which rating checks. An hour of storage counts at its beginning, and
+belongs to no key and no lane.
 """
 
 from __future__ import annotations
@@ -11,23 +12,32 @@ from uuid import UUID
 
 import msgspec
 
+from billing.events.rollups import HOUR, counted_at, counted_within
 from billing.prices import PriceCatalog
 from billing.rating.lines import RatedLine
+from billing.rating.storage_hours import storage_line, storage_sums, storage_units
 from billing.rating.usage_lines import GROUPS, UsageGroup, lines_of
 from billing.reports.usage_report import Group, InvalidReport, Result, UsageBucket, usage_buckets
+from billing.tables.rating import storage_event
 from storage.database.database import Database
+from storage.database.sql_arrays import one_of
 
 CostGroup = Literal["project_id", "api_key_id", "model", "lane", "meter"]
 LineItem: TypeAlias = tuple[str, str, str]
-"""Model, lane and meter."""
+"""Model, lane ("" for storage) and meter."""
+_GroupLine: TypeAlias = tuple[dict[str, Any], str, RatedLine]
+"""What a line may be grouped by, its currency, and the line."""
 LIMITS = (7, 180)
 """Days on a page: the default, and the most."""
 
 _GROUPS: tuple[str, ...] = get_args(CostGroup)
+_OF_NOBODY: dict[str, Any] = {"api_key_id": None, "lane": None}
+"""The groups of storage."""
 
 
 class CostLine(msgspec.Struct, frozen=True):
-    """The cost of one group of line items; `units` are tokens. `group` has the fields that the report is grouped by."""
+    """The cost of one group of line items; `units` are tokens, of storage token-seconds. `group` has the fields that
+    the report is grouped by."""
 
     group: dict[str, Any]
     currency: str
@@ -86,24 +96,53 @@ async def cost_buckets(
         limits=limits,
         page=page,
     )
+    stored: dict[int, list[Any]] = {}
+    if found.buckets and key_ids is None:
+        low, high = max(start_at, found.buckets[0].start_at), found.buckets[-1].end_at
+        stored = await _stored(database, tenant_id, (low, high if end_at is None else min(high, end_at)), project_ids)
     buckets = []
     for bucket in found.buckets:
         sums: dict[tuple[Any, ...], CostLine] = {}
-        for result in bucket.results:
-            for line in await _lines(prices, bucket, result):
-                fields = result.group | {"meter": line.meter}
-                if line_items is not None and (line.model, line.lane, line.meter) not in line_items:
-                    continue
-                (currency,) = result.costs_pico
-                group: dict[str, Any] = {name: fields[name] for name in group_by}
-                key = (*map(str, group.values()), currency)
-                before = sums.get(key) or CostLine(group, currency, 0, 0)
-                sums[key] = CostLine(group, currency, before.units + line.units, before.cost_pico + line.exact_pico)
+        lines = [line for result in bucket.results for line in await _usage_lines(prices, bucket, result)]
+        lines += [await _storage_line(prices, bucket, row) for row in stored.get(bucket.start_at, ())]
+        for of, currency, line in lines:
+            if line_items is not None and (line.model, line.lane or "", line.meter) not in line_items:
+                continue
+            fields = of | {"meter": line.meter}
+            group: dict[str, Any] = {name: fields[name] for name in group_by}
+            key = (*map(str, group.values()), currency)
+            before = sums.get(key) or CostLine(group, currency, 0, 0)
+            sums[key] = CostLine(group, currency, before.units + line.units, before.cost_pico + line.exact_pico)
         buckets.append(CostBucket(bucket.start_at, bucket.end_at, [cost for _, cost in sorted(sums.items())]))
     return CostPage(buckets, found.next_page)
 
 
-async def _lines(prices: PriceCatalog, bucket: UsageBucket, result: Result) -> list[RatedLine]:
+async def _stored(
+    database: Database, tenant_id: UUID, span: tuple[int, int], project_ids: Sequence[UUID] | None
+) -> dict[int, list[Any]]:
+    """Sums of the tenant's storage by day, project, model and price version."""
+    event = storage_event.c
+    where = [event.tenant_id == tenant_id, counted_within(event.period, event.hour, *span)]
+    if project_ids is not None:
+        where.append(one_of(database, event.project_id, project_ids))
+    at = counted_at(event.period, event.hour, *span)
+    day = (at - at % (24 * HOUR)).label("day")
+    days: dict[int, list[Any]] = {}
+    async with database.reading() as session:
+        for row in await session.execute(storage_sums(("project_id", "model", "price_version"), *where, also=[day])):
+            days.setdefault(row.day, []).append(row)
+    return days
+
+
+async def _storage_line(prices: PriceCatalog, bucket: UsageBucket, row: Any) -> _GroupLine:
+    """The line of a row of `_stored`."""
+    span = (bucket.start_at, bucket.end_at)
+    version = await prices.version(row.price_version)
+    line = storage_line(version, row.project_id, row.model, storage_units(row), span)
+    return _OF_NOBODY | {"project_id": row.project_id, "model": row.model}, row.currency, line
+
+
+async def _usage_lines(prices: PriceCatalog, bucket: UsageBucket, result: Result) -> list[_GroupLine]:
     """The lines of one result, which add up to its cost. Raises CostMismatch."""
     group = result.group
     version = await prices.version(group["price_version"])
@@ -113,4 +152,5 @@ async def _lines(prices: PriceCatalog, bucket: UsageBucket, result: Result) -> l
         meters=dict(result.usage.used()),
         cost_pico=result.costs_pico.get(version.currency, 0),
     )
-    return lines_of([used], {version.id: version}, bucket.start_at, bucket.end_at)
+    lines = lines_of([used], {version.id: version}, bucket.start_at, bucket.end_at)
+    return [(group, version.currency, line) for line in lines]

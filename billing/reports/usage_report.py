@@ -10,14 +10,26 @@ from typing import Any, Literal, get_args
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, Table, func, select
+from sqlalchemy import ColumnElement, Select, Table, and_, func, literal, select
 
-from billing.calendar import check_period, period_of
-from billing.events.rollups import HOUR, LIMB, SUMS, event_groups, event_sums
+from billing.calendar import check_period, period_bounds
+from billing.events.rollups import (
+    HOUR,
+    LIMB,
+    SUMS,
+    counted_at,
+    counted_within,
+    event_groups,
+    event_sums,
+    months_of,
+)
 from billing.money import format_pico
+from billing.rating.storage_hours import storage_cost, storage_sums, storage_units
 from billing.rating.usage_lines import SumSource
 from billing.tables.money import price_version, rollup_hour, usage_event, usage_fact
+from billing.tables.rating import storage_event
 from billing.usage import METERS, UsageSum
+from storage.database.base import Count
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 
@@ -27,7 +39,6 @@ Group = Literal["project_id", "api_key_id", "model", "lane", "batch", "context_f
 _MICROSECONDS = {"1m": 60_000_000, "1h": 3_600_000_000, "1d": 86_400_000_000}
 LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """Buckets on a page by width: the default, and the most."""
-_LAST = 7_226_582_400_000_000  # 2199: later instants give no usage and no error
 LONG_CONTEXT = 200_000
 """The lower bound, in tokens, of the context tiers that OpenAI and Anthropic call long."""
 _BOOLEANS = ("batch", "long_context")
@@ -44,7 +55,8 @@ class InvalidReport(ValueError):
 
 
 class MonthRow(msgspec.Struct, frozen=True):
-    """One project's usage of one model in a month: tokens by meter (those that are not 0), and the exact cost."""
+    """One project's use of one model in a month: tokens by meter (those that are not 0), token-seconds of cached
+    prompts that were stored, and the exact cost of both."""
 
     tenant_id: UUID
     project_id: UUID
@@ -53,6 +65,7 @@ class MonthRow(msgspec.Struct, frozen=True):
     requests: int
     meters: dict[str, int]
     cost_pico: int
+    stored: int = 0
 
     @property
     def cost(self) -> str:
@@ -145,9 +158,13 @@ async def usage_by_project_and_model(
         .group_by(*groups)
         .order_by(*groups)
     )
+    storage = storage_sums(
+        ("tenant_id", "project_id", "model"), *(storage_event.c[n] == v for n, v in wanted.items() if v is not None)
+    )
     async with database.reading() as session:
         rows = (await session.execute(query)).all()
-    return [
+        stored = (await session.execute(storage)).all()
+    months = [
         MonthRow(
             tenant_id=row.tenant_id,
             project_id=row.project_id,
@@ -159,6 +176,18 @@ async def usage_by_project_and_model(
         )
         for row in rows
     ]
+    return _with_storage(months, stored)
+
+
+def _with_storage(months: Sequence[MonthRow], stored: Sequence[Any]) -> list[MonthRow]:
+    """Add what was stored of the same model in the same project."""
+    rows = {(row.tenant_id, row.project_id, row.model, row.currency): row for row in months}
+    for row in stored:
+        key = (row.tenant_id, row.project_id, row.model, row.currency)
+        units, cost = storage_units(row), storage_cost(row)
+        used = rows.get(key) or MonthRow(*key, requests=0, meters={}, cost_pico=0)
+        rows[key] = msgspec.structs.replace(used, cost_pico=used.cost_pico + cost, stored=used.stored + units)
+    return [rows[key] for key in sorted(rows)]
 
 
 async def usage_buckets(
@@ -178,7 +207,8 @@ async def usage_buckets(
     limits: tuple[int, int] | None = None,
     page: str | None = None,
 ) -> UsagePage:
-    """One tenant's usage in buckets aligned to UTC, by the instant of admission.
+    """One tenant's usage in buckets aligned to UTC, by the instant of admission; what was booked after its own month
+    had closed, adjustments too, counts at the beginning of the month that it is booked in.
 
     - `start_at` (included) to `end_at` (excluded; None: now): microseconds since the Unix epoch.
     - `project_ids`, `key_ids`, `models`, `lanes`, `batch`: only this usage; None: all.
@@ -206,6 +236,11 @@ async def usage_buckets(
     async with database.reading() as session:
         for source, low, high in _parts(max(first, start_at), min(last, until), width, open_ended=end_at is None):
             rows += await session.execute(selection.query(database, source, low, high))
+            if source == "events":
+                for period in months_of(low, high):
+                    start, _ = period_bounds(period)
+                    if low <= start < high:  # what came after its month had closed: whole hours, from the rollups
+                        rows += await session.execute(selection.late(database, period, start))
     found: dict[int, dict[tuple[Any, ...], Result]] = {}
     for row in rows:
         key: dict[str, Any] = {name: getattr(row, f"group_{name}") for name in group_by}
@@ -233,18 +268,32 @@ class _Selection(msgspec.Struct, frozen=True):
     size: int
 
     def query(self, database: Database, source: SumSource, low: int, high: int) -> Select[Any]:
-        """The sums of one table from `low` (included) to `high` (excluded)."""
-        table = _TABLES[source]
-        columns = table.columns
-        in_bucket = (table.at - table.at % self.size).label("bucket")
+        """The sums of one table from `low` (included) to `high` (excluded); of events without those that came after
+        their month had closed."""
+        columns, at = _TABLES[source].columns, _TABLES[source].at
+        within = counted_within(columns.period, at, low, high)
+        counted: ColumnElement[int] = counted_at(columns.period, at, low, high)
+        if source == "events":  # which are found by tenant and instant
+            within, counted = and_(within, at >= low, counted == at), at
+        return self._sums(database, source, counted, within)
+
+    def late(self, database: Database, period: str, start: int) -> Select[Any]:
+        """The sums of what is booked in a period, and was admitted before its start: it counts then."""
+        # all tenants: `_sums` names the selection's
+        late = and_(rollup_hour.c.period == period, rollup_hour.c.hour < start)
+        return self._sums(database, "rollups", literal(start, Count()), late)
+
+    def _sums(
+        self, database: Database, source: SumSource, counted: ColumnElement[int], within: ColumnElement[bool]
+    ) -> Select[Any]:
+        table, columns = _TABLES[source], _TABLES[source].columns
+        in_bucket = (counted - counted % self.size).label("bucket")
         groups = [table.groups[group].label(f"group_{group}") for group in self.group_by]
         query = (
             select(in_bucket, price_version.c.currency, *groups, *table.sums)
             .join(price_version, price_version.c.id == columns.price_version)
-            .where(columns.tenant_id == self.tenant_id, table.at >= low, table.at < high)
+            .where(columns.tenant_id == self.tenant_id, within)
         )
-        if source == "events":  # which are found by tenant and period, and none is booked before its admission
-            query = query.where(columns.period >= period_of(min(low, _LAST)))
         for name, values in self.only.items():
             if values is not None:
                 query = query.where(one_of(database, columns[name], values))

@@ -7,7 +7,7 @@ for the rest (`billing.ledger.wallet`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from billing.budgets.windows import BudgetLimit, BudgetWindow, describe, resets
 from billing.holds.records import Hold, HoldRequest, HoldSources, TopUp
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant
-from billing.money import format_pico
+from billing.money import format_amount
 from billing.prices import UnknownPriceVersion
 
 
@@ -40,10 +40,10 @@ class InsufficientFunds(Exception):
         elsewhere_pico: int = 0,
     ) -> None:
         whose = f"the {scope}" if window is None else describe(window.scope, window.span, window.subject)
-        elsewhere = f", beside {format_pico(elsewhere_pico)} for other models or projects" if elsewhere_pico else ""
+        elsewhere = f", beside {format_amount(elsewhere_pico)} for other models or projects" if elsewhere_pico else ""
         super().__init__(
-            f"the request may cost {format_pico(needed_pico)} {currency}, "
-            f"and {whose} has {format_pico(affordable_pico)} {currency} left{elsewhere}"
+            f"the request may cost {format_amount(needed_pico)} {currency}, "
+            f"and {whose} has {format_amount(affordable_pico)} {currency} left{elsewhere}"
         )
         self.elsewhere_pico = elsewhere_pico
         self.scope = scope
@@ -71,6 +71,15 @@ class Purpose(msgspec.Struct, frozen=True):
     model: str
 
 
+def expired_money(now: int, grants: Iterable[OpenGrant]) -> dict[UUID, int]:
+    """What is left of each tenant's grants for all usage whose time has passed, which the worker has still to take."""
+    left: dict[UUID, int] = defaultdict(int)
+    for grant in grants:
+        if grant.expired(now) and not grant.restricted:
+            left[grant.tenant_id] += grant.remaining
+    return left
+
+
 class HoldDecider:
     """Decides a queue of requests, and collects what is to be written: new holds, raised ones, and what they hold."""
 
@@ -85,7 +94,7 @@ class HoldDecider:
         grants: Sequence[OpenGrant] = (),
     ) -> None:
         """`now` is in microseconds since the Unix epoch. `limits` are the budgets in force, and `windows` their current
-        windows; `currencies` are those of price versions; `grants` are for one model or project."""
+        windows; `currencies` are those of price versions; `grants` are for one model or project, or have expired."""
         self.made: list[tuple[HoldRequest, Hold]] = []
         self.raised: dict[UUID, Hold] = {}
         """Topped up holds by request, as they are now."""
@@ -96,6 +105,11 @@ class HoldDecider:
         self.now = now
         self._owners = owners
         self._left = {tenant: owner.available for tenant, owner in owners.items()}
+        expired = expired_money(now, grants)
+        self.expiring = set(expired)
+        """Tenants with money whose time has passed, and which is still in their balance."""
+        for tenant, pico in expired.items():
+            self._left[tenant] = owners[tenant].available_without(pico)
         self._limits: dict[UUID, list[BudgetLimit]] = defaultdict(list)
         for limit in limits:
             self._limits[limit.tenant_id].append(limit)
@@ -103,7 +117,7 @@ class HoldDecider:
         self._keys = {window.id: key for key, window in self._windows.items()}
         self._used: set[tuple[UUID, int]] = set()
         in_order = sorted(grants, key=lambda grant: grant.order)
-        self._grants = {grant.id: grant for grant in in_order if not grant.expired(now)}
+        self._grants = {grant.id: grant for grant in in_order if grant.restricted and not grant.expired(now)}
         self._changed_grants: set[UUID] = set()
         self._currencies = currencies
 

@@ -17,7 +17,7 @@ from billing.holds.store_postgresql import take_at_once
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant, Wallet
 from billing.prices import UnknownPriceVersion
-from billing.reservation.decisions import HoldDecider, HoldEnded
+from billing.reservation.decisions import HoldDecider, HoldEnded, expired_money
 from billing.reservation.hold_hooks import HoldHook, HookInput
 from billing.tables.money import ended_hold, hold_batch, price_version
 from billing.transaction.budget_charges import BudgetCharges, charge_budgets
@@ -74,7 +74,8 @@ class HoldService:
             owner = (await money.lock({tenant})).get(tenant)
             if owner is None or owner.currency != currency or owner.budgets or owner.restricted:
                 return None
-            amount = min(request.amount_pico, owner.available // _ALLOWANCE_PART)
+            expired = expired_money(await money.now(), await money.grants({tenant}))
+            amount = min(request.amount_pico, owner.available_without(expired.get(tenant, 0)) // _ALLOWANCE_PART)
             if amount < least_pico:
                 return None
             reduced = msgspec.structs.replace(request, amount_pico=amount)
@@ -183,7 +184,9 @@ class HoldService:
                 batches = await money.holds.take(decisions.made, decisions.held)
                 await money.budgets.save(decisions.windows)
                 await money.save((), grants=decisions.grants)
-        self._careful = (self._careful - owners.keys()) | decisions.short | _with_conditions(owners)
+        self._careful = (
+            (self._careful - owners.keys()) | decisions.short | decisions.expiring | _with_conditions(owners)
+        )
         return _in_batches(answers, batches)
 
     @retried_after_conflict
@@ -251,8 +254,8 @@ class HoldService:
             owners = await money.lock({hold.tenant_id for hold in holds.values()})
             windows = {window for hold in holds.values() for window in hold.budgets}
             budgets = await money.budgets.windows(windows) if windows else []
-            grants = await _restricted(money, owners)
-            now = await money.now() if grants else 0
+            now = await money.now()
+            grants = await _deciding_grants(money, owners, now)
             decisions = HoldDecider(now, owners, (), budgets, self.currencies, grants=grants)
             answers: list[Hold | Exception] = []
             for top_up in top_ups:
@@ -285,7 +288,9 @@ class HoldService:
             limits = [limit for limit in in_force if any(map(limit.is_for, requests))]
             if limits:
                 windows = await money.budgets.opened([(limit, limit.starts_at(now)) for limit in limits])
-        return HoldDecider(now, owners, limits, windows, self.currencies, grants=await _restricted(money, owners))
+        return HoldDecider(
+            now, owners, limits, windows, self.currencies, grants=await _deciding_grants(money, owners, now)
+        )
 
     async def _learn_currencies(self, versions: set[int]) -> None:
         unknown = versions - self.currencies.keys()
@@ -336,7 +341,7 @@ def _with_conditions(owners: Mapping[UUID, Balance]) -> set[UUID]:
     return {tenant for tenant, owner in owners.items() if owner.budgets or owner.restricted}
 
 
-async def _restricted(money: MoneyTransaction, owners: Mapping[UUID, Balance]) -> list[OpenGrant]:
-    """The grants for one model or project of tenants whose balances are locked."""
-    tenants = {tenant for tenant, owner in owners.items() if owner.restricted}
-    return [grant for grant in await money.grants(tenants) if grant.restricted] if tenants else []
+async def _deciding_grants(money: MoneyTransaction, owners: Mapping[UUID, Balance], now: int) -> list[OpenGrant]:
+    """The grants of tenants whose balances are locked that decide what may be reserved, beside the balance: those for
+    one model or project, and those whose time has passed."""
+    return [grant for grant in await money.grants(owners.keys()) if grant.restricted or grant.expired(now)]

@@ -18,7 +18,7 @@ from sqlalchemy import (
 
 from storage.database.base import STRICT, Base, Count, Id, Pico
 
-STATES = "'draft', 'finalized', 'partially_paid', 'paid', 'void', 'uncollectible'"
+STATES = "'draft', 'finalized', 'partially_paid', 'paid', 'credited', 'void', 'uncollectible'"
 
 legal_entity = Table(
     "legal_entity",
@@ -28,7 +28,7 @@ legal_entity = Table(
     Column("updated_at", Count, nullable=False),
     **STRICT,
 )
-"""Who sells; `profile` is a Seller as canonical JSON."""
+"""Who sells; `profile` is a Seller as canonical JSON, as it was set last."""
 
 billing_profile = Table(
     "billing_profile",
@@ -41,6 +41,24 @@ billing_profile = Table(
 )
 """Who a tenant's invoices are for; `profile` is a Buyer as canonical JSON. Its row is the lock of the tenant's
 documents: whoever makes or changes one holds it."""
+
+party_change = Table(
+    "party_change",
+    Base.metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("seller", Text, ForeignKey("legal_entity.id"), nullable=True, index=True),
+    Column("tenant_id", Id, nullable=True, index=True),
+    Column("valid_from", Text, nullable=False),
+    Column("facts", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("created_at", Count, nullable=False),
+    CheckConstraint("(seller IS NULL) <> (tenant_id IS NULL)", name="party"),
+    **STRICT,
+)
+"""From which day on tax-relevant facts of a seller or of a tenant's billing profile hold
+(`billing.invoices.parties.dated`): canonical JSON of those that change then. A party whose facts never changed has no
+row; the first row of another has all facts from before, valid from "". Append-only: triggers refuse UPDATE and DELETE.
+"""
 
 number_series = Table(
     "number_series",
@@ -126,6 +144,9 @@ Amounts are in minor units, exact ones in pico-units:
 
 After finalizing only these change: `paid`, `credited`, and `settled_pico`, the owed usage that both of them settled.
 """
+
+ISSUED = (invoice.c.kind == "invoice") & invoice.c.state.not_in(("draft", "void"))
+"""The SQL condition of invoices that bill their period."""
 
 invoice_line = Table(
     "invoice_line",

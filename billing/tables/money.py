@@ -30,8 +30,8 @@ from storage.database.base import STRICT, Base, Count, Id, Pico
 __all__ = ["price", "price_version"]  # beside what is defined here: imported so that the metadata has them
 
 ACCOUNTS = (
-    "'breakage', 'charges', 'clearing', 'credited', 'goodwill', 'invoiced', 'prepaid', 'promo', 'receivable', "
-    "'restricted', 'revenue', 'rounding_carry', 'tax'"
+    "'bad_debt', 'breakage', 'charges', 'clearing', 'credited', 'goodwill', 'invoiced', 'prepaid', 'promo', "
+    "'receivable', 'restricted', 'revenue', 'rounding_carry', 'tax', 'tax_relief', 'written_off'"
 )
 
 grant = Table(
@@ -51,19 +51,6 @@ grant = Table(
     CheckConstraint("amount_pico > 0", name="positive"),
     **STRICT,
 )
-
-lone_grant = Table(
-    "lone_grant",
-    Base.metadata,
-    Column("grant_id", Id, ForeignKey("grant.id"), primary_key=True),
-    Column("tenant_id", Id, nullable=False),
-    Column("amount_pico", Pico, nullable=False),
-    Column("at", Count, nullable=False),
-    Index(None, "tenant_id", "at"),
-    **STRICT,
-)
-"""What one person alone gave a tenant lately: together it may not pass the amount that takes two people. Changed only
-by who has locked the tenant's balance."""
 
 grant_balance = Table(
     "grant_balance",

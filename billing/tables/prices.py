@@ -47,11 +47,11 @@ price_book = Table(
     Column("tenant_id", Id, nullable=True),
     Column("created_at", Count, nullable=False),
     UniqueConstraint("name"),
-    UniqueConstraint("tenant_id"),
+    Index(None, "tenant_id"),
     CheckConstraint("(base IS NULL) = (tenant_id IS NULL)", name="tenants_have_a_base"),
     **STRICT,
 )
-"""A base book, or a tenant's, which falls back to its base."""
+"""A base book, or a tenant's, which falls back to its base. The newest of a tenant is in force."""
 
 price_sheet = Table(
     "price_sheet",

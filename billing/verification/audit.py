@@ -12,7 +12,6 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import and_, func, or_, select
 
-from audit_log.verification import verify_log
 from billing.calendar import check_period
 from billing.prices import PriceCatalog
 from billing.tables.money import usage_event
@@ -20,21 +19,15 @@ from billing.usage import COUNTS
 from billing.verification.balances import check_balances, check_holds
 from billing.verification.budgets import check_budgets
 from billing.verification.chain import check_chain
+from billing.verification.contracts import check_commitments, check_discounts
 from billing.verification.events import check_costs, check_refused, check_sequences
 from billing.verification.findings import AuditContext, Finding, Progress
 from billing.verification.invoices import check_invoiced, check_invoices
 from billing.verification.ledger import check_ledger, check_rollups
+from billing.verification.recorded_rows import check_audit_log
 from billing.verification.seals import check_seals
 from billing.verification.storage_hours import check_storage
 from storage.database.database import Database
-
-
-async def check_audit_log(audit: AuditContext) -> None:
-    """Every entry of the audit log says what it said, and none is missing or new."""
-    for finding in await verify_log(audit.session, lambda read: audit.progress("audit entries", read, read + 1)):
-        entry = "" if finding.number is None else f"entry {finding.number}: "
-        audit.report(finding.what, finding.tenant_id, f"{entry}{finding.detail}")
-
 
 Check = Callable[[AuditContext], Awaitable[None]]
 
@@ -57,6 +50,8 @@ OF_ALL: tuple[Check, ...] = (
     check_holds,
     check_budgets,
     check_invoices,
+    check_commitments,
+    check_discounts,
     check_audit_log,
 )
 

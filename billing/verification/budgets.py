@@ -7,8 +7,8 @@ from uuid import UUID
 
 from sqlalchemy import func, or_, select
 
-from billing.budgets.store import WINDOW
-from billing.budgets.windows import BudgetWindow
+from billing.budgets.store import TERMS, WINDOW
+from billing.budgets.windows import BudgetLimit, BudgetWindow
 from billing.holds.records import HoldSources
 from billing.tables.budgets import budget, budget_charge, budget_window
 from billing.tables.money import balance, hold_batch, usage_fact
@@ -24,26 +24,54 @@ async def check_budgets(audit: AuditContext) -> None:
         for identity in HoldSources.decode(sources).windows:
             held[identity] += int(amount)
     spent: dict[UUID, int] = defaultdict(int)
+    admitted: dict[UUID, tuple[int, int]] = {}
     counted = budget_charge.outerjoin(usage_fact, usage_fact.c.id == budget_charge.c.request_id)
     of, user = budget_charge.c, usage_fact.c.tenant_id.label("user")
-    charges = select(of.request_id, of.budgets, of.tenant_id, user, usage_fact.c.cost_pico).select_from(counted)
-    async for request, budgets, owner, whose, cost in await audit.session.stream(charges):
+    fact = usage_fact.c
+    charges = select(of.request_id, of.budgets, of.tenant_id, user, fact.cost_pico, fact.admitted_at)
+    async for request, budgets, owner, whose, cost, at in await audit.session.stream(charges.select_from(counted)):
         if owner != whose:
             detail = "it has no event" if cost is None else f"it is of tenant {whose}, not {owner}"
             audit.report("a budget counted a request without usage", request, detail)
         for identity in HoldSources.decode(budgets).windows:
             spent[identity] += cost or 0
+            if at is not None:
+                first, last = admitted.get(identity, (at, at))
+                admitted[identity] = min(first, at), max(last, at)
     await _check_terms(audit)
     columns = [budget_window.c[name] for name in WINDOW]
+    windows = set[UUID]()
     for *row, forgotten in await audit.session.execute(select(*columns, budget_window.c.forgotten)):
         window = BudgetWindow(*row)
+        windows.add(window.id)
+        if problem := _problem_of(window, admitted.get(window.id)):
+            audit.report("a budget's window was altered", window.tenant_id, f"window {window.id}: {problem}")
         spent[window.id] += int(forgotten)
         for side, says, sums in (("held", window.held, held), ("spent", window.spent, spent)):
             if says != sums[window.id]:
                 detail = f"{window.scope} {window.subject}: {side} is {says}, and adds up to {sums[window.id]}"
                 audit.report("a budget is not the sum of its requests", window.tenant_id, detail)
+    for identity in sorted((held.keys() | spent.keys()) - windows):
+        audit.report("a budget's window is missing", identity, "requests were counted in it, or reserve from it")
 
 
+def _problem_of(window: BudgetWindow, admitted: tuple[int, int] | None) -> str | None:
+    """What cannot be of a window, whatever was used of it. `admitted`: the first and last of its requests."""
+    limit = BudgetLimit(**{name: getattr(window, name) for name in TERMS})
+    if limit.starts_at(window.starts_at) != window.starts_at:
+        return "no window of its span begins then"
+    ends_at = window.resets_at
+    if admitted and (admitted[0] < window.starts_at or (ends_at is not None and admitted[1] >= ends_at + _SLACK_US)):
+        return "its requests were admitted in another"
+    if window.over != (max(0, window.spent + window.held - window.limit_pico) if window.action == "block" else 0):
+        return f"over is {window.over}"
+    if window.told and str(window.told) not in window.thresholds.split(","):
+        return f"told is {window.told}"
+    return None
+
+
+_SLACK_US = 10_000_000
+"""An allowance may outlast a window by seconds, in microseconds."""
 _SAME = ("tenant_id", "scope", "subject", "span", "limit_pico", "action", "thresholds")
 
 

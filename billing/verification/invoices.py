@@ -10,13 +10,15 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import func, select
 
+from billing.accounts.taken_back import read_taken_back
 from billing.integrity.canonical_json import canonical, sha256
+from billing.invoices.accounting.losses import loss_entries
 from billing.invoices.accounting.posting import entries_of
 from billing.invoices.document import Document
-from billing.invoices.store import ISSUED, InvoiceRecord, columns_of, rows_of
+from billing.invoices.store import InvoiceRecord, columns_of, rows_of
 from billing.ledger.entries import OF_EVENTS
-from billing.money import minor_unit
-from billing.tables.invoices import invoice, invoice_line, invoice_payment, invoice_usage, number_series
+from billing.money import format_pico, minor_unit
+from billing.tables.invoices import ISSUED, invoice, invoice_line, invoice_payment, invoice_usage, number_series
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.verification.findings import AuditContext
 from billing.verification.ledger import costs_by_period
@@ -26,6 +28,7 @@ _CHAIN = "a document does not follow the one before it"
 _NUMBERS = "a number is missing or there twice"
 _LINES = "an invoice is not the sum of its events"
 _SETTLED = "an invoice is not what was paid and credited"
+_TAKEN_BACK = "more of an invoice was taken back than it charged"
 _POSTED = "the ledger is not what the invoices say"
 
 
@@ -40,6 +43,7 @@ async def check_invoices(audit: AuditContext) -> None:
     await _settlements(audit, sealed)
     await _ledger(audit, sealed)
     await _returns(audit, sealed)
+    await _taken_back(audit, sealed)
 
 
 _ORDER = ("seller", "series", "year", "n")
@@ -165,6 +169,8 @@ def _is_possible_state(row: Any) -> bool:
     """Whether a document's state follows from what was paid and credited."""
     if row.kind == "credit_note":
         return bool(row.state == "finalized")
+    if 0 < row.gross == row.credited:
+        return bool(row.state == "credited")
     left, settled = row.payable - row.paid - row.credited, bool(row.paid or row.credited)
     possible = {"partially_paid"} if settled else {"void", "finalized"}
     return row.state in ({"paid"} if left <= 0 else {"uncollectible", *possible})
@@ -197,6 +203,19 @@ async def _returns(audit: AuditContext, sealed: Sequence[Any]) -> None:
         audit.report(_POSTED, tenant, f"{period}: {posted[tenant, period]} were given back without an invoice")
 
 
+async def _taken_back(audit: AuditContext, sealed: Sequence[Any]) -> None:
+    """Credit notes and corrections of usage together take back no more of an invoice than it charged."""
+    for row in sealed:
+        if row.kind == "credit_note" or row.state == "void" or not row.credited:
+            continue
+        taken_back = await read_taken_back(audit.session, row.tenant_id, row.period)
+        if taken_back is None or taken_back.allows():
+            continue
+        credited, corrected, charged = map(format_pico, (taken_back.credited, taken_back.corrected, taken_back.charged))
+        detail = f"{row.number}: {credited} were credited and {corrected} corrected of {charged} {row.currency}"
+        audit.report(_TAKEN_BACK, row.id, detail)
+
+
 async def _ledger(audit: AuditContext, sealed: Sequence[Any]) -> None:
     """The ledger accounts of documents (tax, charges, credited, rounding_carry) are the sums of the documents."""
     wanted: dict[tuple[UUID, str], int] = defaultdict(int)
@@ -208,6 +227,9 @@ async def _ledger(audit: AuditContext, sealed: Sequence[Any]) -> None:
             wanted[row.tenant_id, "credited"] -= row.net * unit
         elif row.state != "void":
             for made in entries_of(record):
+                wanted[row.tenant_id, made.debit] -= made.amount_pico
+                wanted[row.tenant_id, made.credit] += made.amount_pico
+            for made in await loss_entries(audit.session, record):
                 wanted[row.tenant_id, made.debit] -= made.amount_pico
                 wanted[row.tenant_id, made.credit] += made.amount_pico
     found: dict[tuple[UUID, str], int] = defaultdict(int)

@@ -17,12 +17,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.calendar import period_bounds
 from billing.events.rollups import LIMB
-from billing.invoices.store import ISSUED
+from billing.integrity.row_seals import seal_rows
 from billing.ledger.entries import OF_EVENTS
 from billing.periods.periods import PeriodState
 from billing.replica_journals.comparison import JournalComparison, JournalReport, compare, sort_out
 from billing.replica_journals.sequences import Sequences, sequences_of
-from billing.tables.invoices import invoice
+from billing.tables.invoices import ISSUED, invoice
 from billing.tables.money import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
 from billing.tables.periods import billing_period
 from billing.tables.reconciliation import recon_run
@@ -117,6 +117,7 @@ async def reconcile(database: Database, period: str, journals: Iterable[JournalR
     row = kept | {"id": new_id(), "report": msgspec.json.encode(report).decode()}
     async with database.transaction() as session:
         await session.execute(insert(recon_run).values(row))
+        await seal_rows(session, recon_run, recon_run.c.id == row["id"])
     return report
 
 

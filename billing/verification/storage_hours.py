@@ -9,11 +9,10 @@ from sqlalchemy import func, select
 
 from billing.calendar import period_of
 from billing.events.rollups import HOUR, LIMB
-from billing.invoices.store import ISSUED
 from billing.prices import EVERY_LANE, PriceMissing, UnknownPriceVersion
 from billing.prices.version import STORAGE
 from billing.rating.storage_hours import SECONDS_PER_HOUR
-from billing.tables.invoices import invoice, invoice_line
+from billing.tables.invoices import ISSUED, invoice, invoice_line
 from billing.tables.rating import storage_event
 from billing.verification.findings import AuditContext
 

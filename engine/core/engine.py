@@ -65,7 +65,7 @@ class Engine:
 
     `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `disk` the tier
     beyond, and `disk_rate` what was measured of it. What is None is made with defaults: fixed costs, an empty
-    quarantine in memory, no grammars.
+    quarantine in memory, no grammars. `publishes`: whether others may find a request's blocks (C2).
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Engine:
         disk_rate: TierRate = DISK_RATE,
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
+        publishes: bool = True,
     ) -> None:
         self.runner = runner
         self.pool = pool
@@ -111,7 +112,7 @@ class Engine:
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)
         self.input_processor = InputProcessor(
-            runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars
+            runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars, publishes=publishes
         )
         self._clock = clock
         self._introduced: dict[str, Scope] = {}  # by the name that a gateway told
@@ -217,8 +218,7 @@ class Engine:
         return parent.first.attempt, parent.delivered
 
     def record_remote_service(self, replica: str, epoch: int, service: Mapping[str, int]) -> None:
-        """Record what another replica's heartbeat says of `service`: it counts against those flows here, so that each
-        flow has one share over all replicas."""
+        """Count what another replica gave against those flows here: each flow has one share over all replicas."""
         self.fairness.record_remote_service(replica, epoch, service)
 
     def introduce(self, scope: Scope) -> None:

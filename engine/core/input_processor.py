@@ -47,11 +47,19 @@ class Rejected(Exception):
 
 class InputProcessor:
     """Checks requests. `room` is how many tokens a prompt and its output may have together; `root` the root of the
-    served model's block keys; `clock` the engine's."""
+    served model's block keys; `clock` the engine's. Unless it `publishes`, all requests are `no-store`."""
 
     def __init__(
-        self, vocabulary: int, room: int, root: bytes, clock: Callable[[], float], grammars: Grammars | None
+        self,
+        vocabulary: int,
+        room: int,
+        root: bytes,
+        clock: Callable[[], float],
+        grammars: Grammars | None,
+        *,
+        publishes: bool = True,
     ) -> None:
+        self.publishes = publishes
         self._vocabulary = vocabulary
         self._room = room
         self._root = root
@@ -97,6 +105,8 @@ class InputProcessor:
         expired = generate.deadline is not None and generate.deadline <= self._clock()
         grammar = None if generate.grammar is None or expired else self._grammar(generate.grammar, compiled)
         segments = self._segments(generate, scopes)
+        if not self.publishes:
+            generate = msgspec.structs.replace(generate, store="none")
         private = generate.choices > 1 and generate.store == "none"
         root = block_key(secrets.token_bytes(32), self._root, []) if private else self._root
         members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]

@@ -46,6 +46,7 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_requests_rejected_total": totals["rejected"],
         "turnpike_engine_requests_failed_total": totals["errors"],
         "turnpike_engine_quarantined_inputs": len(engine.quarantine),
+        "turnpike_engine_publishes_blocks": float(engine.input_processor.publishes),
         "turnpike_engine_preemptions_total": scheduler.preemptions,
         "turnpike_engine_swaps_total": scheduler.dram.swaps,
         "turnpike_engine_evicted_blocks_total": engine.pool.evictions,

@@ -98,6 +98,10 @@ class ModelRunner:
         except Exception as error:
             raise DeviceFailed(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
 
+    def idles_between_steps(self) -> bool:
+        """Whether a device waits for the next step now. A CPU computes in the thread that would be waited for."""
+        return self.device.type != "cpu"
+
     def clear(self, blocks: Sequence[Block]) -> None:
         """Clear newly allocated blocks before their first use."""
         with torch.inference_mode():

@@ -1,9 +1,11 @@
 """Searches for an ending: a short sequence of tokens that brings an output from here to where its grammar accepts.
 
 A grammar library says which tokens may come next, not how far the end is. The search follows forced tokens, and where
-there is a choice first tries the token that most likely closes something. That guess is mostly right. Where it fails,
-the search departs from it at one position, then at two (limited discrepancy search, Harvey and Ginsberg, IJCAI '95),
-but only at positions of a new kind: it does not try each of a thousand digits when the point behind them leads on.
+there is a choice first tries the token that most likely closes something. That guess is mostly right. Where it runs in
+a circle, such as the digits of a fraction, the second try takes the next best token each time it comes to a position
+of the same kind. Where that fails too, the search departs from the guess at one position, then at two (limited
+discrepancy search, Harvey and Ginsberg, IJCAI '95), but only at positions of a new kind: it does not try each of a
+thousand digits when the point behind them leads on.
 
 The search is bounded, so it may miss an ending of an unusual grammar; every ending that it returns is valid. The bound
 is a number of positions instead of a time, so the result is the same on any machine. It is a generator, so that a
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 MOST_TOKENS = 256
 """The most tokens of an ending."""
 _NODES = 400
-"""Positions that a search visits by first guesses, and once more when it departs from them."""
+"""Positions that a search visits by first guesses, by next guesses, and once more when it departs from them."""
 _BRANCHES = 16
 """Tokens that are tried at one position."""
 _SAME = 2
@@ -139,10 +141,38 @@ class ClosingSearch:
         `quick`: by first guesses alone, which also lead through long strings of fixed length.
         """
         most = min(most, MOST_TOKENS)
-        found = yield from self._search(place, most, departs=False)
-        return found if found is not None or quick else (yield from self._search(place, most, departs=True))
+        ending = yield from self._guess(place, most, varies=False)
+        if ending is None and not quick:
+            ending = yield from self._guess(place, most, varies=True)
+            if ending is None:
+                ending = yield from self._search(place, most)
+        return ending
 
-    def _search(self, place: GrammarPosition, most: int, *, departs: bool) -> Search:
+    def _guess(self, place: GrammarPosition, most: int, *, varies: bool) -> Search:
+        """One path of guesses: the first one each time, or the next one each time a kind of position comes again."""
+        at, path = place.copy(), list[int]()
+        visits: Counter[Kind] = Counter()
+        for _ in range(_NODES):
+            if self.leads(at, [], most - len(path)):
+                return path
+            yield
+            if len(path) >= most:
+                break
+            step = at.forced()
+            if not step:
+                branches, kind = self._branches(at, path)
+                if not branches:
+                    break
+                guess = visits[kind] % len(branches) if varies else 0
+                visits[kind] += 1
+                step = branches[guess : guess + 1]
+            if not at.advance(step):
+                break
+            path += step
+        return None
+
+    def _search(self, place: GrammarPosition, most: int) -> Search:
+        """Several paths, each of which departs from the first guesses somewhere."""
         nodes = _NODES
         known: set[int] = set()
         kinds: Counter[Kind] = Counter()
@@ -165,7 +195,7 @@ class ClosingSearch:
                 if not step:
                     branches, kind = self._branches(at, path)
                     attempt.pass_by(kind, ways)
-                    if departs and attempt.way not in known and kinds[kind] < _OF_A_KIND:
+                    if attempt.way not in known and kinds[kind] < _OF_A_KIND:
                         known.add(attempt.way)
                         kinds[kind] += 1
                         waiting.extend(attempt.departing(branches[1:]))

@@ -20,7 +20,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.grammar.closing_search import ClosingSearch
 from engine.grammar.guide import InvalidGrammar
-from engine.grammar.schema_keywords import prepare_schema
+from engine.grammar.schema_keywords import PreparedSchema, prepare_schema
 from protocol.grammar_limits import check_grammar, check_grammar_text
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _MAX_MESSAGE = 300
 _WHITESPACE = r"(\n[ ]{0,32}|[ ])?"
 """White space in JSON: a space, or a line feed and indentation; bounded, so that it cannot use up the output."""
+_ONE_SPELLING = 'nrbtf\\"'
+"""Escapes without `\\u`: each text has one spelling then, so that no name that a schema lists comes in another one."""
 _LIMITS = llguidance.LLParserLimits(
     step_max_items=10_000,
     step_lexer_fuel=100_000,
@@ -38,7 +40,7 @@ _LIMITS = llguidance.LLParserLimits(
 )
 """Parser items and lexer steps of one mask, states and symbols of one grammar. With these limits a mask took up to
 20 ms on one core of 2026; with the library's defaults up to 460 ms."""
-_VERSION = 2
+_VERSION = 3
 """Increase when this module may judge a grammar differently."""
 
 
@@ -112,6 +114,8 @@ def _make_tokenizer(definition: str, vocabulary: int, ends: list[int]) -> llguid
 
 def first_line(message: str) -> str:
     """The library's message without its description of internal state."""
+    if message.startswith("NoExtensionBias"):
+        return "no text fulfils it"
     return " ".join(re.split("<state>|<non-verbose/>", message)[0].split())[:_MAX_MESSAGE]
 
 
@@ -142,25 +146,34 @@ def _library_form(text: str) -> str:
     return _by_kind(kind, body)
 
 
-def _json_options() -> JsonCompileOptions:
-    return {"whitespace_pattern": _WHITESPACE, "whitespace_flexible": True, "lenient": False}
+def _json_options(prepared: PreparedSchema) -> JsonCompileOptions:
+    options: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE, "whitespace_flexible": True, "lenient": False}
+    if prepared.open_names:
+        options["json_allowed_escapes"] = _ONE_SPELLING
+    return options
 
 
 def _with_schemas(lark: str, schemas: list[Any]) -> str:
     """A Lark grammar with each `@N` replaced by JSON that fulfils the N-th schema. Raises InvalidGrammar."""
     rules = []
     for number, schema in enumerate(schemas):
-        if not isinstance(schema, dict):
-            raise InvalidGrammar(f"schema {number} is no object")
-        prepared = {**prepare_schema(schema), "x-guidance": _json_options()}
-        rules.append(f"arguments_{number}: %json {json.dumps(prepared)}")
+        try:
+            if not isinstance(schema, dict):
+                raise InvalidGrammar("it is no object")
+            prepared = prepare_schema(schema)
+        except InvalidGrammar as error:  # the gateway knows whose schema it is
+            raise InvalidGrammar(f"schema {number}: {error}") from error
+        guided = {**prepared.schema, "x-guidance": _json_options(prepared)}
+        rules.append(f"arguments_{number}: %json {json.dumps(guided)}")
     return "\n".join([re.sub(r"@(\d+)", r"arguments_\1", lark), *rules])
 
 
 def _by_kind(kind: str, body: Any) -> str:
     match kind:
         case "json_schema":
-            return llguidance.LLMatcher.grammar_from_json_schema(prepare_schema(body), overrides=_json_options())
+            prepared = prepare_schema(body)
+            definition = json.dumps(prepared.schema)  # the library itself serializes no integers beyond 64 bits
+            return llguidance.LLMatcher.grammar_from_json_schema(definition, overrides=_json_options(prepared))
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(body)
         case "choice":

@@ -135,7 +135,8 @@ def _size(known: LlguidanceGrammar | InvalidGrammar) -> int:
 
 
 def end_tokens(folder: Path) -> tuple[int, ...]:
-    """The model's end tokens, from its generation config, else from its config."""
+    """The model's end tokens, from its generation config, else from its config, and the tokenizer's own."""
+    own = _tokenizer_end(folder)
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -143,5 +144,15 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
         value = (fields | inner if isinstance(inner, dict) else fields).get("eos_token_id")
         tokens = tuple(token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int))
         if tokens:
-            return tokens
-    return ()
+            return tuple(dict.fromkeys((*tokens, *own)))
+    return own
+
+
+def _tokenizer_end(folder: Path) -> tuple[int, ...]:
+    config, definition = (
+        json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for path in (folder / "tokenizer_config.json", folder / "tokenizer.json")
+    )
+    end = config.get("eos_token")
+    text = end.get("content") if isinstance(end, dict) else end
+    return tuple(token["id"] for token in definition.get("added_tokens") or [] if token["content"] == text)

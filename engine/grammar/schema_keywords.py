@@ -6,17 +6,26 @@ keyword and an alternative. Definitions are checked only where a `$ref` leads to
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import json
+import math
+import re
+from typing import Any, NamedTuple
 
-from engine.grammar.guide import InvalidGrammar
-
-Schema: TypeAlias = dict[str, Any]
-
-MAX_REFERENCES_DEEP = 500
-"""The longest chain of `$ref`s: the library follows them by recursion."""
+from engine.grammar.schema_choices import rewrite_choices
+from engine.grammar.schema_ends import forbid_endless
+from engine.grammar.schema_nodes import (
+    MAX_REFERENCES_DEEP,
+    NAMED,
+    Node,
+    Schema,
+    resolve_reference,
+    unsupported,
+    walk_schema,
+)
+from engine.grammar.schema_numbers import prepare_numbers
+from engine.grammar.schema_texts import prepare_texts
 
 _UNSUPPORTED = {
-    "uniqueItems": "leave it out and drop duplicates afterwards, or use an object with a boolean for each item",
     "contains": "describe the item at its place with `prefixItems`",
     "minContains": "describe the items at their places with `prefixItems`",
     "maxContains": "describe the items at their places with `prefixItems`",
@@ -33,85 +42,96 @@ _UNSUPPORTED = {
     "$dynamicAnchor": "use `$defs` and `$ref`",
     "$recursiveRef": "use `$ref`",
     "$recursiveAnchor": "use `$defs` and `$ref`",
-    "contentEncoding": "describe the text with `pattern`",
-    "contentMediaType": "describe the value itself instead of a text that holds it",
-    "contentSchema": "describe the value itself instead of a text that holds it",
     "extends": "use `allOf`",
     "disallow": "list what is allowed with `enum` or `anyOf`",
     "divisibleBy": "use `multipleOf`",
     "x-guidance": "leave it out: how JSON is written is decided here",
 }
-_FORMATS = frozenset(
-    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"]
+_COUNTS = frozenset(["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"])
+_DRAFTS = frozenset(
+    [f"https://json-schema.org/draft/{year}/schema" for year in ("2020-12", "2019-09")]
+    + [f"http://json-schema.org/draft-0{number}/schema{end}" for number in (4, 6, 7) for end in ("", "#")]
 )
-_ANY_TEXT_FORMATS = frozenset(["binary", "directory-path", "file-path", "password", "path"])
-"""Formats that pydantic writes and that any string satisfies."""
-_ONE = ("items", "additionalItems", "additionalProperties")
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties")
+"""What the library knows; it refuses others, which say nothing of a value."""
+_UNPRINTABLE = re.compile(r"\\u00[01]|\x7f")
 _NAME_KEYWORDS = frozenset(
     ["type", "enum", "const", "pattern", "minLength", "maxLength", "title", "description", "$ref"]
 )
 
 
-def prepare_schema(root: Any) -> Any:
+class PreparedSchema(NamedTuple):
+    """`open_names`: some object lists names or patterns of names and lets others through too."""
+
+    schema: Any
+    open_names: bool
+
+
+def prepare_schema(root: Any) -> PreparedSchema:
     """Rewrite a parsed schema in place and return it. Raises InvalidGrammar that names path and keyword."""
-    seen: set[int] = set()
-    waiting: list[tuple[Any, str, int]] = [(root, "", 0)]
-    while waiting:
-        schema, path, references = waiting.pop()
-        if not isinstance(schema, dict) or id(schema) in seen:
-            continue
-        seen.add(id(schema))
-        if references > MAX_REFERENCES_DEEP:
-            raise InvalidGrammar(f"a chain of more than {MAX_REFERENCES_DEEP} references")
-        _prepare(root, schema, path)
-        waiting += [(inner, f"{path}.{place}", references) for place, inner in _inner(schema)]
-        if isinstance(target := schema.get("$ref"), str):
-            waiting.append((_resolve(root, target), target, references + 1))
-    return root
+    nodes = walk_schema(root, lambda schema, path: _prepare(root, schema, path))
+    forbid_endless(root, nodes)
+    rewrite_choices(root, nodes)
+    prepare_numbers(nodes)
+    prepare_texts(nodes)
+    open_names = any(_is_open(node.schema) for node in nodes)
+    if open_names:
+        for node in nodes:
+            _check_spellings(node)
+    return PreparedSchema(root, open_names)
 
 
-def _inner(schema: Schema) -> list[tuple[str, Any]]:
-    found = [(key, schema[key]) for key in _ONE if key in schema]
-    for key in _MANY:
-        if isinstance(listed := schema.get(key), list):
-            found += [(f"{key}[{at}]", inner) for at, inner in enumerate(listed)]
-    for key in _NAMED:
-        if isinstance(named := schema.get(key), dict):
-            found += [(f"{key}.{name}", inner) for name, inner in named.items()]
-    return found
+def _is_open(schema: Schema) -> bool:
+    listed = schema.get("properties") or schema.get("patternProperties") or schema.get("required")
+    return bool(listed) and schema.get("additionalProperties") is not False
+
+
+def _check_spellings(node: Node) -> None:
+    """Refuse constants that take `\\u` to write, which is not allowed where names must have one spelling."""
+    for keyword in ("const", "enum"):
+        if keyword in node.schema and _UNPRINTABLE.search(json.dumps(node.schema[keyword])):
+            advice = "set `additionalProperties` to false where it has `properties`, or leave such characters out"
+            raise unsupported(node.path, keyword, advice, "with control characters")
 
 
 def _prepare(root: Any, schema: Schema, path: str) -> None:
-    if schema.get("uniqueItems") is False or _at_most(schema, "maxItems", 1):
-        schema.pop("uniqueItems", None)
     if "propertyNames" in schema:
         _rewrite_names(root, schema, path)
     for keyword in schema:
         if keyword in _UNSUPPORTED:
-            raise _unsupported(path, keyword, _UNSUPPORTED[keyword])
+            raise unsupported(path, keyword, _UNSUPPORTED[keyword])
     if not isinstance(schema.get("required", []), list):
-        raise _unsupported(path, "required", "list the names beside `properties`", "that is no list")
+        raise unsupported(path, "required", "list the names beside `properties`", "that is no list")
+    for keyword in _COUNTS & schema.keys():
+        schema[keyword] = _read_count(schema[keyword], path, keyword)
+    if str(schema.get("$schema")) not in _DRAFTS:
+        schema.pop("$schema", None)
     _check_count(schema, path)
-    types = schema.get("type", "string")
-    if "string" in (types if isinstance(types, list) else [types]):
-        _prepare_text(schema, path)
 
 
-def _prepare_text(schema: Schema, path: str) -> None:
-    form = schema.get("format")
-    if form in _ANY_TEXT_FORMATS:
-        del schema["format"]
-    elif isinstance(form, str) and form not in _FORMATS:
-        raise _unsupported(path, "format", "describe the text with `pattern`", f"{form!r}")
+def _read_count(value: Any, path: str, keyword: str) -> int:
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf and value % 1 == 0
+    if not whole:
+        raise unsupported(path, keyword, "give a whole number", repr(value)[:40])
+    return int(value)
 
 
 def _check_count(schema: Schema, path: str) -> None:
-    """Refuse a `minProperties` that names beyond the required ones must meet: such a name may come twice."""
-    least, required = schema.get("minProperties"), schema.get("required", [])
-    if isinstance(least, int | float) and least > len(required) + 1 and schema.get("additionalProperties") is not False:
-        raise _unsupported(path, "minProperties", "list the names as `required`", f"above {len(required) + 1}")
+    """Refuse a number of names that the grammar would have to count, and leave out one that says nothing."""
+    properties, listed = schema.get("properties"), schema.get("required", [])
+    required = {str(name) for name in listed}
+    names = required | (properties.keys() if isinstance(properties, dict) else set())
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if schema.get("minProperties", 0) <= len(required):
+        schema.pop("minProperties", None)
+    if closed and schema.get("maxProperties", 0) >= len(names):
+        schema.pop("maxProperties", None)
+    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+    if least > len(required) + 1 and not closed:  # a name beyond the listed ones may come twice
+        raise unsupported(path, "minProperties", "list the names as `required`", f"above {len(required) + 1}")
+    one = closed and least <= len(required) + 1 and most in (None, len(required) + 1)
+    if names > required and not one and (least or most is not None):
+        keyword = "minProperties" if least else "maxProperties"
+        raise unsupported(path, keyword, "list all names as `required`", "beside names that are not required")
 
 
 def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
@@ -121,50 +141,30 @@ def _rewrite_names(root: Any, schema: Schema, path: str) -> None:
     for _ in range(MAX_REFERENCES_DEEP):
         if not (isinstance(names, dict) and isinstance(target := names.get("$ref"), str)):
             break
-        names = _resolve(root, target)
+        names = resolve_reference(root, target)
     if names is True or (isinstance(names, dict) and not names.keys() - {"type", "title", "description"}):
         del schema["propertyNames"]
         return
-    if not isinstance(names, dict) or names.keys() - _NAME_KEYWORDS or schema.keys() & set(_NAMED):
-        raise _unsupported(path, "propertyNames", advice)
+    kinds = {"enum": list, "pattern": str}
+    odd = not isinstance(names, dict) or any(
+        not isinstance(names.get(key, kind()), kind) for key, kind in kinds.items()
+    )
+    if odd or names.keys() - _NAME_KEYWORDS or schema.keys() & set(NAMED):
+        raise unsupported(path, "propertyNames", advice)
     values = schema.get("additionalProperties", True)
     if "enum" in names or "const" in names:
         if names.keys() & {"pattern", "minLength", "maxLength"} or ("enum" in names and "const" in names):
-            raise _unsupported(path, "propertyNames", advice)
+            raise unsupported(path, "propertyNames", advice)
         listed = names.get("enum", [names.get("const")])
         schema["properties"] = {name: values for name in listed if isinstance(name, str)}
     elif "pattern" in names and not names.keys() & {"minLength", "maxLength"}:
         schema["patternProperties"] = {names["pattern"]: values}
     elif "pattern" not in names:
-        least, most = names.get("minLength", 0), names.get("maxLength", "")
+        place = f"{path}.propertyNames"
+        least = _read_count(names.get("minLength", 0), place, "minLength")
+        most = _read_count(names["maxLength"], place, "maxLength") if "maxLength" in names else ""
         schema["patternProperties"] = {rf"^[\s\S]{{{least},{most}}}$": values}
     else:
-        raise _unsupported(path, "propertyNames", advice)
+        raise unsupported(path, "propertyNames", advice)
     schema["additionalProperties"] = False
     del schema["propertyNames"]
-
-
-def _resolve(root: Any, reference: str) -> Any:
-    """The target of a reference within the schema; None if there is none, which the library then reports."""
-    if not reference.startswith("#"):
-        return None
-    found = root
-    for part in reference[1:].split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(key)
-        elif isinstance(found, list) and len(key) < 7 and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            return None
-    return found
-
-
-def _at_most(schema: Schema, keyword: str, most: int) -> bool:
-    value = schema.get(keyword)
-    return isinstance(value, int | float) and value <= most
-
-
-def _unsupported(path: str, keyword: str, advice: str, what: str = "") -> InvalidGrammar:
-    place = f"{path}.{keyword}".lstrip(".")[-120:]
-    return InvalidGrammar(f"{place} {what}{' ' if what else ''}is not supported: {advice}")

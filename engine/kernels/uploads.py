@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.kernels.host_words import read_from_host
+from engine.kernels.host_words import HELD, read_from_host
 
 Ints: TypeAlias = NDArray[np.int32]
+Sent: TypeAlias = dict[int, deque[tuple[torch.Tensor, torch.cuda.Event]]]
+"""Buffers by their size, the longest sent first, and what comes when they have been read."""
 _ALIGNED = 4
 """Arrays begin at multiples of so many elements: kernels are compiled for aligned pointers."""
 _SMALLEST = 1_024
@@ -28,8 +31,8 @@ class Uploads:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._sent: dict[int, deque[tuple[torch.Tensor, torch.cuda.Event]]] = {}
-        """Buffers by their size, the longest sent first, and what comes when they have been read."""
+        self._sent: Sent = {}
+        weakref.finalize(self, _hold, self._sent).atexit = False
 
     def __call__(self, arrays: Sequence[Ints]) -> list[torch.Tensor]:
         """The int32 arrays on the device, in their shapes."""
@@ -65,3 +68,10 @@ class Uploads:
             return sent.popleft()
         event = torch.cuda.Event()
         return torch.empty(size, dtype=torch.int32, pin_memory=True), event
+
+
+def _hold(sent: Sent) -> None:
+    """The uploads are given up, maybe before their buffers have been read, and while a graph is captured."""
+    for buffers in sent.values():
+        for buffer, read in buffers:
+            HELD.hold(buffer, read)

@@ -1,7 +1,7 @@
 """The gated activations of the feed-forward layer, by their names in configurations.
 
-They use `exp` and `tanh` of whole tensors: torch's silu and gelu compute the last few elements of a range by another
-function, so that an element's bits would depend on how threads divide the rows (E1).
+They use `exp`, `tanh` and `erf` of whole tensors: torch's silu and gelu compute the last few elements of a range by
+another function, so that an element's bits would depend on how threads divide the rows (E1).
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ def gelu_tanh_times(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return inner.tanh_().add_(1.0).mul_(gate).mul_(0.5).mul_(up)
 
 
+def gelu_times(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) · up, all of the same shape; gelu(x) = x · ½ (1 + erf(x / √2))."""
+    return (gate * math.sqrt(0.5)).erf_().add_(1.0).mul_(gate).mul_(0.5).mul_(up)
+
+
 GATED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "silu": silu_times,
+    "gelu": gelu_times,
     "gelu_pytorch_tanh": gelu_tanh_times,
 }

@@ -17,6 +17,7 @@ from engine.errors import ModelError
 from engine.model_config.config_class import ConfigClass
 from engine.model_config.fields import Fields, read_fields
 from engine.model_config.rope import RopeConfig, read_rope, unknown_rope_fields
+from protocol.context_length import context_length
 
 logger = structlog.get_logger("engine.model_config.config")
 
@@ -104,6 +105,12 @@ def _stop_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def _context_tokens(folder: Path, given: Fields, config: Fields) -> int:
+    path = folder / "tokenizer_config.json"
+    tokenizer = read_fields(path).fields if path.is_file() else {}
+    return context_length(config.integer("max_position_embeddings"), given.fields, tokenizer)
+
+
 def check_sizes(config: ModelConfig, stored: int) -> None:
     """Raise ModelError that names the field if sizes ask for more weights than files of `stored` bytes can hold.
 
@@ -161,7 +168,7 @@ def model_config(folder: Path, given: Fields, config_class: ConfigClass, prefix:
         kv_heads=config.integer("num_key_value_heads", heads),
         head_dim=config.integer(config_class.head_dim, max(1, hidden // heads)),
         vocabulary=config.integer("vocab_size"),
-        context_tokens=config.integer("max_position_embeddings"),
+        context_tokens=_context_tokens(folder, given, config),
         norm_eps=config.number("rms_norm_eps"),
         rope=read_rope(config, config_class),
         tied_embeddings=config.flag("tie_word_embeddings"),

@@ -54,17 +54,17 @@ class Decoder:
         positions: torch.Tensor,
         plans: Sequence[AttentionPlan],
         memories: Sequence[KvMemory],
-        depth: int | None = None,
+        layers: Sequence[Layer] | None = None,
     ) -> torch.Tensor:
         """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden].
 
-        `depth`: how many of the layers to run; None for all.
+        `layers`: which of its layers to run; None for all.
         """
         h = self.embedding(tokens)
         if self.embedding_scale is not None:
             h = h * self.embedding_scale
         forward = Forward(positions, plans, memories)
-        for layer in self.layers[:depth]:
+        for layer in self.layers if layers is None else layers:
             h = layer(h, forward)
         return self.norm(h)
 

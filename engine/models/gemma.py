@@ -18,7 +18,7 @@ from engine.layers.feed_forward import FeedForward
 from engine.layers.forward import Forward
 from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant, SelfAttention
-from engine.model_config.config_class import ConfigClass
+from engine.model_config.config_class import NOT_SET, ConfigClass
 from engine.model_config.rope import RopeConfig, read_rope
 from engine.models.decoder import Decoder
 
@@ -69,6 +69,8 @@ GEMMA3_TEXT = ConfigClass(
     },
     rope_theta=1_000_000.0,
     local_theta=10_000.0,
+    # transformers' class has the field, and its attention passes over it.
+    fixed={"attn_logit_softcapping": NOT_SET},
     ignored=frozenset({"hidden_act", "cache_implementation", "_sliding_window_pattern"}),
 )
 

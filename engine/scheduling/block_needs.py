@@ -11,11 +11,15 @@ The invariant, for each group with a window, holds at admission and whenever a d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from engine.scheduling.request import Request
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool, first_visible_block
+
+References: TypeAlias = Sequence[Mapping[int, int]]
+"""How often each block of each group is referenced."""
 
 
 class BlockNeeds:
@@ -47,23 +51,41 @@ class BlockNeeds:
                     left[group] -= self._promised(group, prefills)
         return left
 
-    def fit(self, request: Request, spare: Sequence[int], matched: Sequence[Block] = ()) -> bool:
+    def fit(
+        self, request: Request, spare: Sequence[int], matched: Sequence[Block] = (), given_up: References = ()
+    ) -> bool:
         """Whether `spare` blocks of each group are enough to admit the request.
 
-        `matched`: its cached blocks; those that are referenced by others cost nothing.
+        `matched`: its cached blocks; those that are referenced by others cost nothing. `given_up`: references that do
+        not count, by group.
         """
         for group, (need, left) in enumerate(zip(self._of(request), spare, strict=True)):
             if need > left:
                 # A window moves on from the shared blocks and then needs blocks of its own.
                 if self._spans[group]:
                     return False
-                pool = self.pool.pools[group]
-                if need - sum(pool.references(block[group]) > 0 for block in matched) > left:
+                pool, fewer = self.pool.pools[group], given_up[group] if given_up else {}
+                if need - sum(pool.references(block[group]) > fewer.get(block[group], 0) for block in matched) > left:
                     return False
         return True
 
-    def freed(self, requests: Iterable[Request]) -> list[int]:
-        """An upper bound of the blocks of each group that these requests would free."""
+    def references_of(self, requests: Iterable[Request]) -> References:
+        """How often these requests reference each block of each group."""
+        tables = [request.table for request in requests]
+        return [
+            Counter(block[group] for table in tables for block in table if block[group] != ABSENT)
+            for group in range(len(self._spans))
+        ]
+
+    def freed(self, given_up: References) -> list[int]:
+        """The blocks of each group that nobody references without these references."""
+        return [
+            sum(pool.references(block) == times for block, times in counts.items())
+            for pool, counts in zip(self.pool.pools, given_up, strict=True)
+        ]
+
+    def freed_at_most(self, requests: Iterable[Request]) -> list[int]:
+        """An upper bound of the blocks of each group that these requests would free: it looks at no block."""
         held = [0] * len(self._spans)
         for request in requests:
             for group, span in enumerate(self._spans):

@@ -18,6 +18,7 @@ from engine.scheduling.prefilling import Prefilling
 from engine.scheduling.prefix_blocks import PrefixBlocks
 from engine.scheduling.request import Request
 from engine.scheduling.step_work import Step
+from prompt_cache.kv.grouped_pool import Block
 
 
 class Preemption:
@@ -49,20 +50,23 @@ class Preemption:
         self._preempt = preempt
 
     def make_room(self, request: Request, step: Step) -> bool:
-        """Whether the waiting request fits, after preempting requests that are out of credit or outranked."""
+        """Whether the waiting request fits, after preempting requests that are out of credit or outranked.
+
+        Nobody gives way if the request would not fit though all of them did.
+        """
         while not self._fits(request):
+            paused = list(self._paused.values())
+            outranked = [
+                other
+                for other in self._running.values()
+                if other.arrival not in self._paused and self.queue.outranks(request, other) and other.has_recovered
+            ]
+            if not self._would_fit(request, [*paused, *outranked], self.blocks.matched(request)):
+                return False
             # A request without credit cannot decode, so its slot and memory go to those that can.
-            victim = self.queue.victim(self._paused.values())
+            victim = self.queue.victim(paused) or self.queue.victim(outranked)
             if victim is None:
-                outranked = [
-                    other
-                    for other in self._running.values()
-                    if self.queue.outranks(request, other) and other.has_recovered
-                ]
-                if not outranked or not self._would_fit(request, outranked):
-                    return False
-                victim = self.queue.victim(outranked)
-                assert victim is not None
+                return False
             self._preempt(victim, step)
         return True
 
@@ -75,13 +79,13 @@ class Preemption:
             if self.prefilling.tokens_before(request) >= room:
                 continue
             chosen: list[Request] = []
+            matched = self.blocks.matched(request)
             for victim in victims:
                 chosen.append(victim)
-                if self._would_fit(request, chosen):
+                if self._would_fit(request, chosen, matched):
                     self.queue.displaced(request, chosen)
                     for preempted in chosen:
                         self._preempt(preempted, step)
-                    # Blocks shared with others were counted as freed: if they were not, a later claim tries again.
                     return request if self._fits(request) else None
         return None
 
@@ -105,9 +109,21 @@ class Preemption:
         spare = self.prefilling.spare()
         return self.needs.fit(request, spare) or self.needs.fit(request, spare, self.blocks.matched(request))
 
-    def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
-        """Whether there would be a slot and enough blocks for the request if the requests `without` were preempted."""
+    def _would_fit(self, request: Request, without: Sequence[Request], matched: Sequence[Block]) -> bool:
+        """Whether there would be a slot and enough blocks for the request if the requests `without` were preempted.
+
+        `matched`: its cached blocks.
+        """
         if len(self._running) - len(without) >= self.capacity.slots:
             return False
-        spare, freed = self.prefilling.spare(without), self.needs.freed(without)
-        return self.needs.fit(request, [left + more for left, more in zip(spare, freed, strict=True)])
+        needs, spare = self.needs, self.prefilling.spare(without)
+        most = _sums(spare, needs.freed_at_most(without))
+        if not (needs.fit(request, most) or needs.fit(request, most, matched)):
+            return False
+        given_up = needs.references_of(without)
+        left = _sums(spare, needs.freed(given_up))
+        return needs.fit(request, left) or needs.fit(request, left, matched, given_up)
+
+
+def _sums(counts: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [count + other for count, other in zip(counts, others, strict=True)]

@@ -32,9 +32,12 @@ logger = structlog.get_logger("engine.server.engine_loop")
 
 Command = Callable[[], None]
 _IDLE_S = 0.5
-_TAKE_S = 0.01
-"""Commands are run for so long between two steps: a flood of requests takes time to be read, in which those that decode
-would get no token. If that is longer, as long as the last step took, without what was used of it to add requests."""
+_TAKE_S = 0.005
+_IDLE_TAKE_S = 0.025
+"""Commands are run between two steps for as long as the last step took, without what was used of it to add requests,
+and for `_TAKE_S` at least: what is not read yet is in no lane. A flood takes time to be read, in which nobody gets a
+token: while a device idles meanwhile, `_IDLE_TAKE_S` at most. With less, a crowd that comes at once is cut into more
+and smaller steps, and is served later."""
 _SNAPSHOT_S = 0.2
 SAVE_S = 5.0
 """Seconds that a stop may take to save what is retained."""
@@ -53,6 +56,8 @@ class EngineLoop:
     """Done a piece at a time while there is no work; a piece takes some milliseconds."""
     gateway_epoch_of: Callable[[str, int], str] = lambda _id, _attempt: ""
     """The gateway epoch that sent a request, by its id and attempt; called in the engine's thread."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds."""
     beat: Heartbeat = field(init=False)
     """The latest heartbeat, made between steps; any thread may read it."""
 
@@ -122,7 +127,7 @@ class EngineLoop:
         """Seconds since a step last ended while there is work, 0 when there is none. Any thread may call this."""
         advanced = self._last_progress_at
         # Waiting for the disk is no stall.
-        return 0.0 if advanced is None or self._delivery.blocked else time.monotonic() - advanced
+        return 0.0 if advanced is None or self._delivery.blocked else self.clock() - advanced
 
     def stack(self) -> str:
         """What the thread is at. Any thread may call this."""
@@ -134,18 +139,18 @@ class EngineLoop:
             while not self._stopping:
                 self._take_commands()
                 if self._last_progress_at is None:
-                    self._last_progress_at = time.monotonic()
-                began, self._meanwhile_s = time.monotonic(), 0.0
+                    self._last_progress_at = self.clock()
+                began, self._meanwhile_s = self.clock(), 0.0
                 result = self.engine.step()
-                self._step_s = time.monotonic() - began
+                self._step_s = self.clock() - began
                 if result.ran or result.events:
-                    self._last_progress_at = time.monotonic()
+                    self._last_progress_at = self.clock()
                 self._record(result)
                 if result.events or self.journal.unwritten:
                     self._delivery.put(result.events)
-                    self._last_progress_at = time.monotonic()
+                    self._last_progress_at = self.clock()
                 self._delivery.check()
-                if not self.engine.busy or time.monotonic() - self._snapshot_at > _SNAPSHOT_S:
+                if not self.engine.busy or self.clock() - self._snapshot_at > _SNAPSHOT_S:
                     self._snapshot()
         except BaseException as error:
             logger.exception("the engine stopped")
@@ -162,7 +167,7 @@ class EngineLoop:
         if self._failed_meanwhile is not None:
             raise self._failed_meanwhile
         command: Command | None = None
-        until = time.monotonic() + max(_TAKE_S, self._step_s - self._meanwhile_s)
+        began, longest_s = self.clock(), max(_TAKE_S, self._step_s - self._meanwhile_s)
         if self._held is None and not self.engine.busy:
             self._last_progress_at = None
             wait, due = 0.0 if self._has_chores else _IDLE_S, self.engine.next_deadline
@@ -170,7 +175,7 @@ class EngineLoop:
                 wait = min(wait, max(0.0, due - time.time()))
             try:
                 command, _ = self._inbox.get(timeout=wait)
-                until = time.monotonic() + _TAKE_S
+                began, longest_s = self.clock(), _TAKE_S
             except queue.Empty:
                 self._do_chore()
                 return
@@ -181,11 +186,15 @@ class EngineLoop:
                 with suppress(queue.Empty):
                     while True:
                         self._first.get_nowait()()
-                if self.engine.busy and time.monotonic() > until:
+                if self.engine.busy and self._is_due(self.clock() - began, longest_s):
                     return
                 command, _ = self._next_command()
         except queue.Empty:
             return
+
+    def _is_due(self, taken_s: float, longest_s: float) -> bool:
+        """Whether the next step should not wait for more commands, after so long."""
+        return taken_s > longest_s or (taken_s > _IDLE_TAKE_S and self.engine.runner.idles_between_steps())
 
     def _next_command(self) -> tuple[Command, bool]:
         """Raises queue.Empty if none has come."""
@@ -195,7 +204,7 @@ class EngineLoop:
     def _add_while_computing(self, computed: Callable[[], bool]) -> None:
         """While the device computes a step, add the requests that have come, up to the first command of another kind:
         a request that is added changes nothing that a step has to do with."""
-        began = time.monotonic()
+        began = self.clock()
         try:
             while self._held is None and not self._stopping and not computed():
                 self._held = self._next_command()
@@ -208,7 +217,7 @@ class EngineLoop:
         except BaseException as error:  # no failure of the step
             self._failed_meanwhile = error
         finally:
-            self._meanwhile_s += time.monotonic() - began
+            self._meanwhile_s += self.clock() - began
 
     def _do_chore(self) -> None:
         try:
@@ -231,7 +240,7 @@ class EngineLoop:
 
     def _snapshot(self) -> None:
         engine = self.engine
-        self._snapshot_at = time.monotonic()
+        self._snapshot_at = self.clock()
         self.beat = Heartbeat(
             steps=engine.steps,
             running=engine.running,

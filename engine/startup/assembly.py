@@ -81,6 +81,13 @@ def assemble(
         raise StartError(f"context: {context} tokens are more than the model's {config.context_tokens}")
     if context < BLOCK_TOKENS:
         raise StartError(f"context: {context} tokens are less than a block of KV, {BLOCK_TOKENS}")
+    if config.rope.stretched(context):
+        logger.warning(
+            "longrope turns positions by its long factors in prompts of any length, transformers in long ones alone:"
+            " serve the original context to have its answers to short prompts",
+            context=context,
+            original=config.rope.original_context,
+        )
     like = empty_like_model(options.device, options.dtype)
     tiling = best_tiling(like)
     trials = KeptTrials(options.trials)
@@ -119,7 +126,7 @@ def assemble(
         token_targets=options.token_targets,
     )
     costs = MeasuredCosts(options.max_running)
-    make_ready(runner, costs, sizes, digest, trials)
+    is_invariant = make_ready(runner, costs, sizes, digest, trials)
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
@@ -135,9 +142,13 @@ def assemble(
             digest,
             costs=costs,
             dram=_host_pool(windows, kept, dram, depth) if dram else None,
-            disk=_disk_tier(options, identity, runner, depth, wait_for_others) if dram and not pool.slides else None,
+            # What other starts wrote may not be read either: KV that is read has other bits than KV that is computed.
+            disk=_disk_tier(options, identity, runner, depth, wait_for_others)
+            if dram and not pool.slides and is_invariant
+            else None,
             disk_rate=_disk_rate(options),
             quarantine=Quarantine(options.data / "quarantine"),
+            publishes=is_invariant,
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),

@@ -8,14 +8,15 @@ not on another replica that has seen a crowd before.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 import torch
 
 from engine.execution.model_runner import ModelRunner
+from engine.models.decoder import Layer
 from engine.scheduling.step_costs import MeasuredCosts
-from engine.startup.dummy_batch import DummyBatch, DummyChunk
+from engine.startup.dummy_batch import DummyBatch, DummyChunk, layers_by_kind
 
 logger = structlog.get_logger("engine.startup.calibration")
 
@@ -25,25 +26,32 @@ _LIMIT_S = 0.5
 the start. Batches between them are estimated, and learnt when they come."""
 _PREFILL_TOKENS = 256
 _TIMED_LAYERS = 3
+"""Of each kind, at most."""
 
 
-def calibrate(costs: MeasuredCosts, runner: ModelRunner, budget: int, max_running: int) -> None:
+def calibrate(
+    costs: MeasuredCosts,
+    runner: ModelRunner,
+    budget: int,
+    max_running: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
     """Measure decode steps of 1 up to `max_running` requests, and a prefill step of up to `budget` tokens.
 
-    To be called before there are requests: it overwrites blocks.
+    To be called before there are requests: it overwrites blocks. `clock` gives seconds.
     """
-    began = time.perf_counter()
-    dummy_batch = DummyBatch(runner)
+    began = clock()
+    timed_steps = _TimedSteps(DummyBatch(runner), clock)
+    dummy_batch = timed_steps.dummy_batch
     between = [1 << exponent for exponent in range(1, (max_running - 1).bit_length())]
     decodes: dict[int, float] = {}
     chunks = dummy_batch.chunks(min(budget, _PREFILL_TOKENS))
-    until = began + _LIMIT_S
-    prefill_token = _fastest_step(dummy_batch, chunks, until) / sum(len(chunk.tokens) for chunk in chunks)
+    prefill_token = timed_steps.fastest(chunks) / sum(len(chunk.tokens) for chunk in chunks)
     # The largest batch first: its cost is what a decoded token costs on a full replica.
     for size in dict.fromkeys([max_running, 1, *between]):
-        if size in between and time.perf_counter() > until:
+        if size in between and timed_steps.are_long:
             break
-        decodes[size] = _fastest_step(dummy_batch, dummy_batch.decodes(size), until)
+        decodes[size] = timed_steps.fastest(dummy_batch.decodes(size))
     # A step takes no longer than a larger one: where it did, something else held it up.
     decodes = {size: min(took for larger, took in decodes.items() if larger >= size) for size in sorted(decodes)}
     costs.calibrate(decodes, prefill_token)
@@ -51,40 +59,60 @@ def calibrate(costs: MeasuredCosts, runner: ModelRunner, budget: int, max_runnin
         "steps are measured",
         decode_us={size: round(took) for size, took in decodes.items()},
         prefill_token_us=round(prefill_token, 1),
-        s=round(time.perf_counter() - began, 2),
+        s=round(clock() - began, 2),
     )
 
 
-def _fastest_step(dummy_batch: DummyBatch, chunks: Sequence[DummyChunk], until: float) -> float:
-    """µs of a step that nothing else on the machine held up: the fastest of a few, while there is time."""
-    took = _time_step(dummy_batch, chunks)
-    for _ in range(_ROUNDS - 1):
-        if time.perf_counter() < until:
-            took = min(took, _time_step(dummy_batch, chunks))
-    return took
+class _TimedSteps:
+    """Times steps of all layers, and of the head for each chunk's last row, by a few layers of each kind: the others
+    are taken to be as fast."""
 
+    def __init__(self, dummy_batch: DummyBatch, clock: Callable[[], float]) -> None:
+        self.dummy_batch = dummy_batch
+        self._clock = clock
+        self._timed_s = 0.0
+        kinds = layers_by_kind(dummy_batch.runner.model.layers)
+        self._one_of_each = [layers[0] for layers in kinds]
+        self._more = [(layers[1:_TIMED_LAYERS], len(layers) - 1) for layers in kinds if len(layers) > 1]
+        """Further layers of each kind, and how many there are."""
 
-def _time_step(dummy_batch: DummyBatch, chunks: Sequence[DummyChunk]) -> float:
-    """µs of a step: all layers, and the head for each chunk's last row. Chunks of one token come first.
+    @property
+    def are_long(self) -> bool:
+        """Whether the steps have taken the time that a start has for them."""
+        return self._timed_s > _LIMIT_S
 
-    Of a deep model only a few layers are run, and the others are taken to be as fast.
-    """
-    layers = len(dummy_batch.runner.model.layers)
-    if layers <= _TIMED_LAYERS:
-        return _time_layers(dummy_batch, chunks, layers)
-    one_layer, few_layers = _time_layers(dummy_batch, chunks, 1), _time_layers(dummy_batch, chunks, _TIMED_LAYERS)
-    return few_layers + max(0.0, few_layers - one_layer) / (_TIMED_LAYERS - 1) * (layers - _TIMED_LAYERS)
+    def fastest(self, chunks: Sequence[DummyChunk]) -> float:
+        """µs of a step that nothing else on the machine held up: of each part the fastest run of a few, while there is
+        time. Chunks of one token come first."""
+        # The first run of a shape compiles kernels and allocates memory, which no later one does.
+        self._run(chunks, self._one_of_each)
+        runs = [self._one_of_each, *([*self._one_of_each, *layers] for layers, _ in self._more)]
+        took = [self._time(chunks, layers) for layers in runs]
+        for _ in range(_ROUNDS - 1):
+            if not self.are_long:
+                took = [min(before, self._time(chunks, layers)) for before, layers in zip(took, runs, strict=True)]
+        once, *with_more = took
+        further = (
+            max(0.0, longer - once) / len(layers) * count
+            for longer, (layers, count) in zip(with_more, self._more, strict=True)
+        )
+        return (once + sum(further)) * 1e6
 
+    def _time(self, chunks: Sequence[DummyChunk], layers: Sequence[Layer]) -> float:
+        """Seconds that these layers and the head take."""
+        began = self._clock()
+        self._run(chunks, layers)
+        took = self._clock() - began
+        self._timed_s += took
+        return took
 
-def _time_layers(dummy_batch: DummyBatch, chunks: Sequence[DummyChunk], layers: int) -> float:
-    runner, rows = dummy_batch.runner, sum(len(chunk.tokens) for chunk in chunks)
-    if runner.device.type == "cpu":
-        runner.threads.use(rows)
-    began = time.perf_counter()
-    with torch.inference_mode():
-        hidden = dummy_batch.hidden(chunks, layers)
-        if rows > len(chunks):
-            hidden = hidden[[rows - 1] * (len(chunks) + runner.tiling.padding(len(chunks)))]
-        # Copied to the host, as sampled tokens are: a GPU may not have computed anything before that.
-        runner.model.head(hidden).argmax(-1).tolist()
-    return (time.perf_counter() - began) * 1e6
+    def _run(self, chunks: Sequence[DummyChunk], layers: Sequence[Layer]) -> None:
+        runner, rows = self.dummy_batch.runner, sum(len(chunk.tokens) for chunk in chunks)
+        if runner.device.type == "cpu":
+            runner.threads.use(rows)
+        with torch.inference_mode():
+            hidden = self.dummy_batch.hidden(chunks, layers)
+            if rows > len(chunks):
+                hidden = hidden[[rows - 1] * (len(chunks) + runner.tiling.padding(len(chunks)))]
+            # Copied to the host, as sampled tokens are: a GPU may not have computed anything before that.
+            runner.model.head(hidden).argmax(-1).tolist()

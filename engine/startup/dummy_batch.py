@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.execution.model_runner import ModelRunner
+from engine.models.decoder import Layer
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
 
@@ -35,6 +36,7 @@ class DummyBatch:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
+        self._first_of_kinds = [layers[0] for layers in layers_by_kind(runner.model.layers)]
         last = min(memory.data.shape[0] for memory in runner.memories) - 1
         self.OTHER, self.PAST = min(1, last), min(2, last)
         self._chance = random.Random(_SEED)  # noqa: S311  # which tokens does not matter, only that they vary
@@ -57,12 +59,13 @@ class DummyBatch:
         return [DummyChunk(self.tokens(size), 0, self.OTHER) for size in sizes]
 
     def compute(self, chunks: Sequence[DummyChunk]) -> torch.Tensor:
-        """Hidden states [tokens, hidden] after one layer, one row a token. Chunks of one token come first."""
+        """Hidden states [tokens, hidden] after one layer of each kind, one row a token. Chunks of one token come
+        first."""
         with torch.inference_mode():
-            return self.hidden(chunks, 1)[: sum(len(chunk.tokens) for chunk in chunks)]
+            return self.hidden(chunks, self._first_of_kinds)[: sum(len(chunk.tokens) for chunk in chunks)]
 
-    def hidden(self, chunks: Sequence[DummyChunk], layers: int) -> torch.Tensor:
-        """Hidden states [tokens + padding, hidden] after so many layers. Chunks of one token come first."""
+    def hidden(self, chunks: Sequence[DummyChunk], layers: Sequence[Layer]) -> torch.Tensor:
+        """Hidden states [tokens + padding, hidden] after these layers. Chunks of one token come first."""
         runner = self.runner
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = [at for chunk in chunks for at in range(chunk.start, chunk.start + len(chunk.tokens))]
@@ -82,3 +85,12 @@ class DummyBatch:
     def _table(self, chunk: DummyChunk) -> list[Block]:
         before = chunk.start // BLOCK_TOKENS
         return [(block,) * len(self.runner.memories) for block in [self.PAST] * before + [chunk.block]]
+
+
+def layers_by_kind(layers: Sequence[Layer]) -> list[list[Layer]]:
+    """The layers of each kind, in order. Layers made of the same parts are of one kind: a mixture of experts runs other
+    operations than a dense feed-forward layer, and takes another time."""
+    kinds: dict[tuple[type, ...], list[Layer]] = {}
+    for layer in layers:
+        kinds.setdefault((type(layer), *map(type, vars(layer).values())), []).append(layer)
+    return list(kinds.values())

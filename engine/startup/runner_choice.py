@@ -78,10 +78,10 @@ def make_runner(
     return runner
 
 
-def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes, digest: str, kept: KeptTrials) -> None:
+def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes, digest: str, kept: KeptTrials) -> bool:
     """Test that a row's bits do not depend on its batch, and measure steps: before there are requests.
 
-    `kept`: what earlier starts of the model with this digest have found.
+    Returns whether the test holds. `kept`: what earlier starts of the model with this digest have found.
     """
     if runner.device.type == "cuda":
         from engine.execution.cuda.runner import CudaRunner  # noqa: PLC0415
@@ -89,6 +89,7 @@ def make_ready(runner: ModelRunner, costs: MeasuredCosts, sizes: Sizes, digest: 
 
         if isinstance(runner, CudaRunner):  # it was tested when it was made
             measure(costs, runner)
-            return
-    ensure_batch_invariance(runner, sizes.budget, sizes.running, sizes.context, digest=digest, kept=kept)
+            return True
+    is_invariant = ensure_batch_invariance(runner, sizes.budget, sizes.running, sizes.context, digest=digest, kept=kept)
     calibrate(costs, runner, sizes.budget, sizes.running)
+    return is_invariant

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 
 import structlog
@@ -33,9 +33,9 @@ from gateway.admission.cache_leases import (
 from gateway.admission.cache_plans import cache_plan
 from gateway.admission.fair_threads import FairThreads
 from gateway.admission.prepared_request import Payer, PreparedRequest
-from gateway.admission.request_size import conversation_size, tools_size
+from gateway.admission.request_size import conversation_size, request_memory, tools_size
 from gateway.admission.request_timeouts import RequestTimeouts
-from gateway.admission.sampling_params import max_output_tokens, raise_context_exceeded, sampling_params
+from gateway.admission.sampling_params import context_exceeded, max_output_tokens, sampling_params
 from gateway.admission.tool_choice import apply_tool_choice
 from gateway.conversation.chat_template import ConversationRefused
 from gateway.conversation.prompt import Prompt, PromptTooLong, Span
@@ -51,10 +51,11 @@ from prompt_cache.promise.prefix_keys import PromptKeys
 from protocol.requests import CLAIM_VERSION
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
-from storage.free_text import counted
 from waterfall.marks import PLAN, PRICE, RENDER, Marks
 
 Result = TypeVar("Result")
+CountBytes: TypeAlias = Callable[[int], None]
+"""Is told how many bytes a request becomes in memory, and may refuse it."""
 
 log = structlog.get_logger("gateway.admission")
 
@@ -64,8 +65,14 @@ _MANY_PIECES = 1000
 """The cache plan of a prompt with more texts and markers is made in a thread."""
 _THREAD_CHARACTERS = 65_536
 """Conversations of this size and more are tokenized in a thread, so that they do not block the event loop."""
+_LEFT_OUT_BYTES = 1024 * 1024
+"""Texts of this size and more are looked through for those that the template left out."""
 _THREAD_TOKENS = 16_384
 """The prefix keys of longer prompts are made in a thread too."""
+
+
+def uncounted(size: int) -> None:
+    """Nobody counts bytes."""
 
 
 class Admission:
@@ -102,14 +109,20 @@ class Admission:
         self._for_prices, self._for_holds = CircuitBreaker(database_timeout), CircuitBreaker(database_timeout)
 
     async def prepare(
-        self, request_id: UUID, payer: Payer, model: ServedModel, generation: GenerationRequest
+        self,
+        request_id: UUID,
+        payer: Payer,
+        model: ServedModel,
+        generation: GenerationRequest,
+        count: CountBytes = uncounted,
     ) -> PreparedRequest:
-        """Render, tokenize, plan, check. Raises InvalidRequest, NotAllowed, RateLimited, Unavailable."""
+        """Render, tokenize, plan, check. Raises InvalidRequest, NotAllowed, RateLimited, Unavailable, and what `count`
+        raises."""
         marks = Marks()
         payer.check(model.name, generation.lane)
         apply = partial(apply_tool_choice, model, generation)
         generation = await self._run(payer.tenant_id, apply, large=tools_size(generation) > _THREAD_CHARACTERS)
-        prompt = await self.prompt(payer.tenant_id, model, generation)
+        prompt = await self.prompt(payer.tenant_id, model, generation, count)
         prompt_tokens = len(prompt.tokens)
         marks.mark(RENDER)
         reasoning = model.reasoning(generation, prompt.tokens)
@@ -123,12 +136,13 @@ class Admission:
         except PriceMissing as error:
             raise Unavailable(f"The model {model.name!r} has no price at present.", retry_after=60.0) from error
         except DatabaseUnavailable as error:
-            raise database_unavailable() from error
+            problem = "The database is away, so the price is not known; try again shortly."
+            raise Unavailable(problem, retry_after=2.0) from error
         marks.mark(PRICE)
         return PreparedRequest(
             request_id=request_id,
             payer=payer,
-            generation=generation,
+            generation=_with_rendered_texts(generation, prompt),
             model=model,
             prompt=prompt,
             plan=cache,
@@ -144,12 +158,16 @@ class Admission:
             marks=marks,
         )
 
-    async def prompt(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> Prompt:
-        """Render and tokenize alone. Raises InvalidRequest, RateLimited."""
+    async def prompt(
+        self, tenant: UUID, model: ServedModel, generation: GenerationRequest, count: CountBytes = uncounted
+    ) -> Prompt:
+        """Render and tokenize alone. Raises InvalidRequest, RateLimited, and what `count` raises."""
+        count(request_memory(generation))
         try:
             return await self._prompt(tenant, model, generation)
         except PromptTooLong as error:
-            raise_context_exceeded(generation, self.context_tokens(model), f"at least {error.tokens}")
+            context_tokens = self.context_tokens(model)
+            raise context_exceeded(generation, error.tokens, context_tokens, is_lower_bound=True) from error
 
     def context_tokens(self, model: ServedModel) -> int:
         """The context that a request may fill: the model's, or what its replicas have memory for."""
@@ -290,15 +308,11 @@ class Admission:
             return await self._raw_prompt(tenant, model, generation, generation.prompt)
         messages = len(generation.turns)
         if messages > model.context_tokens:  # no template says a message in nothing; spare us rendering them
-            raise InvalidRequest(
-                f"This model's context is {model.context_tokens} tokens: too few for {counted(messages, 'message')}.",
-                path=generation.turns_path,
-                code="context_length_exceeded",
-            )
+            raise PromptTooLong(messages)
         wish = generation.reasoning
-        if wish.path is not None and not model.keeps_budgets:
-            problem = "has no token that ends its reasoning" if model.template.reasons else "does not reason"
-            raise InvalidField(wish.path, f"the model {model.name} {problem}", code="unsupported_parameter")
+        if wish.path is not None and model.template.reasons and not model.keeps_budgets:
+            problem = f"the model {model.name} has no token that ends its reasoning"
+            raise InvalidField(wish.path, problem, code="unsupported_parameter")
         render = partial(
             model.prompt, generation.turns, generation.tools, continued=generation.continued, reasoning=wish
         )
@@ -314,7 +328,7 @@ class Admission:
     ) -> Prompt:
         path = generation.turns_path
         if isinstance(prompt, str):
-            work = partial(model.continued, prompt, path)
+            work = partial(model.continued, prompt, path, opened=generation.add_special_tokens)
             tokenized = await self._run(tenant, work, large=len(prompt) > _THREAD_CHARACTERS)
         else:
             checked = prompt[: model.context_tokens]  # a longer prompt is refused for its length
@@ -330,6 +344,15 @@ class Admission:
         if not tokenized.tokens:
             raise InvalidRequest(f"{path} is empty.", path=path, code="invalid_value")
         return tokenized
+
+
+def _with_rendered_texts(generation: GenerationRequest, prompt: Prompt) -> GenerationRequest:
+    """The request without texts that the template left out, if they may be large: they would be held until it ends."""
+    if request_memory(generation) <= _LEFT_OUT_BYTES:
+        return generation
+    paths = {span.path for span in prompt.spans}
+    turns = (replace(turn, texts=tuple(text for text in turn.texts if text.path in paths)) for turn in generation.turns)
+    return replace(generation, turns=tuple(turns))
 
 
 def _beginning(generation: GenerationRequest, prompt: Prompt) -> int:

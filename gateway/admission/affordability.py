@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from billing.budgets.windows import describe
-from billing.money import format_pico
+from billing.money import format_amount, format_pico
 from billing.reservation.decisions import InsufficientFunds
 from gateway.admission.cache_leases import classes_of, needs_leases, readable_classes
 from gateway.admission.prepared_request import PreparedRequest
@@ -33,7 +33,7 @@ def affordable_tokens(error: InsufficientFunds, prepared: PreparedRequest) -> in
 def unaffordable(error: InsufficientFunds, prepared: PreparedRequest, fits: int) -> Unaffordable:
     """The error that says what is needed, what there is, and the `max_tokens` that would fit."""
     prompt_tokens, max_output = len(prepared.prompt.tokens), prepared.held_output
-    needed, left = format_pico(error.needed_pico), format_pico(error.affordable_pico)
+    needed, left = format_amount(error.needed_pico), format_amount(error.affordable_pico)
     resets_at = None if error.resets_at is None else error.resets_at.isoformat().replace("+00:00", "Z")
     names = {"project": prepared.payer.project, "key": prepared.payer.key}
     window = error.window
@@ -46,8 +46,8 @@ def unaffordable(error: InsufficientFunds, prepared: PreparedRequest, fits: int)
     )
     limit = "" if budget is None else f" under {budget}"
     until = f" It begins anew at {resets_at}." if resets_at else ""
-    elsewhere = format_pico(error.elsewhere_pico)
     if error.elsewhere_pico:
+        elsewhere = format_amount(error.elsewhere_pico)
         until = f" {elsewhere} {error.currency} more can be used for other models or projects only."
     return Unaffordable(
         f"This request of {prompt_tokens} prompt and at most {max_output} output tokens may cost {needed} "
@@ -55,11 +55,11 @@ def unaffordable(error: InsufficientFunds, prepared: PreparedRequest, fits: int)
         Shortage(
             scope=error.scope,
             budget=None if error.budget_id is None else public_id("budget", error.budget_id),
-            needed=needed,
-            affordable=left,
+            needed=format_pico(error.needed_pico),
+            affordable=format_pico(error.affordable_pico),
             currency=error.currency,
             affordable_max_tokens=fits,
             resets_at=resets_at,
-            elsewhere=elsewhere,
+            elsewhere=format_pico(error.elsewhere_pico),
         ),
     )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.records import Hold, HoldRequest
-from billing.money import format_pico
+from billing.money import format_amount, format_pico
 from billing.prices import PriceVersion
 from billing.prices.version import STORAGE
 from billing.usage import LEASE_CLASSES, Usage
@@ -24,6 +24,7 @@ from prompt_cache.promise.lease_decisions import BLOCK_NAME, LIFE_S, LeaseDecide
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.promise.lease_terms import split_prompt
 from prompt_cache.promise.prefix_keys import PromptKeys
+from storage.database.database import Database
 
 
 class LeasePayer(Struct, frozen=True):
@@ -72,11 +73,11 @@ class LeaseRequest:
             return None
         tokens = self._terms.prompt_tokens
         _, write, covered = split_prompt(decision.parts, tokens)
-        cost = format_pico(self._price.cost(Usage(uncached=tokens - covered, write=write), self._lane))
+        cost = self._price.cost(Usage(uncached=tokens - covered, write=write), self._lane)
         return NotCached(
             f"Nothing of this prompt is cached, and the request is to run only if it is. Its {tokens} prompt tokens "
-            f"would cost {cost} {self._price.currency} now; nothing was computed or billed.",
-            cost=cost,
+            f"would cost {format_amount(cost)} {self._price.currency} now; nothing was computed or billed.",
+            cost=format_pico(cost),
             currency=self._price.currency,
             tokens=tokens,
         )
@@ -190,5 +191,8 @@ class LeaseDecisions:
     async def save(self) -> None:
         """Write the leases."""
         await self._store.save(self._session, self._decider)
-        for hook_input, decision in self._taken:  # now: a transaction that is tried again decides from what was before
+        Database.after_commit(self._session, self._remember)  # one that is tried again decides from what was before
+
+    def _remember(self) -> None:
+        for hook_input, decision in self._taken:
             hook_input.decision = decision

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.money import format_pico
+from billing.money import format_amount
 from billing.prices import LANES, PriceMissing
 from gateway.admission.affordability import cost_bound
 from gateway.admission.cache_leases import LeasePayer, lease_request, needs_leases
@@ -38,8 +38,8 @@ def within_max_cost(prepared: Sequence[PreparedRequest]) -> Sequence[PreparedReq
     tokens = sum(len(part.prompt.tokens) for part in prepared)
     advice = f"max_tokens of at most {fits} would fit" if fits else f"its {counted(tokens, 'prompt token')} cost more"
     raise CostAboveMaximum(
-        f"This request may cost {format_pico(bound)} {first.price.currency}, more than its max_cost of "
-        f"{format_pico(most)}; {advice}. Nothing was computed or billed.",
+        f"This request may cost {format_amount(bound)} {first.price.currency}, more than its max_cost of "
+        f"{format_amount(most)}; {advice}. Nothing was computed or billed.",
         path=first.generation.max_cost_path,
     )
 

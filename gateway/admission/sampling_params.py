@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
-from gateway.errors import InvalidRequest
+from gateway.errors import ContextExceeded, InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.served_models.served_model import ServedModel
 from protocol.requests import Reasoning, Sampling
-from storage.free_text import counted
 
 GRAMMAR_TOKENS = 2048
 """Output tokens under a grammar when the client does not say how many."""
 
 
-def raise_context_exceeded(
-    generation: GenerationRequest, context_tokens: int, prompt_tokens: str, reason: str = ""
-) -> NoReturn:
-    """Raise InvalidRequest for a prompt that leaves no room in the context."""
-    given = "messages take" if generation.prompt is None else "prompt takes"
-    raise InvalidRequest(
-        f"This model's context is {context_tokens} tokens; the {given} {prompt_tokens} tokens{reason}.",
-        path=generation.turns_path,
-        code="context_length_exceeded",
+def context_exceeded(
+    generation: GenerationRequest, prompt_tokens: int, context_tokens: int, *, is_lower_bound: bool = False
+) -> ContextExceeded:
+    """The error for a prompt that leaves no room in the context."""
+    return ContextExceeded(
+        generation.turns_path,
+        _given(generation),
+        prompt_tokens=prompt_tokens,
+        context_tokens=context_tokens,
+        is_lower_bound=is_lower_bound,
     )
+
+
+def _given(generation: GenerationRequest) -> str:
+    return "messages" if generation.prompt is None else "prompt"
 
 
 def max_output_tokens(
@@ -39,8 +43,7 @@ def max_output_tokens(
     """
     room = context_tokens - prompt_tokens
     if room < 1:
-        reason = ", which leaves no room for an answer" if room == 0 else ""
-        raise_context_exceeded(generation, context_tokens, str(prompt_tokens), reason)
+        raise context_exceeded(generation, prompt_tokens, context_tokens)
     max_tokens = generation.max_tokens
     if max_tokens is None:
         bound = generation.grammar is not None and not generation.grammar.free
@@ -49,7 +52,6 @@ def max_output_tokens(
         budget = 0 if reasoning is None or reasoning.budget is None else reasoning.budget
         return min(room, max(GRAMMAR_TOKENS + budget, generation.min_tokens))
     field = generation.max_tokens_path.removeprefix("$.")
-    given = "messages" if generation.prompt is None else "prompt"
     least = 0 if generation.echo or generation.cache.prewarm else 1
     if max_tokens < least:
         raise InvalidRequest(
@@ -61,8 +63,9 @@ def max_output_tokens(
         return room
     if max_tokens > room:
         raise InvalidRequest(
-            f"{field} is {max_tokens}, but this model's context of {context_tokens} tokens has room for {room} "
-            f"after {counted(prompt_tokens, 'token')} of the {given}.",
+            f"This model's maximum context length is {context_tokens} tokens. However, you requested "
+            f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the {_given(generation)}, {max_tokens} by "
+            f"{field}). Please reduce the length of the {_given(generation)}, or ask for at most {room} by {field}.",
             path=generation.max_tokens_path,
             code="context_length_exceeded",
         )

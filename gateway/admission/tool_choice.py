@@ -6,6 +6,7 @@ Neither touches the prompt, so its prefix stays the same whatever may be called.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -32,11 +33,6 @@ def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> Gene
         trigger = OUTPUT_FORMATS[model.output_format].trigger
         ids = model.tokenizer.ids_of([trigger] if trigger else [])
         return replace(generation, logit_bias=generation.logit_bias | dict.fromkeys(ids, _NEVER))
-    if generation.grammar is not None:
-        raise InvalidField(choice.path, f"an answer that must call tools cannot fulfil {generation.grammar.path} too")
-    if generation.stop or generation.stop_tokens:
-        path = "$.stop_token_ids" if generation.stop_tokens else generation.stop_path
-        raise InvalidField(path, "it cannot be combined with calls that are required, whose grammar decides the end")
     if generation.continued:
         raise InvalidField(choice.path, "an answer that must call tools cannot go on from a turn of the assistant's")
     callable_tools = _callable(generation)
@@ -55,7 +51,8 @@ def apply_tool_choice(model: ServedModel, generation: GenerationRequest) -> Gene
         ) from None
     except GrammarTooLarge as error:
         raise InvalidField(choice.path, str(error)) from error
-    return replace(generation, grammar=Grammar(json.dumps({"calls": body}, ensure_ascii=False), "$.tools", calls=True))
+    # The answer is calls alone: a format and stop strings say something of texts.
+    return replace(generation, grammar=_calls(body, callable_tools), stop=(), stop_tokens=())
 
 
 def _callable(generation: GenerationRequest) -> list[Tool]:
@@ -79,5 +76,9 @@ def _armed(model: ServedModel, generation: GenerationRequest) -> GenerationReque
         check_grammar("calls", body)
     except GrammarTooLarge:
         return generation
-    grammar = Grammar(json.dumps({"calls": body}, ensure_ascii=False), "$.tools", free=True, calls=True)
-    return replace(generation, grammar=grammar)
+    return replace(generation, grammar=_calls(body, tools, free=True))
+
+
+def _calls(body: dict[str, object], tools: Sequence[Tool], *, free: bool = False) -> Grammar:
+    text = json.dumps({"calls": body}, ensure_ascii=False)
+    return Grammar(text, "$.tools", free=free, calls=True, tool_paths=tuple(tool.path for tool in tools))

@@ -11,24 +11,29 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from gateway.admission.admission import Admission
+from gateway.admission.admission import Admission, CountBytes, uncounted
 from gateway.admission.prepared_request import Payer
-from gateway.errors import InvalidRequest
+from gateway.admission.request_size import request_memory
+from gateway.errors import ContextExceeded
 from gateway.generation_request import GenerationRequest, Turn
 from gateway.served_models.served_model import ServedModel
 
-CODE = "context_length_exceeded"
 _SHARE = 4
 """A fourth of the context is left for an answer of which nobody said how long it may be."""
 
 
 async def fitted(
-    admission: Admission, payer: Payer, model: ServedModel, generation: GenerationRequest
+    admission: Admission,
+    payer: Payer,
+    model: ServedModel,
+    generation: GenerationRequest,
+    count: CountBytes = uncounted,
 ) -> GenerationRequest:
     """The request with as little left out as makes it fit the model's context, and its answer with it. Raises
-    InvalidRequest if nothing more can be left out; RateLimited."""
+    InvalidRequest if nothing more can be left out; RateLimited, and what `count` raises."""
     context = admission.context_tokens(model)
     room = context - min(generation.max_tokens or context // _SHARE, context // 2)
+    count(request_memory(generation))
     if await _fits(admission, payer, model, generation, room):
         return generation
     units = _units(generation.turns)
@@ -49,10 +54,8 @@ async def _fits(
 ) -> bool:
     try:
         return len((await admission.prompt(payer.tenant_id, model, generation)).tokens) <= room
-    except InvalidRequest as error:
-        if error.code == CODE:
-            return False
-        raise
+    except ContextExceeded:
+        return False
 
 
 def _units(turns: Sequence[Turn]) -> list[range]:

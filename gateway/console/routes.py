@@ -1,4 +1,4 @@
-"""GET /console: the web console, one page and its assets; and GET /, which leads there.
+"""GET /console: the web console, one page and its assets; and GET /, which leads there. HEAD / says that we are here.
 
 The page gets a nonce of its own in each answer: the interface's library adds a <style> element at run time, which the
 Content-Security-Policy forbids without one. Scripts come from our own files alone.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from litestar import MediaType, Request, Response, get
+from litestar import MediaType, Request, Response, get, head
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
@@ -65,6 +65,10 @@ def console_routes(console: BuiltConsole | None) -> list[HTTPRouteHandler]:
         """To the console."""
         return Response(None, status_code=302, headers={"location": "/console", "cache-control": "no-store"})
 
+    @head("/", opt=public() | describes({200: None}, tags=_TAGS))
+    async def head_root() -> None:
+        """The server is here: agents ask before their first request, and take a redirection for another one."""
+
     @get("/console", opt=public() | _PAGE)
     async def get_console() -> Response[bytes]:
         """The first page of the console."""
@@ -92,7 +96,7 @@ def console_routes(console: BuiltConsole | None) -> list[HTTPRouteHandler]:
         headers = _ASSET_HEADERS | ({} if coding is None else {"content-encoding": coding})
         return Response(content, media_type=asset.media_type, headers=headers)
 
-    return [get_root, get_console, get_console_page, redeem_link_page, get_console_asset]
+    return [get_root, head_root, get_console, get_console_page, redeem_link_page, get_console_asset]
 
 
 def _page(console: BuiltConsole | None) -> Response[bytes]:

@@ -32,6 +32,7 @@ import jinja2.sandbox
 from msgspec import Struct
 
 from gateway.conversation.messages import (
+    CutArguments,
     Marking,
     Piece,
     is_word_of_schemas,
@@ -44,10 +45,13 @@ from gateway.conversation.messages import (
 from gateway.conversation.reasoning import TEMPLATE_VARIABLES
 from gateway.conversation.segments import Marks, NoMarksLeft, Segment
 from gateway.generation_request import Text, Tool, ToolCall, Turn
+from prompt_cache.model_digest import template_files
 
 _PROBES = ("first_probe", "second_probe")
 _REASONING = ("<think>", "<|channel|>", "[THINK]")
 _TOOLS = re.compile(r"\btools\b")
+_PLACE = re.compile('"(?:\ud800|\\\\ud800)([0-9]+)"')
+"""A string of half a surrogate pair, which no client can send, and a number."""
 
 
 class TemplateError(Exception):
@@ -116,7 +120,19 @@ class _Cut(_Marked):
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+    """The JSON of a value. Arguments that were cut off stand in it as the model wrote them."""
+    if isinstance(value, CutArguments):
+        return value.written
+    cut: list[str] = []
+
+    def place_of(arguments: object) -> str:
+        if not isinstance(arguments, CutArguments):
+            raise TypeError(f"{type(arguments).__name__} is no JSON")
+        cut.append(arguments.written)
+        return f"\ud800{len(cut) - 1}"
+
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, default=place_of, **options)
+    return _PLACE.sub(lambda place: cut[int(place[1])], text) if cut else text
 
 
 def _raise(message: str) -> None:
@@ -128,9 +144,17 @@ def _strftime_now(form: str) -> str:
 
 
 class ChatTemplate:
-    """A model's compiled template. `special_texts`: the texts of special tokens, which contents must not form."""
+    """A model's compiled template. `special_tokens`: texts by the names that templates know them by, such as
+    `bos_token`; `special_texts`: the texts of all special tokens, which contents must not form. `tool_use`: the source
+    of another template, for conversations with tools."""
 
-    def __init__(self, source: str, variables: dict[str, str], special_texts: frozenset[str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        special_texts: frozenset[str],
+        tool_use: str | None = None,
+    ) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
@@ -145,14 +169,18 @@ class ChatTemplate:
             raise TemplateError(
                 f"the chat template has a syntax error in line {error.lineno}: {error.message}"
             ) from error
-        self._variables = variables
+        self.special_tokens = special_tokens
         self._first_characters = frozenset(text[0] for text in special_texts if text)
         self._knows_developer = "developer" in source
-        self.source = source
+        self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special_tokens, special_texts)
+        self.source = source + (tool_use or "")
+        """Of both templates, if there are two."""
         self.knows_tools = _TOOLS.search(source) is not None
-        self.reasons = any(marker in source for marker in _REASONING)
+        self.reasons = any(marker in self.source for marker in _REASONING)
         """Whether its model marks its reasoning."""
         self.reasoning_variables = TEMPLATE_VARIABLES & jinja2.meta.find_undeclared_variables(environment.parse(source))
+        if self._tool_use is not None:
+            self.reasoning_variables |= self._tool_use.reasoning_variables
         """The variables by which it is told how much to reason."""
         self._one_call = self.knows_tools and not self._renders_two_calls()
         self._special = re.compile("|".join(map(re.escape, sorted(special_texts, reverse=True))) or r"(?!)")
@@ -173,18 +201,28 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, special_texts: frozenset[str]) -> ChatTemplate:
-        """Load `chat_template.jinja` of a model folder, else that of `tokenizer_config.json`. Raises TemplateError."""
-        config_path, path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+        """Load the templates of a model folder, as transformers does: `chat_template.jinja` and those in
+        `additional_chat_templates`, else those of `tokenizer_config.json`, one or a list with names. Of the others than
+        `default`, `tool_use` is used. Raises TemplateError."""
+        config_path = folder / "tokenizer_config.json"
         try:
             config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
-            source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+            named: dict[Any, Any] = {
+                name: path.read_text(encoding="utf-8") for name, path in template_files(folder).items()
+            }
         except (OSError, ValueError) as error:
             raise TemplateError(f"cannot read the chat template in {folder}: {error}") from error
-        if isinstance(source, list):
-            source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
-        if not isinstance(source, str):
+        configured = config.get("chat_template")
+        if not isinstance(configured, list):
+            configured = [{"name": "default", "template": configured}]
+        in_config = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
+        named = {"default": in_config.get("default"), **(named or in_config)}
+        default, tool_use = named.get("default"), named.get("tool_use")
+        if not isinstance(default, str):
             raise TemplateError(f"{folder} has no chat template (chat_template.jinja)")
-        return cls(source, _special_variables(config), special_texts)
+        if not (tool_use is None or isinstance(tool_use, str)):
+            raise TemplateError(f"{folder}: the chat template tool_use is no text")
+        return cls(default, _special_tokens(config), special_texts, tool_use)
 
     def render(
         self,
@@ -193,17 +231,24 @@ class ChatTemplate:
         *,
         continued: bool = False,
         variables: Mapping[str, object] = {},  # never changed
+        check_length: Callable[[int], None] = lambda _: None,
     ) -> Rendered:
         """Render the conversation up to where the model's answer begins. `continued`: it begins where the last turn,
         which is the model's own and has text, ends. `variables`: those of `reasoning_variables` that the client gave.
-        Raises ConversationRefused."""
+        `check_length` is told the number of characters before the marked renderings, which take several times as much
+        memory, and may refuse. Raises ConversationRefused, and what `check_length` raises."""
+        if tools and self._tool_use is not None:
+            return self._tool_use.render(
+                turns, tools, continued=continued, variables=variables, check_length=check_length
+            )
         pieces = pieces_of(turns, tools)
+        run = partial(self._run, turns, tools, answer=not continued, variables=variables)
+        plain = run(_Unmarked())
+        check_length(len(plain) - (_length_after_last_text(plain, turns) if continued else 0))
         try:
             marks = Marks(list(strings_of(pieces)))
         except NoMarksLeft as error:
             raise ConversationRefused("the text uses too many private-use code points") from error
-        run = partial(self._run, turns, tools, answer=not continued, variables=variables)
-        plain = run(_Unmarked())
         last = sum(len(turn.texts) for turn in turns) - 1 if continued else None
         for marking in self._markings(marks, pieces):
             try:
@@ -260,7 +305,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=messages, tools=definitions, documents=None, add_generation_prompt=answer,
-                **self._variables, **variables,
+                **self.special_tokens, **variables,
             )  # fmt: skip
         except ConversationRefused:
             raise
@@ -281,18 +326,25 @@ def _cut(rendered: str, marking: Marking, marks: Marks, plain: str, continued: S
     return [Segment(piece, None) for piece in rendered.split(marks.cut) if piece]
 
 
+def _length_after_last_text(rendered: str, turns: Sequence[Turn]) -> int:
+    """How many characters follow the last text of the turns; all of them where the template changed it."""
+    said = turns[-1].texts[-1].text.strip()
+    at = rendered.rfind(said)
+    return len(rendered) if at < 0 else len(rendered) - at - len(said)
+
+
 def _up_to(segments: list[Segment], content: int) -> list[Segment]:
     """The segments up to the last one of this content; none if it is not there."""
     ends = [index for index, segment in enumerate(segments) if segment.content == content]
     return segments[: ends[-1] + 1] if ends else []
 
 
-def _special_variables(config: dict[str, Any]) -> dict[str, str]:
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """`bos_token` and the like of a `tokenizer_config.json`, where a token is a string or an object with its text."""
-    variables = {}
+    texts = {}
     for name, value in config.items():
         if name.endswith("_token"):
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str):
-                variables[name] = text
-    return variables
+                texts[name] = text
+    return texts

@@ -9,7 +9,7 @@ Everything that the client wrote goes through a `Marking`, so that it is found a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from gateway.generation_request import Text, Tool, ToolCall, Turn
@@ -64,7 +64,9 @@ def strings_of(pieces: Sequence[Piece]) -> Iterator[str]:
             yield from _strings(json.loads(piece.schema))
         elif isinstance(piece, ToolCall):
             yield piece.name
-            yield from _strings(json.loads(piece.text))
+            if piece.readable:
+                yield piece.text
+            yield from _strings(json.loads(piece.readable or piece.text))
         else:
             yield piece.text
 
@@ -79,6 +81,27 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _strings(item)
+
+
+class CutArguments(Mapping[str, Any]):
+    """Arguments that are no JSON object, as a limit leaves them: for a template that goes through them what can be read
+    of them, and where it prints them what the model wrote."""
+
+    def __init__(self, written: str, readable: dict[str, Any]) -> None:
+        self.written = written
+        self._readable = readable
+
+    def __getitem__(self, key: str) -> Any:
+        return self._readable[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readable)
+
+    def __len__(self) -> int:
+        return len(self._readable)
+
+    def __str__(self) -> str:
+        return self.written
 
 
 def messages_with_tools(
@@ -139,7 +162,9 @@ def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _call(index: int, call: ToolCall, id_: str, marking: Marking) -> dict[str, Any]:
-    arguments = _marked(index, json.loads(call.text), marking)
+    arguments = _marked(index, json.loads(call.readable or call.text), marking)
+    if call.readable:
+        arguments = CutArguments(marking.value(index, call.text), arguments)
     return {
         "id": id_,
         "type": "function",
@@ -208,8 +233,9 @@ def _line(tool: Tool) -> str:
 
 def _as_text(turn: Turn, text: Text) -> str:
     if isinstance(text, ToolCall):
-        call = {"name": text.name, "arguments": json.loads(text.text)}
-        return f"{TEXT_CALL}{json.dumps(call, ensure_ascii=False)}"
+        arguments = text.text if text.readable else json.dumps(json.loads(text.text), ensure_ascii=False)
+        name = json.dumps(text.name, ensure_ascii=False)
+        return f'{TEXT_CALL}{{"name": {name}, "arguments": {arguments}}}'
     if turn.role == "tool":
         return f"Tool {'error' if turn.call_failed else 'result'}: {text.text}"
     return text.text

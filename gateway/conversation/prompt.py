@@ -58,8 +58,12 @@ def make_prompt(
 
     Raises ConversationRefused; PromptTooLong if `most_tokens` is certainly exceeded, but not in every case of it.
     """
-    rendered = template.render(turns, tools, continued=continued, variables=variables)
-    check_length(sum(len(segment.text) for segment in rendered.segments), tokenizer, most_tokens)
+
+    def check(characters: int) -> None:
+        check_length(characters, tokenizer, most_tokens)
+
+    rendered = template.render(turns, tools, continued=continued, variables=variables, check_length=check)
+    check(sum(len(segment.text) for segment in rendered.segments))
     tokens: list[int] = []
     spans: list[Span] = []
     for segment in rendered.segments:

@@ -20,7 +20,7 @@ ADVICE: dict[str, str] = {
     "below_minimum": "What is shorter than the model's least cacheable length is not cached.",
     "model_changed": "Another model has a cache of its own: keep one model for a conversation.",
     "template_changed": "The model's chat template or tokenizer changed, so that its prompts are others.",
-    "partition_changed": "Each prompt_cache_key has a cache of its own: use the same for the same prefix.",
+    "partition_changed": "Each prompt_cache_key or cache_salt has its own cache: use the same for the same prefix.",
     "lease_limit": "The project's leases were at their limit, so that none was written.",
     "not_yet_visible": "The earlier request had not begun to answer: send the others after its first token.",
     "purged": "The entry was purged on request.",

@@ -173,6 +173,9 @@ class _ResponsesBody(Struct):
     tool_choice: Raw = ABSENT
     metadata: Raw = ABSENT
     include: Raw = ABSENT
+    stop: Raw = ABSENT
+    stop_token_ids: Raw = ABSENT
+    logit_bias: Raw = ABSENT
 
 
 _FIELDS = {
@@ -239,7 +242,10 @@ def check_large_responses(body: bytes) -> None:
         shape = decode(_responses_body, body)
     except _TooMany as error:
         raise InvalidField("$.input", f"it has more than {MOST_PARTS} items, parts and tools") from error
-    for name, most in {"tool_choice": _CHOICE_BYTES, "metadata": _FIELD_BYTES, "include": _FIELD_BYTES}.items():
+    for name, most in (
+        ("tool_choice", _CHOICE_BYTES),
+        *((name, _FIELD_BYTES) for name in ("metadata", "include", "stop", "stop_token_ids", "logit_bias")),
+    ):
         if len(getattr(shape, name)) > most:
             raise InvalidField(f"$.{name}", f"it is longer than {most} bytes")
 

@@ -28,7 +28,7 @@ from gateway.services import Gateway
 def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
-    @post("/v1/chat/completions", opt=demands("inference", "project_key") | CHAT)
+    @post("/v1/chat/completions", opt=demands("inference", "project_key", dialect="openai") | CHAT)
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         return await answer_chat(gateway, request, project_payer(request.scope))
@@ -43,11 +43,12 @@ async def answer_chat(gateway: Gateway, request: Request[Any, Any, Any], payer: 
     async with counting_refusals(gateway, request, payer):
         gateway.requests.check()
         control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-        call = await read_call(gateway, request, payer, chat_request.parse)
-        generation = apply_cache_control(control, call.generation)
-        model = gateway.services.models.get(generation.model)
-        context.model = model.name
-        prepared = await gateway.admission.prepare(context.id, payer, model, generation)
+        with gateway.bodies.share(payer.tenant_id) as share:
+            call = await read_call(gateway, request, payer, chat_request.parse, share)
+            generation = apply_cache_control(control, call.generation)
+            model = gateway.services.models.get(generation.model)
+            context.model = model.name
+            prepared = await gateway.admission.prepare(context.id, payer, model, generation, share.grow_to)
         lane, created = generation.lane, int(time.time())
         identity = ResponseIdentity.of("chatcmpl", context.id, model, context.name, created, lane=lane)
         logprobs = generation.logprobs is not None

@@ -99,17 +99,19 @@ async def answer_estimate(gateway: Gateway, request: Request[Any, Any, Any], pay
     context = request_context(request.scope)
     await count_request(gateway, request, payer)
     control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-    read: GenerationRequest | ReadBody = await read_call(gateway, request, payer, _parser(gateway, request, payer))
-    truncated = False
-    if isinstance(read, tuple):
-        asked, call, _ = await completed(gateway, payer, *read)
-        read, truncated = call.generation, asked.truncation == "auto"
-    generation = apply_cache_control(control, read)
-    model = gateway.services.models.get(generation.model)
-    context.model = model.name
-    if truncated:
-        generation = await fitted(gateway.admission, payer, model, generation)
-    prepared = await gateway.admission.prepare(context.id, payer, model, generation)
+    with gateway.bodies.share(payer.tenant_id) as share:
+        parse = _parser(gateway, request, payer)
+        read: GenerationRequest | ReadBody = await read_call(gateway, request, payer, parse, share)
+        truncated = False
+        if isinstance(read, tuple):
+            asked, call, _ = await completed(gateway, payer, share, *read)
+            read, truncated = call.generation, asked.truncation == "auto"
+        generation = apply_cache_control(control, read)
+        model = gateway.services.models.get(generation.model)
+        context.model = model.name
+        if truncated:
+            generation = await fitted(gateway.admission, payer, model, generation, share.grow_to)
+        prepared = await gateway.admission.prepare(context.id, payer, model, generation, share.grow_to)
     found = await gateway.management_breakers.caches.wait(estimate(prepared, gateway.leases))
     expires = found.expires_at
     return json_response(

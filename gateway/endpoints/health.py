@@ -38,6 +38,8 @@ async def readiness(gateway: Gateway) -> Readiness:
     """Check the database, the disk, the spool and the replicas of every model."""
     services = gateway.services
     problems = ["draining"] if gateway.requests.draining else []
+    if gateway.start_problem is not None:
+        problems.append(gateway.start_problem)
     try:
         await gateway.pings.wait(services.database.ping())
     except DatabaseUnavailable:

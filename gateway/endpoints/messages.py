@@ -41,11 +41,12 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             parse = partial(
                 messages_request.parse, version=api_version(request), read_thinking=thinking_reader(gateway, payer)
             )
-            call = await read_call(gateway, request, payer, parse)
-            generation = apply_cache_control(control, call.generation)
-            model = gateway.services.models.get(generation.model)
-            context.model = model.name
-            prepared = await gateway.admission.prepare(context.id, payer, model, generation)
+            with gateway.bodies.share(payer.tenant_id) as share:
+                call = await read_call(gateway, request, payer, parse, share)
+                generation = apply_cache_control(control, call.generation)
+                model = gateway.services.models.get(generation.model)
+                context.model = model.name
+                prepared = await gateway.admission.prepare(context.id, payer, model, generation, share.grow_to)
             fills_context = prepared.sampling.max_tokens < (generation.max_tokens or 0)
             identity = MessageIdentity.of(
                 context.id, model.name, context.name, lane=generation.lane, fills_context=fills_context
@@ -68,11 +69,12 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parse = partial(
             messages_request.parse_count, version=api_version(request), read_thinking=thinking_reader(gateway, payer)
         )
-        generation = await read_call(gateway, request, payer, parse)
-        model = gateway.services.models.get(generation.model)
-        context.model = model.name
-        payer.check(model.name)
-        prompt = await gateway.admission.prompt(payer.tenant_id, model, generation)
+        with gateway.bodies.share(payer.tenant_id) as share:
+            generation = await read_call(gateway, request, payer, parse, share)
+            model = gateway.services.models.get(generation.model)
+            context.model = model.name
+            payer.check(model.name)
+            prompt = await gateway.admission.prompt(payer.tenant_id, model, generation, share.grow_to)
         cache_plan(generation, prompt, model)  # a marker that a request would be refused for
         return json_response(TokenCount(len(prompt.tokens)))
 

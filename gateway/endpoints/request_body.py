@@ -15,6 +15,7 @@ from gateway.admission.prepared_request import Payer
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.errors import BodyTooLarge, BodyTooSlow, ClientLeft, UnsupportedEncoding
+from gateway.http.body_budget import BodyShare
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from waterfall.marks import BODY, PARSE
@@ -90,20 +91,16 @@ def _check_encoding(values: list[str]) -> None:
 
 
 async def read_call(
-    gateway: Gateway, request: Request[Any, Any, Any], payer: Payer, parse: Callable[[bytes], Call]
+    gateway: Gateway, request: Request[Any, Any, Any], payer: Payer, parse: Callable[[bytes], Call], share: BodyShare
 ) -> Call:
     """The parsed body of a generating request. A large one is parsed in a thread, of which tenants have equal shares.
 
-    Until it is parsed, its bytes count in the tenant's share of the worker's BodyBudget. Raises what `read_body` and
+    Its bytes count in `share`, which the caller holds until the request is a prompt. Raises what `read_body` and
     `parse` raise, and RateLimited.
     """
-    with gateway.bodies.share(payer.tenant_id) as share:
-        marks = request_context(request.scope).marks
-        body = await read_body(request, gateway.services.options.client_timeout, share)
-        marks.mark(BODY)
-        if len(body) <= LARGE_BYTES:
-            call = parse(body)
-        else:
-            call = await gateway.threads.run(payer.tenant_id, partial(parse, body))
-        marks.mark(PARSE)
-        return call
+    marks = request_context(request.scope).marks
+    body = await read_body(request, gateway.services.options.client_timeout, share)
+    marks.mark(BODY)
+    call = parse(body) if len(body) <= LARGE_BYTES else await gateway.threads.run(payer.tenant_id, partial(parse, body))
+    marks.mark(PARSE)
+    return call

@@ -17,6 +17,7 @@ from gateway.dialects.openai.common_request import SERVICE_TIER_OF
 from gateway.dialects.openai.common_response import encoder
 from gateway.dialects.openai.responses.request import ResponsesRequest
 from gateway.dialects.openai.responses.response_object import TokenCount, begun
+from gateway.dialects.openai.responses.tools import ToolNames
 from gateway.dialects.openai.responses.writer import ResponsesWriter
 from gateway.endpoints.generation_response import Keep, respond
 from gateway.endpoints.rate_limits import ask_limits, count_request, counting_refusals
@@ -32,28 +33,20 @@ from gateway.http.responses import json_response
 from gateway.kept_responses.keeper import PREFIX, Terms
 from gateway.request_context import request_context
 from gateway.services import Gateway
+from response_store.sealing import ReasoningSeal
 
 
 def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    keeper = gateway.response_keeper
 
-    @post("/v1/responses", opt=demands("inference", "project_key") | RESPONSES, status_code=200)
+    @post("/v1/responses", opt=demands("inference", "project_key", dialect="openai") | RESPONSES, status_code=200)
     async def create_response(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation of items, whole or streamed, or in the background."""
         context, payer = request_context(request.scope), project_payer(request.scope)
         async with counting_refusals(gateway, request, payer):
             gateway.requests.check()
-            control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
-            asked, call, seal = await read_responses(gateway, request, payer)
-            generation = apply_cache_control(control, call.generation)
-            terms = await keeper.terms(payer, asked)
-            model = gateway.services.models.get(generation.model)
-            context.model = model.name
-            if asked.truncation == "auto":
-                payer.check(model.name, generation.lane)
-                generation = await fitted(gateway.admission, payer, model, generation)
-            prepared = await gateway.admission.prepare(context.id, payer, model, generation)
+            asked, names, seal, terms, prepared = await _prepared(gateway, request, payer)
+            model, generation = prepared.model, prepared.generation
             response = begun(
                 asked,
                 id=f"{PREFIX}{context.id.hex}",
@@ -65,7 +58,7 @@ def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             writer = ResponsesWriter(
                 response,
                 model.tokenizer,
-                call.names,
+                names,
                 logprobs=generation.logprobs is not None,
                 seal=seal.seal if seal is not None and asked.encrypted else None,
                 prewarm=generation.cache.prewarm,
@@ -76,20 +69,45 @@ def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             keep = None if terms is None or generation.cache.prewarm else _keeping(gateway, payer, asked, writer, terms)
             return await respond(gateway, request, [prepared], writer, stream=bool(asked.stream), keep=keep)
 
-    @post("/v1/responses/input_tokens", opt=demands("inference", "project_key") | INPUT_TOKENS, status_code=200)
+    @post(
+        "/v1/responses/input_tokens",
+        opt=demands("inference", "project_key", dialect="openai") | INPUT_TOKENS,
+        status_code=200,
+    )
     async def count_input_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The tokens of a prompt, as a request with it would be billed. It costs nothing, and counts as a
         request of the rate limits."""
         context, payer = request_context(request.scope), project_payer(request.scope)
         await count_request(gateway, request, payer)
-        _, call, _ = await read_responses(gateway, request, payer)
-        model = gateway.services.models.get(call.generation.model)
-        context.model = model.name
-        payer.check(model.name)
-        prompt = await gateway.admission.prompt(payer.tenant_id, model, call.generation)
+        with gateway.bodies.share(payer.tenant_id) as share:
+            _, call, _ = await read_responses(gateway, request, payer, share)
+            model = gateway.services.models.get(call.generation.model)
+            context.model = model.name
+            payer.check(model.name)
+            prompt = await gateway.admission.prompt(payer.tenant_id, model, call.generation, share.grow_to)
         return json_response(TokenCount(len(prompt.tokens)))
 
     return [create_response, count_input_tokens]
+
+
+async def _prepared(
+    gateway: Gateway, request: Request[Any, Any, Any], payer: Payer
+) -> tuple[ResponsesRequest, ToolNames, ReasoningSeal | None, Terms | None, PreparedRequest]:
+    """What is asked for, the names of its tools, what seals its reasoning, how it is kept, and the prepared request.
+    The conversation as it was loaded, which may be much longer than what fits the context, is let go of."""
+    context = request_context(request.scope)
+    control = parse_cache_control(request.headers.getall(CACHE_CONTROL, ()))
+    with gateway.bodies.share(payer.tenant_id) as share:
+        asked, call, seal = await read_responses(gateway, request, payer, share)
+        generation = apply_cache_control(control, call.generation)
+        terms = await gateway.response_keeper.terms(payer, asked)
+        model = gateway.services.models.get(generation.model)
+        context.model = model.name
+        if asked.truncation == "auto":
+            payer.check(model.name, generation.lane)
+            generation = await fitted(gateway.admission, payer, model, generation, share.grow_to)
+        prepared = await gateway.admission.prepare(context.id, payer, model, generation, share.grow_to)
+        return asked, call.names, seal, terms, prepared
 
 
 def _keeping(gateway: Gateway, payer: Payer, asked: ResponsesRequest, writer: ResponsesWriter, terms: Terms) -> Keep:

@@ -28,6 +28,7 @@ from gateway.endpoints.response_events import ResponseEvents
 from gateway.endpoints.responses_description import EVENT_TYPES, EVENTS_EXAMPLE, EXAMPLE
 from gateway.errors import InvalidField, NotFound
 from gateway.http.authentication import project_payer
+from gateway.http.body_budget import BodyShare
 from gateway.http.operations import Events, describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
@@ -105,7 +106,10 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     keeper, wait = gateway.response_keeper, gateway.management_breakers.responses.wait
     readable = partial(_readable, gateway)
 
-    @get("/v1/responses", opt=demands("inference", "project_key") | describes(ResponseList, query=page()))
+    @get(
+        "/v1/responses",
+        opt=demands("inference", "project_key", dialect="openai") | describes(ResponseList, query=page()),
+    )
     async def list_responses(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The project's kept responses, the newest first."""
         payer, parameters = project_payer(request.scope), Parameters.of(request)
@@ -119,7 +123,7 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         "/v1/responses/{name:str}",
-        opt=demands("inference", "project_key")
+        opt=demands("inference", "project_key", dialect="openai")
         | describes(Events(EVENT_TYPES, EVENTS_EXAMPLE, EXAMPLE), query=_STREAM),
     )
     async def retrieve_response(request: Request[Any, Any, Any], name: FromPath[str]) -> ASGIApp:
@@ -131,9 +135,10 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters.reject_unknown()
         if after is not None and not stream:
             raise InvalidField("starting_after", "it needs stream to be true")
-        stored = await readable(request, name)
-        if not stream:
-            return ASGIResponse(body=shown(stored), media_type=MediaType.JSON)
+        with gateway.bodies.share(payer.tenant_id) as share:
+            stored = await readable(request, name, share)
+            if not stream:
+                return ASGIResponse(body=shown(stored), media_type=MediaType.JSON)
         if stored.kind != "background":
             raise InvalidField("stream", "only the events of a response in the background are kept")
         return ResponseEvents(gateway, payer.tenant_id, payer.project_id, name, -1 if after is None else after)
@@ -141,7 +146,7 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         "/v1/responses/{name:str}",
         status_code=200,
-        opt=demands("inference", "project_key") | describes(DeletedResponse),
+        opt=demands("inference", "project_key", dialect="openai") | describes(DeletedResponse),
     )
     async def delete_response(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """Delete a kept response, whatever it is kept for. One that runs ends."""
@@ -154,11 +159,13 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @post(
         "/v1/responses/{name:str}/cancel",
         status_code=200,
-        opt=demands("inference", "project_key") | describes(EXAMPLE),
+        opt=demands("inference", "project_key", dialect="openai") | describes(EXAMPLE),
     )
     async def cancel_response(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """End a response in the background. One that has ended stays as it is."""
-        payer, stored = project_payer(request.scope), await readable(request, name)
+        payer = project_payer(request.scope)
+        with gateway.bodies.share(payer.tenant_id) as share:
+            stored = await readable(request, name, share)
         if stored.kind != "background" or gateway.background_responses is None:
             raise InvalidField("id", "only a response in the background can be cancelled")
         return json_response(shown(await gateway.background_responses.cancel(payer.tenant_id, payer.project_id, name)))
@@ -169,7 +176,7 @@ def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 def _input_items(gateway: Gateway) -> HTTPRouteHandler:
     @get(
         "/v1/responses/{name:str}/input_items",
-        opt=demands("inference", "project_key") | describes(InputItems, query=_ITEM_PAGE),
+        opt=demands("inference", "project_key", dialect="openai") | describes(InputItems, query=_ITEM_PAGE),
     )
     async def list_input_items(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """The items of a kept response's own input; those of earlier responses are theirs."""
@@ -181,11 +188,12 @@ def _input_items(gateway: Gateway) -> HTTPRouteHandler:
         )
         parameters.texts("include")
         parameters.reject_unknown()
-        stored = await _readable(gateway, request, name)
-        work = partial(_page_of_items, stored, limit=limit, after=after, ascending=order == "asc")
-        if len(stored.request) <= LARGE_BYTES:
-            return json_response(work())
-        return json_response(await gateway.threads.run(project_payer(request.scope).tenant_id, work))
+        tenant = project_payer(request.scope).tenant_id
+        with gateway.bodies.share(tenant) as share:
+            stored = await _readable(gateway, request, name, share)
+            work = partial(_page_of_items, stored, limit=limit, after=after, ascending=order == "asc")
+            large = len(stored.request) > LARGE_BYTES
+            return json_response(await gateway.threads.run(tenant, work) if large else work())
 
     return list_input_items
 
@@ -209,9 +217,9 @@ def _page_of_items(stored: StoredResponse, *, limit: int, after: str | None, asc
     )
 
 
-async def _readable(gateway: Gateway, request: Request[Any, Any, Any], name: str) -> StoredResponse:
+async def _readable(gateway: Gateway, request: Request[Any, Any, Any], name: str, share: BodyShare) -> StoredResponse:
     payer = project_payer(request.scope)
-    stored = await gateway.response_keeper.get(payer.tenant_id, payer.project_id, name)
+    stored = await gateway.response_keeper.get(payer.tenant_id, payer.project_id, name, share.load)
     if stored.kind == "chain":
         raise NotFound(
             f"The response {name!r} is kept only for requests that go on from it (previous_response_id); "

@@ -66,7 +66,8 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         "/v1/organization/usage/completions",
-        opt=demands("usage.read") | describes(openai_usage.BucketPage[openai_usage.UsageResult], query=OPENAI_USAGE),
+        opt=demands("usage.read", dialect="openai")
+        | describes(openai_usage.BucketPage[openai_usage.UsageResult], query=OPENAI_USAGE),
     )
     async def get_completions_usage(request: Request[Any, Any, Any]) -> Response[bytes]:
         """OpenAI's usage report: tokens, requests and exact cost by time."""
@@ -74,7 +75,8 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
     @get(
         "/v1/organization/costs",
-        opt=demands("usage.read") | describes(openai_usage.BucketPage[openai_usage.CostResult], query=OPENAI_COSTS),
+        opt=demands("usage.read", dialect="openai")
+        | describes(openai_usage.BucketPage[openai_usage.CostResult], query=OPENAI_COSTS),
     )
     async def get_costs(request: Request[Any, Any, Any]) -> Response[bytes]:
         """OpenAI's cost report: exact costs by day, and by line item on request."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.admission.prepared_request import PreparedRequest
+from gateway.conversation.output.events import TokenScore
 from gateway.generation.delivery import ChoiceDelta
 from gateway.generation.outcome import ChoiceEnd
-from gateway.generation.transcript import TokenScore, Transcript
+from gateway.generation.transcript import Transcript
 from protocol.requests import PromptLogprobs, TokenLogprob, Tokens
 
 

@@ -14,10 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from billing.usage import Counts, Usage
-from gateway.conversation.output.events import OutputEvent
+from gateway.conversation.output.events import OutputEvent, ScoredTokens, TokenScore
 from gateway.errors import GatewayError
 from gateway.generation.request_history import Explanation
-from gateway.generation.transcript import TokenScore
 
 
 class DeliverySequence:
@@ -87,8 +86,8 @@ _SCORE_BYTES = 32
 class ChoiceDelta(Struct, frozen=True):
     """More of one choice: its text, and the log probabilities of the tokens that the client asked for.
 
-    `events`: what it says instead of text, where the request has tools or the model reasons. `prompt_scores`: those of
-    the echoed prompt before it, which all choices of the prompt share.
+    `events`: what it says instead of text and scores, where the request has tools or the model reasons.
+    `prompt_scores`: those of the echoed prompt before it, which all choices of the prompt share.
     """
 
     choice: int
@@ -100,11 +99,13 @@ class ChoiceDelta(Struct, frozen=True):
     @property
     def size(self) -> int:
         """About how many bytes it has as JSON."""
-        scores = self.scores or self.prompt_scores
-        if not scores:
-            return len(self.text)
-        beside = 1 + (0 if scores[-1].score is None else len(scores[-1].score.top))
-        return len(self.text) + _SCORE_BYTES * beside * (len(self.scores) + len(self.prompt_scores))
+        size = len(self.text)
+        placed = [event.scores for event in self.events if isinstance(event, ScoredTokens)]
+        for scores in (self.scores, self.prompt_scores, *placed):
+            if scores:
+                beside = 1 + (0 if scores[-1].score is None else len(scores[-1].score.top))
+                size += _SCORE_BYTES * beside * len(scores)
+        return size
 
 
 class DeliveryChunk(Struct, frozen=True):

@@ -180,29 +180,31 @@ class GenerationTask:
         hold = self._hold = await self._reserve()
         self._held_s = time.monotonic() - self._started
         self.marks.mark(HOLD)
-        if (refused := await self._hear_limits()) is not None:
-            await recorder.release(hold, "rate limited")
-            raise refused
-        self.admitted.set()
-        await self._parts.admitted(self)
-        self._promise = LeasePromise(self._deps.promises, self.prepared)
-        await self._join_writes()
-        uncached = await self._promise.refusal(self.prepared)
-        if self.state.outcome is not None:  # no wait comes between this and `_send`
-            await recorder.release(hold, "ended before it began")
-            raise self.state.outcome.failure or Interrupted("The client left.")
-        if uncached is not None:
-            await recorder.release(hold, "not cached")
-            raise uncached
+        why = "a fault before it was sent"
         try:
-            return hold, self._send(hold)
-        except GatewayError as failure:
-            self.delivery.fail(failure)
-            await recorder.release(hold, "no replica")
-            raise
+            if (refused := await self._hear_limits()) is not None:
+                why = "rate limited"
+                raise refused
+            self.admitted.set()
+            await self._parts.admitted(self)
+            self._promise = LeasePromise(self._deps.promises, self.prepared)
+            await self._join_writes()
+            uncached = await self._promise.refusal(self.prepared)
+            if self.state.outcome is not None:  # no wait comes between this and `_send`
+                why = "ended before it began"
+                raise self.state.outcome.failure or Interrupted("The client left.")
+            if uncached is not None:
+                why = "not cached"
+                raise uncached
+            try:
+                return hold, self._send(hold)
+            except GatewayError as failure:
+                why = "no replica"
+                self.delivery.fail(failure)
+                raise
         except Exception:
-            if self._stream is None:
-                await recorder.release(hold, "a fault before it was sent")
+            if self._stream is None:  # no replica says what became of it
+                await recorder.release(hold, why)
             raise
 
     async def _run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -36,11 +37,13 @@ def invalid_grammar(done: Done, grammar: Grammar) -> Outcome | None:
     """The outcome if the replica found the client's grammar to be wrong, else None."""
     if done.invalid != "grammar":
         return None
-    problem = (done.error or "").removeprefix("grammar: ")
-    if grammar.path == "$.tools":  # the grammar is ours, and what a compiler says of it means nothing to the client
-        problem = "an answer cannot be held to these schemas; leave out what is unusual in them, or use 'auto'"
-    problem = f"{grammar.path}: {problem}."
-    return failed(InvalidRequest(problem, path=grammar.path, code="invalid_value"), done.reason)
+    path, problem = grammar.path, (done.error or "").removeprefix("grammar: ")
+    if path == "$.tools":
+        if of_schema := re.match(r"schema (\d+): ", problem):
+            path, problem = grammar.tool_paths[int(of_schema[1])], problem[of_schema.end() :]
+        else:  # the grammar is ours, and what a compiler says of it means nothing to the client
+            problem = "an answer cannot be held to these schemas; leave out what is unusual in them, or use 'auto'"
+    return failed(InvalidRequest(f"{path}: {problem}.", path=path, code="invalid_value"), done.reason)
 
 
 def finish_reasons(

@@ -144,7 +144,7 @@ class Observed:
             tokens=len(prepared.prompt.tokens),
             nodes=tuple(node.key for node in nodes),
             spans=spans[:MOST_SPANS],
-            pieces=_pieces(generation, secret, spans),
+            pieces=piece_notes(generation, secret, spans),
             root_path=generation.turns_path,
             automatic=plan.automatic,
             read=plan.read,
@@ -360,7 +360,8 @@ def request_id_of(name: str) -> UUID | None:
         return None
 
 
-def _pieces(generation: GenerationRequest, secret: bytes, spans: Sequence[SpanNote]) -> tuple[PieceNote, ...]:
+def piece_notes(generation: GenerationRequest, secret: bytes, spans: Sequence[SpanNote]) -> tuple[PieceNote, ...]:
+    """What the client wrote, piece by piece, as the history keeps it."""
     ends = {span.path: span.end for span in spans}
     named = list(_texts(generation))[:MOST_PIECES]
     keys = piece_keys(secret, [(kind, text) for kind, text, _ in named])

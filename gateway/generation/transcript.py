@@ -6,22 +6,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from msgspec import Struct
-
 from gateway.conversation.detokenizer import Detokenizer, StopStrings
-from gateway.conversation.output.events import NO_TOKEN, OutputEvent, OutputParser, TextDelta
+from gateway.conversation.output.events import (
+    NO_TOKEN,
+    OutputEvent,
+    OutputParser,
+    ScoredTokens,
+    TextDelta,
+    TokenScore,
+)
 from protocol.requests import TokenLogprob
-
-
-class TokenScore(Struct, frozen=True):
-    """A token, where its text begins in the answer (`offset`, in characters), and its log probability.
-
-    A prompt's first token has no log probability.
-    """
-
-    token: int
-    offset: int
-    score: TokenLogprob | None
 
 
 class Transcript:
@@ -87,11 +81,14 @@ class Transcript:
             text = "" if token in self._end_tokens else self._detokenizer.feed(token)
             self._decoded += len(text)
             if self._parser is not None:
-                before = self._parser.reasoning
+                before, said = self._parser.reasoning, len(self._events)
                 self._parse(self._parser.feed(token, text))
                 self.reasoning += before or self._parser.reasoning
                 if not (self._parser.holding or self._stops.holding or self._detokenizer.pending):
                     self.shown = self.tokens
+                # A marker before a call belongs to the call, one behind reasoning to the reasoning.
+                if len(self._events) > said or before or self.stopped:
+                    self._place_scores()
                 continue
             # a token whose last character is incomplete is shown with the next character
             self._ends.append((self._decoded + self._detokenizer.pending, self.tokens))
@@ -99,16 +96,19 @@ class Transcript:
         return self._give("".join(shown))
 
     def events(self) -> tuple[OutputEvent, ...]:
-        """What the output says beyond what was returned before, where it has a parser."""
+        """What the output says beyond what was returned before, where it has a parser, with the log probabilities of
+        its tokens."""
         events, self._events = self._events, []
         return tuple(events)
 
     def scores(self) -> tuple[TokenScore, ...]:
-        """The log probabilities of the tokens that became shown since the last call.
+        """The log probabilities of the tokens that became shown since the last call, where it has no parser.
 
         Those of a stop string are billed, and included, although their text is not shown.
         """
-        ready = []
+        ready: list[TokenScore] = []
+        if self._parser is not None:
+            return ()
         until = self.tokens if self.stopped else self.shown
         while self._scores and self._scores[0][0] <= until:
             ready.append(self._scores.popleft()[1])
@@ -120,6 +120,7 @@ class Transcript:
             self._parse(self._parser.finish())
             self._say(self._stops.finish())
             self.shown = self.tokens
+            self._place_scores()
             return ""
         rest = self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
         text = self._give(rest)
@@ -136,6 +137,11 @@ class Transcript:
             else:
                 self._say(self._stops.finish())
                 self._events.append(event)
+
+    def _place_scores(self) -> None:
+        if self._scores:
+            self._events.append(ScoredTokens(tuple(score for _, score in self._scores)))
+            self._scores.clear()
 
     def _say(self, text: str) -> None:
         if text:

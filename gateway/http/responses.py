@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -42,8 +43,15 @@ ERROR_BODIES: Mapping[Dialect, Any] = {"openai": openai_errors, "anthropic": ant
 """The module with a dialect's error bodies."""
 VERSION_HEADER = "anthropic-version"
 _VERSION_NAME = VERSION_HEADER.encode()
-_MESSAGES = "/v1/messages"
+_PATHS: Mapping[str, Dialect] = {
+    "/v1/messages": "anthropic",
+    "/v1/chat/": "openai",
+    "/v1/completions": "openai",
+    "/v1/responses": "openai",
+}
+"""The beginning of a path that no route has, below one vendor's routes -> the vendor's dialect."""
 _TOO_LARGE, _SERVER_ERROR = 413, 500
+_PLAIN_PATH = re.compile(r"\$?[A-Za-z0-9_.\[\]-]{1,120}")
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
@@ -62,17 +70,25 @@ def error_response(request: Request[Any, Any, Any], error: Exception) -> Respons
     request_id = context.name
     dialect = ERROR_BODIES[dialect_of(request.scope)]
     if isinstance(error, HTTPException) and error.status_code != _TOO_LARGE:
+        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        context.error = (code, None)
         if error.status_code >= _SERVER_ERROR:
             log.warning("a request ended with a server error", request_id=request_id, cause=error.detail)
         else:
-            context.refusal = (HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"), error.detail)
+            context.refusal = (code, error.detail)
         status = dialect.status_of(error.status_code)
         return json_response(dialect.plain(status, _detail(request, error), request_id), status, error.headers)
     failure = _failure(request, error)
+    context.error = (failure.code or "error", _loggable(failure.path))
     if failure.status < _SERVER_ERROR or isinstance(failure, RetryableError):
         context.refusal = (failure.code or "error", failure.message)
     status = dialect.status_of(failure.status)
     return json_response(dialect.envelope(failure, request_id), status, error_headers(failure))
+
+
+def _loggable(path: str | None) -> str | None:
+    """A field's path for the log; without one that may have words of the client's."""
+    return path if path is not None and _PLAIN_PATH.fullmatch(path) else None
 
 
 def error_headers(failure: GatewayError) -> dict[str, str]:
@@ -97,13 +113,16 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
 
 
 def dialect_of(scope: Scope) -> Dialect:
-    """The dialect of the request's route, or else the one that its client names by a header."""
+    """The dialect of the request's route or path, or else the one that its client names by a header."""
     handler: Any = scope.get("route_handler")
-    dialect: Dialect | None = None if handler is None else handler.opt.get(DIALECT)
+    dialect: Dialect | None
+    if handler is None:
+        dialect = next((vendor for path, vendor in _PATHS.items() if scope["path"].startswith(path)), None)
+    else:
+        dialect = handler.opt.get(DIALECT)
     if dialect is not None:
         return dialect
-    below = handler is None and scope["path"].startswith(_MESSAGES)  # an unknown path below one of Anthropic's
-    return "anthropic" if below or any(name == _VERSION_NAME for name, _ in scope["headers"]) else "openai"
+    return "anthropic" if any(name == _VERSION_NAME for name, _ in scope["headers"]) else "openai"
 
 
 def _failure(request: Request[Any, Any, Any], error: Exception) -> GatewayError:

@@ -26,12 +26,8 @@ class KeptRequest(Struct, frozen=True):
     input: str | list[InputItem] | None = None
 
 
-class _Said(InputItem, frozen=True, kw_only=True):
-    status: str | None = None
-
-
 class _Output(Struct, frozen=True):
-    output: list[_Said] = []
+    output: list[InputItem] = []
 
 
 _request, _output = msgspec.json.Decoder(KeptRequest), msgspec.json.Decoder(_Output)
@@ -44,14 +40,11 @@ def input_of(stored: StoredResponse) -> list[InputItem]:
 
 
 def items_of(responses: Sequence[StoredResponse]) -> list[InputItem]:
-    """The inputs and outputs of responses, in order. A call that was cut off is left out: nobody can answer it. Raises
-    TooManyItems."""
+    """The inputs and outputs of responses, in order. Raises TooManyItems."""
     items: list[InputItem] = []
     left = MOST_PARTS
     for stored in responses:
-        said = _output.decode(stored.response).output
-        whole = (item for item in said if item.type == "message" or item.status != "incomplete")
-        more = [*input_of(stored), *whole]
+        more = [*input_of(stored), *_output.decode(stored.response).output]
         left -= _parts(more)
         if left < 0:
             raise TooManyItems

@@ -14,7 +14,7 @@ from gateway.admission.fair_threads import FairThreads
 from gateway.admission.prepared_request import Payer
 from gateway.dialects.large_bodies import LARGE_BYTES, MOST_PARTS
 from gateway.dialects.openai.common_response import encoder
-from gateway.dialects.openai.responses.input_items import MOST_REFERENCES, InputItem
+from gateway.dialects.openai.responses.input_items import MOST_REFERENCES, InputItem, json_size
 from gateway.dialects.openai.responses.request import EARLIER, ResponsesRequest
 from gateway.dialects.openai.responses.response_object import Response
 from gateway.errors import InvalidField, NotFound
@@ -23,7 +23,7 @@ from gateway.kept_responses.storage_bound import StorageBound
 from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
 from response_store.policies import ResponsePolicies
 from response_store.records import GONE_ON_FROM, Kind, ListedResponse, NewResponse, StoredResponse
-from response_store.store import ChainBroken, ChainTooLong, ResponseStore, SealedResponses
+from response_store.store import MOST_CHAIN_BYTES, ChainBroken, ChainTooLong, ResponseStore, SealedResponses
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 
@@ -119,10 +119,14 @@ class ResponseKeeper:
         if self.bound is not None:
             self.bound.wrote(project_id, sum(len(content) for content in contents if content is not None))
 
-    async def get(self, tenant_id: UUID, project_id: UUID, name: str) -> StoredResponse:
-        """A project's response, whatever it was kept for. Raises NotFound, RateLimited, DatabaseUnavailable."""
+    async def get(
+        self, tenant_id: UUID, project_id: UUID, name: str, count: Callable[[int], None] = lambda _: None
+    ) -> StoredResponse:
+        """A project's response, whatever it was kept for. `count` is told its bytes before it is loaded. Raises
+        NotFound, RateLimited, DatabaseUnavailable, and what `count` raises."""
         id_ = response_id_of(name)
         if self.store is not None and id_ is not None:
+            count((await self.listed(tenant_id, project_id, name)).bytes)
             try:
                 sealed = await self._breaker.wait(self.store.find(tenant_id, project_id, [id_]))
             except ScopeKeyUnreadable:
@@ -203,6 +207,9 @@ class ResponseKeeper:
             except TooManyItems:
                 too_many = f"the responses that it refers to have more than {MOST_PARTS} items and parts"
                 raise InvalidField("$.input", too_many) from None
+        referred = [by_id[name] for name in names if name in by_id]
+        if sum(map(json_size, referred)) > MOST_CHAIN_BYTES:  # one item may be referred to again and again
+            raise InvalidField("$.input", "the items that it refers to are too long together")
         return [by_id.get(item.id or "", item) if item.type == "item_reference" else item for item in items]
 
     async def _items_of(self, payer: Payer, sealed: SealedResponses) -> list[InputItem]:

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from billing.prices import PriceMissing, PriceVersion
-from billing.usage import AUTOMATIC, LEASE_CLASSES
+from billing.usage import AUTOMATIC
 from prompt_cache.history.diagnosis import Diagnosis, Miss
 from prompt_cache.history.records import RequestRecord
 from prompt_cache.promise.lease_decisions import LIFE_S
+from prompt_cache.promise.rule_sets import leases_of
 
 _SECOND = 1_000_000
 
 
 class LongerLease(Struct, frozen=True):
-    """The shortest class that would still have been alive. Writing under it would have cost `premium_pico` more, and
-    reading would have saved `saved_pico`."""
+    """The shortest class of the dialect that would still have been alive. Writing under it would have cost
+    `premium_pico` more, and reading would have saved `saved_pico`."""
 
     lease: str
     premium_pico: int
@@ -89,7 +90,7 @@ def _longer(record: RequestRecord, miss: Miss, rates: Mapping[str, int]) -> Long
     if miss.cause != "lease_expired" or miss.at is None or miss.lease not in LIFE_S:
         return None
     began = miss.at - LIFE_S[miss.lease] * _SECOND
-    for lease in sorted(LEASE_CLASSES, key=lambda name: LIFE_S[name]):
+    for lease in sorted(leases_of(record.surface), key=lambda name: LIFE_S[name]):
         priced = f"read_{lease}" in rates and f"write_{lease}" in rates
         if priced and began + LIFE_S[lease] * _SECOND > record.at:
             written = rates.get(f"write_{miss.lease}", rates[f"write_{lease}"])

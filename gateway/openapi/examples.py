@@ -78,7 +78,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "needed": ("1.20",),
     "next_page": (None,),
     "object": ("list",),
-    "param": ("$.temperature",),
+    "param": ("temperature",),
     "path": ("$.messages[2].content",),
     "period": ("2026-11",),
     "premium": ("0.000050",),

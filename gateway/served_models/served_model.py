@@ -21,6 +21,7 @@ from gateway.conversation.reasoning import has_begun, reasoning_of, template_var
 from gateway.conversation.tokenizer import Tokenizer, TokenizerError
 from gateway.generation_request import GenerationRequest, ReasoningWish, Tool, Turn
 from prompt_cache.model_digest import text_digest
+from protocol.context_length import context_length
 from protocol.requests import Reasoning
 from storage.reported_error import ReportedError
 
@@ -101,13 +102,16 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             variables=template_variables(reasoning, self.template.reasoning_variables),
         )
 
-    def continued(self, text: str, path: str) -> Prompt:
+    def continued(self, text: str, path: str, *, opened: bool = True) -> Prompt:
         """A text to continue, as tokens. Special tokens are recognised in it, since no template is used.
 
+        `opened`: it begins with the tokens that the tokenizer puts before a text, once, as where the text has them.
         Raises PromptTooLong.
         """
         check_length(len(text), self.tokenizer, self.context_tokens)
-        tokens = self.tokenizer.opening + self.tokenizer.literal(text)
+        tokens, opening = self.tokenizer.literal(text), self.tokenizer.opening
+        if opened and tokens[: len(opening)] != opening:
+            tokens = opening + tokens
         return Prompt(tokens, (Span(path, 0, len(tokens)),))
 
     def output_parser(self, generation: GenerationRequest, prompt: Sequence[int]) -> OutputParser | None:
@@ -190,9 +194,9 @@ def load_served_model(folder: Path) -> ServedModel:
         folder=folder,
         family=str(config.get("model_type", "")),
         text_digest=text_digest(folder),
-        context_tokens=context,
+        context_tokens=context_length(context, config, _json(folder / "tokenizer_config.json", needed=False)),
         min_cacheable_tokens=_turnpike_setting(settings, folder, "min_cacheable_tokens", DEFAULT_MIN_CACHEABLE),
-        stop_tokens=_stop_tokens(generation, config, tokenizer.size),
+        stop_tokens=_stop_tokens(generation, config, tokenizer, template.special_tokens.get("eos_token")),
         defaults=_defaults(generation),
         created=int((folder / "config.json").stat().st_mtime),
         tokenizer=tokenizer,
@@ -251,18 +255,21 @@ def _output_format(settings: dict[str, Any], folder: Path, template: ChatTemplat
     return name
 
 
-def _stop_tokens(generation: dict[str, Any], config: dict[str, Any], size: int) -> tuple[int, ...]:
-    """The end tokens of the generation config, else of the model config. `size`: the tokens of the tokenizer.
+def _stop_tokens(
+    generation: dict[str, Any], config: dict[str, Any], tokenizer: Tokenizer, end: str | None
+) -> tuple[int, ...]:
+    """The end tokens of the generation config, else of the model config, and `end`, the tokenizer's own: whichever of
+    them the model was trained to write, an answer ends with it.
 
     Ids outside the vocabulary are dropped: configurations inherit such defaults from their class.
     """
     configured = config.get("vocab_size")
-    vocabulary = configured if isinstance(configured, int) else size
+    vocabulary = configured if isinstance(configured, int) else tokenizer.size
     value = generation.get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")
-    tokens = value if isinstance(value, list) else [value]
-    return tuple(token for token in tokens if type(token) is int and 0 <= token < vocabulary)
+    tokens = [*(value if isinstance(value, list) else [value]), *tokenizer.ids_of([] if end is None else [end])]
+    return tuple(dict.fromkeys(token for token in tokens if type(token) is int and 0 <= token < vocabulary))
 
 
 def _defaults(generation: dict[str, Any]) -> SamplingDefaults:

@@ -230,21 +230,37 @@ def is_relative(new: RequestRecord, earlier: Earlier) -> bool:
 def path_at(record: RequestRecord, token: int, against: Earlier | None = None) -> str:
     """The JSON path of a token: of the text that it belongs to, else of the message that the template begins there.
 
-    `against`: an earlier request with the same tokens up to this one. At a token that the template wrote here and that
-    belongs to a text there, the path is that of the text that ended here; if none did, that of the text there, which is
-    missing here. Tools and instructions that are missing here are named by their path there, too.
+    `against`: an earlier request with the same tokens up to this one. At a token that the template wrote here, the path
+    is that of the tool, call or text before it, if that is the first piece that differs: a template may write some of a
+    tool itself, such as a number. Else, at one that belongs to a text there, it is that of the text that ended here; if
+    none did, that of the text there, which is missing here. Tools and instructions that are missing here are named by
+    their path there, too.
     """
     here, before, after = _around(record, token)
+    if here is not None and here.start < token:
+        return here.path
+    if against is not None and against.record.family != record.family:
+        against = None  # its pieces and tokens stand for others
+    if against is not None and before is not None and before.path == _first_difference(record, against.record):
+        return before.path
     if here is not None:
         return here.path
     following = record.root_path if after is None else message_of(after.path)
-    if against is None or against.record.family != record.family:
+    if against is None:
         return following
     text, _, next_text = _around(against.record, token)
     if text is None:
         missing = "" if next_text is None else message_of(next_text.path)
         return missing if _is_head(missing) and not _is_head(following) else following
     return before.path if before is not None and before.end == token and text.start < token else text.path
+
+
+def _first_difference(record: RequestRecord, earlier: RequestRecord) -> str:
+    """The path of the first piece that the earlier request had otherwise; empty if that is not known."""
+    for ours, theirs in zip(record.pieces, earlier.pieces, strict=False):
+        if ours.key != theirs.key:
+            return ours.path if ours.key and theirs.key and ours.path == theirs.path else ""
+    return ""
 
 
 def text_around(new: RequestRecord, token: int) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, or_, select, true
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.promise.lease_decisions import BLOCK_NAME
@@ -112,6 +113,23 @@ class LeaseStorage:
         await record(stored_in_hour(hour, await self._leases(hour)))
         await self._mark(hour, now)
         return True
+
+    async def first_unrecorded(self, session: AsyncSession, before: int) -> int | None:
+        """The first instant of the first hour before an instant whose storage may still be recorded, in this
+        transaction; None if nothing is to come."""
+        last = await session.scalar(select(func.max(lease_storage_hour.c.hour)))
+        since = 0 if last is None else last + HOUR
+        live, gone = lease.c, ended_lease.c
+        starts = []
+        # all tenants: an hour is recorded for everyone
+        for of, end, may_count in (
+            (live, live.expires_at, true()),
+            (gone, gone.ended_at, or_(gone.payer.is_not(None), gone.cause.in_(_STORED))),
+        ):
+            query = select(func.min(of.created_at)).where(may_count, of.created_at < before, end > since)
+            starts.append(await session.scalar(query.where(func.length(of.blocks) > 0)))
+        first = min((max(since, start // HOUR * HOUR) for start in starts if start is not None), default=None)
+        return first if first is not None and first < before else None
 
     async def next_hour(self) -> int | None:
         """The first instant of the hour to be recorded next; None before the first is known."""

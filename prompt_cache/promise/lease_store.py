@@ -105,7 +105,10 @@ class LeaseStore:
             await session.execute(tagged, rows)
         if decider.refused:
             await self._remember_refused(session, decider.refused, decider.now)
-        for project, tokens in decider.added.items():
+        Database.after_commit(session, lambda: self._add_live(decider.added))
+
+    def _add_live(self, added: Mapping[UUID, int]) -> None:
+        for project, tokens in added.items():
             at, live = self._live_tokens.get(project, (0.0, 0))
             self._live_tokens[project] = (at, live + tokens)
 
@@ -171,6 +174,10 @@ class LeaseStore:
             self._live_tokens |= {project: (clock, counted.get(project, 0)) for project in stale}
         return {project: self._live_tokens[project][1] for project in projects}
 
+    def _count_again(self, projects: Collection[UUID]) -> None:
+        for project in projects:
+            self._live_tokens.pop(project, None)
+
     async def _remember_refused(self, session: AsyncSession, refused: Sequence[Lease], now: int) -> None:
         """Keep that these leases were refused by the limit on live tokens, once for each prefix."""
         # all tenants: each row names its own
@@ -201,8 +208,7 @@ class LeaseStore:
             if failed:
                 now = (await session.execute(select(self._database.clock))).scalar_one()
                 await self._rows.end(session, failed, "failed", now)
-            for one in failed:
-                self._live_tokens.pop(one.project_id, None)
+            Database.after_commit(session, lambda: self._count_again({one.project_id for one in failed}))
             await self._settle_ended(session, prompts)
             return len(failed)
 

@@ -97,6 +97,11 @@ def _newest(dialect: str, family: str, rule_sets: tuple[RuleSet, ...]) -> RuleSe
     raise LookupError(f"no cache rules for dialect {dialect!r} and model family {family!r}")
 
 
+def leases_of(dialect: str, rule_sets: Sequence[RuleSet] = RULE_SETS) -> frozenset[str]:
+    """The classes that a marker of the dialect may name, for some family; none for a dialect that is not known."""
+    return frozenset(lease for rules in rule_sets if rules.dialect == dialect for lease in rules.leases)
+
+
 def rules_for(dialect: str, family: str, rule_sets: Sequence[RuleSet] = RULE_SETS) -> RuleSet:
     """The newest rule set of the dialect for this family, else for any family. Raises LookupError."""
     return _newest(dialect, family, tuple(rule_sets))

@@ -113,6 +113,8 @@ class ScopeKeys:
         if task is None:
             task = self._loads[project_id] = self._breaker.begin(self._load(tenant_id, project_id))
             task.add_done_callback(lambda _: self._loads.pop(project_id, None))
+        else:
+            self._breaker.enter()
         return await self._breaker.wait_for(task)
 
     async def destroy(self, tenant_id: UUID, project_id: UUID, reason: str) -> int:

@@ -11,7 +11,9 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from storage.database.database import DatabaseUnavailable
 
@@ -27,6 +29,44 @@ async def until_available(ask: Callable[[], Coroutine[Any, Any, Result]], pause:
             await asyncio.sleep(pause)
 
 
+class _Work:
+    """A piece of work. `since`: when it began to wait for the database; None while it does something else."""
+
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        self.outer = _current.get()
+        self.since: float | None = None
+        self._breaker = breaker
+
+    def resume(self) -> None:
+        """It waits for the database from now on."""
+        self.since = self._breaker._waiting[self] = time.monotonic()
+
+    def pause(self) -> None:
+        """It waits for something else, or has ended."""
+        self.since = None
+        self._breaker._waiting.pop(self, None)
+
+
+_current: ContextVar[_Work | None] = ContextVar("work", default=None)
+
+
+@contextmanager
+def beside_the_database() -> Iterator[None]:
+    """The body is no waiting for the database, such as for a turn to hash a password: breakers do not count it."""
+    works, work = [], _current.get()
+    while work is not None:
+        if work.since is not None:
+            works.append(work)
+        work = work.outer
+    for work in works:
+        work.pause()
+    try:
+        yield
+    finally:
+        for work in works:
+            work.resume()
+
+
 class CircuitBreaker:
     """Waits at most `seconds` for each piece of work of one kind.
 
@@ -38,8 +78,9 @@ class CircuitBreaker:
     def __init__(self, seconds: float, witness: CircuitBreaker | None = None) -> None:
         self.seconds = seconds
         self._witness = witness
-        self._waiting: dict[object, float] = {}
-        """unfinished work -> when it began, the oldest first"""
+        self._waiting: dict[_Work, float] = {}
+        """unfinished work -> since when it waits for the database, the oldest first"""
+        self._works: WeakKeyDictionary[asyncio.Task[Any], _Work] = WeakKeyDictionary()
         self._answered = self._tried = -seconds
 
     def check(self) -> None:
@@ -52,7 +93,8 @@ class CircuitBreaker:
             raise _silent()
 
     def enter(self) -> None:
-        """As `check`, for work that is `waiting` from now on: while the circuit is open it is the probe."""
+        """As `check`, for work that is `waiting` from now on, or waits for what another began: while the circuit is
+        open it is the probe."""
         self.check()
         self._tried = time.monotonic()
 
@@ -67,25 +109,37 @@ class CircuitBreaker:
         except DatabaseUnavailable:
             work.close()
             raise
-        return asyncio.create_task(self._heard(work))
+        started = _Work(self)
+        task = asyncio.create_task(self._heard(work, started))
+        self._works[task] = started
+        return task
 
     async def wait_for(self, task: asyncio.Task[Result]) -> Result:
         """What a task of `begin` returns or raises. Raises DatabaseUnavailable if it is late."""
+        timeout = self.seconds
         try:
-            done, _ = await asyncio.wait([task], timeout=self.seconds)
+            while timeout > 0:
+                done, _ = await asyncio.wait([task], timeout=timeout)
+                if done:
+                    return task.result()
+                since = self._works[task].since
+                timeout = self.seconds if since is None else since + self.seconds - time.monotonic()
         except asyncio.CancelledError:
             task.add_done_callback(_forget)
             raise
-        if not done:
-            task.add_done_callback(_forget)
-            raise _silent()
-        return task.result()
+        task.add_done_callback(_forget)
+        raise _silent()
 
     @contextmanager
     def waiting(self, overdue: Callable[[], None]) -> Iterator[None]:
         """Count the body as work; `overdue` is called if it takes more than `seconds`."""
-        mark = object()
-        self._waiting[mark] = time.monotonic()
+        with self._counted(_Work(self), overdue):
+            yield
+
+    @contextmanager
+    def _counted(self, work: _Work, overdue: Callable[[], None]) -> Iterator[None]:
+        work.resume()
+        token = _current.set(work)
         timer = asyncio.get_running_loop().call_later(self.seconds, overdue)
         answered = True
         try:
@@ -95,12 +149,13 @@ class CircuitBreaker:
             raise
         finally:
             timer.cancel()
-            del self._waiting[mark]
+            _current.reset(token)
+            work.pause()
             if answered:
                 self._answered = time.monotonic()
 
-    async def _heard(self, work: Coroutine[Any, Any, Result]) -> Result:
-        with self.waiting(_nothing):
+    async def _heard(self, work: Coroutine[Any, Any, Result], started: _Work) -> Result:
+        with self._counted(started, _nothing):
             return await work
 
 

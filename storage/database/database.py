@@ -44,7 +44,14 @@ _CLOCK: dict[Dialect, ColumnElement[int]] = {
         Count(),
     ),
 }
-_SQLITE_PRAGMAS = ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+SQLITE_WAIT_S = 30
+"""How long a transaction waits while another process writes to the file."""
+_SQLITE_PRAGMAS = (
+    f"busy_timeout = {SQLITE_WAIT_S * 1000}",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "foreign_keys = ON",
+)
 _SQLITE_DAMAGED = ("file is not a database", "malformed")
 _SQLITE_UNAVAILABLE = ("locked", "busy", "unable to open", "disk I/O error", "full", "interrupted")
 _POSTGRESQL_UNAVAILABLE = ("08", "28", "3D", "53", "57P", "58", "40")
@@ -64,7 +71,7 @@ _UNSTORABLE = "a text has the character U+0000, which the database cannot hold"
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 LastStep = Callable[[], Awaitable[None]]
-_OWNER, _LAST_STEPS = "database", "last steps"
+_OWNER, _LAST_STEPS, _AFTER_COMMIT = "database", "last steps", "after commit"
 """What the `info` of a session of ours holds."""
 
 
@@ -240,6 +247,7 @@ class Database:
             yield session
             if not write:
                 session.info[_LAST_STEPS].clear()
+                session.info[_AFTER_COMMIT].clear()
                 await session.rollback()
 
     @asynccontextmanager
@@ -251,11 +259,14 @@ class Database:
     @asynccontextmanager
     async def _session(self, engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
         try:
-            info = {_OWNER: self, _LAST_STEPS: []}
-            async with AsyncSession(engine, expire_on_commit=False, info=info) as session, session.begin():
-                yield session
-                for step in session.info[_LAST_STEPS]:
-                    await step()
+            info = {_OWNER: self, _LAST_STEPS: [], _AFTER_COMMIT: []}
+            async with AsyncSession(engine, expire_on_commit=False, info=info) as session:
+                async with session.begin():
+                    yield session
+                    for step in session.info[_LAST_STEPS]:
+                        await step()
+                for remember in session.info[_AFTER_COMMIT]:
+                    remember()
         except Exception as error:
             if (_state(error) or "").startswith(_POSTGRESQL_CONFLICT):
                 raise TransactionConflict(f"{SETTING}: another transaction was in the way: {_cause(error)}") from error
@@ -284,6 +295,12 @@ class Database:
         So the locks that the steps take are its last, and held for the shortest time.
         """
         session.info[_LAST_STEPS].append(step)
+
+    @staticmethod
+    def after_commit(session: AsyncSession, step: Callable[[], None]) -> None:
+        """Call `step` once the session's transaction is written, such as to remember what it changed; not if it rolls
+        back."""
+        session.info[_AFTER_COMMIT].append(step)
 
     @asynccontextmanager
     async def direct(self, *, transaction: bool = True) -> AsyncIterator[Connection]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Literal, TypeAlias
@@ -31,7 +32,8 @@ log = structlog.get_logger(__name__)
 CHANGED = "turnpike.suspensions"
 """The bus topic of changes; the payload is empty."""
 _EVERY_ALONE_S, _EVERY_SHARED_S = 0.4, 5.0
-"""Seconds between two readings: without a bus that says when to read, and with one, should a message be lost."""
+"""Seconds between two readings: without a bus that says when to read, and with one, should a message be lost. Whether
+it was lost is looked at as often as without one."""
 
 Running: TypeAlias = Literal["finish", "end"]
 """What happens to the requests that run: they finish, or they end now, billed for what was delivered."""
@@ -95,10 +97,7 @@ class Suspensions:
 
     async def _watch(self) -> None:
         while True:
-            alone = not (self._bus.shared and self._bus.connected)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_EVERY_ALONE_S if alone else _EVERY_SHARED_S):
-                    await self._changed.wait()
+            await self._until_due(time.monotonic())
             self._changed.clear()
             try:
                 await self.refresh()
@@ -109,6 +108,16 @@ class Suspensions:
                 log.exception("what is suspended could not be read, trying again")
             await asyncio.sleep(_EVERY_ALONE_S)
             self._changed.set()
+
+    async def _until_due(self, read_at: float) -> None:
+        """Wait until something changed, or what was read then is too old for a bus that has been lost meanwhile."""
+        while not self._changed.is_set():
+            alone = not (self._bus.shared and self._bus.connected)
+            if time.monotonic() >= read_at + (_EVERY_ALONE_S if alone else _EVERY_SHARED_S):
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EVERY_ALONE_S):
+                    await self._changed.wait()
 
     async def _read(self) -> dict[UUID, Suspension]:
         # all tenants: a gateway serves every one

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
@@ -31,14 +31,18 @@ class Limit(Struct, frozen=True):
     seconds: int
 
 
+Attempt: TypeAlias = "Sequence[tuple[str, int]]"
+"""Where an attempt was counted: keys, and the windows of then."""
+
+
 class AttemptCounter(Protocol):
     """Counts attempts. A store with buckets of its own may take the place of the SQL one."""
 
-    async def take(self, limits: Sequence[Limit]) -> None:
+    async def take(self, limits: Sequence[Limit]) -> Attempt:
         """Count one attempt under every limit. Raises TooManyAttempts, and counts none, if one of them is reached."""
 
-    async def give_back(self, limits: Sequence[Limit]) -> None:
-        """Take back what `take` counted: the attempt succeeded."""
+    async def give_back(self, attempt: Attempt) -> None:
+        """Take back what `take` counted, where it was counted: the attempt succeeded."""
 
 
 def password_limits(email: str, address: str, *, known_address: bool) -> list[Limit]:
@@ -92,7 +96,7 @@ class SqlAttemptCounter:
         self._database = database
         self._clock = clock
 
-    async def take(self, limits: Sequence[Limit]) -> None:
+    async def take(self, limits: Sequence[Limit]) -> Attempt:
         """Count one attempt under every limit. Raises TooManyAttempts, DatabaseUnavailable."""
         now = self._clock()
         # In one order, so that two attempts with limits in common never wait for each other.
@@ -111,12 +115,12 @@ class SqlAttemptCounter:
                 await session.rollback()
         if longest_wait:
             raise TooManyAttempts(longest_wait)
+        return [(key, slot) for key, slot, _ in rows]
 
-    async def give_back(self, limits: Sequence[Limit]) -> None:
+    async def give_back(self, attempt: Attempt) -> None:
         """Take back what `take` counted. Raises DatabaseUnavailable."""
-        now = self._clock()
         async with self._database.transaction() as session:
-            for key, slot in sorted((_stored_key(limit), int(now // limit.seconds)) for limit in limits):
+            for key, slot in attempt:
                 row = (SignInCount.key == key) & (SignInCount.slot == slot) & (SignInCount.attempts > 0)
                 await session.execute(update(SignInCount).where(row).values(attempts=SignInCount.attempts - 1))
 

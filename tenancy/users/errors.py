@@ -26,6 +26,16 @@ class TooManyAttempts(UserError):
         self.retry_after = retry_after
 
 
+class PasswordsBusy(UserError):
+    """So many passwords wait to be checked that another one would wait for long. `retry_after`: seconds."""
+
+    temporary = True
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("Many people are signing in at this moment; try again shortly.")
+        self.retry_after = retry_after
+
+
 class LinkRefused(UserError):
     """A one-time link is unknown, used, withdrawn or expired; nobody is told which."""
 

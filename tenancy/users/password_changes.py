@@ -29,12 +29,15 @@ from tenancy.users.sessions import Client, SessionRecord, end_foreign_access, re
 from tenancy.users.sign_in import SignIn
 from tenancy.users.tables import MembershipRow, OneTimeToken, UserAccount
 
-_NOT_PROVEN = "Wrong password. Who is a user already signs in, or gives its password; a new user gives a name too."
+_NOT_PROVEN = (
+    "Wrong password. Who is a user already signs in, or gives its password; a new user gives a name too, and has the "
+    "invited address: if that is somebody else's account, ask for an invitation to another one."
+)
 
 
 class PasswordChanges:
-    """Sets passwords. `clock`: microseconds since the Unix epoch. Every method may raise TooManyAttempts and
-    DatabaseUnavailable."""
+    """Sets passwords. `clock`: microseconds since the Unix epoch. Every method may raise TooManyAttempts, PasswordsBusy
+    and DatabaseUnavailable."""
 
     def __init__(
         self,
@@ -69,20 +72,19 @@ class PasswordChanges:
 
     async def reset(self, token: str, new: str, client: Client) -> UUID:
         """Set the password of the user of a reset link; all its sessions end. Raises LinkRefused, FieldRefused."""
-        await self._sign_in.check_link_attempt(client)
-        async with self._database.reading() as session:
-            row = await self._links.look_at(session, "password_reset", token, self._clock())
-            assert row.user_id is not None, "a reset belongs to a user"
-            user = await session.get_one(UserAccount, row.user_id)
-        check_password(new, user.email)
-        hashed = await self._passwords.hash(new)
-        async with self._database.transaction() as session:
-            await self._links.take(session, "password_reset", token, self._clock())
-            with acting_as_user(user.id, user.email):
-                await self._set(session, user.id, hashed, "user.password_reset")
-        await self._changes.announce(user.id)
-        await self._sign_in.give_back_link(client)
-        return user.id
+        async with self._sign_in.link_attempt(client):
+            async with self._database.reading() as session:
+                row = await self._links.look_at(session, "password_reset", token, self._clock())
+                assert row.user_id is not None, "a reset belongs to a user"
+                user = await session.get_one(UserAccount, row.user_id)
+            check_password(new, user.email)
+            hashed = await self._passwords.hash(new)
+            async with self._database.transaction() as session:
+                await self._links.take(session, "password_reset", token, self._clock())
+                with acting_as_user(user.id, user.email):
+                    await self._set(session, user.id, hashed, "user.password_reset")
+            await self._changes.announce(user.id)
+            return user.id
 
     async def accept(
         self,
@@ -95,13 +97,25 @@ class PasswordChanges:
         email: str = "",
     ) -> UUID:
         """Accept an invitation: a new user gets this name and password. Who is a user already must be signed in as that
-        user (`signed_in`), by more than a link, or give its password. `email`: another address than the invited one,
-        which may be somebody else's account: an address proves nothing, the link does.
+        user (`signed_in`), by more than a link, or give its password. `email`: the address of that user, if it is not
+        the invited one. A new user has the invited address: nobody takes one that others may be waiting for.
 
         Until a user is made, or its password is right, the errors do not tell whether the address is a user's.
         Raises LinkRefused, SignInRefused, FieldRefused, InvalidText, LastOwner.
         """
-        await self._sign_in.check_link_attempt(client)
+        async with self._sign_in.link_attempt(client):
+            return await self._accept(token, name, password, client, signed_in=signed_in, email=email)
+
+    async def _accept(
+        self,
+        token: str,
+        name: str,
+        password: str | None,
+        client: Client,
+        *,
+        signed_in: SessionRecord | None,
+        email: str,
+    ) -> UUID:
         async with self._database.reading() as session:
             row = await self._links.look_at(session, "invitation", token, self._clock())
             address = check_email(email) if email else row.email
@@ -112,7 +126,7 @@ class PasswordChanges:
             check_password(password or "", address)
             if name:
                 check_text("name", name, NAME)
-        if present is None and name:
+        if present is None and name and address == row.email:
             user_id = await self._accept_as_new(token, address, name, password or "")
         else:
             if present is None or own != present.id:
@@ -128,7 +142,6 @@ class PasswordChanges:
                 with acting_as_user(user_id, address):
                     await self._join(session, user_id, token)
         await self._changes.announce(user_id)
-        await self._sign_in.give_back_link(client)
         return user_id
 
     async def _accept_as_new(self, token: str, email: str, name: str, password: str) -> UUID:

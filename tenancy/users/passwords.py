@@ -1,6 +1,7 @@
 """Passwords: argon2id with the library's defaults, at most two at once, each in a thread.
 
-One hash takes 64 MiB and some 50 ms of four threads. Of those who wait, there are at most MOST_WAITING.
+One hash takes 64 MiB and some 50 ms of four threads. Of those who wait, there are at most MOST_WAITING, for at most
+MOST_WAIT_S. This is no waiting for the database.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import TypeVar
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from tenancy.users.errors import FieldRefused, TooManyAttempts
+from storage.database.circuit_breaker import beside_the_database
+from tenancy.users.errors import FieldRefused, PasswordsBusy
 
 LEAST_LENGTH, MOST_LENGTH = 12, 256
 AT_ONCE = 2
 MOST_WAITING = 50
+MOST_WAIT_S = 10.0
 _BUSY_S = 5.0
 _FEWEST_DIFFERENT = 5
 """Different characters that a password must have."""
@@ -42,25 +45,28 @@ class Passwords:
     Call `close` at the end.
     """
 
-    def __init__(self) -> None:
-        self._hasher = PasswordHasher()
+    def __init__(self, hasher: PasswordHasher | None = None) -> None:
+        self._hasher = hasher or PasswordHasher()
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="passwords")
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
         self._dummy: str | None = None
         self.verifications = 0
 
     async def hash(self, password: str) -> bytes:
-        """What the database keeps. Raises TooManyAttempts when too many wait."""
+        """What the database keeps. Raises PasswordsBusy."""
         text = _normal(password)
         return (await self._run(lambda: self._hasher.hash(text))).encode()
 
     async def verify(self, kept: bytes | None, password: str) -> bool:
-        """Whether this is the password. Without one that is kept, takes as long and is false.
-
-        Raises TooManyAttempts when too many wait.
-        """
+        """Whether this is the password. Without one that is kept, takes as long and is false. Raises PasswordsBusy."""
         text = _normal(password[: MOST_LENGTH + 1])
         return await self._run(lambda: self._verify(kept, text))
+
+    def check_room(self) -> None:
+        """Raise PasswordsBusy if too many wait already."""
+        if self._waiting >= MOST_WAITING:
+            raise PasswordsBusy(_BUSY_S)
 
     def is_outdated(self, kept: bytes) -> bool:
         """Whether the parameters of a hash are no longer those of today."""
@@ -85,13 +91,23 @@ class Passwords:
         return self._dummy
 
     async def _run(self, work: Callable[[], Result]) -> Result:
-        if self._waiting >= MOST_WAITING:
-            raise TooManyAttempts(_BUSY_S)
+        self.check_room()
         self._waiting += 1
+        try:
+            with beside_the_database():
+                return await self._in_turn(work)
+        finally:
+            self._waiting -= 1
+
+    async def _in_turn(self, work: Callable[[], Result]) -> Result:
+        try:
+            await asyncio.wait_for(self._turns.acquire(), MOST_WAIT_S)
+        except TimeoutError as error:
+            raise PasswordsBusy(_BUSY_S) from error
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
-            self._waiting -= 1
+            self._turns.release()
 
 
 def _normal(password: str) -> str:

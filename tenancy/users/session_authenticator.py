@@ -1,12 +1,12 @@
 """Turns a session's token into its session, from a cache where possible.
 
-The cache is dropped at once when the user changes, by the bus; without a shared bus entries live for half a second, so
-that what another process changes is noticed too.
+The bus says at once when a user changes. What was read before is trusted as `storage.bus.CacheLife` says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,15 +15,13 @@ from uuid import UUID
 import structlog
 from msgspec import Struct, structs
 
-from storage.bus import Bus
+from storage.bus import Bus, CacheLife
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from tenancy.users.changes import SESSION_CHANGED, USER_CHANGED
 from tenancy.users.sessions import SessionRecord, Sessions
 from tenancy.users.tokens import MOST_TOKEN
 
-TTL_SHARED, TTL_ALONE = 30.0, 0.5
-"""Seconds for which a session is cached: with a shared bus, and without."""
 _CAPACITY = 10_000
 _RECORD_USE_EVERY_US = 60_000_000
 
@@ -51,8 +49,9 @@ class SessionAuthenticator:
         self._sessions = sessions
         self._bus = bus
         self._clock = clock
-        self._ttl = ttl if ttl is not None else TTL_SHARED if bus.shared else TTL_ALONE
+        self._life = CacheLife(bus, ttl)
         self._cache: OrderedDict[bytes, tuple[float, SessionRecord]] = OrderedDict()
+        """token's MAC -> when the session was read, and the session"""
         self._changes = 0
         self._breaker = CircuitBreaker(timeout)
         self._used: OrderedDict[UUID, int] = OrderedDict()
@@ -85,9 +84,9 @@ class SessionAuthenticator:
         return SignedIn(session, mac, session.fresh(now), new_token)
 
     async def _cached(self, mac: bytes) -> SessionRecord | None:
-        until, found = self._cache.get(mac, (0.0, None))
-        if found is not None and time.monotonic() < until:
-            return found
+        read_at, known = self._cache.get(mac, (-math.inf, None))
+        if known is not None and self._life.trusts(read_at):
+            return known
         while True:  # again if a change was announced meanwhile, because what was read may be older
             changes, began = self._changes, time.monotonic()
             session = await self._breaker.wait(self._sessions.find(mac))
@@ -96,7 +95,7 @@ class SessionAuthenticator:
         if session is None:
             self._cache.pop(mac, None)
             return None
-        self._cache[mac] = (began + self._ttl, session)
+        self._cache[mac] = (began, session)
         self._cache.move_to_end(mac)
         if len(self._cache) > _CAPACITY:
             self._cache.popitem(last=False)

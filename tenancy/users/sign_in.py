@@ -6,7 +6,8 @@ and one hash, with the same words. Whoever signs in gets a new session, whatever
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from storage.database.database import Database
 from tenancy.users.accounts import PASSWORD, TOTP, credential, set_credential
 from tenancy.users.attempts import AttemptCounter, code_limits, link_limits, network_of, password_limits
 from tenancy.users.changes import acting_as_user
-from tenancy.users.errors import LinkRefused, SignInRefused
+from tenancy.users.errors import LinkRefused, PasswordsBusy, SignInRefused
 from tenancy.users.identifiers import MOST_EMAIL, session_public_id, user_public_id
 from tenancy.users.links import Link, Links
 from tenancy.users.passwords import Passwords
@@ -44,8 +45,8 @@ class _Known(Struct, frozen=True):
 
 
 class SignIn:
-    """Signs users in. `clock`: microseconds since the Unix epoch. Every method may raise TooManyAttempts and
-    DatabaseUnavailable."""
+    """Signs users in. `clock`: microseconds since the Unix epoch. Every method may raise TooManyAttempts, PasswordsBusy
+    and DatabaseUnavailable."""
 
     def __init__(
         self,
@@ -78,14 +79,19 @@ class SignIn:
         email = email.strip().lower()[:MOST_EMAIL]
         if not email.isprintable():  # nobody's, and databases refuse some of it
             email = ""
+        self._passwords.check_room()
         known = await self._look_up(email, client.address)
         limits = password_limits(email, client.address, known_address=known.known_address)
-        await self._attempts.take(limits)
-        right = await self._passwords.verify(known.password, password)
+        attempt = await self._attempts.take(limits)
+        try:
+            right = await self._passwords.verify(known.password, password)
+        except PasswordsBusy:
+            await self._attempts.give_back(attempt)  # nothing was tried
+            raise
         if not right or not known.enabled or known.user_id is None:
             await self._record_failure(known.user_id, PASSWORD)
             raise SignInRefused
-        await self._attempts.give_back(limits)
+        await self._attempts.give_back(attempt)
         if known.password is not None and self._passwords.is_outdated(known.password):
             hashed = await self._passwords.hash(password)
             async with self._database.transaction() as session:
@@ -124,32 +130,32 @@ class SignIn:
         async with self._database.reading() as session:
             known = await self._knows_address(session, UserAccount.id == user_id, client.address)
         limits = code_limits(user_id, client.address, known_address=known)
-        await self._attempts.take(limits)
+        attempt = await self._attempts.take(limits)
         codes = await self._second_factors.confirm(user_id, code, self._clock())
-        await self._attempts.give_back(limits)
+        await self._attempts.give_back(attempt)
         return codes
 
     async def with_link(self, token: str, client: Client) -> SignedInOrStep:
         """A session for who has a sign-in link, or the step to the second factor. Raises LinkRefused."""
-        await self.check_link_attempt(client)
         now = self._clock()
-        async with self._database.transaction() as session:
+        async with self.link_attempt(client), self._database.transaction() as session:
             row = await self._links.take(session, "sign_in", token, now)
             assert row.user_id is not None, "a sign-in link belongs to a user"
             user = await session.get(UserAccount, row.user_id)
             if user is None or user.disabled_at is not None:
                 raise LinkRefused
-            outcome = await self._enter(session, row.user_id, BY_LINK, client, now)
-        await self._attempts.give_back(link_limits(client.address))
-        return outcome
+            return await self._enter(session, row.user_id, BY_LINK, client, now)
 
-    async def check_link_attempt(self, client: Client) -> None:
-        """Count an attempt to redeem a link; `give_back_link` takes it back."""
-        await self._attempts.take(link_limits(client.address))
-
-    async def give_back_link(self, client: Client) -> None:
-        """The link was good."""
-        await self._attempts.give_back(link_limits(client.address))
+    @asynccontextmanager
+    async def link_attempt(self, client: Client) -> AsyncIterator[None]:
+        """An attempt to redeem a link. It counts unless the body ends well, or for lack of a turn to hash."""
+        attempt = await self._attempts.take(link_limits(client.address))
+        try:
+            yield
+        except PasswordsBusy:
+            await self._attempts.give_back(attempt)
+            raise
+        await self._attempts.give_back(attempt)
 
     async def _with_code(
         self, user_id: UUID, client: Client, use: Callable[[AsyncSession], Awaitable[Result | None]]
@@ -158,13 +164,13 @@ class SignIn:
         async with self._database.reading() as session:
             known = await self._knows_address(session, UserAccount.id == user_id, client.address)
         limits = code_limits(user_id, client.address, known_address=known)
-        await self._attempts.take(limits)
+        attempt = await self._attempts.take(limits)
         async with self._database.transaction() as session:
             result = await use(session)
         if result is None:
             await self._record_failure(user_id, "second factor")
             raise SignInRefused(WRONG_CODE)
-        await self._attempts.give_back(limits)
+        await self._attempts.give_back(attempt)
         return result
 
     async def _enter(

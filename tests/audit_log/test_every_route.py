@@ -60,7 +60,7 @@ RECORDED = {
     f"POST {_TENANT}/invoices/{{invoice:str}}/credit-notes": "credit_note",
     **{
         f"POST {_TENANT}/invoices/{{invoice:str}}/{verb}": "invoice"
-        for verb in ("finalize", "payments", "uncollectible", "void")
+        for verb in ("finalize", "payments", "uncollectible", "vat-relief", "void")
     },
     **{f"POST {base}/webhooks": "webhook_endpoint" for base in (_TENANT, "/v1")},
     **{f"DELETE {base}/webhooks/{{name:str}}": "webhook_endpoint" for base in (_TENANT, "/v1")},

@@ -80,6 +80,28 @@ def test_the_command_writes_what_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     assert policies["turnpike"]["hit_share"] == pytest.approx(5 * 32 / 240, abs=1e-5)
 
 
+def test_the_command_says_how_far_below_the_best_each_policy_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"chat": lambda seed: chat(seed, 300), "scans": lambda seed: scans(seed, 300)}
+    monkeypatch.setattr("benchmarks.cache_traffic.GENERATORS", small)
+    out = tmp_path / "out.json"
+    words = ["--generated", "5", "6", "--capacity-tokens", "150000", "--capacity-tokens", "100000000"]
+    words += ["--policies", "lru", "arc", "turnpike", "--json", str(out)]
+    monkeypatch.setattr("sys.argv", ["cache_replay", *words])
+    assert main() == 0
+    runs = json.loads(out.read_text())["runs"]
+    assert [run["trace"] for run in runs[::2]] == ["chat, 5", "scans, 5", "chat, 6", "scans, 6"]
+    # With room for all there is nothing to regret, and those replays do not count.
+    shares = [[100 * result["hit_share"] for result in run["policies"].values()] for run in runs[::2]]
+    lines = capsys.readouterr().out.splitlines()
+    for number, policy in enumerate(["lru", "arc", "turnpike"]):
+        regret = [max(share) - share[number] for share in shares]
+        family = max(regret[0] + regret[2], regret[1] + regret[3]) / 2
+        expected = f"| {policy} | {sum(regret) / 4:.2f} | {family:.2f} | {max(regret):.2f} ("
+        assert any(line.startswith(expected) and line.endswith("| 4 |") for line in lines), (expected, lines)
+
+
 @pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"input_length": "x", "hash_ids": []}\n', "nonsense\n"])
 def test_a_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"

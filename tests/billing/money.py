@@ -36,6 +36,13 @@ async def priced_in(database: Database, currency: str, model: str) -> PriceVersi
     return await PriceCatalog(database).in_book(made, model)
 
 
+async def give_euros(database: Database, tenant_id: UUID, pico: int) -> None:
+    """Money in euros, for a tenant with a price book in euros."""
+    await PriceBooks(database).create("in euros", "EUR")
+    await PriceBooks(database).create_for(tenant_id, "its own", "in euros")
+    await Balances(database).grant(tenant_id, pico, "EUR")
+
+
 class Tenant(msgspec.Struct):
     """A tenant with a project, a key and a price to pay."""
 

@@ -3,6 +3,7 @@ right. It knows nothing of databases, batches or crashes."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
@@ -72,6 +73,9 @@ class Money:
         self.line = 0
         self.requests: dict[UUID, Request] = {}
         self.asides: dict[UUID, Aside] = {}
+        self.paid: dict[str, Counter[object]] = defaultdict(Counter)
+        """What each pot paid for a period's usage: by the pot's id, by the model for the heap of its pots, by None for
+        what was owed."""
 
     def put_in(self, pot: Pot) -> None:
         """What was paid goes to what is owed first."""
@@ -81,9 +85,10 @@ class Money:
             self.owed -= pot.used
         self.pots = sorted([*self.pots, pot], key=lambda one: one.order)
 
-    def pay(self, model: str, cost: int) -> None:
+    def pay(self, model: str, cost: int, period: str) -> None:
         """Use the pots in their order, those for the model as far as open holds do not count on them; what they do not
         cover is owed."""
+        paid = self.paid[period]
         for pot in self.pots:
             if pot.model not in (None, model):
                 continue
@@ -91,19 +96,42 @@ class Money:
             part = min(part, pot.left)
             pot.left -= part
             pot.used += part
+            paid[pot.model or pot.id] += part
             cost -= part
         self.owed += cost
+        paid[None] += cost
 
-    def give_back(self, model: str, cost: int) -> None:
-        """To the pots for the model, then what is owed, then the other way round."""
+    def give_back(self, model: str, cost: int, period: str) -> None:
+        """To those who paid for the period, the other way round, the pots for the model first. Money pays what is owed
+        first; what debts were paid from stands for them."""
+        paid = self.paid[period]
+        heap = min(cost, paid[model])
+        paid[model] -= heap
+        cost -= heap
         for pot in reversed([pot for pot in self.pots if pot.model == model]):
-            cost -= self._back(pot, cost)
-        part = min(cost, self.owed)
+            heap -= self._back(pot, heap)
+        bought = [pot for pot in reversed(self.pots) if pot.kind == "paid"]
+        room = min(cost, paid[None] + sum(paid[pot.id] for pot in bought))
+        cost -= room
+        money, room = room, room - min(room, max(0, paid[None]))
+        own = {}
+        for pot in bought:
+            own[pot.id] = min(room, max(0, paid[pot.id]))
+            room -= own[pot.id]
+        part = min(money, self.owed)
         self.owed -= part
-        cost -= part
-        for pot in reversed([pot for pot in self.pots if pot.model is None]):
-            cost -= self._back(pot, cost)
-        assert cost == 0
+        paid[None] -= part
+        money -= part
+        for most in (own, {pot.id: 2**90 for pot in bought}):
+            for pot in bought:
+                part = self._back(pot, min(money, most[pot.id]))
+                paid[pot.id] -= part
+                money -= part
+        for pot in reversed([pot for pot in self.pots if pot.kind == "promo" and pot.model is None]):
+            part = self._back(pot, min(cost, paid[pot.id]))
+            paid[pot.id] -= part
+            cost -= part
+        assert heap == money == cost == 0
 
     def _back(self, pot: Pot, most: int) -> int:
         part = min(most, pot.used)

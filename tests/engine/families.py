@@ -64,7 +64,7 @@ LATENT = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama 3": ("llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
-    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama tied": ("llama", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
     "llama yarn": ("llama", {"rope_parameters": YARN}),
     "llama linear": (
         "llama",

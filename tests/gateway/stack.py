@@ -274,7 +274,9 @@ async def running_stack(
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
         webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), WEBHOOK_TOPICS),
-        limiter=Limiter(LimitCache(stack.database, bus), limit_buckets, name),
+        limiter=Limiter(
+            LimitCache(stack.database, bus, timeout=(options or GatewayOptions()).database_timeout), limit_buckets, name
+        ),
         rate_limits=RateLimits(stack.database, bus),
         domains=CacheDomains(
             b"s" * 32, scope_keys, retention=3600.0, shared=SharedPrefixes(stack.database, scope_keys)

@@ -104,7 +104,8 @@ def assert_few_bits_say_the_same(tmp_path: Path, device: Device) -> None:
     cold = run(on, prompts, 12, "cold")
     read = on.outputs.totals["read"]
     warm = run(on, prompts, 12, "warm")
-    assert on.outputs.totals["read"] - read >= sum((len(prompt) - 1) // 64 * 64 for prompt in prompts)
+    whole = sum((len(prompt) - 1) // 64 * 64 for prompt in prompts)
+    assert on.outputs.totals["read"] - read >= (whole if on.input_processor.publishes else 0)
     for got in (cold, warm):
         same = sum(a == b for want, have in zip(expected, got, strict=True) for a, b in zip(want, have, strict=True))
         assert same >= 0.75 * 12 * len(prompts), (same, expected, got)

@@ -33,8 +33,9 @@ def add_arguments(parser: CommandParser) -> None:
 async def list_periods(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike periods list`."""
     from billing.periods.periods import Periods
+    from prompt_cache.promise.lease_storage import LeaseStorage
 
-    store = Periods(admin.database)
+    store = Periods(admin.database, LeaseStorage(admin.database))
     periods = await store.list()
     waiting = {p.period: (await store.waiting(p.period)).reasons() for p in periods if p.state == "closing"}
     if arguments.format == "json":
@@ -54,8 +55,11 @@ async def list_periods(admin: AdminServices, arguments: argparse.Namespace) -> N
 async def close_period(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike periods close PERIOD`."""
     from billing.periods.periods import Periods
+    from prompt_cache.promise.lease_storage import LeaseStorage
 
-    closed = await Periods(admin.database).close(arguments.period, dry_run=arguments.dry_run)
+    closed = await Periods(admin.database, LeaseStorage(admin.database)).close(
+        arguments.period, dry_run=arguments.dry_run
+    )
     if closed.state != "closed":
         print(f"{closed.period} can be closed; nothing was written")
         return

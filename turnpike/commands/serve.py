@@ -40,7 +40,7 @@ from turnpike.settings.settings import SERVE, SettingError, Settings
 
 if TYPE_CHECKING:
     from gateway.server import GatewayServer
-    from gateway.services import GatewayServices
+    from gateway.services import Gateway, GatewayServices
     from turnpike.admin_services import AdminServices
     from turnpike.processes.worker import Job
 
@@ -155,19 +155,21 @@ async def _run(
 ) -> None:
     """Answer requests and do the worker's jobs until a signal, or until one of them or a replica cannot be kept
     running."""
-    from gateway.app import create_app
+    from gateway.app import create_app, gateway_of
     from gateway.server import GatewayServer
     from turnpike.processes.gateway import serve_until_signal
     from turnpike.processes.worker import repeat_jobs
 
-    server = GatewayServer(create_app(services), internal=sockets.metrics)
+    app = create_app(services)
+    gateway_of(app).start_problem = "the first API key is not written yet"
+    server = GatewayServer(app, internal=sockets.metrics)
 
     def leave() -> None:
         server.should_exit = True
 
     for replica in replicas:
         replica.add_done_callback(lambda _: leave())
-    announcement = _announce(admin, services, server, listener.url(sockets.api))
+    announcement = _announce(admin, gateway_of(app), server, listener.url(sockets.api))
     async with tasks_beside(announcement, repeat_jobs(all_jobs), on_failure=leave):
         await serve_until_signal(server, sockets.api)
 
@@ -238,9 +240,10 @@ def write_key(file: Path, key: str) -> None:
         content.write(key + "\n")
 
 
-async def _announce(admin: AdminServices, services: GatewayServices, server: GatewayServer, base_url: str) -> None:
-    """Wait until a request would be answered, then say how to send one. The API key is made then."""
-    settings = admin.settings
+async def _announce(admin: AdminServices, gateway: Gateway, server: GatewayServer, base_url: str) -> None:
+    """Wait until a request would be answered, then say how to send one. The API key is made then, and only when it lies
+    where scripts look for it does the gateway count as ready."""
+    settings, services = admin.settings, gateway.services
     models = [model.name for model in services.models]
     model = models[0]
     served = f"model {model}" if len(models) == 1 else f"models {', '.join(models)}"
@@ -249,6 +252,7 @@ async def _announce(admin: AdminServices, services: GatewayServices, server: Gat
     key, about = await provide_key(admin)
     record_address(settings, base_url)
     sign_in = await _owner_link(admin, base_url)
+    gateway.start_problem = None
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
     _print(
         f"\nTurnpike is ready at {base_url} with the {served}.\n\n{about}\n\nAsk it something:\n"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from billing.money import format_pico
 from turnpike.command_context import admin_command, print_table, tenant_id_of, this_month, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
 from turnpike.operator_identity import add_author, find_author
 from turnpike.settings.settings import Settings
 
 if TYPE_CHECKING:
+    from billing.rating.commitments import CommitmentMonth
     from billing.rating.terms import ContractTerms
     from turnpike.admin_services import AdminServices
 
@@ -36,6 +36,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def set_terms(settings: Settings, arguments: argparse.Namespace) -> int:
     """`turnpike terms set`."""
+    from billing.rating.rated_lines import preview_commitment
     from billing.rating.terms import parse_terms
 
     path = Path(arguments.file)
@@ -50,8 +51,9 @@ def set_terms(settings: Settings, arguments: argparse.Namespace) -> int:
 
     async def work(admin: AdminServices) -> None:
         tenant = await admin.tenancy.tenant(arguments.tenant)
+        await admin.contracts.check(tenant.id, terms, period)
+        _print_months(await preview_commitment(admin.database, admin.prices, tenant.id, terms, period))
         if arguments.dry_run:
-            await admin.contracts.check(tenant.id, terms, period)
             print(f"{tenant.name}: checked, nothing written")
             return
         author = await find_author(admin, arguments, "terms.write")
@@ -79,18 +81,37 @@ async def list_terms(admin: AdminServices, arguments: argparse.Namespace) -> Non
     )
 
 
+def _print_months(months: list[CommitmentMonth]) -> None:
+    """What each month of a commitment asks for and draws; nothing for terms without one."""
+    from billing.rating.lines import money_text
+
+    if not months:
+        return
+    rows = []
+    for month in months:
+        drawn = "–" if month.drawn is None else money_text(month.drawn)
+        asked = money_text(month.asked) if month.asked else "–"
+        rows.append((month.period, asked, money_text(month.funded), drawn, money_text(month.left)))
+    print_table(("month", "invoiced", "funded", "drawn", "left"), rows)
+
+
 def _summary(terms: ContractTerms) -> str:
+    from billing.rating.lines import money_text
+
     parts = [f"{tiers.kind} {tiers.meter} of {tiers.model}" for tiers in terms.tiers]
     for discount in terms.discounts:
         percent = f"{discount.basis_points // 100}.{discount.basis_points % 100:02d}"
         parts.append(f"{percent} % off {', '.join(discount.models) or 'all'}")
     if terms.minimum is not None:
-        parts.append(f"at least {_money(terms.minimum.amount_pico)}")
+        least = terms.minimum
+        span = (f" from {least.first}" if least.first else "") + (f" to {least.last}" if least.last else "")
+        parts.append(
+            f"at least {money_text(least.amount_pico)} a month{span}{'' if least.prorated else ', not prorated'}"
+        )
     if terms.commitment is not None:
         committed = terms.commitment
-        parts.append(f"{_money(committed.amount_pico)} committed for {committed.first} to {committed.last}")
+        how = "invoiced" if committed.invoiced else "not invoiced"
+        paid = f", {money_text(committed.paid_pico)} of it paid otherwise" if committed.payments else ""
+        amount, first, last = money_text(committed.amount_pico), committed.first, committed.last
+        parts.append(f"{amount} committed for {first} to {last}, {how}{paid}")
     return "; ".join(parts) or "list prices"
-
-
-def _money(pico: int) -> str:
-    return format_pico(pico).rstrip("0").rstrip(".")

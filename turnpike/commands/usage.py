@@ -1,4 +1,4 @@
-"""`turnpike usage`: print tokens by class and exact cost, by project and model."""
+"""`turnpike usage`: print tokens by class, cache storage and exact cost, by project and model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from turnpike.command_line import CommandParser
 
 if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
+
+
+_STORED = "stored_token_seconds"
+"""Of cached prompts."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -40,6 +44,7 @@ async def print_usage(admin: AdminServices, arguments: argparse.Namespace) -> No
             "model": line.model,
             "requests": line.requests,
             **{meter: line.meters.get(meter, 0) for meter in METERS},
+            _STORED: line.stored,
             "currency": line.currency,
             "cost": format_pico(line.cost_pico),
         }
@@ -51,7 +56,7 @@ async def print_usage(admin: AdminServices, arguments: argparse.Namespace) -> No
 def _print_rows(month: str, rows: list[dict[str, object]], form: str) -> None:
     from billing.usage import METERS
 
-    fixed = ["tenant", "project", "model", "requests", *METERS, "currency", "cost"]
+    fixed = ["tenant", "project", "model", "requests", *METERS, _STORED, "currency", "cost"]
     if form == "json":
         print(json.dumps({"month": month, "rows": rows}, indent=2))
     elif form == "csv":
@@ -62,5 +67,5 @@ def _print_rows(month: str, rows: list[dict[str, object]], form: str) -> None:
         print(f"no usage in {month}")
     else:
         # Classes that nobody used are left out of the table; CSV and JSON have every column.
-        shown = [name for name in fixed if name not in METERS or any(row[name] for row in rows)]
+        shown = [name for name in fixed if name not in (*METERS, _STORED) or any(row[name] for row in rows)]
         print_table(shown, [[row[name] for name in shown] for row in rows])

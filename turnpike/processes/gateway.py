@@ -61,7 +61,7 @@ async def open_gateway_services(
     epoch = f"{name}-{time.time_ns():x}"
     await registry.check_prices(admin.prices)
     spool = Spool(settings.data / "spool", epoch)
-    scope_keys = ScopeKeys(admin.database, secrets.master_key, timeout=min(_KEY_TIMEOUT_S, settings.database_timeout))
+    scope_keys = ScopeKeys(admin.database, secrets.master_key, timeout=min(_KEY_TIMEOUT_S, settings.database_wait))
     buckets = RedisBuckets(settings.redis_url, LEASE_US, KEEP_US) if settings.redis_url else None
     keeper = EpochKeeper(admin.database, spool, name, folder=folder_identity(settings.data))
     try:
@@ -73,7 +73,7 @@ async def open_gateway_services(
                 admin.database,
                 Peppers(secrets.peppers, secrets.pepper_current),
                 admin.bus,
-                timeout=settings.database_timeout,
+                timeout=settings.database_wait,
             ),
             tenancy=admin.tenancy,
             suspensions=Suspensions(admin.database, admin.bus),
@@ -88,7 +88,7 @@ async def open_gateway_services(
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports, settings.export_keep_days * 86_400),
             webhooks=webhook_endpoints(settings, admin.database, secrets),
-            limiter=Limiter(LimitCache(admin.database, admin.bus, timeout=settings.database_timeout), buckets, name),
+            limiter=Limiter(LimitCache(admin.database, admin.bus, timeout=settings.database_wait), buckets, name),
             rate_limits=admin.limits,
             epoch=keeper,
             domains=CacheDomains(
@@ -111,7 +111,7 @@ async def open_gateway_services(
                 connections_per_address=settings.max_connections_per_address,
                 public_metrics=not settings.metrics_listen and is_loopback(settings.host),
                 trusted_proxies=parse_networks(proxies, "trusted_proxies") if proxies else (),
-                database_timeout=settings.database_timeout,
+                database_timeout=settings.database_wait,
                 waterfall_days=settings.waterfall_keep_days,
                 timeouts=RequestTimeouts(request=settings.request_timeout),
                 cors_origins=settings.allowed_origins,

@@ -19,6 +19,7 @@ from billing.periods.periods import Periods
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
 from billing.service_levels.service_hours import forget_old as forget_service_hours
 from prompt_cache.history.store import History
+from prompt_cache.promise.lease_storage import LeaseStorage
 from response_store.store import FORGOTTEN, forget_expired
 from storage.backoff import Backoff
 from storage.database.database import JOB_STATEMENT_S, Database, DatabaseUnavailable, StatementTimeout
@@ -125,7 +126,7 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
 
     `database`: of `job_database`. What others wait for while it is done, as when a period closes, does not use it.
     """
-    settings, periods = admin.settings, Periods(admin.database)
+    settings, periods = admin.settings, Periods(admin.database, LeaseStorage(admin.database))
     exports = ExportJobs(database, admin.prices, settings.exports)
     dispatcher = webhook_dispatcher(settings, admin.tenancy, admin.database, read_secrets(settings))
     codes = parse_account_codes(settings.account_codes)

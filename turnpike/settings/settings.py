@@ -28,6 +28,11 @@ _DAY = 86_400
 _NAME_LENGTH = 40
 
 
+_SILENT_S, _SQLITE_S = 5.0, 30.0
+"""How long a request waits for a database server that is silent, and for SQLite. A file is not silent: others write, on
+a machine that may be busy, and each has its turn (`storage.database.database.SQLITE_WAIT_S`)."""
+
+
 class SettingError(ReportedError):
     """A setting has no usable value. The message names it, its source and what would be accepted."""
 
@@ -153,12 +158,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     database_timeout: Annotated[
         float,
         _about(
-            "seconds that a request waits for a database that does not answer, before it is refused with 503",
+            "seconds that a request waits for a database that does not answer, before it is refused with 503; 0: 5, "
+            "and 30 with SQLite, where the wait is for others that write",
             SERVE,
             GATEWAY,
-            at_least=0.1,
+            at_least=0,
         ),
-    ] = 5.0
+    ] = 0.0
     cache_retention: Annotated[
         int,
         _about(
@@ -448,6 +454,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def database(self) -> str:
         """The database URL, the embedded database when none was set."""
         return self.database_url or f"sqlite:///{(self.data / 'turnpike.db').absolute()}"
+
+    @property
+    def database_wait(self) -> float:
+        """Seconds that a request waits for the database."""
+        return self.database_timeout or (_SILENT_S if self.embedded_database is None else _SQLITE_S)
 
     @property
     def embedded_database(self) -> Path | None:

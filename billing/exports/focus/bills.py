@@ -11,8 +11,7 @@ from sqlalchemy import select
 
 from billing.exports.datasets import ExportQuery, ExportSnapshot
 from billing.exports.invoices import documents
-from billing.invoices.store import ISSUED
-from billing.tables.invoices import invoice, invoice_line
+from billing.tables.invoices import ISSUED, invoice, invoice_line
 
 _CATEGORIES = {
     "usage": "Usage",

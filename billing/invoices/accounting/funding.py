@@ -18,11 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.events.rollups import LIMB
 from billing.invoices.accounting.balance_returns import BalanceReturn, PeriodFunding, plan_return, return_to_wallet
 from billing.invoices.composing import Funding
-from billing.invoices.store import ISSUED
 from billing.ledger.entries import OF_EVENTS, Balance
 from billing.ledger.wallet import OpenGrant, Wallet
 from billing.money import minor_unit
-from billing.tables.invoices import invoice
+from billing.tables.invoices import ISSUED, invoice
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn, rollup_hour
 
 _PROMO = ("promo", "restricted")

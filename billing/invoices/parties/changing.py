@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from datetime import date
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from billing.invoices.errors import NoProfile
+from billing.invoices.parties.dated import AnyParty
 from billing.invoices.parties.parties import Buyer, InvalidParty, Seller, check_countries, check_vat_id
 from billing.invoices.parties.store import Parties
 from billing.invoices.parties.vat_ids import compact
 
 NEEDED = ("name", "address", "city", "country")
 """The fields without which there is no party."""
-Kind = TypeVar("Kind", Seller, Buyer)
 
 
-async def changed_seller(parties: Parties, seller_id: str, fields: Mapping[str, Any]) -> Seller:
-    """The seller of this id with these fields changed, or a new one; nothing is written. Raises InvalidParty,
-    DatabaseUnavailable."""
-    before = next((seller for seller in await parties.sellers() if seller.id == seller_id), None)
+async def changed_seller(
+    parties: Parties, seller_id: str, fields: Mapping[str, Any], valid_from: date | None = None
+) -> Seller:
+    """The seller of this id with these fields changed from a day on (None: today), or a new one; nothing is written.
+    Raises InvalidParty, DatabaseUnavailable."""
+    before = await seller_before(parties, seller_id, valid_from)
     return _changed(Seller, before, {**fields, "id": seller_id})
 
 
-async def changed_buyer(parties: Parties, tenant_id: UUID, fields: Mapping[str, Any]) -> Buyer:
-    """The tenant's billing profile with these fields changed, or a new one; nothing is written. A new one is sold to by
-    the only seller, where there is one. Raises InvalidParty, DatabaseUnavailable."""
-    before = (await parties.buyers()).get(tenant_id)
+async def seller_before(parties: Parties, seller_id: str, valid_from: date | None = None) -> Seller | None:
+    """The seller as of a day (None: today); None if there is none of this id. Raises DatabaseUnavailable."""
+    try:
+        dated = await parties.dated_seller(seller_id)
+    except NoProfile:
+        return None
+    return dated.party if valid_from is None else dated.on(valid_from.isoformat())
+
+
+async def changed_buyer(
+    parties: Parties, tenant_id: UUID, fields: Mapping[str, Any], valid_from: date | None = None
+) -> Buyer:
+    """The tenant's billing profile with these fields changed from a day on (None: today), or a new one; nothing is
+    written. A new one is sold to by the only seller, where there is one. Raises InvalidParty, DatabaseUnavailable."""
+    before = None
+    try:
+        dated = await parties.dated_buyer(tenant_id)
+        before = dated.party if valid_from is None else dated.on(valid_from.isoformat())
+    except NoProfile:
+        pass
     if before is None and "seller" not in fields:
         sellers = await parties.sellers()
         if len(sellers) != 1:
@@ -37,7 +57,7 @@ async def changed_buyer(parties: Parties, tenant_id: UUID, fields: Mapping[str, 
     return _changed(Buyer, before, fields)
 
 
-def _changed(kind: type[Kind], before: Kind | None, fields: Mapping[str, Any]) -> Kind:
+def _changed(kind: type[AnyParty], before: AnyParty | None, fields: Mapping[str, Any]) -> AnyParty:
     if "vat_id" in fields:
         fields = {**fields, "vat_id": compact(fields["vat_id"])}
     for name in NEEDED:

@@ -14,7 +14,8 @@ for electronically supplied services:
 A buyer's profile can override them: zero rated (Z), exempt (E), export (G), intra-community supply (K). Reverse charge
 and intra-community supply need a valid VAT id all the same; without one the rules above decide.
 
-Tax is computed on the sum of all lines of a category and rate, never by line.
+Tax is computed on the sum of all lines of a category and rate, never by line. Which day's parties it follows from,
+`billing.invoices.parties.dated` says.
 """
 
 from __future__ import annotations

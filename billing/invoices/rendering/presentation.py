@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from billing.invoices.document import ClassSavings, Document, InvoiceLine, ModelSavings, Savings
+from billing.invoices.document import ClassSavings, Document, InvoiceLine, ModelSavings, Savings, warnings_of
 from billing.invoices.parties.countries import name_of
-from billing.invoices.parties.parties import Party, format_rate, vat_warnings
+from billing.invoices.parties.parties import Party, format_rate
 from billing.invoices.parties.tax import TaxTotal
 from billing.invoices.savings import class_in_words, saved_pico
 from billing.invoices.store import NOTHING_SETTLED, PaymentsAndCredits
@@ -44,7 +44,7 @@ _LANGUAGES = {
     "PT": "pt",
 }
 """Country → language by which long words of a name and an address are hyphenated."""
-_BANNERS = {"draft": "Draft", "void": "Void", "paid": "Paid"}
+_BANNERS = {"draft": "Draft", "void": "Void", "paid": "Paid", "credited": "Credited"}
 _BESIDE = "Beside usage"
 
 
@@ -136,6 +136,8 @@ def _headline(document: Document, state: str, left: int, *, credited: bool) -> l
         name, minor = "Credited", document.payable
     elif state == "void":
         name, minor = "Void: nothing is due of", document.gross
+    elif state == "credited":
+        name, minor = "Credited in full", document.gross
     elif state == "paid" and document.payable:
         name, minor = "Settled" if credited else "Paid in full", document.payable
     else:
@@ -195,7 +197,9 @@ def _group(document: Document, heading: str, lines: list[tuple[int, InvoiceLine]
 
 
 def _line(document: Document, n: int, line: InvoiceLine) -> dict[str, Any]:
+    said = {(each.price_version, each.price) for each in document.lines if _sold(each) == _sold(line)}
     other = [
+        f"price version {line.price_version}" if line.unit and len(said) > 1 else "",
         f"{line.lane} lane" if line.lane not in ("", "standard") else "",
         f"context from {line.context_from:,} tokens" if line.context_from else "",
         f"line {line.of} of {document.corrects}" if line.of else "",
@@ -209,6 +213,12 @@ def _line(document: Document, n: int, line: InvoiceLine) -> dict[str, Any]:
         "net": format_grouped(line.net, document.currency),
         "rate": f"{format_rate(line.rate)} %" if line.category == "S" else line.category,
     }
+
+
+def _sold(line: InvoiceLine) -> tuple[object, ...]:
+    """What a line is for, without its price: lines of several price versions agree in it."""
+    names = ("kind", "project_id", "model", "meter", "lane", "context_from", "corrects", "of", "rate")
+    return tuple(getattr(line, name) for name in names)
 
 
 def _signed(number: int) -> str:
@@ -264,7 +274,7 @@ def _carried(document: Document) -> int:
 
 def _notes(document: Document, state: str) -> list[str]:
     """Warnings on a draft, and what goes back to the balance."""
-    warnings = vat_warnings(document.seller, document.buyer) if state == "draft" else []
+    warnings = warnings_of(document) if state == "draft" else []
     return [*warnings, *_returned(document, state)]
 
 

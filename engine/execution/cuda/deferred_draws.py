@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from engine.execution.cuda.draws import Drawer, Draws, RowMasks, StepRows, changed_rows, compose, drawing_of
-from engine.execution.cuda.flights import Told, tell, to_host
+from engine.execution.cuda.flights import Told, tell
 from engine.execution.cuda.seen_tokens import SeenTokens
 from engine.execution.cuda.slots import Slots
 from engine.execution.model_runner import WorkOutcome
+from engine.kernels.host_words import to_host
 from engine.kernels.uploads import Ints, Uploads
 from engine.scheduling.step_work import Work
 

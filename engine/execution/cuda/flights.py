@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.kernels.host_words import write_to_host
+from engine.kernels.host_words import to_host
 from engine.kernels.uploads import Uploads
 from engine.sampling.sampler import logprob_values, told_logprobs
 from engine.scheduling.step_work import Decode, Work
@@ -128,17 +128,6 @@ class Prefilled:
     event: torch.cuda.Event | None
     sampling: list[int]
     logits: torch.Tensor | None
-
-
-def to_host(there: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    """A copy on the host of 32-bit elements, which is there once the event has come."""
-    if there.device.type != "cuda":
-        return there.clone(), None
-    here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
-    write_to_host(there, here)
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return here, event
 
 
 def exact(logits: torch.Tensor, vocabulary: int) -> torch.Tensor:

@@ -29,7 +29,6 @@ from engine.execution.cuda.flights import (
     exact,
     still_undrawn,
     tell,
-    to_host,
 )
 from engine.execution.cuda.linears import padded_rows
 from engine.execution.cuda.model import FusedDecoder
@@ -39,6 +38,7 @@ from engine.execution.cuda.step_grammars import StepGrammars
 from engine.execution.model_runner import ModelRunner, NotFinite, WorkOutcome
 from engine.execution.sizes import Sizes
 from engine.kernels.attention_splits import split_bounds
+from engine.kernels.host_words import to_host
 from engine.kernels.likeliest import NOT_FINITE
 from engine.kernels.uploads import Ints, Uploads
 from engine.kv_cache.memory import KvMemory
@@ -100,6 +100,13 @@ class CudaRunner(ModelRunner):
     @property
     def numerics(self) -> str:
         return " fused fp8" if any(product.in_fp8 for product in self.fused.linears()) else " fused"
+
+    def idles_between_steps(self) -> bool:
+        """Not while the step that was queued ahead is computed."""
+        ahead = self._ahead
+        if ahead is None or ahead.event is None:
+            return super().idles_between_steps()
+        return bool(ahead.event.query())  # type: ignore[no-untyped-call]
 
     def clear(self, blocks: Sequence[Block]) -> None:
         """Nothing to do: the kernels read no key that its request has not written."""

@@ -11,7 +11,6 @@ import structlog
 import torch
 
 from engine.execution.cuda.draws import RowMasks, StepRows, compose, drawing_of
-from engine.execution.cuda.flights import to_host
 from engine.execution.cuda.linears import use_library, use_stream
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
@@ -19,6 +18,7 @@ from engine.execution.cuda.runner import CudaRunner, spare_blocks
 from engine.execution.cuda.seen_tokens import SeenTokens
 from engine.execution.sizes import Sizes
 from engine.kernels.grammar_masks import words_of
+from engine.kernels.host_words import to_host
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder

@@ -23,7 +23,7 @@ import torch
 from engine.execution.block_copies import BlockCopies
 from engine.execution.model_runner import ModelRunner
 from engine.execution.stopwatch import Stopwatch
-from engine.kernels.host_words import write_to_host
+from engine.kernels.host_words import to_host, write_to_host
 from engine.scheduling.step_work import Step, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT, Block
@@ -139,9 +139,7 @@ class StreamedCopies(BlockCopies):
                 for group, numbers in runner.by_group(pairs):
                     places = [at for at, (there, here) in enumerate(pairs) if ABSENT not in (there[group], here[group])]
                     differing = runner.checksums[group].differing(numbers, runner.memories[group]).int()
-                    told = torch.empty(differing.shape, dtype=differing.dtype, pin_memory=True)
-                    write_to_host(differing, told)
-                    copying.differ.append((places, told))
+                    copying.differ.append((places, to_host(differing)[0]))
             came = stream.record_event()
         for _, here in pairs:
             self._on_device.update((place, came) for place in _places(here))

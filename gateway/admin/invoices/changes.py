@@ -12,12 +12,11 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.invoices.collection import mark_uncollectible, pay, void
+from billing.invoices.collection import mark_uncollectible, pay, relieve_vat, void
 from billing.invoices.credit_notes import credit
-from billing.invoices.document import Document
+from billing.invoices.document import Document, warnings_of
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
-from billing.invoices.parties.parties import vat_warnings
 from billing.invoices.store import InvoiceRecord
 from billing.money import format_minor, minor_digits
 from gateway.admin.access import visible_tenant
@@ -60,9 +59,10 @@ class NewInvoicePayment(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
-class Change(Struct, frozen=True, forbid_unknown_fields=True):
-    """`dry_run`: only check."""
+class ReasonedChange(Struct, frozen=True, forbid_unknown_fields=True):
+    """`reason`: for the audit log. `dry_run`: only check."""
 
+    reason: str
     dry_run: bool = False
 
 
@@ -102,11 +102,11 @@ class DocumentCheck(Struct, frozen=True, kw_only=True):
 
 
 _DRAFT, _FINALIZATION = msgspec.json.Decoder(NewDraft), msgspec.json.Decoder(Finalization)
-_PAYMENT, _CHANGE = msgspec.json.Decoder(NewInvoicePayment), msgspec.json.Decoder(Change)
+_PAYMENT, _CHANGE = msgspec.json.Decoder(NewInvoicePayment), msgspec.json.Decoder(ReasonedChange)
 _NOTE = msgspec.json.Decoder(NewCreditNote)
 
 
-def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # six routes
+def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # seven routes
     """The routes, for one worker."""
     database, prices = gateway.services.database, gateway.services.prices
     client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.invoices.wait
@@ -183,31 +183,48 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # six ro
         f"{AT}/void",
         status_code=200,
         opt=demands("invoices.write")
-        | describes(InvoiceObject, body=Change(), body_required=False, path=_EXAMPLE, errors=_REFUSED),
+        | describes(InvoiceObject, body=ReasonedChange("the wrong customer"), path=_EXAMPLE, errors=_REFUSED),
     )
     async def void_invoice(
         request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
     ) -> Response[bytes]:
         """Void an invoice of which nothing was paid; its month can be invoiced again."""
         _, record = await finder.find(request, tenant, invoice, "invoices.write")
-        body = await read_management_body(request, client_timeout, _CHANGE, default=b"{}")
+        body = await read_management_body(request, client_timeout, _CHANGE)
         with refusals():
-            return json_response(invoice_object(await wait(void(database, record, write=not body.dry_run))))
+            done = await wait(void(database, record, body.reason, write=not body.dry_run))
+        return json_response(invoice_object(done))
 
     @post(
         f"{AT}/uncollectible",
         status_code=200,
         opt=demands("invoices.write")
-        | describes(InvoiceObject, body=Change(), body_required=False, path=_EXAMPLE, errors=_REFUSED),
+        | describes(InvoiceObject, body=ReasonedChange("insolvent"), path=_EXAMPLE, errors=_REFUSED),
     )
     async def write_off_invoice(
         request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
     ) -> Response[bytes]:
-        """Mark an invoice as uncollectible; it can still be paid."""
+        """Write off what is left of an invoice as bad debt; it can still be paid."""
         _, record = await finder.find(request, tenant, invoice, "invoices.write")
-        body = await read_management_body(request, client_timeout, _CHANGE, default=b"{}")
+        body = await read_management_body(request, client_timeout, _CHANGE)
         with refusals():
-            done = await wait(mark_uncollectible(database, record, write=not body.dry_run))
+            done = await wait(mark_uncollectible(database, record, body.reason, write=not body.dry_run))
+        return json_response(invoice_object(done))
+
+    @post(
+        f"{AT}/vat-relief",
+        status_code=200,
+        opt=demands("invoices.write")
+        | describes(InvoiceObject, body=ReasonedChange("certificate of 5 December"), path=_EXAMPLE, errors=_REFUSED),
+    )
+    async def relieve_invoice_of_vat(
+        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
+    ) -> Response[bytes]:
+        """Book that the VAT on what is left of a written-off invoice is claimed back as of today."""
+        _, record = await finder.find(request, tenant, invoice, "invoices.write")
+        body = await read_management_body(request, client_timeout, _CHANGE)
+        with refusals():
+            done = await wait(relieve_vat(database, record, body.reason, write=not body.dry_run))
         return json_response(invoice_object(done))
 
     @post(
@@ -243,7 +260,15 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # six ro
             return json_response(_check(tenant_public_id(owner.id), record.period, document))
         return json_response(invoice_object(note), 201)
 
-    return [draft_invoice, finalize_invoice, pay_invoice, void_invoice, write_off_invoice, credit_invoice]
+    return [
+        draft_invoice,
+        finalize_invoice,
+        pay_invoice,
+        void_invoice,
+        write_off_invoice,
+        relieve_invoice_of_vat,
+        credit_invoice,
+    ]
 
 
 def _check(tenant: str, period: str, document: Document | None) -> DocumentCheck:
@@ -260,7 +285,7 @@ def _check(tenant: str, period: str, document: Document | None) -> DocumentCheck
         gross=amount("gross"),
         prepaid=amount("prepaid"),
         payable=amount("payable"),
-        warnings=[] if document is None else vat_warnings(document.seller, document.buyer),
+        warnings=[] if document is None else warnings_of(document),
     )
 
 

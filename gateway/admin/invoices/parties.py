@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from billing.invoices.errors import NoProfile
 from billing.invoices.parties.changing import changed_buyer, changed_seller
+from billing.invoices.parties.dated import BUYER_FACTS, DatedParty
 from billing.invoices.parties.parties import (
     Buyer,
     Detail,
@@ -36,12 +38,14 @@ from gateway.http.responses import json_response
 from gateway.services import Gateway
 from tenancy.directory import tenant_public_id
 
-_PLATFORMS_FIELDS = ("seller", "payment_days", "treatment", "exemption")
+_PLATFORMS_FIELDS = ("seller", "payment_days", "treatment", "exemption", "valid_from")
 """Fields of a billing profile that a tenant does not set itself: they decide what it is asked for, and when."""
+_OF_THE_CHANGE = ("dry_run", "valid_from", "reason")
 
 
 class PartyChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Fields to be changed. `dry_run`: only check."""
+    """Fields to be changed. `valid_from`: the day (UTC) from which facts hold that tax follows from (country, VAT id,
+    rates, seller, treatment, exemption); today without it. Other fields change at once. `dry_run`: only check."""
 
     name: str | UnsetType = UNSET
     address: list[str] | UnsetType = UNSET
@@ -50,11 +54,14 @@ class PartyChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     country: str | UnsetType = UNSET
     vat_id: str | UnsetType = UNSET
     email: str | UnsetType = UNSET
+    valid_from: str | UnsetType = UNSET
+    reason: str = ""
     dry_run: bool = False
 
 
 class SellerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Fields of a seller to be changed. `rates`: country -> VAT in percent, all of them."""
+    """Fields of a seller to be changed. `rates`: country -> VAT in percent, all of them. A seller that exists needs a
+    `reason`."""
 
     registration: str | UnsetType = UNSET
     payment: list[str] | UnsetType = UNSET
@@ -90,8 +97,29 @@ class PartyObject(Struct, frozen=True, kw_only=True):
     warning: str
 
 
+class SellerVersion(Struct, frozen=True, kw_only=True):
+    """What tax follows from, from a day on; `valid_from` is null for the first."""
+
+    valid_from: str | None
+    country: str
+    vat_id: str
+    rates: dict[str, str]
+
+
+class BuyerVersion(Struct, frozen=True, kw_only=True):
+    """What tax follows from, from a day on; `valid_from` is null for the first."""
+
+    valid_from: str | None
+    seller: str
+    country: str
+    vat_id: str
+    treatment: Treatment
+    exemption: str
+
+
 class SellerObject(PartyObject, frozen=True, kw_only=True):
-    """A legal entity that sells. `rates`: country -> VAT in percent."""
+    """A legal entity that sells, as of today. `rates`: country -> VAT in percent. `versions`: what changed of that from
+    which day on, past and to come; none if nothing ever did."""
 
     object: Literal["seller"] = "seller"
     id: str
@@ -102,6 +130,7 @@ class SellerObject(PartyObject, frozen=True, kw_only=True):
     credit_series: str
     number_format: str
     rates: dict[str, str]
+    versions: list[SellerVersion]
 
 
 class SellerList(Struct, frozen=True, kw_only=True):
@@ -113,7 +142,8 @@ class SellerList(Struct, frozen=True, kw_only=True):
 
 
 class BuyerObject(PartyObject, frozen=True, kw_only=True):
-    """A tenant's billing profile."""
+    """A tenant's billing profile, as of today. `versions`: what changed of the facts that tax follows from, from which
+    day on, past and to come; none if nothing ever did."""
 
     object: Literal["buyer"] = "buyer"
     tenant_id: str
@@ -123,6 +153,7 @@ class BuyerObject(PartyObject, frozen=True, kw_only=True):
     treatment: Treatment
     exemption: str
     detail: Detail
+    versions: list[BuyerVersion]
 
 
 _SELLER, _BUYER = msgspec.json.Decoder(SellerChange), msgspec.json.Decoder(BuyerChange)
@@ -145,7 +176,7 @@ def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = [seller for seller in await wait(parties.sellers()) if after is None or seller.id > after]
+        found = [each for each in await wait(parties.dated_sellers()) if after is None or each.party.id > after]
         listed = [_seller(seller) for seller in found[:limit]]
         return json_response(SellerList(data=listed, has_more=len(found) > limit))
 
@@ -153,7 +184,7 @@ def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def retrieve_seller(request: Request[Any, Any, Any], seller: FromPath[str]) -> Response[bytes]:
         """One seller."""
         try:
-            return json_response(_seller(await wait(parties.seller(seller))))
+            return json_response(_seller(await wait(parties.dated_seller(seller))))
         except NoProfile as error:
             raise NotFound(f"There is no seller {seller[:80]!r}.") from error
 
@@ -165,17 +196,19 @@ def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Make a seller, or change the fields that are given. Issued documents keep what they say."""
         body = await read_management_body(request, client_timeout, _SELLER)
         with refusals():
-            changed = await wait(changed_seller(parties, seller, _fields(body)))
-            if not body.dry_run:
-                await wait(parties.set_seller(changed))
-        return json_response(_seller(changed))
+            valid_from = _valid_from(body)
+            changed = await wait(changed_seller(parties, seller, _fields(body), valid_from))
+            if body.dry_run:
+                return json_response(_seller(DatedParty(changed)))
+            await wait(parties.set_seller(changed, valid_from=valid_from, reason=body.reason))
+            return json_response(_seller(await wait(parties.dated_seller(seller))))
 
     @get("/admin/v1/tenants/{tenant:str}/buyer", opt=demands("parties.read") | describes(BuyerObject))
     async def retrieve_buyer(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """The tenant's billing profile."""
         owner = await visible_tenant(gateway, request, tenant, "parties.read")
         try:
-            return json_response(_buyer(tenant_public_id(owner.id), await wait(parties.buyer(owner.id))))
+            return json_response(_buyer(tenant_public_id(owner.id), await wait(parties.dated_buyer(owner.id))))
         except NoProfile as error:
             raise NotFound("The tenant has no billing profile yet.") from error
 
@@ -188,23 +221,24 @@ def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Make the tenant's billing profile, or change the fields that are given."""
         owner = await visible_tenant(gateway, request, tenant, "parties.write")
         body = await read_management_body(request, client_timeout, _BUYER)
-        fields = _fields(body)
         if not principal_of(request).may("parties.write"):
             for name in _PLATFORMS_FIELDS:
-                if name in fields:
+                if getattr(body, name) is not UNSET:
                     raise NotAllowed(f"$.{name}: the platform's finance sets this.", path=f"$.{name}")
         with refusals():
-            changed = await wait(changed_buyer(parties, owner.id, fields))
-            if not body.dry_run:
-                await wait(parties.set_buyer(owner.id, changed))
-        return json_response(_buyer(tenant_public_id(owner.id), changed))
+            valid_from = _valid_from(body)
+            changed = await wait(changed_buyer(parties, owner.id, _fields(body), valid_from))
+            if body.dry_run:
+                return json_response(_buyer(tenant_public_id(owner.id), DatedParty(changed)))
+            await wait(parties.set_buyer(owner.id, changed, valid_from=valid_from, reason=body.reason))
+            return json_response(_buyer(tenant_public_id(owner.id), await wait(parties.dated_buyer(owner.id))))
 
     return [list_sellers, retrieve_seller, change_seller, retrieve_buyer, change_buyer]
 
 
 def _fields(body: SellerChange | BuyerChange) -> dict[str, Any]:
     """The fields that a body gives. Raises InvalidField."""
-    fields = {name: getattr(body, name) for name in body.__struct_fields__ if name != "dry_run"}
+    fields = {name: getattr(body, name) for name in body.__struct_fields__ if name not in _OF_THE_CHANGE}
     given = {name: value for name, value in fields.items() if value is not UNSET}
     if "rates" in given:
         try:
@@ -219,15 +253,42 @@ def _party(role: Role, party: Party) -> dict[str, Any]:
     return {name: getattr(party, name) for name in names} | {"warning": vat_warning(role, party)}
 
 
-def _seller(seller: Seller) -> SellerObject:
+def _valid_from(body: PartyChange) -> date | None:
+    """The day from which facts hold. Raises InvalidParty."""
+    if body.valid_from is UNSET:
+        return None
+    try:
+        return date.fromisoformat(body.valid_from)
+    except ValueError:
+        raise InvalidParty("valid_from", f"{body.valid_from[:40]!r} is not a day such as 2027-01-01") from None
+
+
+def _seller(dated: DatedParty[Seller]) -> SellerObject:
     names = ("id", "registration", "payment", "currency", "series", "credit_series", "number_format")
+    seller = dated.party
     return SellerObject(
         **_party("seller", seller),
         **{name: getattr(seller, name) for name in names},
-        rates={country: format_rate(rate) for country, rate in seller.rates.items()},
+        rates=_rates(seller),
+        versions=[
+            SellerVersion(valid_from=day or None, country=then.country, vat_id=then.vat_id, rates=_rates(then))
+            for day, then in dated.versions()
+        ],
     )
 
 
-def _buyer(tenant: str, buyer: Buyer) -> BuyerObject:
+def _rates(seller: Seller) -> dict[str, str]:
+    return {country: format_rate(rate) for country, rate in seller.rates.items()}
+
+
+def _buyer(tenant: str, dated: DatedParty[Buyer]) -> BuyerObject:
     names = ("seller", "purchase_order", "payment_days", "treatment", "exemption", "detail")
-    return BuyerObject(tenant_id=tenant, **_party("buyer", buyer), **{name: getattr(buyer, name) for name in names})
+    return BuyerObject(
+        tenant_id=tenant,
+        **_party("buyer", dated.party),
+        **{name: getattr(dated.party, name) for name in names},
+        versions=[
+            BuyerVersion(valid_from=day or None, **{name: getattr(then, name) for name in BUYER_FACTS})
+            for day, then in dated.versions()
+        ],
+    )

@@ -21,6 +21,7 @@ from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from prompt_cache.promise.lease_storage import LeaseStorage
 
 
 class Closing(Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +78,7 @@ _EXAMPLE = {"period": "2026-11"}
 def period_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    wait, periods = gateway.management_breakers.periods.wait, Periods(database)
+    wait, periods = gateway.management_breakers.periods.wait, Periods(database, LeaseStorage(database))
 
     async def shown(request: Request[Any, Any, Any], period: Period) -> PeriodObject:
         on_platform = principal_of(request).may("periods.read")

@@ -14,7 +14,9 @@ from audit_log.actors import THIS_MACHINE
 from billing.calendar import format_instant, period_of
 from billing.money import format_pico
 from billing.prices.grid import amount
+from billing.rating.commitments import CommitmentMonth
 from billing.rating.contract_store import Contract, Contracts
+from billing.rating.rated_lines import preview_commitment
 from billing.rating.terms import ContractTerms, parse_terms
 from gateway.admin.access import principal_of, visible_tenant
 from gateway.admin.refusals import refusals
@@ -26,6 +28,7 @@ from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from storage.free_text import REASON, check_text
 from tenancy.directory import tenant_public_id
 
 
@@ -54,18 +57,34 @@ class DiscountObject(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MinimumObject(Struct, frozen=True, forbid_unknown_fields=True):
-    """The least that a month's invoice asks for."""
+    """The least that a month's invoice asks for, also without any use. In force from the day `first` to the day `last`;
+    a month of which it is in force for some days owes their part, unless it is not `prorated`."""
 
     amount: str
+    first: str = ""
+    last: str = ""
+    prorated: bool = True
+
+
+class CommitmentPaymentObject(Struct, frozen=True, forbid_unknown_fields=True):
+    """What came for a commitment in another way than by its invoices. It stays in later terms of the commitment."""
+
+    amount: str
+    reference: str
+    reason: str
 
 
 class CommitmentObject(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is owed for the months from `first` to `last` together. `invoiced`: the rest is asked for at the end."""
+    """An amount for usage of the months from `first` to `last`, which pays what was funded.
+
+    `invoiced`: the first month's invoice asks for it, less its payments; where it is raised, a later one for the rest.
+    """
 
     amount: str
     first: str
     last: str
     invoiced: bool = True
+    payments: tuple[CommitmentPaymentObject, ...] = ()
 
 
 class TermsObject(Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,8 +105,26 @@ class NewTerms(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class CommitmentMonthObject(Struct, frozen=True, kw_only=True):
+    """A month of a commitment: what its invoice asks for, what has been funded until then, what the commitment pays.
+
+    `drawn` is of the month's usage until now, none for a month to come; `left` is what can still be drawn after that.
+    `sent`: the month's invoice was issued, and says so.
+    """
+
+    period: str
+    sent: bool
+    asked: str
+    funded: str
+    drawn: str | None
+    left: str
+
+
 class ContractObject(Struct, frozen=True, kw_only=True):
-    """Terms as they were set; `number` is none for terms that are only checked, and for list prices."""
+    """Terms as they were set; `number` is none for terms that are only checked, and for list prices.
+
+    `schedule`: the months of the commitment as they will be; only of terms that are checked.
+    """
 
     object: Literal["terms"] = "terms"
     number: int | None
@@ -97,6 +134,7 @@ class ContractObject(Struct, frozen=True, kw_only=True):
     author: str
     reason: str
     created_at: str | None
+    schedule: list[CommitmentMonthObject] | None = None
 
 
 class ContractList(Struct, frozen=True, kw_only=True):
@@ -168,18 +206,21 @@ def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         ),
     )
     async def set_terms(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """Set all terms of a tenant from a month on. A dry run answers them with 200 and without a number; with 202
-        they wait for another person."""
+        """Set all terms of a tenant from a month on. A dry run answers them with 200, without a number and with
+        the months of their commitment; with 202 they wait for another person."""
         owner = await visible_tenant(gateway, request, tenant, "terms.write")
         body = await read_management_body(request, client_timeout, _NEW)
         principal = principal_of(request)
         author = principal.name or principal.public_id
         with refusals({"from": "$.from_period", "reason": "$.reason", "terms": "$.terms"}, body="$.terms."):
+            check_text("reason", body.reason, REASON, empty=True)
             terms = parse_terms(_given(body.terms))
             period = body.from_period or await this_period()
             await wait(contracts.check(owner.id, terms, period))
             if body.dry_run:
-                return json_response(_object(Contract(0, owner.id, period, terms, author, body.reason, 0)))
+                months = await wait(preview_commitment(database, gateway.services.prices, owner.id, terms, period))
+                checked = _object(Contract(0, owner.id, period, terms, author, body.reason, 0))
+                return json_response(msgspec.structs.replace(checked, schedule=[_month(one) for one in months]))
             number = await wait(contracts.put(owner.id, terms, period, author, body.reason))
             made = [one for one in await wait(contracts.list(owner.id)) if one.id == number]
         return json_response(_object(made[0]), 201)
@@ -211,10 +252,34 @@ def terms_object(terms: ContractTerms) -> TermsObject:
             for tiers in terms.tiers
         ),
         discounts=tuple(DiscountObject(one.basis_points, one.models) for one in terms.discounts),
-        minimum=None if terms.minimum is None else MinimumObject(format_pico(terms.minimum.amount_pico)),
+        minimum=None
+        if terms.minimum is None
+        else MinimumObject(
+            format_pico(terms.minimum.amount_pico), terms.minimum.first, terms.minimum.last, terms.minimum.prorated
+        ),
         commitment=None
         if committed is None
-        else CommitmentObject(format_pico(committed.amount_pico), committed.first, committed.last, committed.invoiced),
+        else CommitmentObject(
+            format_pico(committed.amount_pico),
+            committed.first,
+            committed.last,
+            committed.invoiced,
+            tuple(
+                CommitmentPaymentObject(format_pico(one.amount_pico), one.reference, one.reason)
+                for one in committed.payments
+            ),
+        ),
+    )
+
+
+def _month(month: CommitmentMonth) -> CommitmentMonthObject:
+    return CommitmentMonthObject(
+        period=month.period,
+        sent=month.sent,
+        asked=format_pico(month.asked),
+        funded=format_pico(month.funded),
+        drawn=None if month.drawn is None else format_pico(month.drawn),
+        left=format_pico(month.left),
     )
 
 

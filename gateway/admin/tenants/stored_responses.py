@@ -142,7 +142,8 @@ def stored_response_admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                 "This project does not let people read what its responses say; its response policy can allow it.",
                 code="content_not_readable",
             )
-        stored = await keeper.get(owner.id, found.id, response)
+        with gateway.bodies.share(owner.id) as share:
+            stored = await keeper.get(owner.id, found.id, response, share.load)
         assert keeper.store is not None, "it has the response"
         await wait(keeper.store.record_reading(owner.id, found.id, stored.id))
         items = raw_items(list(map(listed, input_of(stored))))

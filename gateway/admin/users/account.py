@@ -27,6 +27,7 @@ _NO_STORE = {"cache-control": "no-store"}
 _STATE = {"wrong_state": 409}
 _RENAMED = {**_STATE, "email_taken": 409, "second_operator_required": 403}
 _GUESSED = {"sign_in_refused": 401, "too_many_attempts": 429}
+_HASHED = {"sign_in_busy": 503}
 
 
 class OwnChanges(Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,7 +104,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         f"{_ME}/password",
         status_code=200,
         opt=demands(None, "session", fresh=True)
-        | _describes(OwnUserObject, body=NewPassword, errors=_STATE | _GUESSED),
+        | _describes(OwnUserObject, body=NewPassword, errors=_STATE | _GUESSED | _HASHED),
     )
     async def change_password(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Set another password. Your other sessions end, and this one gets another cookie."""

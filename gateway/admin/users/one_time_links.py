@@ -20,12 +20,12 @@ from gateway.services import Gateway
 
 _describes = partial(describes, tags=("users",))
 _NO_STORE = {"cache-control": "no-store"}
-_ERRORS = {"link_not_valid": 401, "too_many_attempts": 429, "csrf": 403}
+_ERRORS = {"link_not_valid": 401, "too_many_attempts": 429, "csrf": 403, "sign_in_busy": 503}
 
 
 class Acceptance(Struct, frozen=True, forbid_unknown_fields=True):
     """An invitation's token; the name and the password of who is no user yet. Who is one gives the password, or is
-    signed in by more than a link. `email`: your address, if it is another than the invited one."""
+    signed in by more than a link. `email`: the address of who is one, if it is another than the invited one."""
 
     token: Token
     email: Email = ""

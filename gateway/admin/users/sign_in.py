@@ -48,6 +48,7 @@ _PAGES = ("/console", "/docs")
 _NO_STORE = {"cache-control": "no-store"}
 _ERRORS = {"sign_in_refused": 401, "too_many_attempts": 429, "csrf": 403}
 _BY_LINK = {**_ERRORS, "link_not_valid": 401}
+_HASHED = {"sign_in_busy": 503}
 
 
 class PasswordSignIn(Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,7 +118,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post(
         "/admin/v1/session",
         status_code=200,
-        opt=public() | _describes(SignInObject, body=PasswordSignIn, errors=_ERRORS),
+        opt=public() | _describes(SignInObject, body=PasswordSignIn, errors=_ERRORS | _HASHED),
     )
     async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Sign in with e-mail address and password. Where the user has a second factor, a cookie binds the next step to
@@ -173,7 +174,8 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post(
         "/admin/v1/session/confirm",
         status_code=200,
-        opt=demands(None, "session") | _describes(SessionObject, body=Proof, errors=_ERRORS | {"wrong_state": 409}),
+        opt=demands(None, "session")
+        | _describes(SessionObject, body=Proof, errors=_ERRORS | _HASHED | {"wrong_state": 409}),
     )
     async def confirm_session(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Prove again that it is you, by the password or a code: some changes need a proof of the last 15 minutes."""

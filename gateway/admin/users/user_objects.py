@@ -19,6 +19,7 @@ from gateway.errors import (
     NotAuthenticated,
     NotFound,
     RateLimited,
+    Unavailable,
 )
 from storage.free_text import InvalidText
 from tenancy.directory import project_public_id, tenant_public_id
@@ -32,6 +33,7 @@ from tenancy.users.errors import (
     LinkRefused,
     NoSuchUser,
     NotPermitted,
+    PasswordsBusy,
     SignInRefused,
     TooManyAttempts,
     UserError,
@@ -291,6 +293,8 @@ def user_errors() -> Iterator[None]:
         yield
     except TooManyAttempts as error:
         raise RateLimited(str(error), retry_after=error.retry_after, code="too_many_attempts") from error
+    except PasswordsBusy as error:
+        raise Unavailable(str(error), retry_after=error.retry_after, code="sign_in_busy") from error
     except FieldRefused as error:
         raise InvalidField(f"$.{error.field}", error.problem) from error
     except InvalidText as error:

@@ -125,7 +125,7 @@ _TRIGGERS = {
     "deepseek": "<｜tool▁calls▁begin｜>",
 }
 _DEEPEST = 8
-_SCALARS = (str, int, float, bool, type(None))
+_LARGEST_EXACT = 2**53
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 
 
@@ -136,7 +136,7 @@ def plain_schema(schema: object, depth: int) -> dict[str, object]:
         return {}
     kind, plain = schema.get("type"), dict[str, object]()
     choices = schema.get("enum")
-    if isinstance(choices, list) and choices and all(isinstance(one, _SCALARS) for one in choices):
+    if isinstance(choices, list) and choices and all(_is_plain(choice) for choice in choices):
         return {"enum": choices}
     kinds = kind if isinstance(kind, list) else [kind]
     if kinds and all(isinstance(one, str) and one in _TYPES for one in kinds):
@@ -157,6 +157,11 @@ def plain_schema(schema: object, depth: int) -> dict[str, object]:
     if isinstance(options, list) and options and not plain:
         return {"anyOf": [plain_schema(one, depth - 1) for one in options]}
     return plain
+
+
+def _is_plain(choice: object) -> bool:
+    """Whether every grammar engine can hold an output to it: some keep numbers as doubles."""
+    return choice is None or isinstance(choice, str) or (isinstance(choice, int) and abs(choice) <= _LARGEST_EXACT)
 
 
 def _marker(part: str, named: frozenset[str]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
+
+from protocol.requests import TokenLogprob
 
 
 class TextDelta(Struct, frozen=True):
@@ -40,10 +42,42 @@ class CallEnd(Struct, frozen=True):
     call: int
 
 
+class TokenScore(Struct, frozen=True):
+    """A token, where its text begins in the answer (`offset`, in characters), and its log probability.
+
+    A prompt's first token has no log probability.
+    """
+
+    token: int
+    offset: int
+    score: TokenLogprob | None
+
+
+class ScoredTokens(Struct, frozen=True):
+    """The tokens of what was said before this event and after the one before it. Each sampled token is in one."""
+
+    scores: tuple[TokenScore, ...]
+
+
 NO_TOKEN = -1
 """Stands for the token of a text that is not complete with any."""
 
-OutputEvent: TypeAlias = TextDelta | ReasoningDelta | CallStart | ArgumentsDelta | CallEnd
+OutputEvent: TypeAlias = TextDelta | ReasoningDelta | CallStart | ArgumentsDelta | CallEnd | ScoredTokens
+
+
+def with_scores(events: Iterable[OutputEvent]) -> Iterator[tuple[OutputEvent | None, tuple[TokenScore, ...]]]:
+    """Each event with the scores that follow it; None for scores that no event comes before."""
+    said: OutputEvent | None = None
+    scores: tuple[TokenScore, ...] = ()
+    for event in events:
+        if isinstance(event, ScoredTokens):
+            scores += event.scores
+            continue
+        if said is not None or scores:
+            yield said, scores
+        said, scores = event, ()
+    if said is not None or scores:
+        yield said, scores
 
 
 class OutputParser(Protocol):

@@ -24,7 +24,7 @@ Citations: TypeAlias = Annotated[
         extra_json_schema={"type": ["array", "null"], "items": {"type": "object", "additionalProperties": True}},
     ),
 ]
-NoMarker: TypeAlias = Annotated[Raw, Meta(description="Thinking cannot be marked.", extra_json_schema={"type": "null"})]
+NoMarker: TypeAlias = Annotated[Raw, Meta(description="It cannot be marked.", extra_json_schema={"type": "null"})]
 
 
 class CacheControl(Struct, frozen=True, tag="ephemeral", tag_field="type"):

@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gateway.dialects.anthropic.content_blocks import (
     AnyBlock,
     CacheControl,
+    NoMarker,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -36,6 +37,7 @@ _NOT_IN: dict[Role, tuple[type, ...]] = {
     "system": (ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock),
 }
 """The blocks that a role cannot have."""
+_THINKING = "thinking cannot be marked; it is cached with what follows it"
 
 
 def unsigned(text: str, signature: str) -> str:
@@ -48,6 +50,7 @@ class Message(Struct, frozen=True):
 
     role: Role
     content: str | list[AnyBlock]
+    cache_control: NoMarker | UnsetType = UNSET
 
 
 class _Placed(Struct, frozen=True):
@@ -89,8 +92,8 @@ def read_messages(
         raise InvalidField("$.messages", "at least one message is required")
     reader = _Reader(objects, no_citations=no_citations, read_thinking=read_thinking)
     groups = list(_merged(messages))
-    for role, blocks in groups:
-        reader.read(role, blocks)
+    for index, (role, blocks) in enumerate(groups):
+        reader.read(role, blocks, last=index == len(groups) - 1)
     reader.finish()
     if not reader.turns:
         raise InvalidField("$.messages", "there is no message with content")
@@ -106,11 +109,14 @@ def _merged(messages: Sequence[Message]) -> Iterator[tuple[Role, list[_Placed]]]
     role: Role | None = None
     blocks: list[_Placed] = []
     for index, message in enumerate(messages):
+        _refuse_marker(message.cache_control, f"$.messages[{index}]", "a message cannot be marked, but its blocks can")
         path = f"$.messages[{index}].content"
         placed = _placed(message.content, path, path)
-        optional = message.role == "assistant" and index == len(messages) - 1
-        if not placed and not optional:
-            raise InvalidField(path, "it is empty; only the last message may be, if it is the assistant's")
+        if not placed:
+            if message.role != "assistant":
+                raise InvalidField(path, "it is empty; only the assistant's may be")
+            if index < len(messages) - 1:  # an answer that said nothing before it was cut off
+                placed = _placed("", path, path)
         if role is not None and message.role != role:
             yield role, blocks
             blocks = []
@@ -148,15 +154,15 @@ class _Reader:
         self._answered: set[str] = set()
         self._ids: set[str] = set()
 
-    def read(self, role: Role, blocks: Sequence[_Placed]) -> None:
-        """Read the blocks of one role."""
+    def read(self, role: Role, blocks: Sequence[_Placed], *, last: bool) -> None:
+        """Read the blocks of one role; the last of the conversation, or others."""
         for placed in blocks:
             refuse_unsupported(placed.block, placed.path)
             if type(placed.block) in _NOT_IN[role]:
                 kind = placed.block.__struct_config__.tag
                 raise InvalidField(placed.path, f"a block of the type {kind} cannot be in a message of the role {role}")
         if role == "assistant":
-            self._assistant(blocks)
+            self._assistant(blocks, last=last)
             return
         results = [placed for placed in blocks if isinstance(placed.block, ToolResultBlock)]
         for before, placed in pairwise(blocks):
@@ -183,7 +189,7 @@ class _Reader:
             self._mark(placed.at, placed.path, block.cache_control)
             yield Text(block.text, placed.at)
 
-    def _assistant(self, blocks: Sequence[_Placed]) -> None:
+    def _assistant(self, blocks: Sequence[_Placed], *, last: bool) -> None:
         self._all_answered()
         texts: list[Text] = []
         signed_otherwise = False
@@ -195,15 +201,15 @@ class _Reader:
                 case ToolUseBlock():
                     texts.append(self._call(block, path))
                 case ThinkingBlock():
-                    _refuse_marker(block.cache_control, path)
+                    _refuse_marker(block.cache_control, path, _THINKING)
                     thinking = self._read_thinking(block.thinking, block.signature)
-                    # Without its text the turn stays, so that turns still alternate.
                     texts.append(Text(thinking or "", f"{path}.thinking", "thinking"))
                     signed_otherwise |= thinking is None
                 case RedactedThinkingBlock():  # nobody here can read it
-                    _refuse_marker(block.cache_control, path)
-        if signed_otherwise or any(text.text or text.kind == "tool_use" for text in texts):
-            self.turns.append(Turn("assistant", tuple(texts)))
+                    _refuse_marker(block.cache_control, path, _THINKING)
+        # Also without a text the turn stays, so that turns still alternate. The last is one to go on with.
+        if signed_otherwise or not last or any(text.text or text.kind == "tool_use" for text in texts):
+            self.turns.append(Turn("assistant", tuple(texts) or (Text("", blocks[0].at),)))
 
     def _call(self, block: ToolUseBlock, path: str) -> ToolCall:
         if block.id in self._ids:
@@ -241,6 +247,6 @@ class _Reader:
             self.markers.append(CacheMarker(path, f"{block_path}.cache_control", control.ttl))
 
 
-def _refuse_marker(control: Raw | UnsetType, path: str) -> None:
+def _refuse_marker(control: Raw | UnsetType, path: str, why: str) -> None:
     if control is not UNSET and bytes(control) != b"null":
-        raise InvalidField(f"{path}.cache_control", "thinking cannot be marked; it is cached with what follows it")
+        raise InvalidField(f"{path}.cache_control", why)

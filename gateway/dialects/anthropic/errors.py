@@ -8,7 +8,15 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from gateway.errors import GatewayError, MissPrice, NotCached, Shortage, Unaffordable
+from gateway.errors import (
+    ContextExceeded,
+    GatewayError,
+    MissPrice,
+    NotCached,
+    Shortage,
+    Unaffordable,
+    UnsupportedThread,
+)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -30,10 +38,12 @@ _STATUSES = {503: 529}
 
 
 class Details(Struct, frozen=True):
-    """What a program can tell an error by. `path`, the field that is wrong, is ours."""
+    """What a program can tell an error by. `path`, the field that is wrong, is ours. `unsupported` comes with the code
+    `thread_unsupported_request`."""
 
     error_code: str
     path: str | UnsetType = UNSET
+    unsupported: tuple[str, ...] | UnsetType = UNSET
 
 
 class ErrorBody(Struct, frozen=True):
@@ -61,9 +71,11 @@ def status_of(status: int) -> int:
 
 def envelope(failure: GatewayError, request_id: str) -> Envelope:
     """The envelope of a failure."""
-    body = plain(status_of(failure.status), failure.message, request_id)
+    message = _too_long(failure) if isinstance(failure, ContextExceeded) else failure.message
+    body = plain(status_of(failure.status), message, request_id)
     if failure.code is not None:
-        details = Details(failure.code, UNSET if failure.path is None else failure.path)
+        unsupported = failure.unsupported if isinstance(failure, UnsupportedThread) else UNSET
+        details = Details(failure.code, UNSET if failure.path is None else failure.path, unsupported)
         body = replace(body, error=replace(body.error, details=details))
     if isinstance(failure, Unaffordable) and failure.shortage is not None:
         return replace(body, error=replace(body.error, insufficient_funds=failure.shortage))
@@ -71,6 +83,11 @@ def envelope(failure: GatewayError, request_id: str) -> Envelope:
         price = MissPrice(failure.tokens, failure.cost, failure.currency)
         return replace(body, error=replace(body.error, cache_miss=price))
     return body
+
+
+def _too_long(failure: ContextExceeded) -> str:
+    """Anthropic's words to the letter: agents compare the whole message."""
+    return f"prompt is too long: {failure.prompt_tokens} tokens > {failure.most_tokens} maximum"
 
 
 def plain(status: int, message: str, request_id: str) -> Envelope:

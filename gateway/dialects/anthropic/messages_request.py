@@ -16,14 +16,23 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from gateway.dialects.anthropic.content_blocks import CacheControl, TextBlock
+from gateway.dialects.anthropic.context_management import ContextManagement, check_context_edits
 from gateway.dialects.anthropic.conversation_turns import Message, ReadThinking, read_messages, read_system, unsigned
 from gateway.dialects.anthropic.tools import AnyChoice, NamedChoice, ToolChoice, ToolParam, read_choice, read_tools
 from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import decode, json_bytes, json_object
 from gateway.dialects.large_bodies import check_large_messages
 from gateway.dialects.max_cost import MaxCost, parse_max_cost
-from gateway.errors import InvalidField, InvalidRequest
-from gateway.generation_request import CacheDirectives, CacheMarker, GenerationRequest, Grammar, ReasoningWish, tag_of
+from gateway.errors import InvalidField, InvalidRequest, UnsupportedThread
+from gateway.generation_request import (
+    CacheDirectives,
+    CacheMarker,
+    GenerationRequest,
+    Grammar,
+    ReasoningWish,
+    partition_of,
+    tag_of,
+)
 from protocol.requests import Lane
 
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -108,7 +117,8 @@ class Diagnostics(Struct, frozen=True):
 
 
 class PromptFields(Struct, frozen=True, kw_only=True):
-    """What decides over the prompt, in both endpoints."""
+    """What decides over the prompt, in both endpoints. `output_format` is the older beta's `output_config.format`.
+    `cache_salt` is ours: it splits the project's cache further."""
 
     model: str
     messages: list[Message]
@@ -117,12 +127,16 @@ class PromptFields(Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: EnabledThinking | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
     output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
 
     container: _Refused = UNSET
-    context_management: _Refused = UNSET
     mcp_servers: _Refused = UNSET
-    output_format: _Refused = UNSET
+    thread: _Refused = UNSET
+    kv_transfer_params: _Refused = UNSET
+    chat_template_kwargs: _Refused = UNSET
 
 
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
@@ -152,7 +166,10 @@ class MessagesCall(Struct, frozen=True):
     shows_thinking: bool = True
 
 
-_REFUSED = ("container", "context_management", "mcp_servers", "output_format")
+_REFUSED = (
+    *("container", "mcp_servers"),
+    *("kv_transfer_params", "chat_template_kwargs"),  # vLLM's
+)
 _NO_EFFECT = (b"", b"null", b"[]", b"{}")
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(PromptFields)
@@ -168,7 +185,7 @@ def parse(body: bytes, version: str = _NEWEST, *, read_thinking: ReadThinking = 
     request = decode(_decoder, body)
     prompt = _prompt(request, version, read_thinking)
     stops = _stop_sequences(request.stop_sequences)
-    grammar = _grammar(request.output_config)
+    grammar = _grammar(request)
     _check_together(request, stops, grammar, continued=prompt["continued"])
     user = (request.metadata.user_id if request.metadata else None) or ""
     generation = GenerationRequest(
@@ -182,7 +199,6 @@ def parse(body: bytes, version: str = _NEWEST, *, read_thinking: ReadThinking = 
         min_p=request.min_p,
         seed=request.seed,
         stop=stops,
-        stop_path="$.stop_sequences",
         lane=_lane(request.service_tier),
         grammar=grammar,
         max_cost_pico=parse_max_cost(request.max_cost),
@@ -218,6 +234,7 @@ def _directives(request: PromptFields, markers: tuple[CacheMarker, ...]) -> Cach
         automatic=control is not None,
         automatic_lease=None if control is None else control.ttl,
         automatic_path="$.cache_control",
+        partition=partition_of(None, request.cache_salt),
     )
 
 
@@ -225,8 +242,11 @@ def _prompt(request: PromptFields, version: str, read_thinking: ReadThinking) ->
     """The fields of `GenerationRequest` that decide over the prompt, and the markers in it in Anthropic's order."""
     for name in _REFUSED:
         if json_bytes(getattr(request, name)) not in _NO_EFFECT:
-            hint = "; use $.output_config.format" if name == "output_format" else ""
-            raise InvalidField(f"$.{name}", f"it is not supported{hint}", code="unsupported_parameter")
+            raise InvalidField(f"$.{name}", "it is not supported", code="unsupported_parameter")
+    if json_bytes(request.thread) not in _NO_EFFECT:
+        raise UnsupportedThread("$.thread", "threads are not supported; send the whole conversation without it")
+    if request.context_management is not None:
+        check_context_edits(request.context_management, request.messages)
     objects = JsonObjects()
     tools, markers = read_tools(request.tools or (), objects)
     choice = read_choice(request.tool_choice, tools)
@@ -245,8 +265,8 @@ def _prompt(request: PromptFields, version: str, read_thinking: ReadThinking) ->
 
 
 def _reasoning(request: PromptFields) -> ReasoningWish:
-    """What the request says of thinking. A budget is a demand, which a model without reasoning refuses; the rest is
-    passed over there."""
+    """What the request says of thinking. A budget is a demand, which a model refuses that reasons and cannot end it; a
+    model without reasoning passes over all of it."""
     effort = None if request.output_config is None else request.output_config.effort
     match request.thinking:
         case EnabledThinking(budget_tokens=budget):
@@ -281,11 +301,15 @@ def _stop_sequences(raw: Raw | UnsetType) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _grammar(config: OutputConfig | None) -> Grammar | None:
-    if config is None or config.format is None:
+def _grammar(request: PromptFields) -> Grammar | None:
+    wanted, path = request.output_format, "$.output_format.schema"
+    if request.output_config is not None and request.output_config.format is not None:
+        if wanted is not None:
+            raise InvalidField("$.output_format", "it cannot be combined with $.output_config.format; give one of them")
+        wanted, path = request.output_config.format, "$.output_config.format.schema"
+    if wanted is None:
         return None
-    path = "$.output_config.format.schema"
-    schema = JsonObjects().read(config.format.schema, path)
+    schema = JsonObjects().read(wanted.schema, path)
     return Grammar(json.dumps({"json_schema": schema}, ensure_ascii=False), path)
 
 
@@ -304,7 +328,7 @@ def _check_together(
         return
     for name, given in (
         ("stream", bool(request.stream)),
-        ("output_config.format", grammar is not None),
+        ("output_config.format" if request.output_format is None else "output_format", grammar is not None),
         ("thinking", isinstance(thinking, EnabledThinking | AdaptiveThinking)),
         ("tool_choice", isinstance(request.tool_choice, AnyChoice | NamedChoice)),
     ):

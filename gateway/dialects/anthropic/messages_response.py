@@ -18,6 +18,7 @@ from gateway.conversation.output import events as output
 from gateway.dialects.anthropic.diagnostics import AnthropicDiagnostics, anthropic_diagnostics
 from gateway.dialects.anthropic.errors import envelope
 from gateway.dialects.anthropic.message_usage import MessageUsage, message_usage
+from gateway.dialects.json_objects import readable_object
 from gateway.dialects.json_paths import json_object
 from gateway.generation.delivery import ChoiceDelta, Failed, Finished, Started
 from protocol.requests import Lane
@@ -171,12 +172,13 @@ def _said(deltas: Sequence[ChoiceDelta]) -> Iterator[output.OutputEvent]:
 
 
 def _object(arguments: str) -> Raw:
-    """Arguments as the object that a whole response has; an empty one where the limit cut them off."""
+    """Arguments as the object that a whole response has. Where the limit cut them off, what is whole of it, as the
+    official client reads a stream."""
     try:
-        msgspec.json.decode(arguments)
+        whole = isinstance(msgspec.json.decode(arguments), dict)
     except (ValueError, RecursionError):
-        return Raw(b"{}")
-    return Raw(arguments.encode())
+        whole = False
+    return Raw(arguments.encode() if whole else msgspec.json.encode(readable_object(arguments, half_strings=False)[0]))
 
 
 class MessageWriter:

@@ -14,9 +14,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.dialects.openai.unsupported_fields import UnsupportedFields
 from gateway.errors import InvalidField
-from gateway.generation_request import CacheDirectives, CacheMarker, tag_of
+from gateway.generation_request import CacheDirectives, CacheMarker, partition_of, tag_of
 
 CacheKey: TypeAlias = Annotated[str, Meta(max_length=64)]
+CacheSalt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 ResponseId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 
 _RETENTION_CLASSES = {"in_memory": "30m", "in-memory": "30m", "24h": "24h"}
@@ -52,12 +53,20 @@ class CacheOptions(Struct, frozen=True):
 
 
 class CacheFields(UnsupportedFields, frozen=True, kw_only=True):
-    """The fields of both completion endpoints. `cache_control` is not OpenAI's: Anthropic's automatic caching."""
+    """The fields of OpenAI's endpoints. `cache_control` is not OpenAI's: Anthropic's automatic caching. `cache_salt` is
+    vLLM's and SGLang's, `extra_key` SGLang's: each splits the project's cache further, as `prompt_cache_key` does."""
 
     prompt_cache_key: CacheKey | None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     cache_control: CacheControl | None = None
+    cache_salt: CacheSalt | None = None
+    extra_key: CacheSalt | None = None
+
+    @property
+    def partition(self) -> str:
+        """The part of the project's cache that the prompt is in."""
+        return partition_of(self.prompt_cache_key, self.cache_salt, self.extra_key)
 
     @property
     def prewarms(self) -> bool:
@@ -98,9 +107,9 @@ def parse_directives(
     """What these fields say. Raises InvalidRequest naming the field."""
     options, retention = fields.prompt_cache_options, fields.prompt_cache_retention
     if options is None and retention is None and fields.cache_control is None and not marked:
-        if not fields.prompt_cache_key:
+        if not fields.partition:
             return _NOTHING
-        return CacheDirectives(partition=fields.prompt_cache_key)
+        return CacheDirectives(partition=fields.partition)
     options = options or CacheOptions()
     lease = options.ttl or (None if retention is None else _RETENTION_CLASSES[retention])
     markers = _markers(marked, lease)
@@ -115,7 +124,7 @@ def parse_directives(
         automatic_path=automatic_path,
         read=not off,
         store="none" if off else "all",
-        partition=fields.prompt_cache_key or "",
+        partition=fields.partition,
         prewarm=bool(options.prewarm),
         compare_with=options.comparison_response_id,
         tags=tuple(dict.fromkeys(tag_of(metadata[key]) for key in TAG_KEYS if metadata.get(key))) if metadata else (),

@@ -7,10 +7,10 @@ would change the answer and are not supported are refused (`unsupported_fields`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct
 from msgspec.structs import replace
 
 from gateway.dialects.json_objects import JsonObjects
@@ -42,8 +42,9 @@ from gateway.dialects.openai.tools import (
     read_choice,
     read_tools,
 )
+from gateway.dialects.openai.unsupported_fields import Refused, reject_unsupported
 from gateway.errors import InvalidField
-from gateway.generation_request import Effort, GenerationRequest, Text, ToolCall, Turn
+from gateway.generation_request import Effort, GenerationRequest, ReasoningWish, Text, ToolCall, Turn
 
 NoCall: TypeAlias = Annotated[
     Raw, Meta(description="Not supported: calls are refused.", extra_json_schema={"type": "null"})
@@ -118,6 +119,12 @@ class FunctionMessage(Struct, frozen=True, tag="function", tag_field="role"):
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
+class Thinking(Struct, frozen=True):
+    """SGLang's: whether to reason before the answer. A model without reasoning passes over it."""
+
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+
+
 class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     """The fields that are read or refused."""
 
@@ -129,6 +136,10 @@ class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None
+
+    echo: Refused = UNSET
+    add_special_tokens: Refused = UNSET
 
 
 class ChatCall(Struct, frozen=True):
@@ -146,6 +157,7 @@ def parse(body: bytes) -> ChatCall:
     """Parse a body. Raises InvalidRequest with the JSON path of what is wrong."""
     check_large_body(body)
     request = decode(_decoder, body)
+    reject_unsupported(request, ("echo", "add_special_tokens"))
     stream, include_usage = parse_streaming(request)
     if request.top_logprobs and not request.logprobs:
         raise InvalidField("$.top_logprobs", "it needs $.logprobs to be true")
@@ -162,7 +174,7 @@ def parse(body: bytes) -> ChatCall:
         turns_path="$.messages",
         tools=tools,
         tool_choice=read_choice(request.tool_choice, tools, parallel=request.parallel_tool_calls),
-        reasoning=reasoning_of(request.reasoning_effort),
+        reasoning=_reasoning(request),
         max_tokens=getattr(request, limit),
         max_tokens_path=f"$.{limit}",
         **parse_common(request),
@@ -171,6 +183,11 @@ def parse(body: bytes) -> ChatCall:
         cache=parse_directives(request, _marked(request, turns, body), request.metadata),
     )
     return ChatCall(generation if not generation.cache.prewarm else prewarming(generation), stream, include_usage)
+
+
+def _reasoning(request: ChatRequest) -> ReasoningWish:
+    wish = reasoning_of(request.reasoning_effort)
+    return wish if request.thinking is None else replace(wish, enabled=request.thinking.type != "disabled")
 
 
 def _marked(request: ChatRequest, turns: Sequence[Turn], body: bytes) -> list[Marked]:
@@ -202,7 +219,8 @@ def _unsupported(path: str, feature: str) -> InvalidField:
 
 
 class _Reader:
-    """Makes turns of messages. A call must be answered by one tool message before anything else is said."""
+    """Makes turns of messages. A call that was not cut off must be answered by one tool message before anything else is
+    said."""
 
     def __init__(self, objects: JsonObjects) -> None:
         self._objects = objects
@@ -233,10 +251,11 @@ class _Reader:
         raise _unsupported(f"{path}.role", "function messages")
 
     def check_answered(self) -> None:
-        """Raise InvalidRequest where a call has no result."""
-        if self._open:
-            id_, call = next(iter(self._open.items()))
-            raise InvalidField(call.path, f"no tool message with tool_call_id {id_[:80]!r} follows")
+        """Raise InvalidRequest where a call has no result that needs one."""
+        for id_, call in self._open.items():
+            if not call.readable:
+                raise InvalidField(call.path, f"no tool message with tool_call_id {id_[:80]!r} follows")
+        self._open = {}
 
     def _result(self, message: ToolMessage, path: str) -> Turn:
         call = self._open.pop(message.tool_call_id, None)
@@ -256,7 +275,7 @@ def _assistant(message: AssistantMessage, path: str, *, calls: bool) -> tuple[Te
         return ()
     if message.refusal is not None:
         return (Text(message.refusal, f"{path}.refusal"),)
-    raise InvalidField(f"{path}.content", "it is missing", code="missing_required_parameter")
+    return (Text("", f"{path}.content"),)  # an answer that said nothing
 
 
 def _texts(content: Content, path: str) -> tuple[Text, ...]:

@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.conversation.output.events import ArgumentsDelta, CallStart, ReasoningDelta, TextDelta, whole_output
+from gateway.conversation.output.events import (
+    ArgumentsDelta,
+    CallStart,
+    ReasoningDelta,
+    TextDelta,
+    TokenScore,
+    whole_output,
+    with_scores,
+)
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.dialects.cache_explanation import CacheExplanation
 from gateway.dialects.openai.common_response import (
@@ -141,7 +149,11 @@ class ChatWriter(CompletionWriter):
                 model=self._identity.model,
                 choices=tuple(
                     Choice(
-                        self._said(d), self._reason(finish, d.choice), d.choice, self._logprobs_of(d), finish.limited_by
+                        self._said(d),
+                        self._reason(finish, d.choice),
+                        d.choice,
+                        self._logprobs_of([*d.scores, *(score for _, some in with_scores(d.events) for score in some)]),
+                        finish.limited_by,
                     )
                     for d, finish in zip(deltas, finishes_of(end.reasons), strict=True)
                 ),
@@ -157,11 +169,10 @@ class ChatWriter(CompletionWriter):
         """A chunk for each delta; before the first of a choice, a chunk with its role."""
         events = b""
         for delta in deltas:
-            logprobs = self._logprobs_of(delta)
-            for said in self._deltas(delta):
+            for said, scores in self._deltas(delta):
+                logprobs = self._logprobs_of(scores) if scores else None
                 chunk = ChunkChoice(said, index=delta.choice, logprobs=logprobs)
                 events += self._open(delta.choice) + self._chunk(chunk)
-                logprobs = None
         return events
 
     def finished(self, end: Finished) -> bytes:
@@ -198,25 +209,27 @@ class ChatWriter(CompletionWriter):
             reasoning_content=whole.reasoning or UNSET,
         )
 
-    def _deltas(self, delta: ChoiceDelta) -> Iterator[Delta]:
-        """The deltas of OpenAI's stream for more of a choice."""
+    def _deltas(self, delta: ChoiceDelta) -> Iterator[tuple[Delta, Sequence[TokenScore]]]:
+        """The deltas of OpenAI's stream for more of a choice, each with the scores of its tokens."""
         if not delta.events:
-            yield Delta(content=delta.text)
-        for said in delta.events:
+            yield Delta(content=delta.text), delta.scores
+        for said, scores in with_scores(delta.events):
             match said:
                 case TextDelta(text):
-                    yield Delta(content=text)
+                    yield Delta(content=text), scores
                 case ReasoningDelta(text):
-                    yield Delta(reasoning_content=text)
+                    yield Delta(reasoning_content=text), scores
                 case CallStart(call, name):
                     self._called.add(delta.choice)
                     first = ToolCallDelta(call, FunctionDelta("", name), self._call_id(delta.choice, call), "function")
-                    yield Delta(tool_calls=(first,))
+                    yield Delta(tool_calls=(first,)), scores
                 case ArgumentsDelta(call, text):
-                    yield Delta(tool_calls=(ToolCallDelta(call, FunctionDelta(text)),))
+                    yield Delta(tool_calls=(ToolCallDelta(call, FunctionDelta(text)),)), scores
+                case _ if scores:  # the tokens of a call's end
+                    yield Delta(), scores
 
-    def _logprobs_of(self, delta: ChoiceDelta) -> ChatLogprobs | None:
-        return chat_logprobs(delta.scores, self._tokenizer) if self._logprobs else None
+    def _logprobs_of(self, scores: Sequence[TokenScore]) -> ChatLogprobs | None:
+        return chat_logprobs(scores, self._tokenizer) if self._logprobs else None
 
     def _open(self, choice: int) -> bytes:
         if choice in self._opened:

@@ -1,7 +1,7 @@
 """The request fields that OpenAI's two completion endpoints share, for sampling, streaming, tiers and grammars.
 
 Beside OpenAI's fields these are vLLM's, which its users send in `extra_body`
-(https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html).
+(https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html), and SGLang's of the same names.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gateway.dialects.openai.structured_outputs import (
     StructuredOutputs,
     parse_grammar,
 )
-from gateway.dialects.openai.unsupported_fields import reject_unsupported
+from gateway.dialects.openai.unsupported_fields import Refused, reject_fields
 from gateway.errors import InvalidField
-from gateway.generation_request import Effort, GenerationRequest, ReasoningWish
+from gateway.generation_request import Effort, GenerationRequest, Grammar, ReasoningWish
 from protocol.requests import MOST_CHOICES, Lane
 
 SERVICE_TIER_OF: Mapping[str, str] = {"interactive": "priority", "standard": "default", "batch": "flex"}
@@ -70,16 +70,12 @@ _MOST_STOP_TOKENS = 64
 
 class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
+    continuous_usage_stats: Refused = UNSET
 
 
-class CompletionFields(CacheFields, frozen=True, kw_only=True):
-    """The fields of both endpoints. Those of the lower part are vLLM's, in name and meaning, but `max_cost`, ours."""
+class SamplingFields(CacheFields, frozen=True, kw_only=True):
+    """The fields for sampling. Those of the lower part are vLLM's and SGLang's, in name and meaning."""
 
-    model: str
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Integer64 | None = None
-    n: ChoiceCount | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
     seed: Integer64 | None = None
@@ -87,8 +83,6 @@ class CompletionFields(CacheFields, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
-    service_tier: str | None = None
-    metadata: Annotated[dict[str, Label], Meta(max_length=16)] | None = None
 
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Fraction | None = None
@@ -96,7 +90,20 @@ class CompletionFields(CacheFields, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
+
+
+class CompletionFields(SamplingFields, frozen=True, kw_only=True):
+    """The fields of both endpoints. The grammars of the lower part are vLLM's, `max_cost` is ours."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Integer64 | None = None
+    n: ChoiceCount | None = None
+    service_tier: str | None = None
+    metadata: Annotated[dict[str, Label], Meta(max_length=16)] | None = None
     max_cost: MaxCost | None = None
+
     response_format: ResponseFormat | None = None
     guided_json: Schema | UnsetType = UNSET
     guided_regex: GrammarText | None = None
@@ -111,20 +118,28 @@ def parse_streaming(request: CompletionFields) -> tuple[bool, bool]:
         return bool(request.stream), False
     if not request.stream:
         raise InvalidField("$.stream_options", "it needs $.stream to be true")
+    reject_fields(request.stream_options, ("continuous_usage_stats",), "$.stream_options")
     return True, bool(request.stream_options.include_usage)
 
 
 def parse_common(request: CompletionFields) -> dict[str, Any]:
     """The fields of `GenerationRequest` that both endpoints parse alike. Raises InvalidRequest naming the field."""
-    reject_unsupported(request)
-    stop, grammar = request.stop, parse_grammar(request)
-    if grammar is not None and (request.stop_token_ids or stop):
-        path = "$.stop" if stop else "$.stop_token_ids"
-        raise InvalidField(path, f"it cannot be combined with {grammar.path}, which decides where the output ends")
     return {
         "lane": lane_of(request.service_tier),
         "max_cost_pico": parse_max_cost(request.max_cost),
         "tag": (request.metadata or {}).get(TAG, ""),
+        **parse_sampling(request, parse_grammar(request)),
+    }
+
+
+def parse_sampling(request: SamplingFields, grammar: Grammar | None) -> dict[str, Any]:
+    """The fields of `GenerationRequest` that say how to sample, under this grammar. Raises InvalidRequest naming the
+    field."""
+    stop = request.stop
+    if grammar is not None and (request.stop_token_ids or stop):
+        path = "$.stop" if stop else "$.stop_token_ids"
+        raise InvalidField(path, f"it cannot be combined with {grammar.path}, which decides where the output ends")
+    return {
         "temperature": request.temperature,
         "top_p": request.top_p,
         "seed": request.seed,

@@ -22,6 +22,7 @@ from gateway.dialects.openai.common_request import (
     parse_streaming,
     prewarming,
 )
+from gateway.dialects.openai.unsupported_fields import reject_unsupported
 from gateway.errors import InvalidField
 from gateway.generation_request import GenerationRequest
 from protocol.requests import MOST_CHOICES
@@ -45,6 +46,11 @@ PromptField: TypeAlias = Annotated[
 ]
 
 
+AddSpecialTokens: TypeAlias = Annotated[
+    bool | None, Meta(description="Whether a text begins with the tokenizer's opening tokens, such as BOS: once.")
+]
+
+
 class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     """The fields that are read or refused."""
 
@@ -52,6 +58,7 @@ class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     best_of: ChoiceCount | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
+    add_special_tokens: AddSpecialTokens = True
     suffix: str | None = None
 
 
@@ -74,6 +81,7 @@ def parse(body: bytes) -> CompletionCall:
     """Parse a body. Raises InvalidRequest with the JSON path of what is wrong."""
     check_large_body(body)
     request = decode(_decoder, body)
+    reject_unsupported(request)
     (stream, include_usage), choices = parse_streaming(request), request.n or 1
     if request.best_of is not None and request.best_of != choices:
         problem = f"it must be equal to $.n, which is {choices}, because answers are not ranked"
@@ -97,6 +105,7 @@ def parse(body: bytes) -> CompletionCall:
             choices=choices,
             logprobs=request.logprobs,
             echo=bool(request.echo),
+            add_special_tokens=request.add_special_tokens is not False,
             cache=cache,
         )
         for index, prompt in enumerate(prompts)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.conversation.output.events import TokenScore
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.dialects.cache_explanation import CacheExplanation
 from gateway.dialects.openai.common_response import (
@@ -27,7 +28,6 @@ from gateway.dialects.openai.diagnostics import PromptCacheDiagnostics, cache_ex
 from gateway.dialects.openai.logprobs import TextLogprobs, text_logprobs
 from gateway.generation.delivery import ChoiceDelta, Finished
 from gateway.generation.request_history import Explanation
-from gateway.generation.transcript import TokenScore
 
 
 class TextChoice(Struct, frozen=True):

@@ -26,7 +26,8 @@ _FIRST_SERVER_ERROR = 500
 
 
 class ErrorBody(Struct, frozen=True):
-    """The inside of the envelope. `insufficient_funds` comes only with status 402, `cache_miss` only with 412."""
+    """The inside of the envelope. `param`: the field or parameter that is wrong. `insufficient_funds` comes only with
+    status 402, `cache_miss` only with 412."""
 
     message: str
     type: str
@@ -57,7 +58,7 @@ def envelope(failure: GatewayError, request_id: str) -> Envelope:
         ErrorBody(
             message,
             kind,
-            failure.path,
+            _param(failure.path),
             failure.code,
             UNSET if shortage is None else shortage,
             miss,
@@ -74,6 +75,11 @@ def plain(status: int, message: str, request_id: str) -> Envelope:
 def encode(body: Envelope) -> bytes:
     """The envelope as JSON."""
     return msgspec.json.encode(body)
+
+
+def _param(path: str | None) -> str | None:
+    """A field as OpenAI names it: without the body that it is in."""
+    return None if path == "$" or path is None else path.removeprefix("$.")
 
 
 def _default_type(status: int) -> str:

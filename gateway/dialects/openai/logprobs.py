@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
+from gateway.conversation.output.events import TokenScore
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.dialects.openai.common_response import encoder
-from gateway.generation.transcript import TokenScore
 from protocol.requests import TokenLogprob
 
 _REPLACEMENT = "\ufffd"

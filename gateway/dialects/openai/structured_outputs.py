@@ -8,6 +8,7 @@ from typing import Annotated, Any, Protocol, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from gateway.dialects.openai.unsupported_fields import Refused, reject_fields
 from gateway.errors import InvalidField
 from gateway.generation_request import Grammar
 from protocol.grammar_limits import MAX_GRAMMAR_CHARS, MAX_SCHEMA_BYTES, GrammarTooLarge, check_depth, check_grammar
@@ -49,11 +50,21 @@ ResponseFormat: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
 
 
 class StructuredOutputs(Struct, frozen=True):
+    """vLLM's. What else it may say of the output's form is refused."""
+
     json: Schema | UnsetType = UNSET
     regex: GrammarText | None = None
     choice: ChoiceTexts | None = None
     grammar: GrammarText | None = None
     json_object: bool | None = None
+
+    structural_tag: Refused = UNSET
+    whitespace_pattern: Refused = UNSET
+    disable_any_whitespace: Refused = UNSET
+    disable_additional_properties: Refused = UNSET
+
+
+_UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
 class GrammarFields(Protocol):
@@ -89,6 +100,7 @@ def _grammars(request: GrammarFields) -> list[Grammar]:
         case SchemaFormat(named):
             grammars.append(schema_grammar(named.schema, "$.response_format.json_schema.schema"))
     outputs = request.structured_outputs or StructuredOutputs()
+    reject_fields(outputs, _UNSUPPORTED, "$.structured_outputs")
     if outputs.json_object:
         grammars.append(_grammar("json_schema", {"type": "object"}, "$.structured_outputs.json_object"))
     for kind, path, value in (

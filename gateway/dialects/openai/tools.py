@@ -160,7 +160,6 @@ def read_calls(calls: Sequence[MessageToolCall], path: str, objects: JsonObjects
     read = []
     for index, call in enumerate(calls):
         at = f"{path}[{index}]"
-        arguments = call.function.arguments.strip() or "{}"
-        objects.read(Raw(arguments.encode(errors="replace")), f"{at}.function.arguments")
-        read.append(ToolCall(arguments, at, id=call.id, name=call.function.name))
+        arguments, readable = objects.read_arguments(call.function.arguments, f"{at}.function.arguments")
+        read.append(ToolCall(arguments, at, id=call.id, name=call.function.name, readable=readable))
     return tuple(read)

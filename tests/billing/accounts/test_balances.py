@@ -47,7 +47,7 @@ async def test_a_refund_is_of_paid_unused_money_and_happens_once(database: Datab
     await balances.grant(tenant.id, COST, "USD", kind="promo")
     await HoldService(database).reserve(tenant.request(3 * COST))
     await use(database, tenant)
-    with pytest.raises(RefundRefused, match=r"only 0\.000392000000 USD are paid"):
+    with pytest.raises(RefundRefused, match=r"only 0\.000392 USD are paid"):
         await balances.refund(tenant.id, 8 * COST, "USD")
     with pytest.raises(CurrencyMismatch):
         await balances.refund(tenant.id, COST, "EUR")
@@ -179,7 +179,7 @@ async def test_a_correction_takes_no_money_that_is_promised(database: Database) 
     event = await use(database, tenant)
     await HoldService(database).reserve(tenant.request(COST))
     for dry_run in (True, False):
-        with pytest.raises(InvalidAdjustment, match=r"costs 0\.0+1600000 USD and 0\.0+ are available"):
+        with pytest.raises(InvalidAdjustment, match=r"costs 0\.0000016 USD and 0\.00 are available"):
             await adjust(database, catalog, tenant.id, event.id, {"output": 1}, reason="r", dry_run=dry_run)
     await balances.set_credit_line(tenant.id, 1_600_000, "USD")
     await adjust(database, catalog, tenant.id, event.id, {"output": 1}, reason="r")

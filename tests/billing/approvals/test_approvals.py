@@ -33,8 +33,9 @@ from billing.prices.approval import BY_KEY, PriceSheets
 from billing.prices.errors import SamePerson
 from billing.prices.sheets import PriceProposal
 from billing.rating.contract_store import Contracts
-from billing.rating.terms import ContractTerms, Discount, InvalidTerms
+from billing.rating.terms import ContractTerms, Discount, InvalidTerms, parse_terms
 from billing.tables.rating import contract_terms
+from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from storage.database.database import Database
@@ -330,6 +331,37 @@ async def test_a_credit_note_waits(approvals: Approvals, database: Database) -> 
     with by("Ann"):  # repeated, it answers with what was issued
         note, _ = await credit(database, october, "Another", request="2")
     assert note is not None
+    assert await audit_money(database) == []
+
+
+@pytest.mark.slow
+async def test_a_payment_for_a_commitment_waits_and_is_checked_anew(approvals: Approvals, database: Database) -> None:
+    customer = await Customer.make(database)
+    contracts = Contracts(database, PriceCatalog(database))
+
+    def terms(*amounts: str) -> ContractTerms:
+        payments = [{"amount": one, "reference": "bank 4711", "reason": "before the contract"} for one in amounts]
+        months = {"first": "2026-10", "last": "2026-12"}
+        return parse_terms({"commitment": {"amount": "8", "invoiced": False, "payments": payments, **months}})
+
+    await contracts.put(customer.id, terms(), "2026-10", "Ann")
+    await _turn_on(database)
+    with by("Ann"):
+        waits = await _pending(contracts.put(customer.id, terms("7"), "2026-10", "Ann"))
+        other = await _pending(contracts.put(customer.id, terms("6"), "2026-11", "Ann"))
+        with pytest.raises(OwnChange):
+            await approvals.approve(waits.id, may)
+    assert waits.summary == (
+        "contract terms from 2026-10 on, with a commitment of 8.00 for 2026-10 to 2026-12, 7.00 paid by bank 4711"
+    )
+    assert len(await contracts.list()) == 1
+    with by("bob"):
+        await approvals.approve(waits.id, may)
+        with pytest.raises(InvalidTerms, match="the payment 'bank 4711' was recorded before"):
+            await approvals.approve(other.id, may)
+    await customer.use("2026-10-03", Usage(output=6_250_000))
+    october = await customer.invoice("2026-10")
+    assert october.net == 300, "of 10.00 the payment pays 7.00, though the commitment is of 8.00"
     assert await audit_money(database) == []
 
 

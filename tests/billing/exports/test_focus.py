@@ -176,7 +176,7 @@ async def test_what_was_paid_in_advance_is_billed_once_before_and_after_the_invo
         assert abs(after - used[0]) < Decimal("0.01")
         assert abs(effective - used[1]) < Decimal("0.01")
         assert {row["InvoiceId"] for row in rows} == {sent.number}
-    await void(database, sent)
+    await void(database, sent, "a mistake")
     again = await billed("2026-10", "void")
     assert again[:2] == october[:2]
     assert {row["InvoiceId"] for row in again[2]} == {""}

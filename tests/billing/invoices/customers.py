@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import literal, select
 
+from billing.accounts.balances import Balances
 from billing.calendar import following_period
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
@@ -19,7 +20,7 @@ from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
-from billing.tables.money import balance, ledger_entry
+from billing.tables.money import ledger_entry
 from billing.usage import Usage, UsageEvent
 from storage.database.base import Count, to_instant
 from storage.database.database import Database
@@ -46,13 +47,10 @@ class Customer(msgspec.Struct):
     ) -> Customer:
         set_clock(database, "2026-09-15")
         tenant = await Tenant.rich(database, pico, model)
-        row = {"tenant_id": tenant.id, "currency": seller.currency, "credit_line": 10**15}
-        async with database.transaction() as session:  # it may pay afterwards
-            empty = dict.fromkeys(("credit", "debit", "held", "overdraft"), 0)
-            new = database.insert(balance).values(row | empty)
-            await session.execute(
-                new.on_conflict_do_update(index_elements=["tenant_id"], set_={"credit_line": row["credit_line"]})
-            )
+        balances = Balances(database)
+        balance = await balances.get(tenant.id)
+        currency = seller.currency if balance is None else balance.currency
+        await balances.set_credit_line(tenant.id, 10**15, currency)  # it may pay afterwards
         parties = Parties(database)
         await parties.set_seller(seller)
         await parties.set_buyer(tenant.id, buyer)

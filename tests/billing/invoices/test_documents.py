@@ -144,6 +144,23 @@ def test_every_variant_can_be_printed(made: Document, state: str, wanted: str) -
     assert wanted in " ".join(_text(to_pdf(made, state))[0].split())
 
 
+def test_lines_of_two_price_versions_are_told_apart() -> None:
+    made = document(1)
+    (line,) = made.lines
+    lines = [msgspec.structs.replace(line, price_version=7), msgspec.structs.replace(line, price_version=9)]
+    (group,) = shown(msgspec.structs.replace(made, lines=lines), "finalized", "")["groups"]
+    assert [row["detail"] for row in group["lines"]] == ["price version 7", "price version 9"]
+    (alone,) = shown(msgspec.structs.replace(made, lines=lines[:1]), "finalized", "")["groups"]
+    assert [row["detail"] for row in alone["lines"]] == [""]
+
+
+def test_an_invoice_that_was_taken_back_says_so() -> None:
+    words = _words(document(), "credited", PaymentsAndCredits([], [_credit_note(240)]))
+    assert "CREDITED" in words
+    assert "PAID" not in words
+    assert "IBAN" not in words
+
+
 def test_letters_that_no_font_has_are_said() -> None:
     with pytest.raises(NotPrintable, match="--fonts"):
         to_pdf(document(buyer=msgspec.structs.replace(BUYER, name="株式会社")), "finalized")

@@ -84,7 +84,7 @@ async def test_a_month_from_draft_to_paid(database: Database) -> None:
     with pytest.raises(WrongState):
         await pay(database, paid, "bank 3", 1)
     with pytest.raises(WrongState):
-        await mark_uncollectible(database, paid)
+        await mark_uncollectible(database, paid, "insolvent")
     assert await audit_money(database) == []
 
 
@@ -188,11 +188,11 @@ async def test_void_gives_the_period_back_and_keeps_the_number(database: Databas
     await customer.use("2026-10-03", USAGE)
     sent = await customer.invoice("2026-10")
     before = await customer.accounts()
-    voided = await void(database, sent)
+    voided = await void(database, sent, "a mistake")
     assert (voided.state, voided.number) == ("void", "INV-2026-000001")
     assert set(await customer.accounts()) == {"receivable", "revenue"}
     with pytest.raises(WrongState):
-        await void(database, sent)
+        await void(database, sent, "a mistake")
     with pytest.raises(WrongState):
         await pay(database, sent, "bank")
     again = await customer.invoice("2026-10")
@@ -200,8 +200,8 @@ async def test_void_gives_the_period_back_and_keeps_the_number(database: Databas
     assert await customer.accounts() == before
     await pay(database, again, "bank", 1)
     with pytest.raises(DocumentRefused):
-        await void(database, again)
-    assert (await mark_uncollectible(database, again)).state == "uncollectible"
+        await void(database, again, "a mistake")
+    assert (await mark_uncollectible(database, again, "insolvent")).state == "uncollectible"
     assert (await pay(database, again, "later")).state == "paid"
     assert await audit_money(database) == []
 
@@ -237,7 +237,7 @@ async def test_credit_notes_by_line_and_whole_never_more_than_is_left(database: 
     with pytest.raises(AmountRefused):
         await credit(database, sent, "More", request="4")
     after = await customer.invoices.by_number("INV-2026-000001")
-    assert (after.state, after.left, after.credited) == ("paid", 0, 1442)
+    assert (after.state, after.left, after.credited) == ("credited", 0, 1442)
     assert await customer.accounts() == {
         "revenue": 12_120_004_840_000, "credited": -1212 * CENT, "prepaid": 100 * CENT, "clearing": -100 * CENT,
         "rounding_carry": -4_840_000,
@@ -246,7 +246,7 @@ async def test_credit_notes_by_line_and_whole_never_more_than_is_left(database: 
         "CN-2026-000001",
         "CN-2026-000002",
     ]
-    for refused in (pay(database, note, "bank"), void(database, note)):
+    for refused in (pay(database, note, "bank"), void(database, note, "a mistake")):
         with pytest.raises(DocumentRefused):
             await refused
     with pytest.raises(WrongState):

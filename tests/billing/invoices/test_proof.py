@@ -22,6 +22,7 @@ from billing.invoices.composing import Funding, compose
 from billing.invoices.credit_notes import credit
 from billing.invoices.document import Savings
 from billing.invoices.finalizing import finalize
+from billing.invoices.parties.dated import DatedParty, InvoiceParties
 from billing.money import minor_unit
 from billing.prices import PriceCatalog
 from billing.rating.lines import RatedLine
@@ -233,7 +234,8 @@ def test_lifetime_billed_is_lifetime_exact_within_one_minor_unit(
         promo = min(given_pico, sum(picos))
         prepaid = (sum(picos) - promo) * share // 100
         document = compose(
-            USD, BUYER, UUID(int=1), period, currency=currency, rated=lines,
+            InvoiceParties(DatedParty(USD), DatedParty(BUYER), f"{period}-28", f"{period}-28"), UUID(int=1), period,
+            currency=currency, rated=lines,
             funding=Funding(promo, prepaid, carry, prepaid_carry), savings=Savings(models=[]), projects={},
         )  # fmt: skip
         carry, prepaid_carry = int(document.carry_out), int(document.prepaid_carry_out)

@@ -165,7 +165,7 @@ async def test_a_voided_invoice_leaves_the_money_and_the_next_one_says_the_same(
     before = await customer.invoice("2026-10")
     said = await _said(customer, before)
     assert (before.net, before.prepaid, before.payable) == (400, 100, 300)
-    await void(database, before)
+    await void(database, before, "a mistake")
     await customer.use("2026-11-04", Usage(output=100_000))
     again = await customer.invoice("2026-10")
     assert (again.net, again.prepaid, again.payable) == (400, 100, 300)

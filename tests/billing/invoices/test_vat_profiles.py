@@ -64,7 +64,7 @@ async def test_a_seller_with_an_old_invalid_id_can_change_otherwise(database: Da
         here = legal_entity.c.id == USD.id
         await session.execute(update(legal_entity).where(here).values(profile=canonical(older)))
     moved = msgspec.structs.replace(older, name="Another GmbH")
-    await parties.set_seller(moved)
+    await parties.set_seller(moved, reason="renamed")
     assert await parties.seller(USD.id) == moved
     with pytest.raises(InvalidParty, match="DE124"):
-        await parties.set_seller(msgspec.structs.replace(moved, vat_id="DE124"))
+        await parties.set_seller(msgspec.structs.replace(moved, vat_id="DE124"), reason="a new id")

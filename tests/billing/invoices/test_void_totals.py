@@ -35,7 +35,7 @@ async def test_a_void_document_counts_for_nothing(database: Database, tmp_path: 
     customer = await Customer.make(database, buyer=GERMAN)
     await customer.use("2026-10-03", Usage(output=10_000_000))
     first = await customer.invoice("2026-10")
-    gone = await void(database, first)
+    gone = await void(database, first, "a mistake")
     assert gone.gross == first.gross
     assert set(gone.counted.values()) == {0}
     second = await customer.invoice("2026-10")

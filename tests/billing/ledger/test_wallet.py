@@ -70,11 +70,24 @@ def test_what_is_owed_is_paid_first_and_a_correction_unwinds_the_last_use() -> N
         Entry("clearing", "receivable", 2),
         Entry("clearing", "prepaid", 8, UUID(int=3)),
     ]
-    assert money.give_back(ModelCost(HOME, "m", 6)) == [
-        Entry("revenue", "prepaid", 2, UUID(int=3)),
+    assert money.give_back(ModelCost(HOME, "m", 6), {UUID(int=1): 5, UUID(int=2): 5, None: 2}) == [
         Entry("revenue", "prepaid", 4, UUID(int=2)),
+        Entry("revenue", "prepaid", 2, UUID(int=3)),
     ]
     assert left(money) == [0, 4, 10]
+
+
+def test_a_correction_gives_nobody_more_than_it_paid_for_the_period() -> None:
+    """Neither the debts that money paid, nor what money paid for another period, become refundable by it."""
+    money = wallet(new_grant(1, 5))
+    money.use([ModelCost(HOME, "m", 7)])
+    money.put_in(new_grant(2, 2))
+    money.put_in(new_grant(3, 9, "promo"))
+    second = money.use([ModelCost(HOME, "m", 8)])
+    assert money.give_back(ModelCost(HOME, "m", 8), {entry.grant_id: entry.amount_pico for entry in second}) == [
+        Entry("revenue", "promo", 8, UUID(int=3))
+    ]
+    assert (money.refundable(), left(money)) == (0, [0, 0, 9])
 
 
 def test_expiry_leaves_what_open_holds_count_on() -> None:
@@ -100,6 +113,7 @@ def test_every_account_is_what_its_entries_say(made: list[tuple[str, int]]) -> N
     money = wallet()
     accounts: dict[str, int] = defaultdict(int)
     used = {"m": 0, "n": 0}
+    paid: dict[UUID | None, int] = defaultdict(int)
     for number, (what, pico) in enumerate(made, 1):
         entries: list[Entry] = []
         if what == "use":
@@ -109,7 +123,7 @@ def test_every_account_is_what_its_entries_say(made: list[tuple[str, int]]) -> N
             money.balance = money.balance.holding(pico)
         elif what == "back":
             back = min(pico, used["mn"[pico % 2]])
-            entries = money.give_back(ModelCost(HOME, "mn"[pico % 2], back))
+            entries = money.give_back(ModelCost(HOME, "mn"[pico % 2], back), paid)
             used["mn"[pico % 2]] -= back
         elif what == "refund":
             entries = money.refund(min(pico, money.refundable()))
@@ -124,6 +138,9 @@ def test_every_account_is_what_its_entries_say(made: list[tuple[str, int]]) -> N
             assert entry.amount_pico > 0
             accounts[entry.debit] -= entry.amount_pico
             accounts[entry.credit] += entry.amount_pico
+            if what in ("use", "back"):
+                paid[entry.grant_id] += entry.amount_pico if what == "use" else -entry.amount_pico
+        assert "charges" not in accounts, "all that was used can be given back"
         balance, grants = money.balance, list(money.changed.values())
         assert sum(accounts.values()) == 0
         assert (balance.prepaid, balance.promo, -balance.receivable) == (

@@ -17,12 +17,12 @@ from billing.money import PICO, InvalidPrice
 from billing.prices import PriceCatalog, PriceVersion
 from billing.prices.approval import PriceSheets
 from billing.prices.sheets import PriceProposal
-from billing.rating.applying import apply_terms, drawn, share, tiered_cost, total
+from billing.rating.applying import apply_terms, share, tiered_cost, total
 from billing.rating.contract_store import Contracts
 from billing.rating.lines import RatedLine
 from billing.rating.rated_lines import rated_lines
 from billing.rating.storage_hours import Stored, record_storage, storage_lines
-from billing.rating.terms import Commitment, ContractTerms, Discount, InvalidTerms, Minimum, Step, Tiers, parse_terms
+from billing.rating.terms import ContractTerms, Discount, InvalidTerms, Minimum, Step, Tiers, parse_terms
 from billing.settlement.settlement import settle
 from billing.tables.rating import contract_terms, storage_event
 from billing.usage import InvalidUsage, Usage
@@ -80,17 +80,13 @@ discounts = st.builds(
     st.sampled_from([(), ("a",), ("a", "b"), ("c",)]),
 )
 money = st.integers(1, 10**23)
-commitments = st.builds(
-    lambda amount, first, last, invoiced: Commitment(amount_pico=amount, first=first, last=last, invoiced=invoiced),
-    money, st.sampled_from(["2026-10", "2026-11", "2026-12"]), st.just("2026-12"), st.booleans(),
-)  # fmt: skip
 terms = st.builds(
-    lambda t, d, m, c: ContractTerms(tiers=tuple(t), discounts=tuple(d), minimum=m and Minimum(m), commitment=c),
-    st.lists(tiers(), max_size=2, unique_by=lambda each: (each.model, each.lane)),
-    st.lists(discounts, max_size=2),
+    lambda t, d, m: ContractTerms(tiers=tuple(t), discounts=tuple(d), minimum=m and Minimum(m)),
+    st.lists(tiers(), max_size=3),
+    st.lists(discounts, max_size=4),
     st.none() | money,
-    st.none() | commitments,
 )
+"""Those that cannot be set any more too: several tiers for the same units, discounts of more than 100 %."""
 
 
 def steps_oracle(wanted: Tiers, units: int) -> Fraction:
@@ -102,12 +98,16 @@ def steps_oracle(wanted: Tiers, units: int) -> Fraction:
     return sum((Fraction(max(0, min(units, high) - low)) * step.price_micro for low, high, step in spans), Fraction(0))
 
 
-def oracle(lines: list[RatedLine], wanted: ContractTerms, before: int) -> Fraction:
-    """What a period comes to, in fractions and from scratch."""
+def oracle(lines: list[RatedLine], wanted: ContractTerms) -> dict[str, Fraction]:
+    """What each model's usage comes to before the minimum, in fractions and from scratch."""
     by_model: dict[str, Fraction] = dict.fromkeys((*MODELS, "c"), Fraction(0))
     for line in lines:
         by_model[line.model or ""] += Fraction(line.units) * (line.price_micro or 0)
+    priced = set()
     for each in wanted.tiers:
+        if (each.model, each.lane) in priced:
+            continue
+        priced.add((each.model, each.lane))
         mine = [
             line for line in lines
             if line.model == each.model and line.meter == "output" and line.lane == each.lane
@@ -115,32 +115,49 @@ def oracle(lines: list[RatedLine], wanted: ContractTerms, before: int) -> Fracti
         ]  # fmt: skip
         saved = sum(line.exact_pico for line in mine) - steps_oracle(each, sum(line.units for line in mine))
         by_model[each.model] -= max(Fraction(0), saved)
-    net = sum(by_model.values(), Fraction(0))
-    for off in wanted.discounts:
-        part = sum((by_model[model] for model in (off.models or by_model)), Fraction(0)) * off.basis_points / 10_000
-        net -= part
-    owed = max(net, Fraction(wanted.minimum.amount_pico)) if wanted.minimum else net
-    if (committed := wanted.commitment) is not None:
-        if committed.first <= PERIOD <= committed.last:
-            owed -= max(Fraction(0), min(net, Fraction(committed.amount_pico - before)))
-        if committed.invoiced and committed.first == PERIOD:
-            owed += committed.amount_pico
-    return owed
+    for model in by_model:
+        off = sum(one.basis_points for one in wanted.discounts if not one.models or model in one.models)
+        by_model[model] *= 1 - Fraction(min(off, 10_000), 10_000)
+    return by_model
 
 
 @settings(max_examples=examples(EXAMPLES), deadline=None)
-@given(st.lists(usage(), max_size=8), terms, st.integers(0, 10**22))
-def test_terms_come_to_what_fractions_say(lines: list[RatedLine], wanted: ContractTerms, before: int) -> None:
-    added = apply_terms(lines, wanted, PERIOD, before)
-    found = total([*lines, *added])
-    # each discount is rounded to a pico-unit, and nothing else is; minimum and commitment may hide or keep that
-    assert abs(found - oracle(lines, wanted, before)) <= Fraction(len(wanted.discounts), 2)
-    assert [line.kind for line in added] == sorted(
-        (line.kind for line in added), key=["discount", "minimum", "commitment"].index
-    )
-    assert all(line.exact_pico <= 0 for line in added if line.kind == "discount" and total(lines) >= 0 and len(
-        wanted.discounts) == 0)  # fmt: skip
+@given(st.lists(usage(), max_size=8), terms)
+def test_terms_come_to_what_fractions_say(lines: list[RatedLine], wanted: ContractTerms) -> None:
+    added = apply_terms(lines, wanted, PERIOD)
+    net = total(line for line in [*lines, *added] if line.kind != "minimum")
+    exact = sum(oracle(lines, wanted).values(), Fraction(0))
+    assert abs(net - exact) <= Fraction(len(MODELS), 2), "what is taken of a model is rounded to a pico-unit once"
+    if wanted.minimum is not None:
+        assert total([*lines, *added]) == max(net, wanted.minimum.amount_pico)
+    assert [line.kind for line in added] == sorted((line.kind for line in added), key=["discount", "minimum"].index)
     assert apply_terms(lines, ContractTerms(), PERIOD) == []
+
+
+@settings(max_examples=examples(EXAMPLES), deadline=None)
+@given(st.lists(usage(), max_size=8), terms)
+def test_terms_never_take_more_than_there_is(lines: list[RatedLine], wanted: ContractTerms) -> None:
+    wanted = ContractTerms(tiers=wanted.tiers, discounts=wanted.discounts)
+    for model in MODELS:
+        mine = [line for line in lines if line.model == model]
+        off = total(apply_terms(mine, wanted, PERIOD))
+        assert -total(mine) <= off <= 0
+    assert total(apply_terms(lines, wanted, PERIOD)) == sum(
+        total(apply_terms([line for line in lines if line.model == model], wanted, PERIOD)) for model in MODELS
+    ), "what is taken of a model hangs on no other model"
+
+
+@pytest.mark.parametrize("several", [(6000, 7000), (5000, 5000, 1), (10_000, 10_000)])
+def test_discounts_take_all_at_most(several: tuple[int, ...]) -> None:
+    """0.88 less 60 and 70 percent is nothing, and no money that goes back. So does half of one pico-unit, twice."""
+    start, end = period_bounds(PERIOD)
+    for pico in (880_000_000_000, 1):
+        line = RatedLine(kind="usage", description="", model="a", meter="output", lane="standard", units=pico,
+                         price_micro=1, exact_pico=pico, service_start=start, service_end=end)  # fmt: skip
+        wanted = ContractTerms(discounts=tuple(Discount(basis_points=points) for points in several))
+        added = apply_terms([line], wanted, PERIOD)
+        assert total([line, *added]) == 0
+        assert all(one.exact_pico < 0 for one in added)
 
 
 @settings(max_examples=examples(EXAMPLES), deadline=None)
@@ -157,19 +174,6 @@ def test_a_share_is_half_up(pico: int, basis_points: int) -> None:
     assert share(-pico, basis_points) == -share(pico, basis_points)
 
 
-@settings(max_examples=examples(EXAMPLES), deadline=None)
-@given(money, st.lists(st.integers(-(10**20), 10**22), max_size=12))
-def test_a_commitment_is_never_drawn_beyond_its_amount(committed: int, months: list[int]) -> None:
-    commitment = Commitment(amount_pico=committed, first="2026-01", last="2026-12")
-    before = 0
-    for n, net in enumerate(months, 1):
-        used = drawn(commitment, net, f"2026-{n:02d}", before)
-        assert 0 <= used <= max(0, net)
-        before += used
-    assert before == min(committed, before) <= committed
-    assert drawn(commitment, 10**30, "2027-01", 0) == 0
-
-
 WRITTEN: dict[str, Any] = {
     "tiers": [
         {"kind": "graduated", "model": "stdlib-qa", "meter": "output",
@@ -179,6 +183,8 @@ WRITTEN: dict[str, Any] = {
     "minimum": {"amount": "0.002"},
     "commitment": {"amount": "0.0026", "first": "2026-11", "last": "2027-10"},
 }  # fmt: skip
+PAYMENT = {"amount": "5", "reference": "bank 1", "reason": "came before the contract"}
+PAID = {"amount": "10", "first": "2026-11", "last": "2027-10", "invoiced": False, "payments": [PAYMENT]}
 
 
 @pytest.mark.parametrize(
@@ -193,16 +199,30 @@ WRITTEN: dict[str, Any] = {
             {"price": "1", "up_to": 5}, {"price": "1", "up_to": 5}, {"price": "1"}]}]}, "grow"),
         ({"discounts": [{"basis_points": 0}]}, r"discounts\[0\].basis_points"),
         ({"discounts": [{"basis_points": 10_001}]}, r"discounts\[0\].basis_points"),
+        ({"discounts": [{"basis_points": 6000}, {"basis_points": 7000}]}, r"discounts\[1\].basis_points: .* 13000"),
+        ({"discounts": [{"basis_points": 9000, "models": ["a"]}, {"basis_points": 500}, {"basis_points": 501}]},
+         r"discounts\[2\].basis_points: the discounts of a add up to 10001"),
+        ({"tiers": WRITTEN["tiers"] * 2}, r"tiers\[1\]: tiers\[0\] price stdlib-qa output standard"),
         ({"minimum": {"amount": "-1"}}, "minimum.amount"),
         ({"minimum": {"amount": 5}}, "minimum.amount"),
         ({"commitment": {"amount": "5", "first": "2026-13", "last": "2027-01"}}, "commitment"),
         ({"commitment": {"amount": "5", "first": "2027-02", "last": "2027-01"}}, "commitment.last"),
+        ({"commitment": {"amount": "5", "first": "2027-01", "last": "2037-01"}}, "commitment.last: .* 120 months"),
+        ({"commitment": PAID | {"amount": "4"}}, "commitment.payments: .* more than the commitment"),
+        ({"commitment": PAID | {"payments": [PAYMENT, PAYMENT]}}, r"payments\[1\].reference: 'bank 1' is there twice"),
+        ({"commitment": PAID | {"payments": [PAYMENT | {"reason": ""}]}}, r"commitment.payments\[0\].reason"),
+        ({"commitment": PAID | {"payments": [PAYMENT | {"amount": "0"}]}}, r"commitment.payments\[0\].amount"),
         ({"rebates": []}, "rebates"),
     ],
 )  # fmt: skip
 def test_terms_that_cannot_be_are_refused_by_field(change: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidTerms, match=field):
         parse_terms(WRITTEN | change)
+
+
+def test_discounts_of_different_models_do_not_add_up() -> None:
+    """Only what falls on the same model does."""
+    parse_terms({"discounts": [{"basis_points": 6000, "models": ["a"]}, {"basis_points": 7000, "models": ["b"]}]})
 
 
 @pytest.mark.slow
@@ -230,18 +250,13 @@ async def test_a_contract_over_three_months(database: Database) -> None:
             found.setdefault(line.kind, []).append(line.exact_pico)
         return found
 
-    # 2000 tokens at 1.60; the second thousand at 1.20, then 10 % off: 0.00252, all of it committed
-    assert await month("2026-11", 2000) == {
-        "usage": [3_200_000_000],
-        "discount": [-400_000_000, -280_000_000],
-        "commitment": [2_600_000_000, -2_520_000_000],
-    }
-    # 100 tokens: 0.00016 less 10 %; the minimum asks for the rest of 0.002, and 0.00008 of the commitment is left
+    # 2000 tokens at 1.60; the second thousand at 1.20, then 10 % off
+    assert await month("2026-11", 2000) == {"usage": [3_200_000_000], "discount": [-400_000_000, -280_000_000]}
+    # 100 tokens: 0.00016 less 10 %; the minimum asks for the rest of 0.002
     assert await month("2026-12", 100) == {
         "usage": [160_000_000],
         "discount": [-16_000_000],
         "minimum": [1_856_000_000],
-        "commitment": [-80_000_000],
     }
     assert await month("2027-01", 0) == {"minimum": [2_000_000_000]}
     lines = await rated_lines(database, catalog, tenant.id, "2027-11")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from billing.calendar import InvalidPeriod
+from billing.calendar import InvalidPeriod, period_of
 from billing.prices import PriceCatalog
 from billing.reports.usage_report import InvalidReport, usage_buckets, usage_by_project_and_model
 from billing.usage import Usage, UsageEvent, UsageSum
@@ -21,7 +21,8 @@ NOON = 1_795_003_200_000_000 // DAY * DAY + DAY // 2
 
 
 def _at(event: UsageEvent, instant: int, **changes: Any) -> UsageEvent:
-    return msgspec.structs.replace(event, admitted_at=instant, finished_at=instant, **changes)
+    booked = {"admitted_at": instant, "finished_at": instant, "period": period_of(instant)}
+    return msgspec.structs.replace(event, **booked | changes)
 
 
 async def test_a_month_by_project_and_model(database: Database) -> None:

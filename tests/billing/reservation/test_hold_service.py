@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import literal, select, update
 from sqlalchemy.exc import IntegrityError
 
 from billing.accounts.balances import Balances, CurrencyMismatch
@@ -22,9 +22,9 @@ from billing.tables.money import balance as balance_table
 from billing.tables.money import hold_batch
 from billing.usage import Release, Usage
 from billing.verification.audit import audit_money
-from storage.database.base import new_id
+from storage.database.base import Count, new_id
 from storage.database.database import Database
-from tests.billing.money import Tenant
+from tests.billing.money import Tenant, give_euros
 
 _COST = 10**8
 
@@ -64,6 +64,28 @@ async def test_what_does_not_fit_is_refused_with_the_numbers(database: Database)
         await holds.reserve(nobody.request(0))
 
 
+@pytest.mark.both_databases
+async def test_credit_that_has_expired_pays_for_nothing_new(database: Database) -> None:
+    """Whether the worker, which takes it, has run since or not; what was reserved before the expiry stays reserved."""
+    tenant = await Tenant.rich(database, 300)
+    now = await database.now()
+    await Balances(database).grant(tenant.id, 1000, "USD", kind="promo", expires_at=now + 3_600_000_000)
+    holds = HoldService(database)
+    before = await holds.reserve(tenant.request(200))
+    database.clock = literal(now + 7_200_000_000, Count())
+    with pytest.raises(InsufficientFunds) as refusal:
+        await holds.reserve(tenant.request(301))
+    assert refusal.value.affordable_pico == 100, "of 1300 are 200 reserved, and 1000 have expired"
+    with pytest.raises(InsufficientFunds):
+        await holds.top_up(before, 301)
+    assert await holds.reserve_allowance(tenant.request(100), "USD", 2) is None
+    await holds.reserve(tenant.request(100))
+    assert await Balances(database).expire() == 1
+    balance = await Balances(database).get(tenant.id)
+    assert balance is not None
+    assert (balance.held, balance.available) == (300, 0), "as it was while nobody had taken it"
+
+
 async def test_bad_input_writes_nothing(database: Database) -> None:
     tenant = await Tenant.rich(database, 1000)
     holds = HoldService(database)
@@ -74,7 +96,7 @@ async def test_bad_input_writes_nothing(database: Database) -> None:
         tenant.request(1, lifetime_s=0)
     await holds.sweep(hold.expires_at)
     euro = await Tenant.rich(database, 0)
-    await Balances(database).grant(euro.id, 1000, "EUR")
+    await give_euros(database, euro.id, 1000)
     with pytest.raises(CurrencyMismatch):
         await holds.reserve(euro.request(1))
     with pytest.raises(CurrencyMismatch):

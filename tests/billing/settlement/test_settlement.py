@@ -21,7 +21,7 @@ from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
 from storage.database.base import new_id
 from storage.database.database import Database
-from tests.billing.money import Tenant
+from tests.billing.money import Tenant, give_euros
 
 pytestmark = pytest.mark.both_databases
 PRICE = 100 * 400_000 + 10 * 1_600_000  # what Tenant.event costs
@@ -236,7 +236,7 @@ async def test_what_cannot_be_true_is_kept_aside_and_harms_no_other(database: Da
     tenant = await Tenant.rich(database, 10**12)
     poor = await Tenant.rich(database, 0)
     euro = await Tenant.rich(database, 0)
-    await Balances(database).grant(euro.id, 10**12, "EUR")
+    await give_euros(database, euro.id, 10**12)
     good = tenant.event(tenant.request(0), sequence=1)
     lies = {
         "the cost is 1 in the context tier from 0, and": msgspec.structs.replace(

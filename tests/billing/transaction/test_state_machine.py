@@ -10,8 +10,9 @@ import asyncio
 import copy
 import os
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar, cast
 from unittest.mock import patch
@@ -49,7 +50,7 @@ from billing.reservation.hold_service import HoldService
 from billing.settlement import settlement
 from billing.settlement.settlement import settle
 from billing.tables.money import usage_event
-from billing.transaction.opening import money_transaction
+from billing.transaction.opening import money_transaction, recorded_money_transaction
 from billing.usage import Release, SpoolRecord, Usage, UsageEvent
 from storage.database.base import Count, new_id
 from storage.database.database import Database
@@ -356,7 +357,7 @@ class MoneyMachine(RuleBasedStateMachine):
 
         self.crashing_first(settlement, finish, calls)
         self.records += batch
-        costs = dict.fromkeys(MODELS, 0)
+        costs: dict[tuple[str, str], int] = defaultdict(int)
         for record in batch:
             if isinstance(record, UsageEvent):
                 request = self.money.requests[record.id]
@@ -364,7 +365,7 @@ class MoneyMachine(RuleBasedStateMachine):
                     request.cost = record.cost_pico
                     request.tokens = record.usage.uncached
                     request.booked = self.booked_in(request.hold.period)
-                    costs[record.model] += record.cost_pico
+                    costs[request.booked, record.model] += record.cost_pico
                     if request.state == "drawn":
                         self.spend(request)
                     elif request.state == "open":
@@ -377,8 +378,8 @@ class MoneyMachine(RuleBasedStateMachine):
                 ended = (self.money.requests | self.money.asides)[record.request_id]
                 if ended.state == "open":
                     ended.state = "released"
-        for model, cost in costs.items():
-            self.money.pay(model, cost)
+        for (period, model), cost in sorted(costs.items()):
+            self.money.pay(model, cost, period)
 
     def spend(self, request: Request) -> None:
         """Of what was set aside, as far as it is there."""
@@ -411,7 +412,7 @@ class MoneyMachine(RuleBasedStateMachine):
 
         paid = copy.deepcopy(self.money)
         if tokens > 0:
-            paid.pay(request.hold.model, tokens * TOKEN)
+            paid.pay(request.hold.model, tokens * TOKEN, request.booked)
         if request.tokens + tokens < 0 or (tokens > 0 and paid.available < min(0, self.money.available)):
             with pytest.raises(InvalidAdjustment):
                 self.run(correct())
@@ -422,9 +423,9 @@ class MoneyMachine(RuleBasedStateMachine):
         request.tokens += tokens
         request.cost = (request.cost or 0) + tokens * TOKEN
         if tokens > 0:
-            self.money.pay(request.hold.model, tokens * TOKEN)
+            self.money.pay(request.hold.model, tokens * TOKEN, request.booked)
         else:
-            self.money.give_back(request.hold.model, -tokens * TOKEN)
+            self.money.give_back(request.hold.model, -tokens * TOKEN, request.booked)
 
     def crashing_first(
         self, module: ModuleType, work: Callable[[], Coroutine[Any, Any, None]], calls: int | None
@@ -445,7 +446,15 @@ class MoneyMachine(RuleBasedStateMachine):
             async with money_transaction(database) as books:
                 yield Fragile(books, left)
 
-        with patch.object(module, "money_transaction", fragile), suppress(Crash):
+        @asynccontextmanager
+        async def fragile_recorded(database: Database) -> AsyncIterator[Any]:
+            async with recorded_money_transaction(database) as (session, books):
+                yield session, Fragile(books, left)
+
+        with ExitStack() as patches, suppress(Crash):
+            for name, failing in (("money_transaction", fragile), ("recorded_money_transaction", fragile_recorded)):
+                if hasattr(module, name):
+                    patches.enter_context(patch.object(module, name, failing))
             self.run(work())
 
     # ------------------------------------------------------------ periods

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+import billing.tables
+from audit_log.actors import Actor, acting_as
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
+from billing.approvals.kinds import SettingArguments
 from billing.events.rollups import HOUR
+from billing.exports.datasets import DisplayNames
+from billing.exports.jobs import ExportJobs
 from billing.integrity import row_seals
+from billing.integrity.recorded_tables import RECORDED_TABLES
 from billing.invoices.collection import pay
 from billing.invoices.credit_notes import credit
+from billing.invoices.parties.store import Parties
+from billing.pending_changes import ChangePending, propose
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets
@@ -28,40 +40,64 @@ from billing.rating.storage_hours import Stored, record_storage
 from billing.rating.terms import ContractTerms
 from billing.replica_journals.lost_journals import declare_lost
 from billing.reservation.hold_service import HoldService
-from billing.tables.budgets import budget_charge, budget_window
-from billing.tables.chain import usage_batch, usage_chain
-from billing.tables.invoices import invoice_line, number_series
 from billing.tables.journals import replica_journal
-from billing.tables.money import balance, ended_hold, grant_balance, hold_batch, ledger_entry, rollup_hour
-from billing.tables.prices import price
+from billing.tables.money import balance
 from billing.tables.rating import storage_event
-from billing.tables.seals import seal
 from billing.usage import Usage
 from billing.verification.audit import audit_money
+from billing.verification.reconciliation import reconcile
 from storage.database.base import Base, Id, new_id
 from storage.database.database import Database
 from tests.billing.invoices.customers import Customer, set_clock
+from tests.billing.invoices.documents import BUYER
 
-UNSAID = {
-    "balance": {"credit_line"},  # a setting
-    "budget_window": {"starts_at", "over", "told"},  # of when others are told
-    "hold_batch": {"id"},  # its holds are found by their own
-    "ended_hold": {"amount_pico", "state", "ended_at"},  # of no money any more
+UNSAID: Mapping[str, Mapping[str, str]] = {
+    **{recorded.table.name: recorded.unrecorded for recorded in RECORDED_TABLES if recorded.table is not balance},
+    "budget_window": {"told": "whether a message was sent of a threshold"},
+    "hold_batch": {"id": "its holds are found by their own"},
+    "ended_hold": {
+        "amount_pico": "it reserves nothing any more: usage that comes late costs what its event says",
+        "state": "why it ended: nothing is paid by it",
+        "ended_at": "when it may be forgotten",
+    },
 }
-"""Columns of which nothing else says what they should be."""
-TABLES = (
-    *(form.table for form in row_seals.CURRENT.values()),
-    *(form.part.table for form in row_seals.CURRENT.values() if form.part is not None),
-    balance, budget_charge, budget_window, ended_hold, grant_balance, hold_batch, invoice_line, number_series,
-    rollup_hour, seal, usage_batch, usage_chain,
-)  # fmt: skip
-"""All books but the events, whose columns `test_chain` alters one by one."""
+"""Columns that nothing compares, each with the reason why that is harmless."""
+WORKING = {
+    "gateway_epoch": "which gateways live: each writes its own row anew every few seconds",
+    "replica_journal": "written anew by each gateway that meets the journal",
+    "journal_of_epoch": "what recovery still has to ask; its losses are sealed, its requests in events and holds",
+    "service_hour": "counts that gateways keep in memory; nothing is billed by them",
+    "refused_settlement": "each of its rows is a finding already",
+    "usage_traits": "what events refer to: `test_chain` alters it with them",
+    "usage_fact": "`test_chain` alters it column by column",
+}
+"""Tables that are not books, or are tried elsewhere, each with the reason."""
+UNSAID_ROWS: Mapping[str, Mapping[str, str]] = {
+    "deleted": {},
+    "inserted": {},
+}
+"""Tables of which a row that is gone, or new, is not named, each with the reason."""
+
+
+def _tables_of_billing() -> tuple[Table, ...]:
+    modules = (import_module(module.name) for module in iter_modules(billing.tables.__path__, "billing.tables."))
+    tables = {value for module in modules for value in vars(module).values() if isinstance(value, Table)}
+    books = (table for table in tables if table.metadata is Base.metadata and table.name not in WORKING)
+    return tuple(sorted(books, key=lambda table: str(table.name)))
+
+
+TABLES = _tables_of_billing()
 COLUMNS = int(os.environ.get("ALTERED_COLUMNS", "1"))
 """How many columns of each table are altered, one after the other: `make test-long` alters all."""
 
 
+def _tried(database: Database) -> tuple[Table, ...]:
+    """All tables; on PostgreSQL a third of them, since what is compared is the same, but in `make test-long`."""
+    return TABLES if database.dialect == "sqlite" or COLUMNS > 1 else TABLES[::3]
+
+
 @pytest.fixture
-async def books(database: Database) -> Database:
+async def books(database: Database, tmp_path: Path) -> Database:
     """Books with a row in every table."""
     customer = await Customer.make(database, 10**12)
     rows = dict(customer.tenant.version.rows) | {(STORAGE, "*", 0): 3_600_000}
@@ -72,6 +108,7 @@ async def books(database: Database) -> Database:
     await BudgetSettings(database).set(customer.id, "tenant", "", "total", limit_pico=10**15, currency="USD")
     await Balances(database).grant(customer.id, 10**12, "USD", kind="promo", model="stdlib-qa", expires_at=2 * 10**15)
     set_clock(database, "2026-10-03")
+    await Parties(database).set_buyer(customer.id, msgspec.structs.replace(BUYER, country="DE", vat_id=""))
     await Contracts(database, catalog).put(customer.id, ContractTerms(), "2026-10", "ann")
     await customer.use("2026-10-03", Usage(uncached=20_000_000, output=10_000_000))
     hour = await database.now() // HOUR * HOUR
@@ -89,7 +126,17 @@ async def books(database: Database) -> Database:
     async with database.transaction() as session:
         await session.execute(insert(replica_journal).values(journal="a journal", replica="r1", since=1, seen_at=1))
     await declare_lost(database, "a journal", author="ann", reason="a test")
+    jobs = ExportJobs(database, catalog, tmp_path)
+    await jobs.queue(customer.id, new_id(), "usage", "2026-10", "csv")
+    assert await jobs.run_next(_no_names)
+    with acting_as(Actor("operator_key", "key", "ann")), pytest.raises(ChangePending):
+        await propose(database, "platform_setting.set", SettingArguments("approvals", "on"), "approvals on")
+    await reconcile(database, "2026-10")
     return database
+
+
+async def _no_names() -> DisplayNames:
+    return DisplayNames()
 
 
 @asynccontextmanager
@@ -108,28 +155,61 @@ async def unguarded(database: Database) -> AsyncIterator[AsyncSession]:
 @pytest.mark.slow
 async def test_columns_of_every_table(books: Database) -> None:
     assert await audit_money(books) == []
-    tables = TABLES if books.dialect == "sqlite" else (ledger_entry, price, hold_batch)  # what is compared is the same
     missed, impossible, tried = set(), set(), set()
-    for table in tables:
-        async with books.reading() as session:
-            row = dict((await session.execute(select(table).limit(1))).mappings().one())
+    for table in _tried(books):
+        row = await _a_row(books, table)
         for column in list(table.columns)[-COLUMNS:]:
             tried.add((table.name, column.name))
             there, altered = row, row | {column.name: _other(column, row[column.name])}
             try:
                 await _become(books, table, there, altered)
-            except IntegrityError:
-                impossible.add((table.name, column.name))
+            except IntegrityError as error:
+                if "check constraint" not in str(error):  # which on PostgreSQL nobody can put aside
+                    impossible.add((table.name, column.name))
+                tried.remove((table.name, column.name))
                 continue
             if not await audit_money(books):
                 missed.add((table.name, column.name))
             await _become(books, table, altered, there)
-    assert missed == tried & {(table, name) for table, names in UNSAID.items() for name in names}
-    may_be_impossible = {(table.name, name) for table in tables for name in _referring(table)}
-    if books.dialect == "postgresql":  # whose checks nobody can put aside
-        may_be_impossible |= {("ledger_entry", "debit"), ("ledger_entry", "credit")}
+    unsaid = {(table, name) for table, names in UNSAID.items() for name in names}
+    assert missed == tried & unsaid
+    may_be_impossible = {(table.name, name) for table in TABLES for name in _referring(table)}
     assert impossible <= may_be_impossible
     assert await audit_money(books) == []
+
+
+@pytest.mark.slow
+async def test_a_row_that_is_gone_and_one_that_is_new_in_every_table(books: Database) -> None:
+    missed: dict[str, set[str]] = {"deleted": set(), "inserted": set()}
+    for table in _tried(books):
+        row = await _a_row(books, table)
+        this_row = [key == row[key.name] for key in table.primary_key]
+        with suppress(IntegrityError):
+            async with unguarded(books) as session:
+                await session.execute(table.delete().where(*this_row))
+            if not await audit_money(books):
+                missed["deleted"].add(str(table.name))
+            async with unguarded(books) as session:
+                await session.execute(table.insert().values(row))
+        keys = {key.name for key in table.primary_key} | {name for name in _referring(table) if name != "tenant_id"}
+        copy = row | {name: _other(table.c[name], row[name]) for name in keys}
+        with suppress(IntegrityError):
+            async with unguarded(books) as session:
+                await session.execute(table.insert().values(copy))
+            if not await audit_money(books):
+                missed["inserted"].add(str(table.name))
+            async with unguarded(books) as session:
+                await session.execute(table.delete().where(*(key == copy[key.name] for key in table.primary_key)))
+    assert missed == {what: set(tables) for what, tables in UNSAID_ROWS.items()}
+    assert await audit_money(books) == []
+
+
+async def _a_row(database: Database, table: Table) -> dict[str, Any]:
+    async with database.reading() as session:
+        first = select(table).order_by(*table.primary_key).limit(1)
+        row = (await session.execute(first)).mappings().one_or_none()
+    assert row is not None, f"the books have no row of {table.name}"
+    return dict(row)
 
 
 def _referring(table: Table) -> set[str]:

@@ -1,9 +1,5 @@
-"""openai-agents: an agent with two tools, by its default, the Responses API."""
+"""openai-agents: agents by their default, the Responses API."""
 
-import task
-from agents import Agent, Runner, function_tool, set_tracing_disabled
+import agents_task
 
-set_tracing_disabled(True)
-tools = [function_tool(task.get_weather), function_tool(task.multiply)]
-agent = Agent(name="assistant", instructions="You are a helpful assistant.", model=task.MODEL, tools=tools)
-task.check(Runner.run_sync(agent, task.QUESTION).final_output)
+agents_task.run()

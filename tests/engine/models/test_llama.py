@@ -141,7 +141,7 @@ def rewrite(folder: Path, **changes: object) -> None:
     ("changes", "message"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"hidden_act": "relu2"}, "hidden_act 'relu2' is not supported"),
         ({"hidden_size": 0}, "field hidden_size must be a positive integer"),
         ({"hidden_size": "48"}, "field hidden_size must be a positive integer"),
         ({"num_attention_heads": True}, "field num_attention_heads must be"),

@@ -157,11 +157,17 @@ def test_a_quantized_replica_is_another_model(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_longrope_stretched_by_the_context_that_is_served_is_another_model(tmp_path: Path):
+def test_longrope_stretched_by_the_context_that_is_served_is_another_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The start warns of it: its answers to short prompts are not those of transformers."""
     folder = write_family("phi3 longrope", tmp_path / "model")
 
     def digest(context: int) -> str:
         options = ReplicaOptions(folder, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 22, context=context)
         return assemble(options).model.digest
 
-    assert digest(64) != digest(65)
+    original = digest(64)
+    assert "longrope" not in caplog.text
+    assert digest(65) != original
+    assert "longrope turns positions by its long factors in prompts of any length" in caplog.text

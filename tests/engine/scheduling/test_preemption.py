@@ -107,6 +107,35 @@ def test_nothing_is_taken_where_it_would_not_be_enough():
     assert len(replica.finished) == 3
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_no_paused_request_gives_way_to_one_that_does_not_fit_then(shares: bool):
+    """`shares`: the running one holds most of their blocks as well, which they do not free."""
+    replica = Replica(FairShare(), blocks=12, running=8)
+    prefix = {"prefix": "common"} if shares else {}
+    running = request(1, 300, 400, **prefix)
+    replica.add(running)
+    for _ in range(3):
+        replica.step()
+    paused = [request(number, 257 if shares else 100, 50, credit=1, **prefix) for number in (2, 3)]
+    replica.add(*paused)
+    for _ in range(3):
+        replica.step()
+    assert all(each.table for each in paused)
+    large = private(4, 500, 5)
+    replica.add(large)  # type: ignore[arg-type]
+    for _ in range(3):
+        replica.step()
+    assert replica.scheduler.preemptions == 0
+    assert all(each.table for each in paused)
+    # To one that fits then, they do.
+    small = private(5, 400 if shares else 200, 5, lane="interactive")
+    replica.add(small)  # type: ignore[arg-type]
+    replica.step()
+    assert small.began  # type: ignore[attr-defined]
+    assert 0 < replica.scheduler.preemptions <= 2
+    assert running.table
+
+
 @pytest.mark.parametrize("policy", [FairShare, FirstComeFirstServed])
 def test_a_prefix_that_somebody_waits_for_outlives_the_flood_before_it(policy: type[FairShare | FirstComeFirstServed]):
     """Memory holds two of these prompts: by the order of use alone, the first is gone when its next turn is served."""

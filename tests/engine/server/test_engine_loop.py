@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from engine.core.output_processor import Event
+from engine.execution.model_runner import WorkOutcome
+from engine.scheduling.step_work import Work
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
 from protocol.requests import Done
 from tests.engine.conftest import SCOPES, Bench, generate
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def test_a_request_comes_between_two_chores(bench: Bench, tmp_path: Path):
@@ -112,4 +126,38 @@ def test_who_decodes_gets_tokens_while_a_flood_of_requests_is_read(bench: Bench,
     journal.close()
     assert steps[-1] - steps[0] > 10, "the flood was read without a step between"
     assert credited == [False, True], "who runs gets its credit amid the flood, who is still to be added after that"
+    assert not failures
+
+
+@pytest.mark.parametrize("idles", [True, False])
+def test_commands_between_steps_take_little_of_a_step_while_the_device_idles(bench: Bench, tmp_path: Path, idles: bool):
+    """A command takes 1 ms, a step 300: read in one go, a flood would leave the device idle for a third of a step."""
+    runner, clock = bench.engine.runner, Clock()
+    compute = runner.run
+    failures: list[BaseException] = []
+    journal = Journal(tmp_path)
+    loop = EngineLoop(bench.engine, journal, lambda _happened: None, failures.append, clock=clock)
+    steps: list[int] = []
+    done = threading.Event()
+
+    def command() -> None:
+        clock.now += 0.001
+        steps.append(bench.engine.steps)
+
+    def run(works: Sequence[Work]) -> list[WorkOutcome]:
+        clock.now += 0.3
+        if bench.engine.steps == 3:
+            for _ in range(100):
+                loop.do(command)
+            loop.do(done.set)
+        return compute(works)
+
+    runner.on_logits, runner.run, runner.idles_between_steps = None, run, lambda: idles  # type: ignore[method-assign]
+    loop.add("a", lambda: bench.engine.add(generate("a", [5, 6, 7], 400), SCOPES))
+    loop.start()
+    assert done.wait(60)
+    loop.stop()
+    journal.close()
+    longest = max(Counter(steps).values())
+    assert (longest <= 26) if idles else (longest == 100)
     assert not failures

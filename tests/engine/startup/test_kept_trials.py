@@ -94,7 +94,7 @@ def test_without_a_file_nothing_is_kept(starts: Starts):
 
 def test_what_does_not_hold_is_not_kept(starts: Starts, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        patch.setattr(self_test, "_layer_is_invariant", lambda *_: False)
+        patch.setattr(self_test, "_layers_are_invariant", lambda *_: False)
         starts.start()
     assert starts.start()[1]
 

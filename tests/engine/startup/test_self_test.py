@@ -64,7 +64,7 @@ def test_the_cheapest_fallback_that_serves_is_taken(
     runner = make_bench(tiny_model).engine.runner
     runner.tiling.row_multiple, runner.tiling.row_tile, runner.fused_attention = 1, None, True
     runner.threads = Threads(1, 2)
-    monkeypatch.setattr(self_test, "_layer_is_invariant", lambda runner, *_: serves(runner))
+    monkeypatch.setattr(self_test, "_layers_are_invariant", lambda runner, *_: serves(runner))
     monkeypatch.setattr(self_test, "_head_is_invariant", lambda runner, _: serves(runner))
     assert ensure_batch_invariance(runner, 256, 64, 2048)
     tiling = runner.tiling

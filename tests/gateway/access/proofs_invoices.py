@@ -13,6 +13,7 @@ from uuid import UUID
 from msgspec.structs import replace
 from sqlalchemy import literal
 
+from billing.invoices.collection import mark_uncollectible
 from billing.invoices.drafting import draft
 from billing.invoices.errors import WrongState
 from billing.invoices.finalizing import finalize
@@ -144,7 +145,15 @@ async def _(world: World, place: Place) -> Call:
 
 @proof("admin_void_invoice", "admin_write_off_invoice")
 async def _(world: World, place: Place) -> Call:
-    return Call(_path(place, await _unpaid(world, place)))
+    return Call(_path(place, await _unpaid(world, place)), body={"reason": "insolvent"})
+
+
+@proof("admin_relieve_invoice_of_vat")
+async def _(world: World, place: Place) -> Call:
+    record = await _unpaid(world, place)
+    async with _then(world) as database:
+        await mark_uncollectible(database, record, "insolvent")
+    return Call(_path(place, record), body={"reason": "a certificate"})
 
 
 @proof("admin_pay_invoice")

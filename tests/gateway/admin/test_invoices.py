@@ -31,6 +31,7 @@ from tests.gateway.stack import Stack
 pytestmark = pytest.mark.slow
 
 C = "/tenants/customer"
+_WHY = {"reason": "insolvent"}
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ async def test_an_invoice_is_drafted_finalized_opened_and_paid(stack: Stack, des
         assert (done["paid"], done["state"]) == ("1.00", "partially_paid")
     await finance.post(f"{C}/invoices/{number}/payments", {**paid, "amount": "0.001"}, 400)
     await finance.post(f"{C}/invoices/{number}/payments", {**paid, "amount": "2.00"}, 409)
-    assert (await finance.post(f"{C}/invoices/{number}/void", status=409))["error"]["code"] == "wrong_state"
+    assert (await finance.post(f"{C}/invoices/{number}/void", _WHY, 409))["error"]["code"] == "wrong_state"
     note = {"reason": "an outage", "request": "ticket 7", "lines": [{"line": 1, "amount": "0.50"}]}
     composed = await finance.post(f"{C}/invoices/{number}/credit-notes", {**note, "dry_run": True}, 200)
     assert composed["net"] == "0.50"
@@ -166,8 +167,10 @@ async def test_an_invoice_is_drafted_finalized_opened_and_paid(stack: Stack, des
     details = await owner.get(f"{C}/invoices/{number}")
     assert [payment["reference"] for payment in details["payments"]] == ["transfer 7"]
     assert [credited["id"] for credited in details["credit_notes"]] == [made[0]["id"]]
-    written_off = await finance.post(f"{C}/invoices/{number}/uncollectible")
+    written_off = await finance.post(f"{C}/invoices/{number}/uncollectible", _WHY)
     assert written_off["state"] == "uncollectible"
+    assert (await finance.post(f"{C}/invoices/{number}/uncollectible", {}, 400))["error"]["param"] == "reason"
+    assert (await finance.post(f"{C}/invoices/{number}/vat-relief", _WHY, 409))["error"]["code"] == "wrong_state"
     page = await finance.get("/invoices?limit=1")
     rest = await finance.get(f"/invoices?after={page['data'][0]['id']}")
     assert {each["id"] for each in (*page["data"], *rest["data"])} == {made[0]["id"], sent["id"]}
@@ -199,7 +202,7 @@ async def test_invoices_are_their_tenants_and_changed_by_the_platforms_finance(
         for path in reads:
             assert (await desk.call("GET", f"{at}{path}")).status_code == status
         await desk.get("/invoices", status)
-        for change in ("finalize", "void", "uncollectible", "payments", "credit-notes"):
+        for change in ("finalize", "void", "uncollectible", "vat-relief", "payments", "credit-notes"):
             await desk.post(f"{at}/{change}", {}, 403)
         await desk.post(f"{C}/invoices", {"period": "2026-10"}, 403)
     for outsider in (desks.own(), desks.own("finance")):
@@ -218,8 +221,8 @@ async def test_invoices_are_their_tenants_and_changed_by_the_platforms_finance(
         await finance.get(f"{at}/lines/1/drill?{wrong}", 400)
     empty = await finance.get(f"{at}/lines/1/drill?by=hour&day=2026-10-06")
     assert (empty["data"], empty["total"]) == ([], {"units": 0, "exact": format_pico(0)})
-    assert (await finance.post(f"{at}/void"))["state"] == "void"
-    assert (await finance.post(f"{at}/void", status=409))["error"]["code"] == "wrong_state"
+    assert (await finance.post(f"{at}/void", _WHY))["state"] == "void"
+    assert (await finance.post(f"{at}/void", _WHY, 409))["error"]["code"] == "wrong_state"
 
 
 _MOMENTS = st.tuples(st.integers(1, 31), st.integers(0, 23), st.integers(0, 59))

@@ -305,6 +305,32 @@ async def test_an_invitation_ends_with_its_inviters_right(stack: Stack) -> None:
         await back.post("/invitations/accept", {**accept, "token": link["token"]}, 401)
 
 
+async def test_who_is_invited_takes_nobody_elses_address(stack: Stack) -> None:
+    """An account is made for the address that was invited; another one must be an account's already."""
+    await make_user(stack.users, "known@x.com", ("viewer", stack.tenant.id, None), password=NEW)
+    async with (
+        await signed_in(stack, "op@x.com", ("owner", stack.tenant.id, None)) as owner,
+        browser_of(stack) as stranger,
+        browser_of(stack) as victim,
+    ):
+
+        async def invite(email: str) -> str:
+            path = f"/tenants/{stack.tenant.name}/invitations"
+            return str((await owner.post(path, {"email": email, "role": "admin"}, 201))["token"])
+
+        own, theirs = await invite("mallory@x.com"), await invite("victim@x.com")
+        accept = {"token": own, "name": "M", "password": NEW}
+        for email in ("victim@x.com", "nobody-yet@x.com"):
+            refused = await stranger.post("/invitations/accept", {**accept, "email": email}, 401)
+            assert refused["error"]["code"] == "sign_in_refused"
+        wrong = {**accept, "email": "known@x.com", "password": "not that one's password"}
+        assert await stranger.post("/invitations/accept", wrong, 401) == refused, "it does not tell who is a user"
+        made = await victim.post("/invitations/accept", {"token": theirs, "name": "V", "password": NEW})
+        assert made["email"] == "victim@x.com"
+        known = await stranger.post("/invitations/accept", {**accept, "email": "known@x.com"})
+        assert [one["role"] for one in known["memberships"]] == ["admin"]
+
+
 async def test_an_invitation_does_not_tell_who_is_a_user_and_an_address_in_use_blocks_nobody(stack: Stack) -> None:
     there = await stack.tenancy.create_tenant("beta")
     await make_user(stack.users, "ceo@x.com", ("viewer", stack.tenant.id, None), password="of whoever squats it")
@@ -328,7 +354,8 @@ async def test_an_invitation_does_not_tell_who_is_a_user_and_an_address_in_use_b
             assert answers[0]["message"] == answers[1]["message"], body
         accept = {"token": used, "name": "The CEO", "password": NEW}
         await ceo.post("/invitations/accept", accept, 401)
-        made = await ceo.post("/invitations/accept", {**accept, "email": "CEO+beta@x.com"})
+        accept["token"] = await invite("CEO+beta@x.com")
+        made = await ceo.post("/invitations/accept", accept)
         assert [one["role"] for one in made["memberships"]] == ["owner"]
         await ceo.sign_in("ceo+beta@x.com", NEW)
         await ceo.get("/tenants/beta/members")

@@ -72,7 +72,7 @@ async def test_grants_for_one_model_or_project_are_beside_the_balance(stack: Sta
     ]
     for change, param in wrong:
         error = (await finance.post(f"{D}/grants", {"amount": "1", **change}, 400))["error"]
-        assert error["param"] == param, error
+        assert error["param"] == (None if param in (None, "$") else param.removeprefix("$.")), error
     page = await finance.get(f"{D}/grants?limit=1")
     assert (page["data"][0]["id"], page["has_more"]) == (given["id"], True)
     rest = await finance.get(f"{D}/grants?limit=5&after={given['id']}")

@@ -29,12 +29,19 @@ async def test_terms_are_set_for_a_month_and_kept(stack: Stack, desks: Desks) ->
              "steps": [{"price": "1.60", "up_to": 1000}, {"price": "1.20", "up_to": None}]},
         ],
         "discounts": [{"basis_points": 500, "models": ["tiny"]}],
-        "minimum": {"amount": "100.000000000000"},
-        "commitment": {"amount": "1200.000000000000", "first": "2998-01", "last": "2998-12", "invoiced": True},
+        "minimum": {"amount": "100.000000000000", "first": "2998-01-15", "last": "", "prorated": True},
+        "commitment": {"amount": "1200.000000000000", "first": "2998-01", "last": "2998-12", "invoiced": True,
+                       "payments": [{"amount": "200.000000000000", "reference": "bank 1", "reason": "before"}]},
     }  # fmt: skip
     new = {"terms": terms, "from_period": "2998-01", "reason": "contract 7"}
     checked = await finance.post(f"{D}/terms", {**new, "dry_run": True}, 200)
     assert (checked["number"], checked["terms"]) == (None, terms)
+    months = {month["period"]: month for month in checked["schedule"]}
+    assert list(months) == [f"2998-{month:02}" for month in range(1, 13)]
+    thousand, all_of_it, nothing = "1000.000000000000", "1200.000000000000", "0.000000000000"
+    expected = {"sent": False, "asked": thousand, "funded": all_of_it, "drawn": None, "left": all_of_it}
+    assert months["2998-01"] == expected | {"period": "2998-01"}
+    assert months["2998-12"] == expected | {"period": "2998-12", "asked": nothing}
     made = await finance.post(f"{D}/terms", new, 201)
     assert (made["terms"], made["reason"]) == (terms, "contract 7")
     assert await owner.get(f"{D}/terms?period=2998-05") == made
@@ -50,10 +57,25 @@ async def test_terms_are_set_for_a_month_and_kept(stack: Stack, desks: Desks) ->
         ({"terms": {"tiers": [{**terms["tiers"][0], "meter": "none"}]}}, "$.terms.tiers[0].meter"),
         ({"terms": {"minimum": {"amount": "-1"}}}, "$.terms.minimum.amount"),
         ({"terms": {"rebate": 1}}, "$.terms"),
+        (
+            {"terms": {"discounts": [{"basis_points": 6000}, {"basis_points": 7000}]}},
+            "$.terms.discounts[1].basis_points",
+        ),
+        ({"terms": {"commitment": terms["commitment"] | {"first": "2997-12"}}}, "$.terms.commitment.first"),
+        (
+            {"from_period": "2998-03", "terms": {"commitment": terms["commitment"] | {"amount": "1199"}}},
+            "$.terms.commitment.amount",
+        ),
+        (
+            {"from_period": "2998-03", "terms": {"commitment": terms["commitment"] | {"payments": []}}},
+            "$.terms.commitment.payments",
+        ),
         ({"reason": "a\nb"}, "$.reason"),
     ]
     for change, param in wrong:
-        assert (await finance.post(f"{D}/terms", {**new, **change}, 400))["error"]["param"] == param
+        for dry_run in (True, False):
+            refused = await finance.post(f"{D}/terms", {**new, **change, "dry_run": dry_run}, 400)
+            assert refused["error"]["param"] == param.removeprefix("$.")
     for desk in (owner, desks.own("finance"), desks.operator("admin")):
         await desk.post(f"{D}/terms", new, 403)
     await desks.own("developer").get(f"{D}/terms", 403)
@@ -68,7 +90,10 @@ async def test_parties_are_changed_by_their_fields(stack: Stack, desks: Desks) -
     assert (await finance.get("/sellers"))["data"] == []
     made = (await finance.call("PATCH", "/sellers/turnpike-eu", {**SELLER, "rates": {"NL": "21"}})).json()
     assert (made["rates"], made["series"]) == ({"NL": "21"}, "INV")
-    changed = (await finance.call("PATCH", "/sellers/turnpike-eu", {"city": "Utrecht"})).json()
+    refused = await finance.call("PATCH", "/sellers/turnpike-eu", {"city": "Utrecht"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "reason")
+    moved = {"city": "Utrecht", "reason": "moved"}
+    changed = (await finance.call("PATCH", "/sellers/turnpike-eu", moved)).json()
     assert (changed["city"], changed["rates"]) == ("Utrecht", {"NL": "21"})
     assert (await finance.get("/sellers"))["data"] == [changed]
     assert await finance.get("/sellers/turnpike-eu") == changed
@@ -87,6 +112,25 @@ async def test_parties_are_changed_by_their_fields(stack: Stack, desks: Desks) -
         await desk.get("/sellers", 403)
         assert (await desk.call("PATCH", "/sellers/turnpike-eu", {"city": "X"})).status_code == 403
     assert (await desks.own("admin").call("PATCH", f"{D}/buyer", {"city": "X"})).status_code == 403
+
+
+async def test_what_tax_follows_from_changes_from_a_day_on(stack: Stack, desks: Desks) -> None:
+    finance, owner = desks.operator("finance"), desks.own()
+    made = (await finance.call("PATCH", "/sellers/turnpike-eu", {**SELLER, "rates": {"NL": "21"}})).json()
+    assert made["versions"] == []
+    later = {"rates": {"NL": "22"}, "valid_from": "2998-01-01", "reason": "the law of 2997"}
+    changed = (await finance.call("PATCH", "/sellers/turnpike-eu", later)).json()
+    assert changed["rates"] == {"NL": "21"}
+    assert [(version["valid_from"], version["rates"]) for version in changed["versions"]] == [
+        (None, {"NL": "21"}),
+        ("2998-01-01", {"NL": "22"}),
+    ]
+    await owner.call("PATCH", f"{D}/buyer", BUYER)
+    buyer = (await finance.call("PATCH", f"{D}/buyer", {"country": "NL", "valid_from": "2020-01-01"})).json()
+    assert (buyer["country"], buyer["versions"][1]["valid_from"]) == ("NL", "2020-01-01")
+    assert (await owner.call("PATCH", f"{D}/buyer", {"country": "FR", "valid_from": "2020-01-01"})).status_code == 403
+    wrong = await finance.call("PATCH", f"{D}/buyer", {"country": "FR", "valid_from": "soon"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "valid_from")
 
 
 async def test_periods_say_what_they_wait_for(stack: Stack, desks: Desks) -> None:

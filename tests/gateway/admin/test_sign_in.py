@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from argon2 import PasswordHasher
 
+from audit_log.actors import acting_as
 from gateway.app import application_of
 from gateway.http.sessions import CookieJar
 from gateway.openapi.document import make_document, operations_of
 from gateway.openapi.stand_in import stand_in
+from gateway.services import GatewayOptions
 from tenancy.users.sessions import ABSOLUTE_US, FRESH_US, IDLE_US
 from tests.awake import Awake
-from tests.gateway.browser import ADMIN, OWN, PASSWORD, Browser, add_totp, browser_of, code_now, make_user
-from tests.gateway.stack import Stack
+from tests.gateway.browser import ADMIN, OWN, PASSWORD, TESTER, Browser, add_totp, browser_of, code_now, make_user
+from tests.gateway.stack import Stack, quick_timeouts, running_stack
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +129,7 @@ ELSEWHERE = [
 async def test_nobody_is_sent_to_another_site(browser: Browser) -> None:
     for to in ELSEWHERE:
         refused = await browser.sign_in(ANN, next=to, status=400)
-        assert refused["error"]["param"] == "$.next", to
+        assert refused["error"]["param"] == "next", to
         assert browser.token == ""
 
 
@@ -256,7 +262,7 @@ async def test_a_password_change_ends_the_other_sessions(browser: Browser, stack
         await browser.post("/users/me/password", {"current": "wrong", "new": new}, 401)
         await browser.post("/users/me/password", {"new": new}, 401)
         short = await browser.post("/users/me/password", {"current": PASSWORD, "new": "short"}, 400)
-        assert short["error"]["param"] == "$.new"
+        assert short["error"]["param"] == "new"
         await browser.post("/users/me/password", {"current": PASSWORD, "new": new})
         assert browser.token != before
         await browser.get("/session")
@@ -279,3 +285,93 @@ async def test_cookies_are_the_hosts_own() -> None:
         assert jar(host).session_name == "turnpike"
         assert "Secure" not in jar(host).session("t").to_header()
         assert jar(host, "https").session_name == "__Host-turnpike"
+
+
+class HeldHasher:
+    """Hashes nothing until it is let go: many sign in at once, on a machine that is busy."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self._hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+        self.check_needs_rehash = self._hasher.check_needs_rehash
+
+    def hash(self, password: str) -> str:
+        self.gate.wait(30)
+        return self._hasher.hash(password)
+
+    def verify(self, kept: str, password: str) -> bool:
+        self.gate.wait(30)
+        return self._hasher.verify(kept, password)
+
+
+DATABASE_S = 1.0
+
+
+@pytest.fixture
+async def quick_stack(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> AsyncIterator[Stack]:
+    options = GatewayOptions(timeouts=quick_timeouts(), database_timeout=DATABASE_S)
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, options=options) as running:
+        yield running
+
+
+async def test_waiting_for_a_turn_to_hash_is_no_waiting_for_the_database(
+    quick_stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that hashes waits for longer than one waits for the database, and is answered; who finds no
+    place in the queue hears that it is busy, and neither counts as a guess nor uses up a link."""
+    stack, users = quick_stack, quick_stack.users
+    await make_user(users, ANN, "owner")
+    bob = await make_user(users, "bob@example.com", "viewer")
+    with acting_as(TESTER):
+        reset = await users.links.create(bob.id, "password_reset", users.clock())
+    new = "another battery staple"
+    held = HeldHasher()
+    async with browser_of(stack) as browser, browser_of(stack) as other:
+        await browser.sign_in(ANN)
+        invitation = await browser.post("/invitations", {"email": "eve@example.com", "role": "viewer"}, status=201)
+        monkeypatch.setattr(users.passwords, "_hasher", held)
+        calls = [
+            browser.status("POST", "/session/confirm", {"password": PASSWORD}),
+            other.status("POST", "/password-resets/redeem", {"token": reset.token, "password": new}),
+            other.status(
+                "POST", "/invitations/accept", {"token": invitation["token"], "name": "Eve", "password": PASSWORD}
+            ),
+            *(other.status("POST", "/session", {"email": ANN, "password": PASSWORD}) for _ in range(5)),
+        ]
+        answers = asyncio.gather(*calls)
+        await stack.until(lambda: users.passwords._waiting == len(calls))
+        monkeypatch.setattr("tenancy.users.passwords.MOST_WAITING", len(calls))
+        refused = await other.sign_in(ANN, status=503)
+        assert refused["error"]["code"] == "sign_in_busy"
+        with acting_as(TESTER):
+            later = await users.links.create(bob.id, "password_reset", users.clock())
+        body = {"token": later.token, "password": new}
+        for _ in range(12):
+            refused = await other.call("POST", "/password-resets/redeem", body, status=503)
+            assert refused["error"]["code"] == "sign_in_busy"
+        done, _ = await asyncio.wait([answers], timeout=1.5 * DATABASE_S)
+        assert not done
+        await other.get("/session", 401)
+        stack.say("hello")
+        said = await stack.post({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]})
+        assert said.status_code == 200, said.text
+        held.gate.set()
+        statuses = await answers
+    # Of the two reset links the later one counts.
+    assert statuses == [200, 401, *[200] * 6]
+
+
+async def test_who_waits_too_long_for_a_turn_hears_that_it_is_busy(
+    quick_stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_user(quick_stack.users, ANN, "owner")
+    held = HeldHasher()
+    monkeypatch.setattr(quick_stack.users.passwords, "_hasher", held)
+    monkeypatch.setattr("tenancy.users.passwords.MOST_WAIT_S", 0.1)
+    async with browser_of(quick_stack) as browser:
+        body = {"email": ANN, "password": PASSWORD}
+        calls = [asyncio.create_task(browser.status("POST", "/session", body)) for _ in range(3)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        held.gate.set()
+        assert sorted(await asyncio.gather(*calls)) == [200, 200, 503]
+        await browser.sign_in(ANN)

@@ -385,7 +385,8 @@ def test_defaults_without_our_file(tmp_path: Path) -> None:
     (folder / "turnpike.toml").unlink()
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2], "temperature": 0.6, "top_p": 0.9}')
     model = load_served_model(folder)
-    assert (model.name, model.min_cacheable_tokens, model.stop_tokens) == ("other", 1024, (1, 2))
+    assert (model.name, model.min_cacheable_tokens) == ("other", 1024)
+    assert model.stop_tokens == (1, 2, *model.tokenizer.literal("<|end|>"))
     assert (model.defaults.temperature, model.defaults.top_p) == (0.6, 0.9)
 
 

@@ -194,6 +194,27 @@ def test_nothing_is_lost_and_nothing_forged(family: str) -> None:
     assert special == [token for token in honest.tokens if token in tokenizer.special]
 
 
+@pytest.mark.parametrize("family", FORMATS)
+def test_a_call_that_was_cut_off_is_rendered(family: str) -> None:
+    """Also by templates that go through its arguments. Nothing of it becomes a marker."""
+    template, tokenizer = template_of(family), _tokenizer()
+    body = chat()
+    body["messages"] = body["messages"][:4]
+    function = body["messages"][2]["tool_calls"][0]["function"]
+    special = {}
+    for written in ('{"unit": "celsius", "city": "Zürich <|end|>', '{"unit": "celsius", "city": "Zürich'):
+        function["arguments"] = written
+        generation = chat_request.parse(json.dumps(body).encode()).generation
+        prompt = make_prompt(generation.turns, template, tokenizer, 1 << 20, generation.tools)
+        raw = b"".join(tokenizer.spelled(token)[1] for token in prompt.tokens)
+        special[written] = [token for token in prompt.tokens if token in tokenizer.special]
+        printed = template.source.count("arguments | tojson") or FORMATS[family] == "text"
+        shown = [written] if printed else ["celsius", written.rpartition('"')[2]]
+        assert all(text.encode() in raw for text in shown), raw.decode(errors="replace")
+    first, second = special.values()
+    assert first == second
+
+
 @pytest.mark.parametrize("family", sorted(ONE_CALL))
 def test_parallel_calls_become_one_after_the_other_where_a_template_takes_one(family: str) -> None:
     """Each before its own result, in whatever order the results come."""

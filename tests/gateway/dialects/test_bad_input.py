@@ -48,7 +48,6 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "messages": [USER, {"content": "hi"}]}, "$.messages[1].role"),
     ({**OK, "messages": [{"role": "wizard", "content": "hi"}]}, "$.messages[0].role"),
     ({**OK, "messages": [{"role": "user"}]}, "$.messages[0].content"),
-    ({**OK, "messages": [{"role": "assistant"}]}, "$.messages[0].content"),
     ({**OK, "messages": [{"role": "tool", "content": "x", "tool_call_id": "y"}]}, "$.messages[0].tool_call_id"),
     ({**OK, "messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "$.messages[0].tool_calls[0].function"),
     (user(None), "$.messages[0].content"),
@@ -78,8 +77,6 @@ BAD: list[tuple[Any, str | None]] = [
     ({**OK, "tools": [{"type": "function"}]}, "$.tools[0].function"),
     ({**OK, "tools": {}}, "$.tools"),
     ({**OK, "tool_choice": "required"}, "$.tool_choice"),
-    ({**OK, "tools": [TOOL], "tool_choice": "required", "stop": "a"}, "$.stop"),
-    ({**OK, "tools": [TOOL], "tool_choice": "required", "stop_token_ids": [1]}, "$.stop_token_ids"),
     ({**OK, "function_call": {"name": "f"}}, "$.function_call"),
     ({**OK, "modalities": ["text", "audio"]}, "$.modalities"),
     ({**OK, "web_search_options": {}}, "$.web_search_options"),
@@ -136,6 +133,10 @@ BAD: list[tuple[Any, str | None]] = [
 ]
 
 
+def param_of(path: str | None) -> str | None:
+    return None if path == "$" or path is None else path.removeprefix("$.")
+
+
 @pytest.mark.slow
 async def test_every_bad_request_names_its_field(stack: Stack) -> None:
     stack.say("never")
@@ -145,7 +146,7 @@ async def test_every_bad_request_names_its_field(stack: Stack) -> None:
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert error["type"] == "invalid_request_error"
-        assert error["param"] == path, (body, error)
+        assert error["param"] == param_of(path), (body, error)
         assert answer.headers["x-request-id"].startswith("req_")
     assert not stack.replica.runs
     assert await stack.holds() == []
@@ -190,7 +191,7 @@ async def test_every_bad_completion_names_its_field(stack: Stack) -> None:
     for body, path in BAD_COMPLETIONS:
         answer = await stack.http.post("/v1/completions", json=body, headers=headers)
         assert answer.status_code == 400, (body, answer.text)
-        assert answer.json()["error"]["param"] == path, (body, answer.text)
+        assert answer.json()["error"]["param"] == param_of(path), (body, answer.text)
     assert not stack.replica.runs
     assert await stack.holds() == []
 
@@ -268,7 +269,7 @@ async def test_a_grammar_that_the_replica_refuses_is_the_clients_fault(stack: St
         answer = await stack.post({**schema("x", {"type": "wizard"}), "stream": stream})
         assert answer.status_code == 400
         error = answer.json()["error"]
-        assert error["param"] == "$.response_format.json_schema.schema"
+        assert error["param"] == "response_format.json_schema.schema"
         assert "Invalid type: wizard" in error["message"]
     await stack.settled(0)
     run = next(iter(stack.replica.runs.values()))
@@ -280,7 +281,7 @@ async def test_a_grammar_that_fails_on_its_way_is_the_clients_fault_too(stack: S
     stack.say("x", reason="error", error="grammar: too many items", invalid="grammar")
     answer = await stack.post({**OK, "guided_grammar": 'root ::= "a"'})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "$.guided_grammar"
+    assert answer.json()["error"]["param"] == "guided_grammar"
     assert answer.json()["error"]["message"] == "$.guided_grammar: too many items."
 
 
@@ -367,7 +368,7 @@ async def test_an_unknown_model_and_unknown_routes(stack: Stack) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             await client.chat.completions.create(**{**OK, "model": "gpt-none"})
         assert caught.value.code == "model_not_found"
-        assert caught.value.param == "$.model"
+        assert caught.value.param == "model"
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("a/b")
         assert (await client.models.retrieve("tiny")).id == "tiny"
@@ -408,7 +409,7 @@ async def test_what_cannot_be_paid(fresh_sqlite_url: str, tmp_path: Path, model_
         assert error.type == "insufficient_quota"
         assert error.code == "insufficient_quota"
         assert error.response.headers["x-should-retry"] == "false"
-        assert "0.000100000000 USD" in error.message
+        assert " 0.0001 USD can be spent" in error.message
         fits = int(error.message.split("max_tokens of at most ")[1].split()[0])
         assert isinstance(error.body, dict)
         shortage = error.body["insufficient_funds"]

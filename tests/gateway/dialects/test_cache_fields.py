@@ -101,6 +101,21 @@ def test_parts_beside_calls_and_reasoning_are_marked_too() -> None:
     assert [marker.path for marker in markers] == ["$.messages[1].content[0].text", "$.messages[2].content[0].text"]
 
 
+def test_items_of_responses_are_marked_at_their_last_part() -> None:
+    """As messages of chat are."""
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    items: Any = [
+        {"role": "user", "content": parts, **CONTROL},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "x", **BREAKPOINT},
+    ]
+    request = responses_request.decode_request(json.dumps({"model": "m", "input": items}).encode())
+    assert responses_request.generation_of(request).generation.cache.markers == (
+        CacheMarker("$.input[0].content[1].text", "$.input[0].cache_control", "5m"),
+        CacheMarker("$.input[2].output", "$.input[2].prompt_cache_breakpoint", None),
+    )
+
+
 def test_tools_are_marked_by_anthropics_marker() -> None:
     """On the tool, or in its function: clients send either. A group of the Responses API ends at its last tool."""
     function = {"name": "f", "parameters": {}}

@@ -163,4 +163,4 @@ async def test_large_requests_are_refused_with_the_field(stack: Stack) -> None:
     for content in (" " * 1_000_000, [{"type": "text", "text": "a"}] * 20_000):
         answer = await stack.post({"model": "tiny", "messages": [{"role": "user", "content": content}]})
         assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "$.messages"
+        assert answer.json()["error"]["param"] == "messages"

@@ -69,7 +69,7 @@ async def test_an_unknown_tier_is_refused_by_name(stack: Stack) -> None:
                 await client.chat.completions.create(model="tiny", messages=MESSAGES, **given)
             with pytest.raises(openai.BadRequestError) as text:
                 await client.completions.create(model="tiny", prompt="on", extra_body=given)
-            assert chat.value.param == text.value.param == "$.service_tier"
+            assert chat.value.param == text.value.param == "service_tier"
             assert "priority" in chat.value.message
     assert not stack.replica.runs
     assert await stack.holds() == []

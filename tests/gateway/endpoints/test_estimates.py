@@ -133,4 +133,4 @@ async def test_a_request_without_a_limit_is_shortened_to_its_max_cost(stack: Sta
 async def test_a_bad_max_cost_names_the_field(stack: Stack, cost: str) -> None:
     answer = await stack.post(ASK | {"max_cost": cost})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "$.max_cost"
+    assert answer.json()["error"]["param"] == "max_cost"

@@ -57,13 +57,13 @@ async def test_what_could_be_too_large_is_refused_before_any_work(long_stack: St
     stack.say("x")
     echo = {"echo": True, "n": MOST_CHOICES, "max_tokens": 1}
     answer = await complete(stack, prompt=[300] * (MOST_TOKENS + 1), logprobs=20, **echo)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "$.echo")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "echo")
     assert str(MOST_SCORES) in answer.json()["error"]["message"]
     several = await complete(stack, prompt=[[300] * 2000] * 64, logprobs=20, echo=True, n=2)
-    assert (several.status_code, several.json()["error"]["param"]) == (400, "$.echo")
+    assert (several.status_code, several.json()["error"]["param"]) == (400, "echo")
     many = {"model": "tiny", "messages": USER, "n": MOST_CHOICES, "logprobs": True, "top_logprobs": 20}
     answer = await stack.post({**many, "max_completion_tokens": MOST_TOKENS + 1})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "$.max_completion_tokens")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_completion_tokens")
     assert not stack.replica.runs
     await stack.settled(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import platform
 import socket
 import time
@@ -89,7 +90,7 @@ async def test_bad_queries(stack: Stack) -> None:
             f"/v1/organization/usage/completions?{query}", headers={"authorization": f"Bearer {stack.key}"}
         )
         assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == parameter
+        assert answer.json()["error"]["param"] == parameter.removeprefix("$.")
 
 
 async def test_metrics_and_health(stack: Stack) -> None:
@@ -98,6 +99,10 @@ async def test_metrics_and_health(stack: Stack) -> None:
     await stack.post({"model": "nope", "messages": MESSAGES})
     await stack.settled(1)
     assert (await stack.http.get("/healthz")).json() == {"status": "ok"}
+    stack.gateway.start_problem = "the first API key is not written yet"
+    ready = await stack.http.get("/readyz")
+    assert (ready.status_code, ready.json()["problems"]) == (503, ["the first API key is not written yet"])
+    stack.gateway.start_problem = None
     ready = await stack.http.get("/readyz")
     assert (ready.status_code, ready.json()) == (200, {"ready": True, "problems": []})
     answer = await stack.http.get("/metrics")
@@ -165,3 +170,34 @@ async def test_metrics_have_an_address_of_their_own(
         assert (await inside.get("/readyz")).status_code == 200
         assert (await inside.head("/healthz")).status_code == 200
         assert (await inside.get("/v1/models", headers={"x-api-key": stack.key})).status_code == 404
+
+
+async def test_the_log_says_why_a_request_was_refused(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
+    """Code, field and request id in the line of the answer, at the level of a gateway's log; nothing of the content."""
+    secret, key = "what only the client knows", {"authorization": f"Bearer {stack.key}"}
+    said = {"role": "user", "content": secret}
+    anthropic = {"x-api-key": stack.key, "anthropic-version": "2023-06-01"}
+    for path, headers, body, code, field in (
+        ("/v1/chat/completions", key, {"model": "tiny", "messages": [said], "top_p": 2}, "invalid_value", "$.top_p"),
+        ("/v1/chat/completions", key, {"model": "tiny", "messages": [{"role": secret}]}, "invalid_value",
+         "$.messages[0].role"),
+        ("/v1/chat/completions", key, {"model": secret, "messages": [said]}, "model_not_found", "$.model"),
+        ("/v1/messages", anthropic, {"model": "tiny", "max_tokens": 5, "messages": [said], "thread": {"type": secret}},
+         "thread_unsupported_request", "$.thread"),
+        ("/v1/chat/completions", key, secret, "invalid_json", None),
+        ("/v1/chat/completions", {"authorization": f"Bearer {secret}"}, {}, "invalid_api_key", None),
+    ):  # fmt: skip
+        caplog.clear()
+        data = {"content": body} if isinstance(body, str) else {"json": body}
+        answer = await stack.http.post(path, headers=headers, **data)  # type: ignore[arg-type]
+        assert answer.status_code in (400, 401, 404)
+        lines = [json.loads(record.getMessage()) for record in caplog.records if '"answered"' in record.getMessage()]
+        (line,) = lines
+        assert (line["code"], line["field"], line["level"]) == (code, field, "info")
+        assert line["request_id"] == (answer.headers.get("request-id") or answer.headers["x-request-id"])
+        assert secret not in caplog.text
+    caplog.clear()
+    stack.say("Yes.")
+    assert (await stack.post({"model": "tiny", "messages": MESSAGES})).status_code == 200
+    (line,) = [json.loads(r.getMessage()) for r in caplog.records if '"answered"' in r.getMessage()]
+    assert line["code"] is line["field"] is None

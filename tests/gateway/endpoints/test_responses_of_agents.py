@@ -90,6 +90,45 @@ async def test_codex_runs_a_turn_with_tools(stack: Stack) -> None:
     assert second[: len(first) - tail] == first[: len(first) - tail], "the next turn reads the cached prompt"
 
 
+HOSTED: list[dict[str, Any]] = [
+    {"type": "web_search", "external_web_access": True, "search_content_types": ["text", "image"]},
+    {"type": "web_search"},
+    {"type": "image_generation", "output_format": "png"},
+]
+"""What Codex sends by default, and with its features for newer models."""
+FROM_CODEX = {"x-codex-installation-id": "bab30ca8", "session_id": "01a222c2"}
+
+
+async def test_codex_does_without_hosted_tools(stack: Stack) -> None:
+    """They are nowhere in what the model is told: it works with the tools that Codex runs itself."""
+    prompts = []
+    for tools in ([SHELL, PATCH], [SHELL, *HOSTED, PATCH]):
+        stack.say("Yes.")
+        events = await codex(stack, {**CODEX, "tools": tools, "client_metadata": FROM_CODEX})
+        assert events[-1]["type"] == "response.completed"
+        prompts.append(sent(stack).tokens)
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"client_metadata": {"x": "y"}}, "tools[1].type"),
+        ({"client_metadata": None}, "tools[1].type"),
+        ({"client_metadata": FROM_CODEX, "tools": HOSTED, "tool_choice": "required"}, "tool_choice"),
+        ({"client_metadata": FROM_CODEX, "tools": [SHELL, {"type": "local_shell"}]}, "tools[1].type"),
+    ],
+)
+async def test_hosted_tools_are_refused_where_nothing_else_answers_for_them(
+    stack: Stack, fields: dict[str, Any], param: str
+) -> None:
+    body = {**CODEX, "tools": [SHELL, *HOSTED], **fields}
+    answer = await stack.http.post("/v1/responses", headers={"authorization": f"Bearer {stack.key}"}, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].removeprefix("$.") == param
+    assert not stack.replica.runs
+
+
 async def test_codex_hears_of_failures_by_code(stack: Stack) -> None:
     headers = {"authorization": f"Bearer {stack.key}", **HEADERS}
     long = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "word " * 2000}]}]

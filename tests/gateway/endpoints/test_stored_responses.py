@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from openai import NotFoundError
 from sqlalchemy import text
 
 from gateway.dialects.openai.responses import request as responses_request
+from gateway.http.body_budget import BodyBudget
 from gateway.kept_responses.storage_bound import StorageBound
 from gateway.services import GatewayOptions
 from response_store import store
@@ -128,7 +133,7 @@ async def test_references_to_too_much_content_are_refused(stack: Stack, monkeypa
     monkeypatch.setattr("response_store.store.MOST_CHAIN_BYTES", 100)
     body = {"model": "tiny", "input": [{"type": "item_reference", "id": first.output[0].id}]}
     refused = await stack.http.post("/v1/responses", headers=bearer(stack.key), json=body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "$.input")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
 
 
 async def test_what_a_request_goes_on_from_counts_as_its_body_does(
@@ -205,7 +210,7 @@ async def test_a_conversation_of_more_items_than_a_request_may_have_ends(
             for body, field in ((goes_on, "$.previous_response_id"), (refers, "$.input")):
                 answer = await stack.http.post(path, headers=bearer(stack.key), json=body)
                 assert answer.status_code == status, answer.text
-                assert status == 200 or answer.json()["error"]["param"] == field
+                assert status == 200 or answer.json()["error"]["param"] == field.removeprefix("$.")
 
 
 async def test_what_is_stored_can_be_read_listed_and_deleted(stack: Stack) -> None:
@@ -262,7 +267,7 @@ async def test_a_project_without_retention_stores_nothing(stack: Stack) -> None:
     refused = await stack.http.post(
         "/v1/responses", headers=bearer(stack.key), json={"model": "tiny", "input": "x", "background": True}
     )
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "$.background")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
     assert await stack.rows("SELECT id FROM stored_response") == []
 
 
@@ -413,7 +418,7 @@ async def test_sealed_reasoning_is_bounded_as_it_is_when_opened(
         body = {"model": "tiny", "input": [*[said] * times, question], "store": False, "truncation": "auto"}
         answer = await stack.http.post("/v1/responses", headers=bearer(stack.key), json=body)
         assert answer.status_code == status, answer.text
-    assert answer.json()["error"]["param"] == "$.input[2].encrypted_content"
+    assert answer.json()["error"]["param"] == "input[2].encrypted_content"
 
 
 async def test_people_read_content_only_where_the_project_opted_in(stack: Stack) -> None:
@@ -440,3 +445,84 @@ async def test_people_read_content_only_where_the_project_opted_in(stack: Stack)
 
 def test_the_default_retention_is_thirty_days() -> None:
     assert GatewayOptions().response_retention == 30 * 86_400
+
+
+def kept(stack: Stack, items: list[dict[str, Any]], kind: Literal["chain", "stored"] = "chain") -> NewResponse:
+    """A response with this input, which somebody once sent."""
+    return NewResponse(
+        id=new_id(),
+        tenant_id=stack.tenant.id,
+        project_id=stack.project.id,
+        previous_id=None,
+        kind=kind,
+        status="completed",
+        model="tiny",
+        request=json.dumps({"input": items}).encode(),
+        response=json.dumps({"output": []}).encode(),
+        lifetime_s=60,
+    )
+
+
+async def test_small_requests_that_become_large_stay_within_the_budget(stack: Stack) -> None:
+    """Each goes on from 4 MB, and is shortened to what fits. Six at a time may hold 16 MiB, not the 100 that they would
+    become; then nothing of it is held, and the next one is answered."""
+    large = kept(stack, [{"role": "user", "content": "What does the fox say? " * 22_000} for _ in range(8)])
+    assert stack.gateway.response_keeper.store is not None
+    await stack.gateway.response_keeper.store.save(large)
+    stack.gateway.bodies = BodyBudget(16 << 20)
+    body = {
+        "model": "tiny",
+        "input": "Go on.",
+        "previous_response_id": f"resp_{large.id.hex}",
+        "truncation": "auto",
+        "store": False,
+        "max_output_tokens": 4,
+    }
+    ask = partial(stack.http.post, "/v1/responses", headers=bearer(stack.key), json=body)
+    stack.say("Yes.")
+    tracemalloc.start(1)
+    try:
+        answers = await asyncio.gather(*(ask() for _ in range(6)))
+        _, peak = tracemalloc.get_traced_memory()
+        alone = await ask()
+        gc.collect()
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert {answer.status_code for answer in answers} == {200, 429}
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert (refused.json()["error"]["type"], "retry-after" in refused.headers) == ("rate_limit_error", True)
+    assert alone.status_code == 200, alone.text
+    assert peak < 32 << 20
+    assert left < 4 << 20
+    assert not stack.gateway.bodies._held
+
+
+async def test_an_item_that_is_referred_to_again_and_again_counts_each_time(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = kept(stack, [{"role": "user", "content": "Who?" * 1000}], "stored")
+    assert stack.gateway.response_keeper.store is not None
+    await stack.gateway.response_keeper.store.save(large)
+    monkeypatch.setattr("gateway.kept_responses.keeper.MOST_CHAIN_BYTES", 20_000, raising=False)
+    reference = {"type": "item_reference", "id": f"item_{large.id.hex}0000"}
+    statuses = []
+    for times in (4, 5):
+        body = {"model": "tiny", "input": [reference] * times, "truncation": "disabled"}
+        answer = await stack.http.post("/v1/responses/input_tokens", headers=bearer(stack.key), json=body)
+        statuses.append((answer.json()["error"]["code"], answer.json()["error"]["param"]))
+    assert statuses == [("context_length_exceeded", "input"), ("invalid_value", "input")]
+
+
+async def test_reading_what_is_kept_counts_as_a_body_does(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = kept(stack, [{"role": "user", "content": "Who?" * 30_000}], "stored")
+    assert stack.gateway.response_keeper.store is not None
+    await stack.gateway.response_keeper.store.save(large)
+    path = f"/v1/responses/resp_{large.id.hex}"
+    for of in (path, f"{path}/input_items"):
+        assert (await stack.http.get(of, headers=bearer(stack.key))).status_code == 200
+    monkeypatch.setattr(stack.gateway.bodies, "_most", 100_000)
+    for of in (path, f"{path}/input_items"):
+        refused = await stack.http.get(of, headers=bearer(stack.key))
+        assert refused.status_code == 429, refused.text
+    assert not stack.gateway.bodies._held

@@ -226,17 +226,6 @@ async def test_without_leave_to_call_calls_are_text(stack: Stack) -> None:
                 "messages": [
                     {
                         "role": "assistant",
-                        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}],
-                    }
-                ]
-            },
-            "$.messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
                         "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
                     },
                     {"role": "user", "content": "so?"},
@@ -250,4 +239,4 @@ async def test_a_wrong_request_names_its_field(stack: Stack, change: dict[str, A
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **change}
     answer = await stack.post(body)
     assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param, answer.text
+    assert answer.json()["error"]["param"] == param.removeprefix("$."), answer.text

@@ -8,10 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import literal
 
+from billing.prices import PriceCatalog
+from billing.prices.approval import PriceSheets
+from billing.prices.sheets import PriceProposal
+from billing.prices.version import STORAGE
+from billing.rating.storage_hours import Stored, record_storage
 from billing.reports.usage_report import usage_by_project_and_model
 from billing.usage import Usage
-from storage.database.base import from_instant
+from storage.database.base import Count, from_instant, new_id
 from tests.billing.money import Tenant
 from tests.billing.recorded import DAY, HOUR, NOVEMBER, Past, record
 from tests.gateway.stack import Stack
@@ -236,3 +242,30 @@ async def test_bad_queries_name_the_parameter(stack: Stack) -> None:
         assert error["type"] == "invalid_request_error"
         assert parameter in error["message"], (path, query, error)
         assert path.startswith("organizations/") == ("param" not in error)
+
+
+async def test_cache_storage_is_a_line_item_of_both_cost_reports(stack: Stack) -> None:
+    tenant = await Tenant.rich(stack.database, 0)
+    rows = dict(tenant.version.rows) | {(STORAGE, "*", 0): 3_600_000}
+    await PriceSheets(stack.database).put(PriceProposal(model=tenant.version.model, rows=rows), by="ann")
+    start = await stack.database.now() // DAY * DAY
+    stack.database.clock = literal(start + 3 * DAY, Count())
+    stored = Stored(stack.tenant.id, stack.project.id, tenant.version.model, start + 2 * DAY, 3_600 * 10**6)
+    assert await record_storage(stack.database, PriceCatalog(stack.database), [stored]) == 1
+    span = {"start_time": start // 1_000_000, "end_time": (start + 4 * DAY) // 1_000_000}
+    async with stack.openai(stack.admin_key, admin_api_key=stack.admin_key) as client:
+        costs = client.admin.organization.usage.costs
+        name = f"{tenant.version.model}, cache_storage"
+        line_items: list[dict[str, Any]] = [{}, {"line_items": [name]}]
+        for asked in line_items:
+            page = await costs(**span, group_by=["line_item"], **asked)
+            (item,) = [result for bucket in page.data for result in bucket.results]
+            assert (item.line_item, item.quantity, item.quantity_unit) == (name, 3_600 * 10**6, "token_seconds")
+            assert item.amount.exact == "3.600000000000"
+        page = await costs(**span, api_key_ids=[str(new_id())])
+        assert [result for bucket in page.data for result in bucket.results] == []
+    query = {"starting_at": from_instant(start).isoformat(), "group_by": ["description"]}
+    async with stack.anthropic(api_key=stack.admin_key) as claude:
+        report: Any = await claude.get("/v1/organizations/cost_report", cast_to=object, options={"params": query})
+    (cost,) = [result for bucket in report["data"] for result in bucket["results"]]
+    assert (cost["amount"], cost["cost_type"], cost["token_type"]) == ("360.0000000000", "cache_storage", None)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from gateway.errors import Interrupted, RateLimited, TimedOut, Unavailable
-from gateway.generation.outcome import finish_reasons, observed_counts, outcome_of, whose_fault
+from gateway.errors import Interrupted, InvalidRequest, RateLimited, TimedOut, Unavailable
+from gateway.generation.outcome import finish_reasons, invalid_grammar, observed_counts, outcome_of, whose_fault
 from gateway.generation.request_state import Outcome, failed
+from gateway.generation_request import Grammar
 from gateway.http.responses import error_headers
 from protocol.requests import Counts, Done, Refusal
 
@@ -31,6 +32,23 @@ def test_a_good_end(reason: str) -> None:
 def test_a_bad_end(reason: str, failure: type[Exception]) -> None:
     outcome = outcome_of(_done(reason))
     assert (outcome.status, outcome.reason, type(outcome.failure)) == ("failed", reason, failure)
+
+
+@pytest.mark.parametrize(
+    ("problem", "path", "said"),
+    [
+        ("schema 1: items.const 1e400 is not supported: let it be text", "$.tools[3]", "items.const 1e400 is not"),
+        ("Parser Error: Current row has 2000 items", "$.tools", "an answer cannot be held to these schemas"),
+    ],
+)
+def test_of_a_refused_schema_the_tool_and_the_keyword_are_named(problem: str, path: str, said: str) -> None:
+    done = structs.replace(_done("rejected"), invalid="grammar", error=f"grammar: {problem}")
+    grammar = Grammar("{}", "$.tools", calls=True, tool_paths=("$.tools[0]", "$.tools[3]"))
+    outcome = invalid_grammar(done, grammar)
+    assert outcome is not None
+    assert isinstance(outcome.failure, InvalidRequest)
+    assert outcome.failure.path == path
+    assert str(outcome.failure).startswith(f"{path}: {said}")
 
 
 def test_a_replica_that_never_said_how_it_ended() -> None:

@@ -14,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from billing.usage import Status
 from gateway.errors import Interrupted
 from gateway.fleet.replica_stream import ReplicaStream
+from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.choices import Choices
+from gateway.generation.lease_promise import LeasePromise
 from gateway.generation.request_state import (
     TRANSITIONS,
     Event,
@@ -357,6 +359,21 @@ async def test_a_fault_inside_the_gateway_stops_the_replica(
     await harness.happen(TEXT)
     await harness.read(confirm=True)
     assert harness.aborts == [("abandoned", None, 1)], "it works for nobody"
+    assert harness.ends == [INTERRUPTED]
+    await harness.running
+
+
+@pytest.mark.parametrize("where", [(AnswerParts, "admitted"), (LeasePromise, "refusal"), (ReplicaStream, "__init__")])
+async def test_a_fault_between_hold_and_replica_releases_the_hold(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str]
+) -> None:
+    """Nobody else would: no replica has heard of it, and this gateway lives."""
+    monkeypatch.setattr(*where, Mock(side_effect=RuntimeError("a defect")))
+    harness = TaskHarness(model)
+    await harness.settle()
+    await harness.happen("hold ok")
+    await harness.read(confirm=True)
+    assert harness.records == [("release", "a fault before it was sent")]
     assert harness.ends == [INTERRUPTED]
     await harness.running
 

@@ -30,6 +30,28 @@ def test_a_tenant_has_an_even_part_and_gets_it_back() -> None:
         again.take(100)
 
 
+def test_a_request_counts_as_what_it_becomes() -> None:
+    budget = BodyBudget(800)
+    with budget.share("a") as first:
+        first.take(20)
+        first.load(100)
+        assert first.taken == 320, "20 of its body, and what is loaded is sealed, opened and decoded"
+        first.grow_to(300)
+        assert first.taken == 320
+        with budget.share("a") as second:
+            second.take(10)
+            with pytest.raises(RateLimited):
+                second.load(200)
+        first.grow_to(5000)
+        assert first.taken == 700, "the only one is admitted, however large it becomes"
+        with budget.share("a") as small:
+            small.take(100)
+        with pytest.raises(RateLimited), budget.share("a") as more_than_there_is:
+            more_than_there_is.take(101)
+    with budget.share("a") as again, pytest.raises(RateLimited):
+        again.load(801)
+
+
 async def test_bodies_that_never_come_whole_do_not_fill_the_memory(stack: Stack) -> None:
     """Bodies are declared larger than they are, so that each is held for as long as a gateway waits for one."""
     gateway = stack.gateway

@@ -19,6 +19,7 @@ from gateway.services import GatewayOptions
 from storage.database import migrate
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
+from tests.awake import Awake
 from tests.gateway.fake_replica import Script
 from tests.gateway.stack import Stack, quick_timeouts, running_stack
 from tests.servers import PostgresServer, postgres_server
@@ -273,6 +274,37 @@ async def test_who_manages_is_not_kept_waiting(on_postgres: Stack, own_postgres:
         assert (await stack.http.get("/healthz")).status_code == 200
     await assert_recovered(stack)
     assert (await call("GET", REPORTS[0])).status_code == 200
+
+
+@pytest.mark.slow
+async def test_who_only_asks_what_a_request_would_be_is_not_kept_waiting(
+    on_postgres: Stack, own_postgres: PostgresServer
+) -> None:
+    """Its limits are read as its price is: one request finds out that the database is silent, the others hear it."""
+    stack = on_postgres
+    stack.say("ok")
+    await answered(stack)
+    headers = {"authorization": f"Bearer {stack.key}"}
+    counted = {"model": "tiny", "input": "hi"}
+
+    async def ask(path: str, body: Any) -> tuple[int, bool]:
+        """The status of the answer, and whether it was waited for."""
+        with Awake() as awake:
+            answer = await stack.http.post(path, json=body, headers=headers)
+        return answer.status_code, awake.seconds > TIMEOUT_S / 2
+
+    both = (("/v1/estimate", BODY), ("/v1/responses/input_tokens", counted))
+    for each in both:
+        assert (await ask(*each))[0] == 200
+    with stopped(own_postgres):
+        stack.gateway.services.limiter._cache._forget_all()
+        stack.gateway.services.prices.forget()
+        assert await ask(*both[0]) == (503, True)
+        answers = await asyncio.gather(*(ask(*each) for each in both * 8))
+        assert {status for status, _ in answers} == {503}
+        assert sum(waited for _, waited in answers) <= 2, "the others know that it is silent"
+    await answered(stack)
+    assert (await ask("/v1/estimate", BODY))[0] == 200
 
 
 @pytest.mark.slow

@@ -241,3 +241,18 @@ def test_a_step_that_failed_counts_nothing_twice(
     bench.finish()
     assert len(calls) > 2
     assert [run.tokens for run in runs] == expected
+
+
+@pytest.mark.gpu
+def test_the_device_does_not_idle_while_the_step_queued_ahead_is_computed(model: Path) -> None:
+    bench = fused_bench(model)
+    runner = bench.engine.runner
+    runner.on_logits = None
+    # Behind what is queued already, and before what the next step queues ahead.
+    runner.meanwhile = lambda _computed: torch.cuda._sleep(400_000_000)
+    bench.add(generate("a", PROMPT[:20], 40))
+    for _ in range(3):
+        bench.step()
+    assert not runner.idles_between_steps()
+    torch.cuda.synchronize()
+    assert runner.idles_between_steps()

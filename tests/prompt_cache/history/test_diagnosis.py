@@ -6,12 +6,13 @@ import itertools
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from billing.usage import AUTOMATIC, Usage
 from gateway.metering.miss_prices import billed_as, price_misses
-from prompt_cache.history.diagnosis import CAUSES, Earlier, Ended, Evidence, diagnose, pack, unpack
+from prompt_cache.history.diagnosis import CAUSES, Diagnosis, Earlier, Ended, Evidence, Miss, diagnose, pack, unpack
 from prompt_cache.history.records import Entry, RequestRecord, SpanNote
 from prompt_cache.promise.lease_terms import LeasePart, split_prompt
 from tests.fast import examples
@@ -125,3 +126,21 @@ def test_prices_of_misses_are_what_reading_would_have_saved(data: st.DataObject)
         if min(until, miss.end) > max(before, miss.start)
     )
     assert sum(price.cost_pico for price in priced) == missed - PRICE.cost(reading, "standard")
+
+
+@pytest.mark.parametrize(
+    ("surface", "later", "longer"),
+    [
+        ("anthropic", HOUR // 4, "1h"),
+        ("anthropic", 2 * HOUR, None),
+        ("openai", HOUR // 4, "30m"),
+        ("openai", 2 * HOUR, "12h"),
+        ("a newer dialect", HOUR // 4, None),
+    ],
+)
+def test_the_class_that_would_have_hit_is_one_of_the_dialect(surface: str, later: int, longer: str | None) -> None:
+    written = 10 * HOUR
+    record = noted([0] * 900, written + later, surface=surface).record
+    miss = Miss(0, 800, "lease_expired", at=written + HOUR // 12, lease="5m")
+    (price,) = price_misses(record, Diagnosis(900, 0, (miss,)), PRICE)
+    assert (None if price.longer is None else price.longer.lease) == longer

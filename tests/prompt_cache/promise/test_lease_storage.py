@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import literal, select, update
 
+from billing.calendar import period_bounds
+from billing.periods.periods import PeriodOpen, Periods
 from billing.prices import PriceCatalog
 from billing.rating.storage_hours import storage_lines
 from billing.reservation.hold_service import HoldService
@@ -221,6 +224,27 @@ async def test_over_the_limit_there_is_no_lease_and_that_is_told(database: Datab
     assert await decided("y", 21) == (21, 0)
 
 
+@pytest.mark.both_databases
+async def test_what_was_not_written_counts_in_no_limit(database: Database) -> None:
+    database.clock = literal(START, Count())
+    store = LeaseStore(database, 100)
+
+    async def decided(name: str, *, write: bool) -> int:
+        wish = LeaseWish(
+            request_id=new_id(), tenant_id=NOBODY, project_id=NOBODY, model="m", marks=(Mark(80, name.encode(), "5m"),)
+        )
+        async with database.transaction(write=write) as session:
+            decider = await store.decider(session, START, [wish])
+            decision = decider.decide(wish)
+            decider.take(wish, decision)
+            await store.save(session, decider)
+        return decision.limited
+
+    assert await decided("x", write=False) == 0
+    assert await decided("y", write=True) == 0
+    assert await decided("z", write=True) == 80
+
+
 async def test_a_lease_of_a_class_that_we_do_not_know_is_left_alone(database: Database) -> None:
     """A newer gateway wrote it. The request that marks the same prefix is answered, and promises nothing of its own."""
     store = LeaseStore(database)
@@ -231,3 +255,47 @@ async def test_a_lease_of_a_class_that_we_do_not_know_is_left_alone(database: Da
     assert (len(first.written), second.written) == (1, ())
     async with database.reading() as session:
         assert list(await session.scalars(select(lease.c.lease_class))) == ["90d"]
+
+
+async def test_a_month_waits_for_its_storage_before_it_closes(database: Database) -> None:
+    def at(instant: int) -> int:
+        database.clock = literal(instant, Count())
+        return instant
+
+    tenant, catalog = new_id(), PriceCatalog(database)
+    at(START)
+    await catalog.set("m", "USD", PRICES)
+    storage = LeaseStorage(database)
+    upkeep, periods = LeaseUpkeep(database, HoldService(database), catalog), Periods(database, storage)
+    november, december = period_bounds("2026-11")
+    await written(database, at(december - 600 * SECOND), "a", "1h", tenant)  # reaches 50 minutes into December
+    at(december + 7200 * SECOND)
+    assert (await periods.waiting("2026-11")).storage == december - HOUR
+    with pytest.raises(PeriodOpen, match="storage of cached prompts"):
+        await periods.close("2026-11")
+    while await upkeep.run():
+        pass
+    assert (await periods.waiting("2026-11")).reasons() == []
+    assert (await periods.close("2026-11")).state == "closed"
+    (line,) = await storage_lines(database, catalog, tenant, "2026-11")
+    assert (line.units, line.corrects_period) == (64 * 600, None)
+    assert november < december
+
+
+async def test_a_month_waits_for_storage_that_nobody_knows_to_be_paid(database: Database) -> None:
+    storage = LeaseStorage(database)
+    periods, (_, december) = Periods(database, storage), period_bounds("2026-11")
+    await written(database, december - 600 * SECOND, "a", "5m", paid=False)
+    database.clock = literal(december + 7200 * SECOND, Count())
+    assert (await periods.waiting("2026-11")).storage == december - HOUR
+    database.clock = literal(december + MOST_WAIT + 7200 * SECOND, Count())
+    while await storage.record_next(_keep([])):
+        pass
+    assert (await periods.waiting("2026-11")).storage is None
+
+
+def _keep(kept: list[StoredHour]) -> Callable[[Sequence[StoredHour]], Awaitable[None]]:
+    async def keep(hours: Sequence[StoredHour]) -> None:
+        kept.extend(hours)
+
+    return keep

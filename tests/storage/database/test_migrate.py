@@ -216,3 +216,47 @@ async def test_a_statement_of_a_migration_has_a_limit_of_its_own(
             await migrate.upgrade(empty_postgres_url)
     finally:
         await other.close()
+
+
+@pytest.mark.slow
+async def test_what_stood_before_digests_were_kept_is_recorded_once(tmp_path: Path, empty_postgres_url: str) -> None:
+    for url in (f"sqlite:///{tmp_path}/old.sqlite", empty_postgres_url):
+        old = await Database.open(url)
+        async with old.transaction() as session:
+            connection = await session.connection()
+            await connection.run_sync(_upgrade_to, "r0051")
+            await connection.run_sync(_fill_settings)
+        await old.close()
+        await migrate.upgrade(url)
+        database = await Database.open(url)
+        assert await audit.audit_money(database) == []
+        for table in ("legal_entity", "billing_profile"):
+            async with database.transaction() as session:
+                await session.execute(text(f"UPDATE {table} SET profile = 'another IBAN'"))
+        whats = [finding.what for finding in await audit.audit_money(database)]
+        assert whats == ["a row is not what was recorded"] * 2
+        await database.close()
+
+
+def _fill_settings(connection: Connection) -> None:
+    tenant = new_id()
+    metadata = MetaData()
+    metadata.reflect(connection)
+
+    def row(name: str, **values: object) -> None:
+        if connection.dialect.name == "sqlite":
+            values = {k: v.bytes if isinstance(v, UUID) else v for k, v in values.items()}
+        connection.execute(metadata.tables[name].insert().values(values))
+
+    row("legal_entity", id="main", profile="{}", updated_at=1)
+    row("billing_profile", tenant_id=tenant, seller="main", profile="{}", updated_at=1)
+    row("balance", tenant_id=tenant, currency="USD", credit=0, debit=0, held=0, overdraft=0, credit_line=5, budgets=1)
+    texts = {"scope": "tenant", "subject": "", "span": "total", "action": "block", "thresholds": "100"}
+    row("budget", budget_id=new_id(), tenant_id=tenant, limit_pico=10**15, **texts)
+    proposal = {"kind": "grant.create", "arguments": "{}", "summary": "a grant", "state": "pending", "reason": ""}
+    row("pending_change", id=new_id(), tenant_id=tenant, author="ann", author_via="key", created_at=1, **proposal)
+    work = {"rows": 1, "attempts": 1, "created_at": 1, "leased_until": 1, "manifest": "{}", "state": "done"}
+    file = {"dataset": "usage", "period": "2026-10", "format": "csv"}
+    row("export_job", id=new_id(), tenant_id=tenant, key_id=new_id(), **file, **work)
+    counts = dict.fromkeys(("events", "lost", "doubled", "unconfirmed", "late", "drift_pico"), 0)
+    row("recon_run", id=new_id(), period="2026-10", at=1, report="{}", **counts)

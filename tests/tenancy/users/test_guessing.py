@@ -14,7 +14,7 @@ from storage.bus import LocalBus
 from storage.database.database import Database
 from tenancy.users import totp
 from tenancy.users.attempts import Limit, SqlAttemptCounter, network_of
-from tenancy.users.errors import SignInRefused, TooManyAttempts
+from tenancy.users.errors import PasswordsBusy, SignInRefused, TooManyAttempts
 from tenancy.users.links import Link
 from tenancy.users.passwords import AT_ONCE, Passwords
 from tenancy.users.service import Users
@@ -75,12 +75,28 @@ async def test_a_limit_counts_attempts_at_once_exactly(database: Database) -> No
     limits = [Limit("a", 7, 300), Limit("b", 100, 300)]
     attempts = [counters[number % 2].take(limits) for number in range(20)]
     outcomes = await asyncio.gather(*attempts, return_exceptions=True)
-    assert sum(outcome is None for outcome in outcomes) == 7
-    assert {type(outcome) for outcome in outcomes if outcome is not None} == {TooManyAttempts}
-    await counters[0].give_back(limits)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert len(refused) == 13
+    assert {type(outcome) for outcome in refused} == {TooManyAttempts}
+    await counters[0].give_back(next(outcome for outcome in outcomes if not isinstance(outcome, BaseException)))
     await counters[0].take(limits)
     with pytest.raises(TooManyAttempts):
         await counters[1].take(limits)
+
+
+async def test_what_is_given_back_is_taken_off_the_window_that_it_was_counted_in(database: Database) -> None:
+    now = 299.0
+    counter, limit = SqlAttemptCounter(database, lambda: now), [Limit("a", 2, 300)]
+    good = await counter.take(limit)
+    now = 300.0  # another window
+    await counter.take(limit)
+    await counter.give_back(good)
+    async with database.reading() as session:
+        rows = await session.execute(text("SELECT slot, attempts FROM sign_in_count ORDER BY slot"))
+        assert [tuple(row) for row in rows] == [(0, 0), (1, 1)]
+    await counter.take(limit)
+    with pytest.raises(TooManyAttempts):
+        await counter.take(limit)
 
 
 async def test_attempts_of_the_window_before_count_in_part(database: Database) -> None:
@@ -157,7 +173,7 @@ async def test_two_hashes_at_once_and_a_bounded_queue() -> None:
     passwords._verify = watched  # type: ignore[method-assign]
     outcomes = await asyncio.gather(*(passwords.verify(None, "x") for _ in range(60)), return_exceptions=True)
     assert most <= AT_ONCE
-    assert sum(isinstance(outcome, TooManyAttempts) for outcome in outcomes) == 10
+    assert sum(isinstance(outcome, PasswordsBusy) for outcome in outcomes) == 10
     passwords.close()
 
 

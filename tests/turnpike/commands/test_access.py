@@ -114,6 +114,25 @@ def test_terms_and_grants_wait_for_a_second_operator(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_terms_show_what_a_commitment_will_ask_for_and_draw(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "terms.toml"
+    file.write_text(
+        '[commitment]\namount = "30.00"\nfirst = "2998-01"\nlast = "2998-02"\n'
+        '[[commitment.payments]]\namount = "10.00"\nreference = "bank 1"\nreason = "before"\n'
+    )
+    run("tenants create acme")
+    status, out = run(f"terms set acme {file} --from 2998-02 --dry-run")
+    assert (status, "commitment.first: 2998-01 is before 2998-02" in out) == (2, True), out
+    for dry_run in (" --dry-run", ""):
+        status, out = run(f"terms set acme {file} --from 2998-01 --by ann{dry_run}")
+        rows = [line.split() for line in out.splitlines()]
+        assert rows[0] == ["month", "invoiced", "funded", "drawn", "left"]
+        assert rows[-3:-1] == [["2998-01", "20.00", "30.00", "–", "30.00"], ["2998-02", "–", "30.00", "–", "30.00"]]
+        assert status == 0
+    assert "30.00 committed for 2998-01 to 2998-02, invoiced, 10.00 of it paid otherwise" in run("terms list")[1]
+
+
+@pytest.mark.slow
 def test_the_command_asks_what_http_asks(run: Run, tmp_path: Path) -> None:  # noqa: F811
     ann, bob = [_operator(run, tmp_path, name) for name in ("ann", "bob")]
     second = f"{ann} --second-operator-key-file {tmp_path / 'bob'}"

@@ -12,8 +12,11 @@ import msgspec
 import pytest
 from sqlalchemy import select, update
 
+from audit_log.record import record_change
+from audit_log.recorded_rows import digest_row
 from billing.accounts.balances import Balances
 from billing.integrity.canonical_json import canonical
+from billing.integrity.recorded_tables import BUYERS
 from billing.invoices.parties.store import Parties
 from billing.periods.periods import Periods
 from billing.tables.invoices import billing_profile
@@ -70,6 +73,9 @@ async def _set_vat_id(url: str, vat_id: str) -> None:
         async with database.transaction() as session:
             here = billing_profile.c.tenant_id == tenant_id
             await session.execute(update(billing_profile).where(here).values(profile=profile))
+            await record_change(session, "billing_profile.set", target="billing_profile", target_id=tenant_id,
+                                tenant_id=tenant_id, after={"vat_id": vat_id},
+                                row_sha256=await digest_row(session, BUYERS, tenant_id))  # fmt: skip
     await database.close()
 
 
@@ -94,7 +100,9 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     assert "--seller" in turnpike.run("invoices", "buyer", "set", "client", *BUYER, status=2)
     assert "city" in turnpike.run("invoices", "seller", "set", "acme", "--name", "A", "--address", "b", status=2)
     assert "DE 19 %" in turnpike.run("invoices", "seller", "set", "acme", *SELLER, "--rate", "DE=19", "--rate", "FR=20")
-    assert "DE 19 %" in turnpike.run("invoices", "seller", "set", "acme", "--rate", "AT=20")
+    assert "needs a reason" in turnpike.run("invoices", "seller", "set", "acme", "--rate", "AT=20", status=2)
+    why = ("--reason", "registered there")
+    assert "DE 19 %" in turnpike.run("invoices", "seller", "set", "acme", "--rate", "AT=20", *why)
     assert "there is no rate for IT" in turnpike.run(
         "invoices", "seller", "set", "acme", "--remove-rate", "IT", status=2
     )
@@ -104,7 +112,10 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     twice = turnpike.run("invoices", "seller", "set", "acme", "--rate", "AT=21", "--rate", "AT=22", status=2)
     assert "--rate gives AT 2 times" in twice
     assert "AT 20 %" in turnpike.run("invoices", "seller", "show", "acme")
-    assert "AT 20 %" not in turnpike.run("invoices", "seller", "set", "acme", "--remove-rate", "AT")
+    removed = turnpike.run("invoices", "seller", "set", "acme", "--remove-rate", "AT", "--from", "2998-01-01", *why)
+    today, _, then = removed.partition("from 2998-01-01")
+    assert "AT 20 %" in today
+    assert "AT 20 %" not in then
     for vat_id in ("FRHELLO", "XX9999"):
         said = turnpike.run("invoices", "buyer", "set", "client", *BUYER, "--vat-id", vat_id, status=2)
         assert "vat_id" in said
@@ -175,8 +186,8 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     assert "left to pay 0.00 USD" in turnpike.run("invoices", "pay", one, "--reference", "b", "--dry-run")
     assert turnpike.run("invoices", "pay", one, "--reference", "b").startswith(f"{one}: paid")
     assert f"{one} is paid already" in turnpike.run("invoices", "pay", one, "--reference", "c", status=2)
-    assert "cannot become" in turnpike.run("invoices", "uncollectible", one, status=2)
-    assert "credit note instead" in turnpike.run("invoices", "void", one, status=2)
+    assert "cannot become" in turnpike.run("invoices", "uncollectible", one, *why, status=2)
+    assert "credit note instead" in turnpike.run("invoices", "void", one, *why, status=2)
     total = turnpike.run("invoices", "list").splitlines()[-1].split()
     assert total == ["total", "2", "documents", "USD", "1.50", "0.30", "1.80", "1.60", "0.20", "0.12", "0.00"]
     turnpike.run("audit", "money")

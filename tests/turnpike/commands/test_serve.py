@@ -7,11 +7,16 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from tenancy.keys import parse_key
 from tests.turnpike.processes.test_children import SECONDS, assert_stops, child
 from turnpike.admin_services import open_admin_services
-from turnpike.commands.serve import DEMO_TENANT, KEY_FILE, kill_when_silent, provide_key
+from turnpike.commands import serve
+from turnpike.commands.serve import DEMO_TENANT, KEY_FILE, kill_when_silent, provide_key, write_key
 from turnpike.settings import secrets
 from turnpike.settings.settings import Settings
 
@@ -69,3 +74,27 @@ async def test_the_key_in_the_file_is_named_only_while_it_is_one_of_this_databas
         key, about = await provide_key(admin)
         assert (key, "keys create" in about, str(file) in about) == ("$TURNPIKE_API_KEY", True, False)
         assert len(await admin.tenancy.list_keys(tenant.id)) == 1, "a person took it away: none is made instead"
+
+
+async def test_serve_is_ready_only_when_the_first_key_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts wait for /readyz, and read the files then."""
+    settings = Settings(data_dir=str(tmp_path))
+    secrets.load_or_make(settings.secrets)
+    written: dict[str, str | None] = {}
+
+    def write(file: Path, content: str) -> None:
+        written[file.name] = gateway.start_problem
+        write_key(file, content)
+
+    monkeypatch.setattr(serve, "write_key", write)
+    async with open_admin_services(settings, "always") as admin:
+        tenant = await admin.tenancy.create_tenant(DEMO_TENANT)
+        await admin.tenancy.create_project(tenant.id, "default")
+        services = SimpleNamespace(models=[SimpleNamespace(name="tiny")], fleet=SimpleNamespace(healthy=lambda _: True))
+        gateway: Any = SimpleNamespace(services=services, start_problem="not yet")
+        server: Any = SimpleNamespace(started=True)
+        await serve._announce(admin, gateway, server, "http://127.0.0.1:1")
+    assert written == {KEY_FILE: "not yet", serve.LINK_FILE: "not yet"}
+    assert gateway.start_problem is None

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import Bound, QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
 from engine.server import replica
 from engine.startup.options import ReplicaOptions
+from storage.database.database import SQLITE_WAIT_S, Database
 from turnpike.commands import engine
 from turnpike.settings import loading, secrets, settings
 from turnpike.settings.settings import SettingError, Settings
@@ -25,6 +27,21 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
     loaded = loading.load({"port": "3", "host": None}, environment)
     assert (loaded.port, loaded.host, loaded.workers) == (3, "b", 7)
     assert loaded.max_running == Settings().max_running
+
+
+async def test_a_request_waits_for_sqlite_for_as_long_as_sqlite_waits(tmp_path: Path) -> None:
+    """A newcomer's first requests meet others that write, on a machine that is busy: that is no outage."""
+    embedded, server = Settings(data_dir=str(tmp_path)), Settings(database_url="postgresql://x/y")
+    assert (embedded.database_wait, server.database_wait) == (SQLITE_WAIT_S, 5)
+    assert Settings(database_timeout=2.5).database_wait == 2.5
+    database = await Database.open(embedded.database)
+    try:
+        async with database.transaction() as session:
+            assert await session.scalar(text("PRAGMA busy_timeout")) == SQLITE_WAIT_S * 1000
+        async with database.reading() as session:
+            assert await session.scalar(text("PRAGMA busy_timeout")) == SQLITE_WAIT_S * 1000
+    finally:
+        await database.close()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`turnpike invoices pay`, `void`, `uncollectible` and `credit-note`: what happens to an issued invoice."""
+"""`turnpike invoices pay`, `void`, `uncollectible`, `vat-relief` and `credit-note`: changes of issued invoices."""
 
 from __future__ import annotations
 
@@ -29,10 +29,14 @@ def add_arguments(parser: CommandParser) -> None:
     pay = parser.add_action("pay", "record a payment of an invoice", pay_invoice)
     text = "void an invoice of which nothing was paid; its period can be invoiced again"
     void = parser.add_action("void", text, void_invoice)
-    text = "mark an invoice as uncollectible; it can still be paid"
+    text = "write off what is left of an invoice as bad debt; it can still be paid"
     uncollectible = parser.add_action("uncollectible", text, mark_uncollectible)
+    text = "book that the VAT on what is left of a written-off invoice is claimed back as of today"
+    relief = parser.add_action("vat-relief", text, relieve_vat)
+    for action in (void, uncollectible, relief):
+        action.add_argument("--reason", required=True, metavar="TEXT", help="why, for the audit log")
     note = parser.add_action("credit-note", "take an invoice back, whole or by line", credit_invoice)
-    for action in (pay, void, uncollectible, note):
+    for action in (pay, void, uncollectible, relief, note):
         add_number(action)
         action.add_dry_run()
     pay.add_argument("--amount", help="such as 25.00; default: all that is left")
@@ -62,7 +66,7 @@ async def void_invoice(admin: AdminServices, arguments: argparse.Namespace) -> N
     from billing.invoices.collection import void
 
     record = await find_record(admin, arguments)
-    _print_changed(await void(admin.database, record, write=not arguments.dry_run), arguments)
+    _print_changed(await void(admin.database, record, arguments.reason, write=not arguments.dry_run), arguments)
 
 
 @admin_command
@@ -71,7 +75,18 @@ async def mark_uncollectible(admin: AdminServices, arguments: argparse.Namespace
     from billing.invoices.collection import mark_uncollectible
 
     record = await find_record(admin, arguments)
-    _print_changed(await mark_uncollectible(admin.database, record, write=not arguments.dry_run), arguments)
+    lost = await mark_uncollectible(admin.database, record, arguments.reason, write=not arguments.dry_run)
+    _print_changed(lost, arguments)
+
+
+@admin_command
+async def relieve_vat(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike invoices vat-relief NUMBER`."""
+    from billing.invoices.collection import relieve_vat
+
+    record = await find_record(admin, arguments)
+    relieved = await relieve_vat(admin.database, record, arguments.reason, write=not arguments.dry_run)
+    _print_changed(relieved, arguments)
 
 
 def _print_changed(record: InvoiceRecord, arguments: argparse.Namespace) -> None:

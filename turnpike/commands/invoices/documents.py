@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from billing.invoices.parties.parties import vat_warnings
+from billing.invoices.document import warnings_of
 from billing.money import format_minor, format_pico
 from storage.free_text import counted
 from turnpike.command_context import admin_command, print_table, tenant_id_of
@@ -38,7 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
     listing = parser.add_action("list", "invoices and credit notes", list_invoices)
     listing.add_argument("--tenant", help="of one tenant alone")
     listing.add_argument("--period", help="of one period alone, such as 2026-11")
-    states = ["draft", "finalized", "partially_paid", "paid", "void", "uncollectible"]
+    states = ["draft", "finalized", "partially_paid", "paid", "credited", "void", "uncollectible"]
     listing.add_argument("--state", choices=states, help="in one state alone")
     listing.add_format("json")
     show = parser.add_action("show", "what an invoice says, opened down to its requests", show_invoice)
@@ -175,7 +175,7 @@ def _show(record: InvoiceRecord, document: Document) -> None:
     for label, amount in carried_on(document):
         print(f"{label} {amount} {document.currency}")
     if record.state == "draft":
-        for warning in vat_warnings(document.seller, document.buyer):
+        for warning in warnings_of(document):
             print(warning)
     if document.savings != "":
         for line in savings_summary(document.savings, document.currency):

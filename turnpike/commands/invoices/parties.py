@@ -6,11 +6,13 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from billing.invoices.errors import NoProfile
+from billing.invoices.parties.dated import DatedParty, facts_of
 from billing.invoices.parties.parties import (
     Buyer,
     InvalidParty,
@@ -23,6 +25,7 @@ from billing.invoices.parties.parties import (
 )
 from turnpike.command_context import admin_command, tenant_id_of
 from turnpike.command_line import CommandError, CommandParser
+from turnpike.commands.invoices.records import parse_day
 
 if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
@@ -48,6 +51,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     text = "charge no VAT there any more; may be repeated"
     seller.add_argument("--remove-rate", action="append", metavar="COUNTRY", help=text)
+    _add_day(seller, "country, VAT id and rates", "why; needed where the seller exists")
     show = sellers.add_action("show", "the legal entities", show_sellers)
     show.add_argument("id", nargs="?", metavar="ID", help="one alone")
 
@@ -62,7 +66,14 @@ def add_arguments(parser: CommandParser) -> None:
     buyer.add_argument("--treatment", choices=treatments, help="of tax; default auto: by countries and VAT ids")
     buyer.add_argument("--exemption", metavar="TEXT", help="the reason that invoices shall state")
     buyer.add_argument("--detail", choices=["model", "project"], help="what has lines of its own; default model")
+    _add_day(buyer, "country, VAT id, seller, treatment and exemption", "why")
     buyers.add_action("show", "billing profiles", show_buyers).add_tenant_first(optional=True)
+
+
+def _add_day(parser: CommandParser, facts: str, reason: str) -> None:
+    text = f"the first day of what changes of {facts}; default today (UTC). All else changes at once"
+    parser.add_argument("--from", dest="valid_from", metavar="DATE", help=text)
+    parser.add_argument("--reason", default="", metavar="TEXT", help=reason)
 
 
 def _add_address(parser: CommandParser) -> None:
@@ -78,17 +89,17 @@ def _add_address(parser: CommandParser) -> None:
 @admin_command
 async def set_seller(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices seller set ID`."""
-    from billing.invoices.parties.changing import changed_seller
+    from billing.invoices.parties.changing import changed_seller, seller_before
     from billing.invoices.parties.store import Parties
 
-    parties = Parties(admin.database)
+    parties, valid_from = Parties(admin.database), _first_day(arguments)
     fields = _fields(Seller, arguments)
     if arguments.rate or arguments.remove_rate:
-        before = next((seller for seller in await parties.sellers() if seller.id == arguments.id), None)
+        before = await seller_before(parties, arguments.id, valid_from)
         fields["rates"] = _rates(before.rates if before else {}, arguments)
-    seller = await changed_seller(parties, arguments.id, fields)
-    await parties.set_seller(seller)
-    _show(seller.id, seller)
+    seller = await changed_seller(parties, arguments.id, fields, valid_from)
+    await parties.set_seller(seller, valid_from=valid_from, reason=arguments.reason)
+    _show(seller.id, await parties.dated_seller(seller.id))
     _warn("seller", seller)
 
 
@@ -97,12 +108,12 @@ async def show_sellers(admin: AdminServices, arguments: argparse.Namespace) -> N
     """`turnpike invoices seller show`."""
     from billing.invoices.parties.store import Parties
 
-    sellers = await Parties(admin.database).sellers()
-    chosen = [seller for seller in sellers if arguments.id in (None, seller.id)]
+    sellers = await Parties(admin.database).dated_sellers()
+    chosen = [seller for seller in sellers if arguments.id in (None, seller.party.id)]
     if not chosen:
         raise CommandError("there is no such seller; make one: `turnpike invoices seller set ID …`")
     for seller in chosen:
-        _show(seller.id, seller)
+        _show(seller.party.id, seller)
 
 
 @admin_command
@@ -111,17 +122,17 @@ async def set_buyer(admin: AdminServices, arguments: argparse.Namespace) -> None
     from billing.invoices.parties.changing import changed_buyer
     from billing.invoices.parties.store import Parties
 
-    parties = Parties(admin.database)
+    parties, valid_from = Parties(admin.database), _first_day(arguments)
     tenant = await admin.tenancy.tenant(arguments.tenant)
     try:
-        buyer = await changed_buyer(parties, tenant.id, _fields(Buyer, arguments))
+        buyer = await changed_buyer(parties, tenant.id, _fields(Buyer, arguments), valid_from)
     except InvalidParty as error:
         if error.field != "seller" or arguments.seller is not None:
             raise
         text = "say who sells to it with --seller: `turnpike invoices seller show` names them"
         raise CommandError(text) from error
-    await parties.set_buyer(tenant.id, buyer)
-    _show(tenant.name, buyer)
+    await parties.set_buyer(tenant.id, buyer, valid_from=valid_from, reason=arguments.reason)
+    _show(tenant.name, await parties.dated_buyer(tenant.id))
     _warn("buyer", buyer)
 
 
@@ -132,12 +143,13 @@ async def show_buyers(admin: AdminServices, arguments: argparse.Namespace) -> No
 
     names = await admin.tenant_names()
     tenant_id = await tenant_id_of(admin, arguments.tenant)
-    buyers = await Parties(admin.database).buyers()
+    parties = Parties(admin.database)
+    buyers = await parties.buyers()
     chosen = {tenant: buyer for tenant, buyer in buyers.items() if tenant_id in (None, tenant)}
     if not chosen:
         raise NoProfile("there is no billing profile; make one: `turnpike invoices buyer set TENANT …`")
     for tenant in sorted(chosen, key=lambda tenant: names[tenant]):
-        _show(names[tenant], chosen[tenant])
+        _show(names[tenant], await parties.dated_buyer(tenant))
 
 
 def _fields(kind: type[Party], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -174,11 +186,23 @@ def _warn(role: Role, party: Party) -> None:
         print(warning, file=sys.stderr)
 
 
-def _show(heading: str, party: Party) -> None:
+def _first_day(arguments: argparse.Namespace) -> date | None:
+    return parse_day(arguments.valid_from, "--from") if arguments.valid_from else None
+
+
+def _show(heading: str, dated: DatedParty[Any]) -> None:
+    """A party as of today, then what tax follows from, from which day on, if that ever changed."""
     print(heading)
-    for name, value in msgspec.to_builtins(party).items():
+    _show_fields("  ", msgspec.to_builtins(dated.party))
+    for day, party in dated.versions():
+        print(f"  from {day}:" if day else "  at first:")
+        _show_fields("    ", facts_of(party))
+
+
+def _show_fields(indent: str, fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
         if name == "rates":
             value = [f"{country} {format_rate(rate)} %" for country, rate in value.items()]  # noqa: PLW2901
         for line in value if isinstance(value, list) else [value]:
             if line != "":
-                print(f"  {name.replace('_', ' '):16}{line}")
+                print(f"{indent}{name.replace('_', ' '):16}{line}")

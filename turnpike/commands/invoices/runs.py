@@ -12,8 +12,9 @@ from uuid import UUID
 
 import msgspec
 
+from billing.invoices.document import warnings_of
 from billing.invoices.errors import InvoiceRefused, NoProfile
-from billing.invoices.parties.parties import InvalidParty, vat_warnings
+from billing.invoices.parties.parties import InvalidParty
 from storage.free_text import counted
 from turnpike.command_context import admin_command, print_progress, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
@@ -64,7 +65,7 @@ async def draft_invoices(admin: AdminServices, arguments: argparse.Namespace) ->
         )
         if document is None:
             raise NothingToDo("nothing to bill")
-        for warning in vat_warnings(document.seller, document.buyer):
+        for warning in warnings_of(document):
             print(f"{document.buyer.name}: {warning}", file=sys.stderr)
         return totals_line(document) + ("" if record else f" ({NOTHING_WRITTEN})")
 

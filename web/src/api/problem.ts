@@ -8,7 +8,7 @@ export class Problem extends Error {
     readonly status: number,
     /** The machine-readable cause, such as `name_taken`; empty where there is none. */
     readonly code: string,
-    /** The JSON path of the field that is wrong, such as `$.email`; empty where no field is. */
+    /** The field that is wrong, such as `email`; empty where no field is. */
     readonly field: string,
     /** The id to find the request by in the server's logs. */
     readonly requestId: string,

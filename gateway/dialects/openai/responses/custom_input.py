@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+from gateway.dialects.json_objects import WHOLE_CHARACTERS
 from gateway.dialects.openai.responses.tools import INPUT
 
 _OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-_WHOLE = re.compile(
-    r'(?:[^"\\]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\[^u])*'
-)
-"""Characters of a JSON string and whole escapes, both halves of a surrogate pair among them."""
 _LONGEST_OPENING = 256
 
 
@@ -37,7 +34,7 @@ class CustomInput:
                 self._plain = len(self._waiting) > _LONGEST_OPENING
                 return self._rest() if self._plain else ""
             self._inside, self._waiting = True, self._waiting[opening.end() :]
-        whole = _WHOLE.match(self._waiting)
+        whole = WHOLE_CHARACTERS.match(self._waiting)
         assert whole is not None, "it matches the empty text"
         taken, self._waiting = whole[0], self._waiting[whole.end() :]
         if self._waiting.startswith('"'):

@@ -19,6 +19,8 @@ from gateway.dialects.openai.tools import MOST_TOOLS, CalledName
 
 MOST_REFERENCES = 256
 """Items of earlier responses that one request may refer to."""
+_ENTRY = 32
+"""About how many bytes an item or a part has in JSON, without what it says."""
 
 ItemKind = Literal[
     "message",
@@ -43,11 +45,17 @@ class ItemPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_control: CacheControl | None = None
 
 
+INCOMPLETE = "incomplete"
+"""The `status` of an item of an answer that ended within it."""
+
+
 class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One item of the conversation. `output`: what a tool answered; `input`: of a custom tool's call."""
+    """One item of the conversation. `output`: what a tool answered; `input`: of a custom tool's call. A marker on a
+    message or an output is one on its last part."""
 
     type: ItemKind = "message"
     id: ItemId | None = None
+    status: ItemId | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[ItemPart] | None = None
     call_id: ItemId | None = None
@@ -58,6 +66,8 @@ class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     output: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
     encrypted_content: str | None = None
+    prompt_cache_breakpoint: ExplicitBreakpoint | None = None
+    cache_control: CacheControl | None = None
 
 
 class CustomFormat(Struct, frozen=True, omit_defaults=True):
@@ -68,10 +78,14 @@ class CustomFormat(Struct, frozen=True, omit_defaults=True):
     definition: str | None = None
 
 
-class ResponseTool(MarkableTool, frozen=True, kw_only=True):
-    """A tool: a function, which takes JSON, a custom one, which takes text, or a named group of both."""
+HOSTED_TOOLS = ("web_search", "image_generation")
+"""Tools that the server would run, of which a client may do without some."""
 
-    type: Literal["function", "custom", "namespace", "web_search"]
+
+class ResponseTool(MarkableTool, frozen=True, kw_only=True):
+    """A tool: a function, which takes JSON, a custom one, which takes text, a named group of both, or a hosted one."""
+
+    type: Literal["function", "custom", "namespace", "web_search", "image_generation"]
     name: Annotated[str, Meta(examples=["weather"])] = ""
     description: str | UnsetType | None = UNSET
     parameters: Annotated[Raw, json_object("A JSON schema of the type `object`.")] | UnsetType = UNSET
@@ -110,9 +124,17 @@ def numbered(items: Sequence[InputItem], key: str) -> list[InputItem]:
 
 def listed(item: InputItem) -> dict[str, Any]:
     """An item as OpenAI lists it."""
-    shown: dict[str, Any] = {"id": item.id, "type": item.type, "status": "completed"}
+    shown: dict[str, Any] = {"id": item.id, "type": item.type, "status": item.status or "completed"}
     shown |= {name: value for name, value in msgspec.to_builtins(item).items() if name not in shown}
     if item.type == "message" and isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"
         shown["content"] = [{"type": kind, "text": item.content}]
     return shown
+
+
+def json_size(item: InputItem) -> int:
+    """About how many bytes an item has in JSON, where reading it costs something even if it says nothing."""
+    lists = [field for field in (item.content, item.output, item.summary) if isinstance(field, list)]
+    texts = (item.content, item.output, item.arguments, item.input, item.encrypted_content, item.call_id, item.name)
+    said = sum(len(text) for text in texts if isinstance(text, str))
+    return said + _ENTRY + sum(_ENTRY + len(part.text) + len(part.refusal or "") for parts in lists for part in parts)

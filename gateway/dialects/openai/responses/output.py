@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from gateway.conversation.output import events as said
@@ -27,25 +28,31 @@ from gateway.dialects.openai.responses.response_object import (
 from gateway.dialects.openai.responses.tools import ToolNames
 
 Seal = Callable[[str], str]
+Entries = Callable[[Sequence[said.TokenScore]], tuple[ContentLogprob, ...]]
+"""Log probabilities as JSON has them."""
 
 
 class OutputFold:
     """The items of one response. `items` are those that are whole; `number` is that of the next event.
 
-    `key`: what the items' ids are made of; `seal`: seals reasoning for a client who wants it so.
+    `key`: what the items' ids are made of; `seal`: seals reasoning for a client who wants it so; `entries`: for one who
+    wants log probabilities.
     """
 
-    def __init__(self, key: str, names: ToolNames, seal: Seal | None = None) -> None:
+    def __init__(self, key: str, names: ToolNames, seal: Seal | None = None, entries: Entries | None = None) -> None:
         self.items: list[OutputItem] = []
         self.number = 0
         self._key = key
         self._names = names
         self._seal = seal
+        self._entries = entries
         self._item: OutputItem | None = None
         """The item that is open. Its text is in `_parts` until it ends."""
         self._parts: list[str] = []
         self._scores: list[ContentLogprob] = []
         self._input: CustomInput | None = None
+        self._called = False
+        """Whether the item is a call that is complete, but for tokens behind it."""
         self._calls = 0
 
     def next_number(self) -> int:
@@ -53,19 +60,17 @@ class OutputFold:
         self.number += 1
         return self.number - 1
 
-    def take(
-        self, events: Iterable[said.OutputEvent], logprobs: Sequence[ContentLogprob] = ()
-    ) -> Iterator[told.StreamEvent]:
-        """More of the output. `logprobs` go with the first text of it."""
-        scores = tuple(logprobs)
-        for event in events:
+    def take(self, events: Iterable[said.OutputEvent]) -> Iterator[told.StreamEvent]:
+        """More of the output."""
+        for event, scored in said.with_scores(events):
+            scores = self._entries(scored) if self._entries is not None and scored else ()
+            if self._called and event is not None:
+                yield from self.end()
             match event:
                 case said.TextDelta(text):
                     yield from self._in_message()
                     self._parts.append(text)
-                    self._scores += scores
                     yield told.TextDelta(**self._place(), delta=text, logprobs=scores)
-                    scores = ()
                 case said.ReasoningDelta(text):
                     yield from self._in_reasoning()
                     self._parts.append(text)
@@ -76,19 +81,27 @@ class OutputFold:
                 case said.ArgumentsDelta(_, text):
                     yield from self._argue(text)
                 case said.CallEnd():
-                    yield from self.end()
+                    self._called = True
+                    if self._entries is None:
+                        yield from self.end()
+                case None if scores and isinstance(self._item, OutputMessage):
+                    yield told.TextDelta(**self._place(), delta="", logprobs=scores)
+            self._scores += scores
 
     def end(self, status: ItemStatus = "completed") -> Iterator[told.StreamEvent]:
         """The item that is open is over, and is whole unless its status says otherwise."""
         item = self._item
         if item is None:
             return
+        if self._called:
+            status = "completed"
         if self._input is not None:
             yield from self._give(self._input.finish())
-        text = "".join(self._parts)
+        text, logprobs = "".join(self._parts), tuple(self._scores)
+        others = UNSET if self._entries is None else logprobs
         match item:
             case OutputMessage():
-                part = OutputText(text, logprobs=tuple(self._scores))
+                part = OutputText(text, logprobs=logprobs)
                 yield told.TextDone(**self._place(), text=text, logprobs=part.logprobs)
                 yield told.PartDone(**self._place(), part=part)
                 done: OutputItem = replace(item, status=status, content=(part,))
@@ -96,19 +109,21 @@ class OutputFold:
                 yield told.ReasoningDone(**self._place(), text=text)
                 yield told.PartDone(**self._place(), part=ReasoningText(text))
                 sealed = None if self._seal is None else self._seal(text)
-                done = replace(item, status=status, content=(ReasoningText(text),), encrypted_content=sealed)
+                done = replace(
+                    item, status=status, content=(ReasoningText(text),), encrypted_content=sealed, logprobs=others
+                )
             case FunctionCall():
                 arguments = text or ("{}" if status == "completed" else "")
                 if not text and arguments:
                     yield told.ArgumentsDelta(**self._place(), delta=arguments)
                 yield told.ArgumentsDone(**self._place(), arguments=arguments, name=item.name)
-                done = replace(item, status=status, arguments=arguments)
+                done = replace(item, status=status, arguments=arguments, logprobs=others)
             case CustomCall():
                 yield told.InputDone(**self._place(), input=text)
-                done = replace(item, status=status, input=text)
+                done = replace(item, status=status, input=text, logprobs=others)
         yield told.ItemDone(sequence_number=self.next_number(), output_index=len(self.items), item=done)
         self.items.append(done)
-        self._item, self._parts, self._scores, self._input = None, [], [], None
+        self._item, self._parts, self._scores, self._input, self._called = None, [], [], None, False
 
     def finish(self, status: ItemStatus = "completed") -> Iterator[told.StreamEvent]:
         """The output is over. One that says nothing has a message without text."""

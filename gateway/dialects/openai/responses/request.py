@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.dialects.json_objects import JsonObjects
-from gateway.dialects.json_paths import decode
+from gateway.dialects.json_paths import decode, json_bytes
 from gateway.dialects.large_bodies import check_large_responses
 from gateway.dialects.max_cost import MaxCost, parse_max_cost
-from gateway.dialects.openai.cache_fields import CacheFields, ResponseId, parse_directives
+from gateway.dialects.openai.cache_fields import ResponseId, parse_directives
 from gateway.dialects.openai.common_request import (
     TAG,
-    Fraction,
     Integer64,
     Label,
+    SamplingFields,
     TopLogprobs,
     lane_of,
+    parse_sampling,
     prewarming,
     reasoning_of,
 )
@@ -41,9 +42,20 @@ LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_conte
 EARLIER = "$.previous_response_id"
 """The path of items that come from earlier responses."""
 _MOST_INCLUDED = 32
-_REFUSED = ("conversation", "prompt", "context_management", "moderation", "max_tool_calls")
+_REFUSED = ("conversation", "prompt", "context_management", "moderation", "max_tool_calls", "structured_outputs")
+_CODEX = "x-codex-"
+_LONGEST_METADATA = 64 * 1024
 _KIND = re.compile(r"\.type$")
 _VALUE = re.compile(r"'([^']{0,60})'")
+
+
+ClientMetadata: TypeAlias = Annotated[
+    Raw,
+    Meta(
+        description="What Codex says of itself, by which its hosted tools are left out.",
+        extra_json_schema={"type": ["object", "null"], "additionalProperties": True},
+    ),
+]
 
 
 class PlainFormat(Struct, frozen=True, tag="text", tag_field="type"):
@@ -89,7 +101,7 @@ class BackgroundOptions(Struct, frozen=True):
     completion_window: Literal["soonest", "2h", "8h"] | None = None
 
 
-class ResponsesRequest(CacheFields, frozen=True, kw_only=True):
+class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     """The fields that are read or refused. `max_cost` is ours."""
 
     model: str
@@ -99,8 +111,6 @@ class ResponsesRequest(CacheFields, frozen=True, kw_only=True):
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Integer64 | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Fraction | None = None
     top_logprobs: TopLogprobs | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -117,12 +127,14 @@ class ResponsesRequest(CacheFields, frozen=True, kw_only=True):
     safety_identifier: Annotated[str, Meta(max_length=512)] | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
     max_cost: MaxCost | None = None
+    client_metadata: ClientMetadata | UnsetType = UNSET
 
     conversation: Refused = UNSET
     prompt: Refused = UNSET
     context_management: Refused = UNSET
     moderation: Refused = UNSET
     max_tool_calls: Refused = UNSET
+    structured_outputs: Refused = UNSET
 
     @property
     def items(self) -> list[InputItem]:
@@ -151,6 +163,7 @@ class ResponsesCall(Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
+_metadata_decoder = msgspec.json.Decoder(dict[str, Raw] | None)
 
 
 def decode_request(body: bytes) -> ResponsesRequest:
@@ -183,7 +196,7 @@ def generation_of(
 ) -> ResponsesCall:
     """What the request asks for, after the items of earlier responses. Raises InvalidRequest naming the path."""
     objects = JsonObjects()
-    tools, names, marked = read_response_tools(request.tools or (), objects)
+    tools, names, marked = read_response_tools(request.tools or (), objects, hosted_optional=_is_codex(request))
     reader = TurnReader(objects, unseal)
     if request.instructions:
         reader.text("system", request.instructions, "$.instructions")
@@ -209,16 +222,26 @@ def generation_of(
         max_tokens=request.max_output_tokens,
         max_tokens_path="$.max_output_tokens",
         fill_context=True,
-        temperature=request.temperature,
-        top_p=request.top_p,
         lane=lane,
         max_cost_pico=parse_max_cost(request.max_cost),
         tag=(request.metadata or {}).get(TAG, ""),
-        grammar=_grammar(request.text),
+        **parse_sampling(request, _grammar(request.text)),
         logprobs=request.logprobs,
         cache=parse_directives(request, [*marked, *reader.marked], request.metadata),
     )
     return ResponsesCall(prewarming(generation) if generation.cache.prewarm else generation, names)
+
+
+def _is_codex(request: ResponsesRequest) -> bool:
+    """Whether Codex sent the request, in any of its front ends. It asks for hosted tools of every server, and does its
+    work without them."""
+    metadata = json_bytes(request.client_metadata)
+    if not metadata or len(metadata) > _LONGEST_METADATA:
+        return False
+    try:
+        return any(key.startswith(_CODEX) for key in _metadata_decoder.decode(metadata) or ())
+    except msgspec.ValidationError:
+        return False
 
 
 def _grammar(text: TextOptions | None) -> Grammar | None:

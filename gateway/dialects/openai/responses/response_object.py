@@ -46,6 +46,10 @@ class OutputMessage(Struct, frozen=True, tag="message", tag_field="type"):
     role: str = "assistant"
 
 
+Logprobs: TypeAlias = tuple[ContentLogprob, ...] | UnsetType
+"""Of an item's tokens, for a client who asked for those of the answer: ours, where OpenAI has them of texts alone."""
+
+
 class ReasoningItem(Struct, frozen=True, tag="reasoning", tag_field="type"):
     """Reasoning, as the model wrote it. `encrypted_content` is the same sealed, for a client who asked for it."""
 
@@ -54,6 +58,7 @@ class ReasoningItem(Struct, frozen=True, tag="reasoning", tag_field="type"):
     content: tuple[ReasoningText, ...] = ()
     summary: tuple[()] = ()
     encrypted_content: str | None = None
+    logprobs: Logprobs = UNSET
 
 
 class FunctionCall(Struct, frozen=True, tag="function_call", tag_field="type"):
@@ -63,6 +68,7 @@ class FunctionCall(Struct, frozen=True, tag="function_call", tag_field="type"):
     name: str
     arguments: str = ""
     namespace: str | UnsetType = UNSET
+    logprobs: Logprobs = UNSET
 
 
 class CustomCall(Struct, frozen=True, tag="custom_tool_call", tag_field="type"):
@@ -72,6 +78,7 @@ class CustomCall(Struct, frozen=True, tag="custom_tool_call", tag_field="type"):
     name: str
     input: str = ""
     namespace: str | UnsetType = UNSET
+    logprobs: Logprobs = UNSET
 
 
 OutputItem: TypeAlias = OutputMessage | ReasoningItem | FunctionCall | CustomCall

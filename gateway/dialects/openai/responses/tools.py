@@ -15,7 +15,13 @@ from msgspec.structs import replace
 
 from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.openai.cache_fields import Marked
-from gateway.dialects.openai.responses.input_items import ChosenTool, NamedTool, ResponseTool, ResponseToolChoice
+from gateway.dialects.openai.responses.input_items import (
+    HOSTED_TOOLS,
+    ChosenTool,
+    NamedTool,
+    ResponseTool,
+    ResponseToolChoice,
+)
 from gateway.dialects.openai.tools import (
     MOST_TOOLS,
     FunctionDefinition,
@@ -58,11 +64,11 @@ def model_name(name: str, namespace: str | UnsetType | None = None) -> str:
 
 
 def read_response_tools(
-    tools: Sequence[ResponseTool], objects: JsonObjects
+    tools: Sequence[ResponseTool], objects: JsonObjects, *, hosted_optional: bool = False
 ) -> tuple[tuple[Tool, ...], ToolNames, list[Marked]]:
-    """The tools that the model is told of, what the client calls them, and those that it marked. Raises InvalidRequest
-    naming the path."""
-    reader = _Reader(objects)
+    """The tools that the model is told of, what the client calls them, and those that it marked. `hosted_optional`: the
+    client does without hosted tools, which are left out. Raises InvalidRequest naming the path."""
+    reader = _Reader(objects, hosted_optional=hosted_optional)
     for index, tool in enumerate(tools):
         reader.read(tool, f"$.tools[{index}]")
     if len(reader.tools) > MOST_TOOLS:
@@ -71,21 +77,23 @@ def read_response_tools(
 
 
 class _Reader:
-    def __init__(self, objects: JsonObjects) -> None:
+    def __init__(self, objects: JsonObjects, *, hosted_optional: bool) -> None:
         self.tools: list[Tool] = []
         self.names: dict[str, CalledAs] = {}
         self.marked: list[Marked] = []
         self._objects = objects
+        self._hosted_optional = hosted_optional
         self._taken: dict[str, set[str]] = {}
         """The names of each group."""
 
     def read(self, tool: ResponseTool, path: str, namespace: str = "") -> None:
         """One tool, or the tools of a group. Raises InvalidRequest."""
         match tool.type:
-            case "web_search":
-                # Codex sends it without access to the web, where it finds nothing that the model does not know
-                if tool.external_web_access is not False:
-                    raise InvalidField(f"{path}.type", "'web_search' is not supported", code="unsupported_parameter")
+            case kind if kind in HOSTED_TOOLS:
+                # a search without access to the web finds nothing that the model does not know
+                needless = kind == "web_search" and tool.external_web_access is False
+                if not needless and not self._hosted_optional:
+                    raise InvalidField(f"{path}.type", f"{kind!r} is not supported", code="unsupported_parameter")
             case "namespace":
                 if namespace:
                     raise InvalidField(f"{path}.type", "a namespace cannot be in another one")

@@ -1,7 +1,7 @@
 """The items of a Responses request as turns of the one conversation model.
 
 An answer of the model is several items: reasoning, a message, calls. Those that follow each other are one turn, as the
-model wrote them. A call must be answered before anything else is said.
+model wrote them. A call must be answered before anything else is said, but for one that was cut off.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.openai.cache_fields import Marked
-from gateway.dialects.openai.responses.input_items import InputItem, ItemPart
+from gateway.dialects.openai.responses.input_items import INCOMPLETE, InputItem, ItemPart
 from gateway.dialects.openai.responses.tools import INPUT, model_name
 from gateway.errors import InvalidField
 from gateway.generation_request import Role, Text, TextKind, ToolCall, Turn
@@ -55,10 +54,11 @@ class TurnReader:
             case "reasoning":
                 self._reasoning(item, path)
             case "function_call":
-                self._call(item, path, item.arguments, f"{path}.arguments")
+                self._call(item, path, item.arguments or "", f"{path}.arguments")
             case "custom_tool_call":
-                text = _needed(item.input, f"{path}.input")
-                self._call(item, path, json.dumps({INPUT: text}, ensure_ascii=False), f"{path}.input")
+                text = json.dumps({INPUT: _needed(item.input, f"{path}.input")}, ensure_ascii=False)
+                written = text.removesuffix('"}') if item.status == INCOMPLETE else text
+                self._call(item, path, written, f"{path}.input")
             case "function_call_output" | "custom_tool_call_output":
                 self._result(item, path)
             case "item_reference":
@@ -75,6 +75,7 @@ class TurnReader:
     def _message(self, item: InputItem, path: str, at: str) -> None:
         role: Role = _needed(item.role, f"{path}.role")
         texts = self._texts(_content(item.content, f"{path}.content"), at)
+        self._mark(item, path, texts)
         if role == "assistant":
             self._begin_answer()
             # Without calls the second text ends the answer, so that its items are not searched again and again.
@@ -100,14 +101,16 @@ class TurnReader:
                     raise InvalidField(f"{path}.encrypted_content", "there is too much sealed reasoning before it")
                 self._answer.append(Text(said, f"{path}.encrypted_content", "thinking"))
 
-    def _call(self, item: InputItem, path: str, arguments: str | None, at: str) -> None:
+    def _call(self, item: InputItem, path: str, arguments: str, at: str) -> None:
         self._begin_answer()
         id_, name = _needed(item.call_id, f"{path}.call_id"), _needed(item.name, f"{path}.name")
         if not id_ or id_ in self._calls:
             raise InvalidField(f"{path}.call_id", "it is empty" if not id_ else "another call has it")
-        text = (arguments or "").strip() or "{}"
-        self._objects.read(Raw(text.encode(errors="replace")), at)
-        call = self._calls[id_] = ToolCall(text, path, id=id_, name=model_name(name, item.namespace))
+        text, readable = self._objects.read_arguments(arguments, at)
+        if item.status == INCOMPLETE:  # its arguments may be whole all the same
+            readable = readable or text
+        call = ToolCall(text, path, id=id_, name=model_name(name, item.namespace), readable=readable)
+        self._calls[id_] = call
         self._answer.append(call)
 
     def _result(self, item: InputItem, path: str) -> None:
@@ -118,6 +121,7 @@ class TurnReader:
             known = f"there is no call {id_[:80]!r} before it that waits for an output"
             raise InvalidField(f"{path}.call_id", known)
         texts = self._texts(_content(item.output, f"{path}.output"), f"{path}.output", "tool_result")
+        self._mark(item, path, texts)
         self.turns.append(Turn("tool", texts, call.id, call.name))
 
     def _begin_answer(self) -> None:
@@ -134,9 +138,10 @@ class TurnReader:
         self._open, self._calls = self._calls, {}
 
     def _check_answered(self) -> None:
-        if self._open:
-            id_, call = next(iter(self._open.items()))
-            raise InvalidField(call.path, f"no output with call_id {id_[:80]!r} follows")
+        for id_, call in self._open.items():
+            if not call.readable:
+                raise InvalidField(call.path, f"no output with call_id {id_[:80]!r} follows")
+        self._open = {}
 
     def _texts(self, content: str | Sequence[ItemPart], path: str, kind: TextKind = "text") -> tuple[Text, ...]:
         if isinstance(content, str):
@@ -149,9 +154,12 @@ class TurnReader:
             refused = part.type == "refusal"
             text = Text((part.refusal or "") if refused else part.text, f"{at}.{'refusal' if refused else 'text'}")
             texts.append(text if kind == "text" else replace(text, kind=kind))
-            if part.prompt_cache_breakpoint is not None or part.cache_control is not None:
-                self.marked.append(Marked(text.path, at, part))
+            self._mark(part, at, [text])
         return tuple(texts)
+
+    def _mark(self, marked: InputItem | ItemPart, at: str, texts: Sequence[Text]) -> None:
+        if marked.prompt_cache_breakpoint is not None or marked.cache_control is not None:
+            self.marked.append(Marked(texts[-1].path, at, marked))
 
 
 def _needed(value: Value | None, path: str) -> Value:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gateway.conversation.output.events import OutputEvent, TextDelta
+from gateway.conversation.output.events import OutputEvent, ScoredTokens, TextDelta
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.dialects.openai.common_response import KEEP_ALIVE, encoder, finishes_of
 from gateway.dialects.openai.diagnostics import cache_explanation, openai_diagnostics
@@ -50,10 +50,9 @@ class ResponsesWriter:
         told_before: int = 0,
     ) -> None:
         self.response = response
-        self._fold = OutputFold(response.id.partition("_")[2], names, seal)
+        entries = (lambda scores: chat_logprobs(scores, tokenizer).content) if logprobs else None
+        self._fold = OutputFold(response.id.partition("_")[2], names, seal, entries)
         self._fold.number = told_before
-        self._tokenizer = tokenizer
-        self._logprobs = logprobs
         self._prewarm = prewarm
         self._opened = told_before > _OPENING
         self._ended: list[told.StreamEvent] | None = None
@@ -156,12 +155,14 @@ class ResponsesWriter:
 
     def _said(self, deltas: Sequence[ChoiceDelta]) -> Iterator[told.StreamEvent]:
         for delta in deltas:
-            logprobs = chat_logprobs(delta.scores, self._tokenizer).content if self._logprobs else ()
-            yield from self._fold.take(_events_of(delta), logprobs)
+            yield from self._fold.take(_events_of(delta))
 
 
 def _events_of(delta: ChoiceDelta) -> Sequence[OutputEvent]:
-    return delta.events or ((TextDelta(delta.text),) if delta.text else ())
+    if delta.events:
+        return delta.events
+    said = (TextDelta(delta.text),) if delta.text or delta.scores else ()
+    return (*said, ScoredTokens(delta.scores)) if delta.scores else said
 
 
 def _encoded(events: Sequence[told.StreamEvent]) -> bytes:

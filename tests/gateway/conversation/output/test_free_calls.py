@@ -115,6 +115,15 @@ def test_any_schema_has_a_plain_one(schema: object) -> None:
     jsonschema.Draft202012Validator.check_schema(plain_schema(schema, 8))
 
 
+def test_a_schema_that_no_grammar_could_hold_refuses_nobody() -> None:
+    choices = [{"enum": [2**53 + 1]}, {"enum": [0.1, "a"]}, {"type": "integer", "minimum": 2**53 + 1}]
+    properties = {str(at): choice for at, choice in enumerate(choices)}
+    tool = Tool("flip", None, json.dumps({"type": "object", "properties": properties}), "$.tools[0]")
+    body = free_call_grammar("hermes", [tool], ToolChoice(), tokenizer().special_texts)
+    grammars().compiled(json.dumps({"calls": body}))
+    assert plain_schema({"enum": [2**53, None, True, "a"]}, 8) == {"enum": [2**53, None, True, "a"]}
+
+
 def test_a_tool_that_nobody_offered_is_text() -> None:
     parser = OUTPUT_FORMATS["hermes"].parser({1: "<tool_call>", 2: "</tool_call>"}, lambda _: {})
     parser.log.names = frozenset({"known"})

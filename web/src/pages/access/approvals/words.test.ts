@@ -44,11 +44,17 @@ test('terms are made of the places of their values', () => {
     'terms.discounts.0.models.0': 'lark',
     'terms.commitment.amount': '100.000000000000',
     'terms.commitment.invoiced': 'false',
+    'terms.commitment.payments.0.amount': '40.000000000000',
+    'terms.commitment.payments.0.reference': 'bank 1',
   };
   expect(termsOf(details)).toEqual({
     tiers: [{ kind: 'volume', steps: [{ price: '0.5', up_to: 1_000_000 }, { price: '0.4' }] }],
     discounts: [{ basis_points: 1_250, models: ['lark'] }],
-    commitment: { amount: '100.000000000000', invoiced: false },
+    commitment: {
+      amount: '100.000000000000',
+      invoiced: false,
+      payments: [{ amount: '40.000000000000', reference: 'bank 1' }],
+    },
   });
   expect(termsOf({ from_period: '2026-12' })).toEqual({});
 });

@@ -92,6 +92,8 @@ export function DraftInvoice({ tenant }: { tenant: string }) {
   );
 }
 
+const REASON: Field = { name: 'reason', label: 'Reason', required: true, about: 'For the audit log.' };
+
 /** All that may be done with one document in its state. */
 export function InvoiceActions({ tenant, invoice }: { tenant: string; invoice: Schema<'InvoiceDetails'> }) {
   const refresh = useRefresh();
@@ -109,9 +111,13 @@ export function InvoiceActions({ tenant, invoice }: { tenant: string; invoice: S
         body: { reference: values.reference!, amount: values.amount || null, dry_run: dryRun },
       })
     ).data!;
-  const cancel = async (dryRun: boolean) => (await api.POST(`${AT}/void`, { params, body: { dry_run: dryRun } })).data!;
-  const writeOff = async (dryRun: boolean) =>
-    (await api.POST(`${AT}/uncollectible`, { params, body: { dry_run: dryRun } })).data!;
+  const bodyOf = (values: Values, dryRun: boolean) => ({ reason: values.reason!, dry_run: dryRun });
+  const cancel = async (values: Values, dryRun: boolean) =>
+    (await api.POST(`${AT}/void`, { params, body: bodyOf(values, dryRun) })).data!;
+  const writeOff = async (values: Values, dryRun: boolean) =>
+    (await api.POST(`${AT}/uncollectible`, { params, body: bodyOf(values, dryRun) })).data!;
+  const relieve = async (values: Values, dryRun: boolean) =>
+    (await api.POST(`${AT}/vat-relief`, { params, body: bodyOf(values, dryRun) })).data!;
   return (
     <>
       {state === 'draft' && (
@@ -159,24 +165,39 @@ export function InvoiceActions({ tenant, invoice }: { tenant: string; invoice: S
           label="Void"
           title={`Void ${invoice.number}`}
           about="Its number stays in the series. The month can be invoiced again. This cannot be undone."
+          fields={[REASON]}
           action="Void the invoice"
           danger
-          check={async () => <After invoice={await cancel(true)} />}
-          run={() => cancel(false)}
+          check={async (values) => <After invoice={await cancel(values, true)} />}
+          run={(values) => cancel(values, false)}
           done="The invoice was voided."
           onDone={refresh}
         />
       )}
       {(state === 'finalized' || state === 'partially_paid') && (
         <ActionDialog
-          label="Uncollectible"
-          title={`Mark ${invoice.number} as uncollectible`}
-          about="Nothing is posted: the tenant still owes the money, and a payment may still be recorded."
-          action="Mark as uncollectible"
+          label="Write off"
+          title={`Write off ${invoice.number}`}
+          about="What is left is booked as bad debt. The tenant still owes it, and a payment takes the loss back."
+          fields={[REASON]}
+          action="Write off"
           danger
-          check={async () => <After invoice={await writeOff(true)} />}
-          run={() => writeOff(false)}
-          done="The invoice was marked as uncollectible."
+          check={async (values) => <After invoice={await writeOff(values, true)} />}
+          run={(values) => writeOff(values, false)}
+          done="The invoice was written off."
+          onDone={refresh}
+        />
+      )}
+      {state === 'uncollectible' && (
+        <ActionDialog
+          label="Claim VAT back"
+          title={`Claim back the VAT of ${invoice.number}`}
+          about="The VAT on what is left is booked as claimed back as of today, where the law allows it."
+          fields={[REASON]}
+          action="Book it"
+          check={async (values) => <After invoice={await relieve(values, true)} />}
+          run={(values) => relieve(values, false)}
+          done="The VAT was booked as claimed back."
           onDone={refresh}
         />
       )}

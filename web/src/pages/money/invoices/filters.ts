@@ -1,6 +1,14 @@
 /** The filters of lists of invoices. */
 
-export const INVOICE_STATES = ['draft', 'finalized', 'partially_paid', 'paid', 'void', 'uncollectible'] as const;
+export const INVOICE_STATES = [
+  'draft',
+  'finalized',
+  'partially_paid',
+  'paid',
+  'credited',
+  'void',
+  'uncollectible',
+] as const;
 export const DOCUMENT_KINDS = ['invoice', 'credit_note'] as const;
 
 export type InvoiceState = (typeof INVOICE_STATES)[number];
@@ -24,6 +32,7 @@ export const STATE_WORDS: Record<InvoiceState, string> = {
   finalized: 'open',
   partially_paid: 'partially paid',
   paid: 'paid',
+  credited: 'credited in full',
   void: 'void',
   uncollectible: 'uncollectible',
 };
@@ -33,6 +42,7 @@ export const STATE_TONES = {
   finalized: 'waiting',
   partially_paid: 'waiting',
   paid: 'good',
+  credited: 'neutral',
   void: 'neutral',
   uncollectible: 'bad',
 } as const;

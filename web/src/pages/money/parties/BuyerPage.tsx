@@ -10,7 +10,7 @@ import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 
 import type { Field, Values } from '../components/ActionDialog';
-import { PARTY_FIELDS, PartyForm, toBody } from './PartyForm';
+import { PARTY_FIELDS, PartyForm, toBody, VALID_FROM, Versions } from './PartyForm';
 
 type Buyer = Schema<'BuyerObject'>;
 
@@ -38,6 +38,7 @@ const PLATFORM_FIELDS: readonly Field[] = [
   { name: 'payment_days', label: 'Days to pay', kind: 'number' },
   { name: 'treatment', label: 'Tax treatment', kind: 'select', options: TREATMENTS },
   { name: 'exemption', label: 'Reason of an exemption' },
+  VALID_FROM,
 ];
 
 export function BuyerPage() {
@@ -71,6 +72,7 @@ export function BuyerPage() {
                   {found.warning}
                 </Alert>
               )}
+              <Versions versions={found.versions} />
               <BuyerForm
                 key={JSON.stringify(found)}
                 tenant={tenant}

@@ -1,9 +1,10 @@
 /** The form of a party of invoices: sends only the fields that were changed. */
-import { Alert, Button, Group, SimpleGrid, Stack } from '@mantine/core';
+import { Alert, Button, Group, SimpleGrid, Stack, Text } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
 
+import type { Schema } from '~/api/client';
 import { fieldError, FormProblem } from '~/components/forms';
 
 import { type Field, FieldInput, initialValues, type Values } from '../components/ActionDialog';
@@ -18,6 +19,39 @@ export const PARTY_FIELDS: readonly Field[] = [
   { name: 'vat_id', label: 'VAT id' },
   { name: 'email', label: 'E-mail' },
 ];
+
+/** From which day on the facts hold that tax follows from. */
+export const VALID_FROM: Field = {
+  name: 'valid_from',
+  label: 'Taxes change from',
+  kind: 'date',
+  about:
+    'The first day of a changed country, VAT id, rate, seller or treatment; empty: today. All else changes at once.',
+};
+
+type Version = Schema<'SellerVersion'> | Schema<'BuyerVersion'>;
+
+/** What tax follows from, by its first day, where that ever changed. */
+export function Versions({ versions }: { versions: readonly Version[] }) {
+  if (versions.length === 0) return null;
+  return (
+    <Stack gap={2} mb="sm" role="note" aria-label="What tax follows from, by day">
+      {versions.map((version) => (
+        <Text key={version.valid_from ?? ''} size="sm" c="dimmed">
+          {version.valid_from === null ? 'At first' : `From ${version.valid_from}`}: {factsOf(version)}
+        </Text>
+      ))}
+    </Stack>
+  );
+}
+
+function factsOf(version: Version): string {
+  const own =
+    'rates' in version
+      ? Object.entries(version.rates).map(([country, rate]) => `${country} ${rate} %`)
+      : [`sold to by ${version.seller}`, version.treatment, version.exemption];
+  return [version.country, version.vat_id, ...own].filter((text) => text !== '').join(', ');
+}
 
 interface PartyFormProps {
   fields: readonly Field[];

@@ -9,7 +9,7 @@ import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 
 import { ActionDialog, type Field, type Values } from '../components/ActionDialog';
-import { PARTY_FIELDS, PartyForm, rowsOf, toBody } from './PartyForm';
+import { PARTY_FIELDS, PartyForm, rowsOf, toBody, VALID_FROM, Versions } from './PartyForm';
 
 type Seller = Schema<'SellerObject'>;
 
@@ -30,6 +30,10 @@ const FIELDS: readonly Field[] = [
     kind: 'lines',
     about: 'One country a row: DE = 19.00. Empty: no VAT is charged.',
   },
+];
+const CHANGE_FIELDS: readonly Field[] = [
+  VALID_FROM,
+  { name: 'reason', label: 'Reason of the change', about: 'For the audit log.' },
 ];
 
 export function SellersPage() {
@@ -62,6 +66,7 @@ export function SellersPage() {
                         {seller.warning}
                       </Alert>
                     )}
+                    <Versions versions={seller.versions} />
                     <SellerForm key={JSON.stringify(seller)} seller={seller} mayWrite={mayWrite} />
                   </Accordion.Panel>
                 </Accordion.Item>
@@ -119,7 +124,7 @@ function SellerForm({ seller, mayWrite }: { seller: Seller; mayWrite: boolean })
   };
   return (
     <PartyForm
-      fields={FIELDS}
+      fields={[...FIELDS, ...CHANGE_FIELDS]}
       values={values}
       disabled={!mayWrite}
       save={async (changed, dryRun) => {

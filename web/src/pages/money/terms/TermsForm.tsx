@@ -1,16 +1,5 @@
 /** The form of all terms of a tenant; what it says replaces all that was set for the month. */
-import {
-  Alert,
-  Button,
-  Checkbox,
-  Fieldset,
-  Group,
-  NativeSelect,
-  Stack,
-  Text,
-  Textarea,
-  TextInput,
-} from '@mantine/core';
+import { Alert, Button, Checkbox, Fieldset, Group, NativeSelect, Stack, Text, Textarea, TextInput } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
@@ -19,6 +8,8 @@ import { api, isPending, type Schema } from '~/api/client';
 import { fieldError, FormProblem } from '~/components/forms';
 import { dayOf, monthOf } from '~/time/days';
 
+import { CommitmentFields, type EditedCommitment } from './CommitmentFields';
+import { CommitmentSchedule } from './CommitmentSchedule';
 import { TermsShown } from './TermsShown';
 import { basisPoints, formatSteps, namesOf, parseSteps, percentOf } from './terms_text';
 
@@ -44,10 +35,10 @@ interface Edited {
   tiers: TiersRow[];
   discounts: DiscountRow[];
   minimum: string;
-  committed: string;
-  first: string;
-  last: string;
-  invoiced: boolean;
+  minimumFirst: string;
+  minimumLast: string;
+  prorated: boolean;
+  commitment: EditedCommitment;
 }
 
 function editedOf({ terms }: Schema<'ContractObject'>): Edited {
@@ -66,10 +57,16 @@ function editedOf({ terms }: Schema<'ContractObject'>): Edited {
       models: (one.models ?? []).join(', '),
     })),
     minimum: terms.minimum?.amount ?? '',
-    committed: terms.commitment?.amount ?? '',
-    first: terms.commitment?.first ?? '',
-    last: terms.commitment?.last ?? '',
-    invoiced: terms.commitment?.invoiced ?? true,
+    minimumFirst: terms.minimum?.first ?? '',
+    minimumLast: terms.minimum?.last ?? '',
+    prorated: terms.minimum?.prorated ?? true,
+    commitment: {
+      amount: terms.commitment?.amount ?? '',
+      first: terms.commitment?.first ?? '',
+      last: terms.commitment?.last ?? '',
+      invoiced: terms.commitment?.invoiced ?? true,
+      payments: [...(terms.commitment?.payments ?? [])],
+    },
   };
 }
 
@@ -83,11 +80,29 @@ function termsOf(edited: Edited): Schema<'TermsObject'> {
       steps: parseSteps(row.steps),
     })),
     discounts: edited.discounts.map((row) => ({ basis_points: basisPoints(row.percent), models: namesOf(row.models) })),
-    minimum: edited.minimum ? { amount: edited.minimum } : null,
-    commitment: edited.committed
-      ? { amount: edited.committed, first: edited.first, last: edited.last, invoiced: edited.invoiced }
+    minimum: edited.minimum
+      ? {
+          amount: edited.minimum,
+          first: edited.minimumFirst,
+          last: edited.minimumLast,
+          prorated: edited.prorated,
+        }
       : null,
+    commitment: edited.commitment.amount ? edited.commitment : null,
   };
+}
+
+/** The fields at which a problem is shown; any other one is shown above the buttons. */
+function fieldsOf(edited: Edited): string[] {
+  const commitment = ['amount', 'first', 'last', 'payments'];
+  const payments = edited.commitment.payments.flatMap((_, n) =>
+    ['amount', 'reference', 'reason'].map((name) => `payments[${n}].${name}`),
+  );
+  return [
+    ...['from_period', 'reason', 'terms.minimum.amount'],
+    ...edited.discounts.map((_, n) => `terms.discounts[${n}].basis_points`),
+    ...(edited.commitment.amount ? [...commitment, ...payments] : ['amount']).map((name) => `terms.commitment.${name}`),
+  ];
 }
 
 interface TermsFormProps {
@@ -142,57 +157,56 @@ export function TermsForm({ tenant, contract, close }: TermsFormProps) {
             onChange={({ currentTarget: { value } }) => set({ reason: value })}
           />
         </Group>
-        <Discounts rows={edited.discounts} change={(discounts) => set({ discounts })} />
+        <Discounts rows={edited.discounts} change={(discounts) => set({ discounts })} error={error} />
         <Tiers rows={edited.tiers} change={(tiers) => set({ tiers })} />
-        <Fieldset legend="Minimum and commitment">
+        <Fieldset legend="Minimum">
           <Group align="flex-start">
             <TextInput
               label="Minimum a month"
               inputMode="decimal"
               placeholder="none"
               value={edited.minimum}
-              error={error('terms.minimum')}
+              error={error('terms.minimum.amount')}
               onChange={({ currentTarget: { value } }) => set({ minimum: value })}
             />
-            <TextInput
-              label="Committed amount"
-              inputMode="decimal"
-              placeholder="none"
-              value={edited.committed}
-              error={error('terms.commitment')}
-              onChange={({ currentTarget: { value } }) => set({ committed: value })}
-            />
-            {edited.committed !== '' && (
+            {edited.minimum !== '' && (
               <>
                 <TextInput
-                  label="First month"
-                  required
-                  placeholder="2026-11"
-                  value={edited.first}
-                  onChange={({ currentTarget: { value } }) => set({ first: value })}
+                  label="In force from"
+                  type="date"
+                  value={edited.minimumFirst}
+                  onChange={({ currentTarget: { value } }) => set({ minimumFirst: value })}
                 />
                 <TextInput
-                  label="Last month"
-                  required
-                  placeholder="2027-10"
-                  value={edited.last}
-                  onChange={({ currentTarget: { value } }) => set({ last: value })}
+                  label="to"
+                  type="date"
+                  value={edited.minimumLast}
+                  onChange={({ currentTarget: { value } }) => set({ minimumLast: value })}
                 />
                 <Checkbox
-                  label="The rest is invoiced at the end"
-                  checked={edited.invoiced}
-                  onChange={({ currentTarget: { checked: invoiced } }) => set({ invoiced })}
+                  mt={32}
+                  label="In proportion to the days of a month"
+                  checked={edited.prorated}
+                  onChange={({ currentTarget: { checked } }) => set({ prorated: checked })}
                 />
               </>
             )}
           </Group>
         </Fieldset>
+        <Fieldset legend="Commitment">
+          <CommitmentFields
+            commitment={edited.commitment}
+            change={(commitment) => set({ commitment })}
+            error={(field) => error(`terms.commitment.${field}`)}
+          />
+        </Fieldset>
         {checked !== undefined && (
           <Alert variant="outline" color="gray" role="status" title={`From ${checked.from_period} on`}>
             <TermsShown terms={checked.terms} />
+            {checked.terms.commitment && <CommitmentSchedule months={checked.schedule ?? []} />}
           </Alert>
         )}
-        <FormProblem error={send.error} fields={['from_period', 'reason', 'terms.minimum', 'terms.commitment']} />
+        <FormProblem error={send.error} fields={fieldsOf(edited)} />
         <Group justify="flex-end">
           <Button variant="default" onClick={close}>
             Cancel
@@ -209,19 +223,29 @@ export function TermsForm({ tenant, contract, close }: TermsFormProps) {
   );
 }
 
-function Discounts({ rows, change }: { rows: DiscountRow[]; change: (rows: DiscountRow[]) => void }) {
+interface DiscountsProps {
+  rows: DiscountRow[];
+  change: (rows: DiscountRow[]) => void;
+  error: (field: string) => string | undefined;
+}
+
+function Discounts({ rows, change, error }: DiscountsProps) {
   const set = (index: number, changed: Partial<DiscountRow>): void =>
     change(rows.map((row, n) => (n === index ? { ...row, ...changed } : row)));
   return (
     <Fieldset legend="Discounts">
       <Stack>
+        <Text size="sm" c="dimmed">
+          Discounts of the same model add up, to 100 % at most.
+        </Text>
         {rows.map((row, index) => (
-          <Group key={index} align="flex-end">
+          <Group key={index} align="flex-start">
             <TextInput
               label={`Percent off, discount ${index + 1}`}
               required
               inputMode="decimal"
               value={row.percent}
+              error={error(`terms.discounts[${index}].basis_points`)}
               onChange={({ currentTarget: { value } }) => set(index, { percent: value })}
             />
             <TextInput

@@ -29,18 +29,25 @@ export function TermsShown({ terms }: { terms: Schema<'TermsObject'> }) {
     items.push(`${percentOf(discount.basis_points)} % off ${models.length === 0 ? 'all models' : models.join(', ')}`);
   }
   if (terms.minimum) {
+    const { first, last, prorated } = terms.minimum;
     items.push(
       <>
-        at least <Money amount={terms.minimum.amount} /> a month
+        at least <Money amount={terms.minimum.amount} /> a month{first && ` from ${first}`}
+        {last && ` to ${last}`}, used or not{prorated === false && ', not in proportion to its days'}
       </>,
     );
   }
   if (terms.commitment) {
-    const { amount, first, last, invoiced } = terms.commitment;
+    const { amount, first, last, invoiced, payments = [] } = terms.commitment;
     items.push(
       <>
-        <Money amount={amount} /> committed from {first} to {last}; the rest is{' '}
-        {invoiced === false ? 'not asked for' : 'invoiced at the end'}
+        <Money amount={amount} /> committed from {first} to {last},{' '}
+        {invoiced === false ? 'not invoiced' : 'asked for with the first month'}
+        {payments.map((payment, n) => (
+          <span key={n}>
+            , <Money amount={payment.amount} /> paid by {payment.reference} ({payment.reason})
+          </span>
+        ))}
       </>,
     );
   }

@@ -9,6 +9,7 @@ export const TOPICS = [
   'invoice.partially_paid',
   'invoice.paid',
   'invoice.voided',
+  'invoice.credited',
   'invoice.uncollectible',
   'credit_note.finalized',
 ];

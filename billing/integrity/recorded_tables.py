@@ -1,0 +1,58 @@
+"""Tables of money whose every change is in the audit log, with the digest of the row (`audit_log.recorded_rows`).
+
+What never changes is sealed instead (`billing.integrity.row_seals`), and usage is in a chain of its own.
+"""
+
+from __future__ import annotations
+
+from audit_log.recorded_rows import RecordedTable
+from billing.tables.approvals import pending_change
+from billing.tables.budgets import budget
+from billing.tables.exports import export_job
+from billing.tables.invoices import billing_profile, legal_entity
+from billing.tables.money import balance
+
+_WRITTEN_LAST = "when it was written last: nothing reads it, and the entry says when"
+_BY_SUMS = "compared with the ledger, events, holds and budgets (`billing.verification.balances`)"
+_OF_WORK = "how the work goes on: it changes until the file is there, which the entry says"
+
+SELLERS = RecordedTable(legal_entity, "seller", (("id", "profile"),), {"updated_at": _WRITTEN_LAST})
+BUYERS = RecordedTable(
+    billing_profile, "billing_profile", (("tenant_id", "seller", "profile"),), {"updated_at": _WRITTEN_LAST}
+)
+BUDGETS = RecordedTable(
+    budget,
+    "budget",
+    (("budget_id", "tenant_id", "scope", "subject", "span", "limit_pico", "action", "thresholds", "removed_at"),),
+    {},
+)
+CREDIT_LINES = RecordedTable(
+    balance,
+    "balance",
+    (("tenant_id", "credit_line"),),
+    dict.fromkeys(
+        ("currency", "credit", "debit", "held", "overdraft", "promo", "receivable", "holds", "budgets", "restricted"),
+        _BY_SUMS,
+    ),
+    recorded=balance.c.credit_line != 0,
+)
+CHANGES = RecordedTable(
+    pending_change,
+    "change",
+    (
+        (
+            *("id", "kind", "arguments", "summary", "state", "tenant_id", "author", "author_via", "author_person"),
+            *("reason", "created_at", "sha256", "decider", "decider_via", "decision_reason", "decided_at"),
+        ),
+    ),
+    {"result": "words about what was made, which has an entry of its own"},
+)
+EXPORTS = RecordedTable(
+    export_job,
+    "export",
+    (("id", "tenant_id", "key_id", "dataset", "period", "format", "created_at", "manifest"),),
+    dict.fromkeys(("state", "rows", "attempts", "error", "started_at", "finished_at", "leased_until"), _OF_WORK),
+)
+
+RECORDED_TABLES = (SELLERS, BUYERS, BUDGETS, CREDIT_LINES, CHANGES, EXPORTS)
+"""Every one of them. Whoever changes a row of one gives its digest to `record_change`."""
