@@ -95,7 +95,7 @@ SCRIPT = (
     ("invoices uncollectible {invoice} --reason insolvent", {"invoice.marked_uncollectible"}),
     ("invoices vat-relief {invoice} --reason asked", {"invoice.vat_relieved"}),
     ("invoices pay {invoice} --reference r1", {"invoice.payment_recorded"}),
-    ("invoices credit-note {invoice} --reason wrong", {"credit_note.issued"}),
+    ("invoices credit-note {invoice} --reason wrong --line 1=0.50", {"credit_note.issued"}),
     ("periods close 2026-09", {"period.closed"}),
     ("periods declare-dead lost-1 --reason gone", {"journal.gateway_declared_dead"}),
     ("journals declare-lost r9 --replicas unix:{folder}/gone.sock --reason burnt", {"journal.declared_lost"}),

@@ -63,7 +63,9 @@ async def _month(world: World, place: Place, *, closed: bool = True, large: int 
         set_clock(database, f"{month}-01")
         version = await PriceCatalog(database).set("of-old", "USD", PRICES)
         parties = Parties(database)
-        await parties.set_seller(replace(USD, id="default"))  # other proofs change it, and know no other
+        await parties.set_seller(
+            replace(USD, id="default"), reason="a proof"
+        )  # other proofs change it, and know no other
         await parties.set_buyer(place.tenant_id, replace(BUYER, seller="default", country="DE", vat_id=""))
         tenant = Tenant(database, version, place.tenant_id, place.project_id, UUID(int=7))
         customer = Customer(tenant, Invoices(database))

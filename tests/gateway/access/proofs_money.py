@@ -74,6 +74,7 @@ async def _(world: World, place: Place) -> Call:
 
 _SELLER = {
     "name": "Example Ltd",
+    "reason": "a proof",
     "address": ["1 High Street"],
     "city": "Berlin",
     "postal_code": "10115",
