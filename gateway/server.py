@@ -83,12 +83,14 @@ class GatewayServer(uvicorn.Server):
         """Drain, then stop the worker.
 
         It listens while requests run: a socket that other processes keep open would take connections that nobody
-        answers, and `/readyz` has to say 503. Each connection ends after its response.
+        answers, and `/readyz` has to say 503. Each connection ends after its response; one whose request is still on
+        its way stays for that, and is not reset.
         """
         drain = self._gateway.begin_drain()
         self.connections.draining = True
         for connection in list(self.server_state.connections):
-            connection.shutdown()
+            if cast(HttpProtocol, connection).cycle is not None:
+                connection.shutdown()
         while not (drain.done() or self.force_exit):  # noqa: ASYNC110  # uvicorn's is a flag
             await asyncio.sleep(_DRAIN_POLL_S)
         await super().shutdown(sockets)

@@ -95,8 +95,15 @@ def stop_while_probed(deployment: Deployment) -> None:
 
 def test_sigterm_lets_streams_finish(deployment: Deployment) -> None:
     before = events(deployment)
-    streams = Streams(deployment, STREAMS, pause=0.02, max_tokens=150)
-    wait_for_text(streams)
+    with socket.create_connection(("127.0.0.1", int(deployment.base.rsplit(":", 1)[1])), timeout=30) as silent:
+        streams = Streams(deployment, STREAMS, pause=0.02, max_tokens=150)
+        wait_for_text(streams)
+        silent.sendall(b"GET /readyz HTTP/1.1\r\n")
+        deployment.processes["gateway"].popen.send_signal(signal.SIGTERM)
+        while get(deployment.base + "/readyz")[0] != 503:
+            assert deployment.processes["gateway"].popen.poll() is None
+        silent.sendall(b"Host: test\r\n\r\n")
+        assert silent.recv(4096).startswith(b"HTTP/1.1 503"), "whose request was on its way is answered, not reset"
     stop_while_probed(deployment)
     answers = streams.join()
     assert all(answer.done and answer.usage for answer in answers), answers
