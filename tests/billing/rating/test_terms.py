@@ -222,7 +222,9 @@ def test_terms_that_cannot_be_are_refused_by_field(change: dict[str, Any], field
 
 def test_discounts_of_different_models_do_not_add_up() -> None:
     """Only what falls on the same model does."""
-    parse_terms({"discounts": [{"basis_points": 6000, "models": ["a"]}, {"basis_points": 7000, "models": ["b"]}]})
+    apart = [{"basis_points": 6000, "models": ["a"]}, {"basis_points": 7000, "models": ["b"]}]
+    terms = parse_terms({"discounts": apart})
+    assert [(one.basis_points, one.models) for one in terms.discounts] == [(6000, ("a",)), (7000, ("b",))]
 
 
 @pytest.mark.slow
