@@ -30,18 +30,18 @@ export function Instant({ at, distance = false }: { at: string | null; distance?
   const [now] = useState(() => Date.now());
   if (at === null) return <>–</>;
   const full = displayInstant(at);
+  const [day, time] = full.split(/ (.*)/, 2);
   return (
     <time dateTime={at} title={distance ? full : undefined}>
-      {distance
-        ? displayDistance(at, now)
-        : full.split(/ (.*)/, 2).map((part) => <Unbroken key={part}>{part}</Unbroken>)}
+      {distance ? (
+        displayDistance(at, now)
+      ) : (
+        <>
+          <span className="unbroken">{day}</span> <span className="unbroken">{time}</span>
+        </>
+      )}
     </time>
   );
-}
-
-/** The day, or the time of day: lines break between the two alone. */
-function Unbroken({ children }: { children: string }) {
-  return <span className="unbroken">{children} </span>;
 }
 
 /** An id or another text that people copy. */
