@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Work: TypeAlias = "Callable[[AdminServices, argparse.Namespace], Awaitable[int | None]]"
 CURRENCY = "USD"
-"""Of a tenant that never had money."""
+"""Of the base book before its first price."""
 DEFAULT_PROJECT = "default"
 EXIT_PENDING = 3
 """The status of a command whose change is kept until another operator approves it."""
@@ -99,7 +99,7 @@ long_admin_command = functools.partial(admin_command, long=True)
 
 
 async def currency_of(admin: AdminServices, tenant_id: UUID) -> str:
-    """The currency of the tenant's balance; the default if it never had money."""
+    """The currency of the tenant's balance; without money, that of its prices."""
     return await admin.balances.currency_of(tenant_id)
 
 

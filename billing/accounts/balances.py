@@ -23,7 +23,7 @@ from billing.ledger.entries import Balance, Transaction, TransactionKind
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_amount, format_pico
 from billing.pending_changes import propose_if_needed
-from billing.prices.price_books import priced_currency
+from billing.prices.price_books import priced_currencies, priced_currency
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
 from billing.transaction.money_transaction import Grant, MoneyTransaction
 from billing.transaction.opening import money_transaction, money_transaction_in, recorded_money_transaction
@@ -35,7 +35,7 @@ from storage.reported_error import ReportedError
 GrantKind = Literal["paid", "promo"]
 _MOST_PRIORITY = 2**31 - 1
 DEFAULT_CURRENCY = "USD"
-"""Of a tenant that never had money."""
+"""Of a tenant that has neither money nor prices."""
 
 
 class CurrencyMismatch(ReportedError, ValueError):
@@ -61,11 +61,6 @@ async def begin_balance(
     if write:
         start = new_balance(tenant_id, currency)
         await session.execute(database.insert(balance).values(start).on_conflict_do_nothing())
-
-
-def no_money(tenant_id: UUID) -> Balance:
-    """The balance of a tenant that never had money."""
-    return Balance(tenant_id, DEFAULT_CURRENCY, 0, 0, 0, 0)
 
 
 def new_balance(tenant_id: UUID, currency: str) -> dict[str, UUID | str | int]:
@@ -105,16 +100,23 @@ class Balances:
             row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
         return None if row is None else Balance(*row)
 
+    async def get_or_empty(self, tenant_id: UUID) -> Balance:
+        """The tenant's balance; without money an empty one, in the currency of its prices."""
+        return (await self.of_tenants([tenant_id]))[tenant_id]
+
     async def of_tenants(self, tenant_ids: Collection[UUID]) -> dict[UUID, Balance]:
-        """The balances of these tenants; none of one that never had money."""
+        """The balances of these tenants; of one without money an empty one, in the currency of its prices."""
         async with self._database.reading() as session:
             rows = await session.execute(select(balance).where(balance.c.tenant_id.in_(tenant_ids)))
-            return {row.tenant_id: Balance(*row) for row in rows}
+            balances = {row.tenant_id: Balance(*row) for row in rows}
+            without = [tenant_id for tenant_id in tenant_ids if tenant_id not in balances]
+            priced = await priced_currencies(session, without) if without else {}
+        empty = {one: Balance(one, priced.get(one, DEFAULT_CURRENCY), 0, 0, 0, 0) for one in without}
+        return balances | empty
 
     async def currency_of(self, tenant_id: UUID) -> str:
-        """The currency of the tenant's balance; the default if it never had money."""
-        found = await self.get(tenant_id)
-        return DEFAULT_CURRENCY if found is None else found.currency
+        """The currency of the tenant's balance; without money, that of its prices."""
+        return (await self.get_or_empty(tenant_id)).currency
 
     async def grants(self, tenant_id: UUID) -> list[OpenGrant]:
         """The tenant's grants with what became of each, in the order in which they are used."""

@@ -7,6 +7,7 @@ force; one by which nothing was billed can be replaced by another.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from uuid import UUID
 
 import msgspec
@@ -92,12 +93,16 @@ async def all_books(session: AsyncSession) -> list[PriceBook]:
 
 async def priced_currency(session: AsyncSession, tenant_id: UUID) -> str | None:
     """The currency of a tenant's prices; None before the first price of the base book."""
-    own, base = None, None
-    for book in await all_books(session):
-        own = book if book.tenant_id == tenant_id else own
-        base = book if book.name == BASE else base
-    book_in_force = own or base
-    return None if book_in_force is None else book_in_force.currency
+    return (await priced_currencies(session, [tenant_id])).get(tenant_id)
+
+
+async def priced_currencies(session: AsyncSession, tenant_ids: Collection[UUID]) -> dict[UUID, str]:
+    """The currencies of these tenants' prices; none before the first price of the base book."""
+    books = await all_books(session)
+    own = {book.tenant_id: book.currency for book in books if book.tenant_id is not None}
+    base = next((book.currency for book in books if book.name == BASE), None)
+    priced = {tenant_id: own.get(tenant_id, base) for tenant_id in tenant_ids}
+    return {tenant_id: currency for tenant_id, currency in priced.items() if currency is not None}
 
 
 async def _was_billed(session: AsyncSession, book: PriceBook) -> bool:

@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.accounts.balances import Balances, no_money
+from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
 from billing.calendar import format_instant, period_bounds, period_of
 from billing.events.rollups import HOUR
@@ -156,7 +156,7 @@ class _Reader:
             for window in await self._budgets.list(tenant_id)
             if projects is None or (window.scope == "project" and window.subject in own)
         ]
-        balance = await self._balances.get(tenant_id) or no_money(tenant_id)
+        balance = await self._balances.get_or_empty(tenant_id)
         seen = balance if principal.may("balance.read", tenant_id) else None
         budgets = await self._shapes.of(tenant_id, windows, balance.currency)
         until = await complete_until(self._database, [tenant_id], now)

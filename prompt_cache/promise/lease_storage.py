@@ -99,8 +99,9 @@ class LeaseStorage:
 
     async def record_next(self, record: Callable[[Sequence[StoredHour]], Awaitable[object]]) -> bool:
         """Hand what was stored in the next past hour to `record`, which may be told the same again after a failure.
-        False if no hour is over that is not recorded yet, or it is not certain yet what was paid for in it. Raises
-        DatabaseUnavailable, and what `record` raises."""
+        Hours after an empty one in which nothing was stored either are passed over: after a pause of weeks there are
+        hundreds. False if no hour is over that is not recorded yet, or it is not certain yet what was paid for in it.
+        Raises DatabaseUnavailable, and what `record` raises."""
         now = await self._database.now()
         hour = await self.next_hour()
         if hour is None:
@@ -110,8 +111,9 @@ class LeaseStorage:
             return False
         if now < hour + HOUR + MOST_WAIT and await self._is_uncertain(hour):
             return False
-        await record(stored_in_hour(hour, await self._leases(hour)))
-        await self._mark(hour, now)
+        leases = await self._leases(hour)
+        await record(stored_in_hour(hour, leases))
+        await self._mark(hour if leases else max(hour, await self._last_empty_hour(now)), now)
         return True
 
     async def first_unrecorded(self, session: AsyncSession, before: int) -> int | None:
@@ -136,6 +138,13 @@ class LeaseStorage:
         async with self._database.reading() as session:
             last = await session.scalar(select(func.max(lease_storage_hour.c.hour)))
         return None if last is None else last + HOUR
+
+    async def _last_empty_hour(self, now: int) -> int:
+        """The last hour that is over before the next one in which something may have been stored."""
+        over = (now - self._grace) // HOUR * HOUR
+        async with self._database.reading() as session:
+            first = await self.first_unrecorded(session, over)
+        return (over if first is None else first) - HOUR
 
     async def _first_hour(self, now: int) -> int:
         """The hour of the first lease, or the current one."""

@@ -59,6 +59,7 @@ def test_a_replica_that_is_not_asked_is_no_success(served: Running) -> None:
     assert (counts.returncode, counts.stderr) == (1, "replica-1 has events but does not answer: not compared\n")
     assert reconciled.returncode == 1
     assert reconciled.stderr.startswith("not compared: the journals of replica-1 do not answer")
+    assert "turnpike journals list" in reconciled.stderr  # the way out where its model is served no more
 
 
 @pytest.mark.parametrize("program", PYTHON_PROGRAMS, ids=str)

@@ -46,7 +46,8 @@ async def reconcile_period(admin: AdminServices, arguments: argparse.Namespace) 
 def _verdict(report: Report) -> str:
     if report.clean and report.not_compared:
         away = ", ".join(sorted({journal.replica for journal in report.not_compared}))
-        return f"not compared: the journals of {away} do not answer; name all replicas with --replicas"
+        advice = "name all replicas with --replicas; for one that will not come back, see `turnpike journals list`"
+        return f"not compared: the journals of {away} do not answer; {advice}"
     if report.clean:
         lost = f"; {report.declared_lost} in journals that were declared lost" if report.declared_lost else ""
         return f"nothing lost, nothing doubled, no drift{lost}"

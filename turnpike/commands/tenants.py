@@ -12,7 +12,6 @@ import msgspec
 
 from billing.money import format_pico, parse_amount
 from turnpike.command_context import (
-    CURRENCY,
     admin_command,
     currency_of,
     print_table,
@@ -57,7 +56,7 @@ def add_arguments(parser: CommandParser) -> None:
     for action in (credit, grant, refund, line):
         action.add_argument("amount", help="in the currency's units, such as 25.00")
     for action in (credit, grant, refund):
-        action.add_argument("--currency", help="such as EUR; default: the balance's, else USD")
+        action.add_argument("--currency", help="such as EUR; default: the balance's, else that of its prices")
     for action in (credit, grant):
         action.add_argument("--priority", type=int, help="lowest is used first; default: 50 if given, 100 if paid")
         action.add_argument("--expires", metavar="DAY", help="unused money is lost then, such as 2027-01-01 (UTC)")
@@ -91,13 +90,13 @@ async def create_tenant(admin: AdminServices, arguments: argparse.Namespace) -> 
 async def list_tenants(admin: AdminServices, _arguments: argparse.Namespace) -> None:
     """`turnpike tenants list`."""
     rows = []
+    names = ("available", "held", "restricted", "credit_line")
     for tenant in await admin.tenancy.list_tenants():
-        balance = await admin.balances.get(tenant.id)
-        names = ("available", "held", "restricted", "credit_line")
-        money = [format_pico(getattr(balance, name) if balance else 0) for name in names]
+        balance = await admin.balances.get_or_empty(tenant.id)
+        money = [format_pico(getattr(balance, name)) for name in names]
         projects = ", ".join(project.name for project in await admin.tenancy.list_projects(tenant.id))
         state = "suspended" if tenant.suspended_at else "active"
-        rows.append((tenant.name, state, *money, balance.currency if balance else CURRENCY, projects))
+        rows.append((tenant.name, state, *money, balance.currency, projects))
     print_table(("tenant", "state", "available", "held", "restricted", "credit line", "currency", "projects"), rows)
 
 
@@ -141,13 +140,12 @@ async def set_credit_line(admin: AdminServices, arguments: argparse.Namespace) -
     """`turnpike tenants credit-line NAME AMOUNT`."""
     amount = 0 if arguments.amount.strip("0.") == "" else parse_amount(arguments.amount)
     tenant = await admin.tenancy.tenant(arguments.tenant)
-    before = await admin.balances.get(tenant.id)
-    currency = before.currency if before else CURRENCY
+    before = await admin.balances.get_or_empty(tenant.id)
     if arguments.dry_run:
-        line = before.credit_line if before else 0
-        print(f"would change the credit line from {format_pico(line)} to {format_pico(amount)} {currency}")
+        change = f"from {format_pico(before.credit_line)} to {format_pico(amount)} {before.currency}"
+        print(f"would change the credit line {change}")
         return
-    after = await admin.balances.set_credit_line(tenant.id, amount, currency)
+    after = await admin.balances.set_credit_line(tenant.id, amount, before.currency)
     print(f"{tenant.name} has {format_pico(after.available)} {after.currency}, of it on credit {format_pico(amount)}")
 
 
@@ -280,9 +278,8 @@ async def _print_balance(
     admin: AdminServices, tenant: Tenant, arguments: argparse.Namespace, change: int | None
 ) -> None:
     """Print what the tenant has; after a dry run, what it would have by `change`, if that is known beforehand."""
-    balance = await admin.balances.get(tenant.id)
-    available = balance.available if balance else 0
-    currency = balance.currency if balance else getattr(arguments, "currency", None) or CURRENCY
+    balance = await admin.balances.get_or_empty(tenant.id)
+    available, currency = balance.available, getattr(arguments, "currency", None) or balance.currency
     if not arguments.dry_run:
         print(f"{tenant.name} has {format_pico(available)} {currency}")
     elif change is None:

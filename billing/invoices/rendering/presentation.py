@@ -197,9 +197,8 @@ def _group(document: Document, heading: str, lines: list[tuple[int, InvoiceLine]
 
 
 def _line(document: Document, n: int, line: InvoiceLine) -> dict[str, Any]:
-    said = {(each.price_version, each.price) for each in document.lines if _sold(each) == _sold(line)}
     other = [
-        f"price version {line.price_version}" if line.unit and len(said) > 1 else "",
+        version_note(document, line),
         f"{line.lane} lane" if line.lane not in ("", "standard") else "",
         f"context from {line.context_from:,} tokens" if line.context_from else "",
         f"line {line.of} of {document.corrects}" if line.of else "",
@@ -213,6 +212,12 @@ def _line(document: Document, n: int, line: InvoiceLine) -> dict[str, Any]:
         "net": format_grouped(line.net, document.currency),
         "rate": f"{format_rate(line.rate)} %" if line.category == "S" else line.category,
     }
+
+
+def version_note(document: Document, line: InvoiceLine) -> str:
+    """The line's price version, where other lines of the document differ from it in the version alone; else nothing."""
+    versions = {(each.price_version, each.price) for each in document.lines if _sold(each) == _sold(line)}
+    return f"price version {line.price_version}" if line.unit and len(versions) > 1 else ""
 
 
 def _sold(line: InvoiceLine) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from litestar.params import FromPath
 from msgspec import Meta, Struct
 
 from billing.accounts.adjustments import adjust
-from billing.accounts.balances import Balances, no_money
+from billing.accounts.balances import Balances
 from billing.accounts.statements import StatementLine, statement_page
 from billing.calendar import format_instant
 from billing.ledger.entries import Balance
@@ -124,8 +124,7 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def retrieve_balance(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """What the tenant has."""
         owner = await visible_tenant(gateway, request, tenant, "balance.read")
-        found = await wait(balances.get(owner.id))
-        return json_response(balance_object(found or no_money(owner.id)))
+        return json_response(balance_object(await wait(balances.get_or_empty(owner.id))))
 
     @put(
         "/admin/v1/tenants/{tenant:str}/credit-line",
@@ -139,7 +138,7 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, client_timeout, _LINE)
         amount = amount_at("$.amount", body.amount, zero=True)
         with refusals():
-            before = await wait(balances.get(owner.id)) or no_money(owner.id)
+            before = await wait(balances.get_or_empty(owner.id))
             if body.dry_run:
                 return json_response(balance_object(before.with_credit_line(amount)))
             return json_response(

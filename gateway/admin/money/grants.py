@@ -132,8 +132,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     wait, balances = gateway.management_breakers.money.wait, Balances(gateway.services.database)
 
     async def checked(tenant: Tenant, currency: str, change: int) -> Response[bytes]:
-        balance = await wait(balances.get(tenant.id))
-        available = 0 if balance is None else balance.available
+        available = (await wait(balances.get_or_empty(tenant.id))).available
         return json_response(
             MoneyCheck(
                 currency=currency,
@@ -260,14 +259,12 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             )
         if body.dry_run:
             return await checked(owner, currency, 0 if repeated else -amount)
-        balance = await wait(balances.get(owner.id))
-        assert balance is not None, "who is paid back has a balance"
         refund = RefundObject(
             id=str(made),
             amount=format_pico(amount),
             currency=currency,
             reason=body.reason,
-            available=format_pico(balance.available),
+            available=format_pico((await wait(balances.get_or_empty(owner.id))).available),
         )
         return json_response(refund, 200 if repeated else 201)
 

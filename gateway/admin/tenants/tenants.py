@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from billing.accounts.balances import Balances, no_money
+from billing.accounts.balances import Balances
 from billing.calendar import format_instant
 from gateway.admin.access import (
     list_visible_projects,
@@ -121,9 +121,7 @@ def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             objects = [
                 structs.replace(
                     shown,
-                    balance=balance_object(money.get(tenant.id) or no_money(tenant.id))
-                    if principal.may("balance.read", tenant.id)
-                    else None,
+                    balance=balance_object(money[tenant.id]) if principal.may("balance.read", tenant.id) else None,
                 )
                 for tenant, shown in zip(found, objects, strict=True)
             ]

@@ -58,6 +58,9 @@ async def test_money_has_the_currency_of_the_tenants_prices(database: Database) 
         with pytest.raises(CurrencyMismatch):
             await balances.set_credit_line(tenant_id, PICO, wrong)
         assert await balances.get(tenant_id) is None
+    empty = await balances.of_tenants([plain, european])
+    assert [(empty[one].currency, empty[one].available) for one in (plain, european)] == [("USD", 0), ("EUR", 0)]
+    assert await balances.currency_of(european) == "EUR"
     await balances.set_credit_line(european, PICO, "EUR")
     await balances.grant(plain, PICO, "USD")
 

@@ -127,6 +127,22 @@ async def test_a_failed_hour_is_told_again(database: Database) -> None:
     assert told[0] == told[1] == [StoredHour(NOBODY, NOBODY, "m", START, 64 * 3540)]
 
 
+async def test_hours_in_which_nothing_was_stored_are_passed_over(database: Database) -> None:
+    """After a month's stop the worker need not look at each of its hours."""
+    pause = 30 * 24 * HOUR
+    database.clock = literal(START + pause + 2 * HOUR, Count())
+    await written(database, START + 60 * SECOND, "a", "5m")
+    await LeaseStore(database).reclaim()
+    await written(database, START + pause + 60 * SECOND, "b", "5m")
+    storage, kept = LeaseStorage(database), list[StoredHour]()
+    looks = 1
+    while await storage.record_next(_keep(kept)):
+        looks += 1
+    assert [(one.hour, one.token_seconds) for one in kept] == [(START, 64 * 300), (START + pause, 64 * 300)]
+    assert looks <= 5
+    assert await storage.next_hour() == START + pause + HOUR
+
+
 @pytest.mark.both_databases
 @pytest.mark.parametrize("ended", ["", "expired", "replaced", "purged"])
 @pytest.mark.parametrize("pays", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -19,13 +20,14 @@ from billing.integrity.canonical_json import canonical
 from billing.integrity.recorded_tables import BUYERS
 from billing.invoices.parties.store import Parties
 from billing.periods.periods import Periods
+from billing.prices import PriceCatalog
 from billing.tables.invoices import billing_profile
 from billing.tables.money import balance
 from billing.usage import Usage
 from storage.database.database import Database
 from tenancy.tables import Project
 from tests.billing.invoices.customers import Customer, set_clock
-from tests.billing.money import Tenant
+from tests.billing.money import PRICES, Tenant
 from turnpike import logs
 from turnpike.cli import main
 
@@ -50,8 +52,8 @@ class Terminal:
         return captured.out if status == 0 else captured.out + captured.err
 
 
-async def _use(url: str) -> None:
-    """A month of usage, closed."""
+async def _use(url: str, price_versions: int = 1) -> None:
+    """A month of usage at so many price versions, closed."""
     database = await Database.open(url)
     async with database.reading() as session:
         project: Project = (await session.scalars(select(Project))).one()
@@ -60,6 +62,9 @@ async def _use(url: str) -> None:
     tenant = msgspec.structs.replace(await Tenant.rich(database, 0), id=owner[0], project_id=owner[1])
     customer = Customer(tenant, None)  # type: ignore[arg-type]
     await customer.use("2026-10-09T08:15", Usage(output=500_000), Usage(output=500_000))
+    for _ in range(price_versions - 1):
+        customer.tenant.version = await PriceCatalog(database).set("stdlib-qa", "USD", PRICES)
+        await customer.use("2026-10-20T08:15", Usage(output=500_000))
     set_clock(database, "2026-11-02")
     await Periods(database).close("2026-10")
     await database.close()
@@ -88,6 +93,19 @@ async def _alter(url: str) -> None:
 
 
 @pytest.mark.slow
+def test_lines_of_two_price_versions_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turnpike = Terminal(tmp_path, capsys, monkeypatch)
+    turnpike.run("tenants", "create", "client")
+    asyncio.run(_use(f"sqlite:///{tmp_path}/turnpike.db", price_versions=2))
+    turnpike.run("invoices", "seller", "set", "acme", *SELLER, "--rate", "DE=19", "--rate", "FR=20")
+    turnpike.run("invoices", "buyer", "set", "client", *BUYER)
+    turnpike.run("invoices", "draft", "--tenant", "client", "--period", "2026-10")
+    shown = turnpike.run("invoices", "show", "--tenant", "client", "--period", "2026-10")
+    assert re.findall(r"output tokens, price version (\d+) ", shown) == ["1", "2"], shown
+
+
 def test_from_an_empty_folder_to_a_paid_invoice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,6 +244,23 @@ def test_what_is_wrong_is_said_in_one_line(run: Run) -> None:
 
 
 @pytest.mark.slow
+def test_what_a_tenant_gets_first_is_in_the_currency_of_its_prices(run: Run) -> None:
+    """A tenant with a book in euros, no money yet: the commands that take no --currency take the book's."""
+    for line in (
+        "tenants create client",
+        "prices book euro --currency EUR",
+        "prices book own --tenant client --base euro",
+    ):
+        assert run(line)[0] == 0, line
+    assert "EUR" in run("tenants list")[1]
+    status, out = run("budgets set client 50")
+    assert (status, "50.000000000000 EUR" in out) == (0, True), out
+    assert run("tenants credit-line client 500") == (
+        0,
+        "client has 500.000000000000 EUR, of it on credit 500.000000000000\n",
+    )
+
+
 def test_a_tenants_own_book(run: Run) -> None:
     run("tenants create acme")
     run(f"prices set qwen {PLAIN} --derive interactive=1.75x --currency USD")

@@ -157,7 +157,7 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 def _show(record: InvoiceRecord, document: Document) -> None:
-    from billing.invoices.rendering.presentation import carried_on
+    from billing.invoices.rendering.presentation import carried_on, version_note
     from billing.invoices.savings import savings_summary
 
     print(record_line(record))
@@ -165,8 +165,8 @@ def _show(record: InvoiceRecord, document: Document) -> None:
     if document.reason:
         print(f"corrects {document.corrects}: {document.reason}")
     rows = [
-        (n, line.text, line.project, line.corrects, line.units if line.unit else "", _rate(line.price, line.unit),
-         format_minor(line.net, document.currency))
+        (n, ", ".join(filter(None, (line.text, version_note(document, line)))), line.project, line.corrects,
+         line.units if line.unit else "", _rate(line.price, line.unit), format_minor(line.net, document.currency))
         for n, line in enumerate(document.lines, 1)
     ]  # fmt: skip
     if rows:
