@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 EXAMPLES, FAST_EXAMPLES = 50, 20
-"""Of 100, which is hypothesis's default and what `make test-long` tries: the same ones each time find their fault once."""
+"""Of 100, which `make test-long` tries: examples that are the same each time find a fault once."""
 ALL_CPU_S = 90.0
 """What the tests of a fast run may take together before it names the dearest. On busy cores the same work takes up to
 half as much again, so that this only says and does not fail."""

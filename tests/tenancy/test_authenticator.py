@@ -183,6 +183,7 @@ async def test_without_a_database_a_remembered_key_works_and_another_is_not_call
         await authenticator.authenticate(other.key)
 
 
+@pytest.mark.alone
 async def test_a_revocation_is_heard_on_the_bus(database: Database, redis_url: str, patient_bus: None) -> None:
     here, there = RedisBus(redis_url), RedisBus(redis_url)
     tenancy, authenticator = Tenancy(database, PEPPERS, here), Authenticator(database, PEPPERS, there)
@@ -234,6 +235,7 @@ async def test_a_key_works_from_its_networks_alone(tenancy: Tenancy, authenticat
         await authenticator.authenticate(wrong.key, "192.0.3.9")
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_a_revocation_by_another_process_without_a_bus_is_seen_within_a_second(
     database: Database, database_url: str

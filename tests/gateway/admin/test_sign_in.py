@@ -236,6 +236,7 @@ async def test_a_session_ends_with_time(browser: Browser, stack: Stack, ahead: i
         stack.users.clock.ahead = 0
 
 
+@pytest.mark.alone
 async def test_everywhere_is_everywhere_within_a_second(browser: Browser, stack: Stack) -> None:
     async with browser_of(stack) as phone:
         await phone.sign_in(ANN)

@@ -57,6 +57,7 @@ async def gateways(database: Database, redis: RedisServer, patient_bus: None) ->
         await bus.close()
 
 
+@pytest.mark.alone
 async def test_revoked_roles_and_sessions_are_so_at_every_gateway_within_a_second(
     gateways: tuple[Users, Users],
 ) -> None:
