@@ -11,11 +11,10 @@ ARGS ?=
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Four on two cores where tests of real processes are among them, which mostly wait.
 FOUR := -n 4 --dist loadfile --no-loadscope-reorder
-# A machine that others use stands still at times: what failed is run once more, and the summary shows the first failure.
-AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
-# What fails twice beside other tests gets a process of its own, and fails the run if it fails there too: a test may find what
-# another left, in an order that only one machine takes. Both failures stay in the output.
-ALONE := --last-failed --last-failed-no-failures none
+# Tests of how long something takes have the machine to themselves; only their files are collected for that.
+TIMED = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
+# `make check` has run them, and no database or processor changes what they say.
+CHECKED := tests/test_architecture.py tests/test_docs.py
 # What a quick run does without: tests of real processes are not even imported.
 FAST := --hypothesis-profile fast --ignore tests/e2e --ignore tests/clients
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -72,15 +71,14 @@ check: install-dev ## Format, lint, types, architecture, compose file, size of t
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
-	$(BIN)/python -m pytest tests/test_architecture.py tests/test_docs.py
+	$(BIN)/python -m pytest $(CHECKED)
 	$(BIN)/python scripts/count_code.py
 	$(BIN)/python scripts/check_subjects.py
 
-test: install-dev ## All tests, on SQLite and PostgreSQL
+test: install-dev ## All tests but those of `make check`, on SQLite and PostgreSQL
 	$(BIN)/python -m tests.servers --install
-	$(BIN)/python -m pytest $(FOUR) $(AGAIN) -m "not alone" --ignore tests/clients || \
-		{ test $$? = 1 && $(BIN)/python -m pytest $(ALONE) -m "not alone" --ignore tests/clients; }
-	$(BIN)/python -m pytest $(AGAIN) -m alone tests/e2e
+	$(BIN)/python -m pytest $(FOUR) -m "not alone" --ignore tests/clients $(addprefix --ignore ,$(CHECKED))
+	$(BIN)/python -m pytest -m alone $(TIMED)
 
 test-fast: install-dev ## What to run after each change: something of every room, in 90 seconds
 	$(BIN)/python -m tests.servers --install
@@ -94,7 +92,7 @@ test-faults: install-dev ## 10,000 faults of each kind in cache records, and wha
 	TIER_FAULTS=10000 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/tiers/test_faults.py
 
 test-rating: install-dev ## Rating against fractions, 10,000 examples of each rule: two minutes
-	RATING_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 900 tests/billing/rating/test_terms.py
+	RATING_EXAMPLES=10000 $(BIN)/python -m pytest $(LONG) tests/billing/rating/test_terms.py
 
 # What this processor decides can be decided otherwise: by the libraries' own variables, and by tests/machines.py.
 OTHER_CPUS := ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX512_CORE \
@@ -112,7 +110,7 @@ test-other-cpu: install-dev ## Whether bits hold with the processor's choices tu
 	@$(BIN)/python -m tests.machines | while read -r machine; do echo "== $$machine"; \
 		$(BIN)/python -m pytest -q $(TWO) --machine "$$machine" $(BITS) || exit; done
 
-test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 histories of leases under wrong clocks, 2,000 generated requests: an hour
+test-long: install-dev ## 100,000 steps of the money machine, 300 companies of requests a family, every column of the books, 10,000 faults of each kind in cache records, 2,000 histories of leases under wrong clocks, 2,000 generated requests, every property on examples that nobody has seen: an hour and a quarter
 	$(BIN)/python -m tests.servers --install
 	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest $(LONG) tests/billing/transaction/test_state_machine.py
 	ALTERED_COLUMNS=99 $(BIN)/python -m pytest $(LONG) tests/billing/verification/test_alterations.py
@@ -123,13 +121,15 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	RETURNING_PLANS=100 $(BIN)/python -m pytest $(LONG) tests/billing/invoices/test_returning_conserves.py
 	TURNPIKE_LEASE_HISTORIES=500 $(BIN)/python -m pytest $(LONG) tests/gateway/admission
 	FUZZ_OPERATIONS=10000 $(BIN)/python -m pytest $(LONG) tests/engine/core/test_fuzz.py
+	MUTATION_DOUBLES=200 $(BIN)/python -m pytest $(LONG) tests/prompt_cache/history/test_mutations.py
+	$(BIN)/python -m pytest $(LONG) -m "hypothesis and not gpu" --ignore tests/e2e --ignore tests/clients
 	KILL_SECONDS=60 $(BIN)/python -m pytest $(LONG) tests/e2e/test_kill_bar.py
 	SCHEMATHESIS_CASES=2000 $(BIN)/python -m pytest $(LONG) tests/gateway/openapi/test_conformance.py
 
 test-clients: install-dev ## Clients and agents of others, as requirements/clients locks them, against a demo and a scripted model
 	$(BIN)/python -m tests.clients.environments
-	$(BIN)/python -m pytest $(AGAIN) -o timeout=0 tests/clients
-	ACCUMULATED_ANSWERS=1000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/dialects/test_client_accumulators.py \
+	$(BIN)/python -m pytest -o timeout=0 tests/clients
+	ACCUMULATED_ANSWERS=2000 $(BIN)/python -m pytest -o timeout=0 tests/gateway/dialects/test_client_accumulators.py \
 		tests/gateway/dialects/test_responses_stream.py
 
 test-gpu: install-dev ## The tests that need a GPU

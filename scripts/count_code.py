@@ -66,9 +66,11 @@ def count(source: str) -> int:
     docstrings = _docstrings(ast.parse(source))
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        is_docstring = any(start <= token.start[0] and token.end[0] <= end for start, end in docstrings)
-        if token.type not in _NO_CODE and not (token.type == tokenize.STRING and is_docstring):
-            lines.update(range(token.start[0], token.end[0] + 1))
+        first, last = token.start[0], token.end[0]
+        if token.type in _NO_CODE:
+            continue
+        if token.type != tokenize.STRING or not any(start <= first and last <= end for start, end in docstrings):
+            lines.update(range(first, last + 1))
     return len(lines)
 
 

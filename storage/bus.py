@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -28,8 +27,6 @@ SETTING = "TURNPIKE_REDIS_URL"
 Callback = Callable[[bytes], None]
 OnGap = Callable[[], None]
 
-TRUSTED_SHARED_S, TRUSTED_ALONE_S = 30.0, 0.5
-"""How old what was read of the database may be: while a bus announces what others change, and while none does."""
 _PUBLISH_TIMEOUT = 0.05
 _CONNECT_TIMEOUT = 0.5
 _PING_INTERVAL = 1.0
@@ -69,25 +66,14 @@ class Bus(Protocol):
         """Drop all subscriptions and close connections."""
 
 
-class CacheLife:
-    """For how long a process trusts what it has read of the database while others change it: keys, sessions, limits,
-    suspensions. It is judged when what was read is used, so what was read before the bus was lost ages at once.
-
-    `seconds`: where a bus announces changes; by default TRUSTED_SHARED_S if it reaches other processes.
-    """
-
-    def __init__(self, bus: Bus, seconds: float | None = None) -> None:
-        self._bus = bus
-        self._told = seconds if seconds is not None else TRUSTED_SHARED_S if bus.shared else TRUSTED_ALONE_S
-
-    @property
-    def seconds(self) -> float:
-        """How old what was read may be at present."""
-        return self._told if self._bus.connected else min(self._told, TRUSTED_ALONE_S)
-
-    def trusts(self, read_at: float) -> bool:
-        """Whether what was read at this moment of the monotonic clock may be used."""
-        return time.monotonic() < read_at + self.seconds
+async def announce(bus: Bus, topic: str, payload: bytes) -> bool:
+    """Tell every process that something changed. False if the bus was down: then caches notice when they expire."""
+    try:
+        await bus.publish(topic, payload)
+    except BusUnavailable:
+        log.warning("the bus is down: a change is noticed when caches expire", topic=topic)
+        return False
+    return True
 
 
 class _Subscriptions:

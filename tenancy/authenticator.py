@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import math
-import time
-from collections import OrderedDict
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any
 from uuid import UUID
 
 import msgspec
 import structlog
 from msgspec.structs import replace
 
-from storage.bus import TRUSTED_ALONE_S, Bus, CacheLife
+from storage.bus import Bus
 from storage.database import clock
+from storage.database.announced_cache import AnnouncedCache
 from storage.database.base import from_instant, to_instant
-from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import Database, DatabaseUnavailable
 from tenancy.keys import Peppers, Presented, parse_key
 from tenancy.repositories import REVOKED, AllKeysRepository, grant_of
@@ -39,12 +37,41 @@ class AuthenticationFailed(Exception):
         super().__init__("incorrect API key provided")
 
 
-_Cache: TypeAlias = "OrderedDict[str, tuple[float, _CachedKey]]"
-"""Public id -> when the key was read (monotonic clock), and the key; in the order of loading."""
-
-
 class AddressNotAllowed(Exception):
     """The key is right, but may not be used from this address."""
+
+
+class LastUses:
+    """Writes in the background when something was last used, at most once a minute for each."""
+
+    def __init__(self, write: Callable[[Any, int], Coroutine[Any, Any, object]]) -> None:
+        self._write = write
+        self._written: dict[Hashable, int] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Wait for what is being written."""
+        if self._background:
+            await asyncio.wait(self._background)
+
+    def record(self, subject: Hashable, now: int, last: int) -> bool:
+        """The subject is used now; when this process has not written of it yet, its `last` use was then. Whether the
+        use is written."""
+        if now - self._written.get(subject, last) < _LAST_USED_EVERY_US:
+            return False
+        if len(self._written) >= _CAPACITY:
+            self._written.clear()
+        self._written[subject] = now
+        task = asyncio.create_task(self._record(subject, now))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return True
+
+    async def _record(self, subject: Hashable, now: int) -> None:
+        try:
+            await self._write(subject, now)
+        except DatabaseUnavailable:
+            log.info("the time of a last use was not recorded: the database is unavailable")
 
 
 class _CachedKey(msgspec.Struct, frozen=True):
@@ -83,21 +110,15 @@ class Authenticator:
         self._database = database
         self._peppers = peppers
         self._bus = bus
-        self._life = CacheLife(bus, ttl)
         self._unknown_key = _CachedKey(
             bytes(32), peppers.current, None, revoked=True, expires_at=None, last_used_at=None
         )
-        self._keys: _Cache = OrderedDict()
-        self._unknown_ids: _Cache = OrderedDict()  # apart, so that guessed ids cannot evict keys
-        self._loads: dict[str, asyncio.Task[_CachedKey]] = {}
-        self._revocations = 0
-        self._breaker = CircuitBreaker(timeout)
-        self._background: set[asyncio.Task[None]] = set()
-        self._last_used: dict[tuple[UUID, bool], int] = {}
+        self.keys = AnnouncedCache(bus, self._read, ttl=ttl, timeout=timeout)
+        self._last_uses = LastUses(self._write_use)
 
     async def start(self) -> None:
         """Subscribe to revocations."""
-        await self._bus.subscribe(REVOKED, self._forget, self._forget_all)
+        await self.keys.listen(REVOKED, lambda payload: [payload.decode(errors="replace")])
 
     @property
     def hears_revocations(self) -> bool:
@@ -106,9 +127,8 @@ class Authenticator:
 
     async def close(self) -> None:
         """Wait for background tasks."""
-        running = [*self._background, *self._loads.values()]
-        if running:
-            await asyncio.wait(running)
+        await self._last_uses.close()
+        await self.keys.close()
 
     async def authenticate_operator(self, presented: str) -> Principal:
         """The operator of a key. Raises what `authenticate` raises."""
@@ -154,42 +174,14 @@ class Authenticator:
             mac = self._peppers.mac(record.previous_pepper_version, key.secret)
         return hmac.compare_digest(mac, record.previous_mac)
 
-    # ------------------------------------------------------------ the cache
-
     async def _cached(self, public_id: str) -> _CachedKey:
-        began, record = self._keys.get(public_id) or self._unknown_ids.get(public_id) or (-math.inf, self._unknown_key)
-        # That there is no such key is never trusted for longer than without a bus: new keys are not announced.
-        if self._life.trusts(began) and (record.principal is not None or time.monotonic() < began + TRUSTED_ALONE_S):
-            return record
-        task = self._loads.get(public_id)
-        if task is None:
-            task = self._breaker.begin(self._load(public_id))
-            self._loads[public_id] = task
-            task.add_done_callback(lambda _: self._loads.pop(public_id, None))
-        else:
-            self._breaker.enter()
-        return await self._breaker.wait_for(task)
+        return await self.keys.get(public_id) or self._unknown_key
 
-    async def _load(self, public_id: str) -> _CachedKey:
-        """Read and cache the key; again if a revocation arrived meanwhile, because what was read may be older."""
-        while True:
-            revocations = self._revocations
-            began = time.monotonic()
-            record = await self._read(public_id)
-            if revocations == self._revocations:
-                break
-        cache = self._unknown_ids if record.principal is None else self._keys
-        cache[public_id] = (began, record)
-        cache.move_to_end(public_id)
-        if len(cache) > _CAPACITY:
-            cache.popitem(last=False)
-        return record
-
-    async def _read(self, public_id: str) -> _CachedKey:
+    async def _read(self, public_id: str) -> _CachedKey | None:
         async with self._database.reading() as session:
             row = await AllKeysRepository(session).get_with_owners(public_id)
         if row is None:
-            return self._unknown_key
+            return None
         key, tenant, project = row
         grant = grant_of(key)
         principal = Principal(
@@ -222,39 +214,15 @@ class Authenticator:
             networks=None if grant.limits.networks is None else parse_networks(grant.limits.networks),
         )
 
-    def _forget(self, payload: bytes) -> None:
-        self._revocations += 1
-        self._keys.pop(payload.decode(errors="replace"), None)
-
-    def _forget_all(self) -> None:
-        self._revocations += 1
-        self._keys.clear()
-
-    # ------------------------------------------------------------ the time of last use
-
     def _record_use(self, principal: Principal, record: _CachedKey, now: int) -> None:
-        """Write the time of use in the background, at most once a minute for each secret of a key."""
-        secret = (principal.id, principal.old_secret)
         last = 0 if principal.old_secret else record.last_used_at or 0
-        if now - self._last_used.get(secret, last) < _LAST_USED_EVERY_US:
-            return
-        if principal.old_secret:
+        if self._last_uses.record((principal.id, principal.old_secret), now, last) and principal.old_secret:
             until = from_instant(record.previous_until).isoformat()
             log.warning("the secret from before a key's rotation was used", key=principal.public_id, valid_until=until)
-        if len(self._last_used) >= _CAPACITY:
-            self._last_used.clear()
-        self._last_used[secret] = now
-        task = asyncio.create_task(self._write_use(principal, now))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
-    async def _write_use(self, principal: Principal, now: int) -> None:
-        try:
-            async with self._database.transaction() as session:
-                keys = AllKeysRepository(session)
-                await keys.record_use(principal.id, from_instant(now), old_secret=principal.old_secret)
-        except DatabaseUnavailable:
-            log.info("the time of a key's last use was not recorded: the database is unavailable")
+    async def _write_use(self, secret: tuple[UUID, bool], now: int) -> None:
+        async with self._database.transaction() as session:
+            await AllKeysRepository(session).record_use(secret[0], from_instant(now), old_secret=secret[1])
 
 
 def _has_ended(record: _CachedKey, now: int) -> bool:

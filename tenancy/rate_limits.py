@@ -5,34 +5,28 @@ A change is announced on the bus. Without Redis other processes notice it within
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 from uuid import UUID
 
-import structlog
 from msgspec import Struct
 from sqlalchemy import ColumnElement, and_, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
-from storage.bus import Bus, BusUnavailable, CacheLife
+from storage.bus import Bus, announce
 from storage.database import clock
-from storage.database.circuit_breaker import CircuitBreaker
+from storage.database.announced_cache import AnnouncedCache
 from storage.database.database import Database, DatabaseUnavailable
 from storage.reported_error import ReportedError
 from tenancy.repositories import NoSuchRecord
 from tenancy.tables import ApiKey, Project, RateLimit, Tenant
 
-log = structlog.get_logger(__name__)
-
 CHANGED = "turnpike.limits.changed"
 """The bus topic of changed limits. The payload is the project's id in hex."""
 MOST = 1_000_000_000
 """The largest limit: what the buckets count exactly (`gateway/limits/bucket_script.py`)."""
-_CAPACITY = 10_000
 
 LimitScope: TypeAlias = Literal["project", "key"]
 FIELDS = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute", "concurrent_requests")
@@ -180,97 +174,66 @@ class RateLimits:
         return None if limits == Limits() else limits
 
     async def _announce(self, subject: LimitSubject) -> None:
-        try:
-            await self._bus.publish(CHANGED, subject.project_id.hex.encode())
-        except BusUnavailable:
-            log.warning("the bus is down: changed limits apply when caches expire", project=str(subject.project_id))
+        await announce(self._bus, CHANGED, subject.project_id.hex.encode())
+
+
+_KeyOwners: TypeAlias = tuple[UUID, UUID, UUID]
+"""A key, its project and its tenant."""
 
 
 class LimitCache:
     """What applies to each key: the limits of its project and its own. Call `start` before use and `close` after."""
 
-    def __init__(self, database: Database, bus: Bus, ttl: float | None = None, timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        database: Database,
+        bus: Bus,
+        ttl: float | None = None,
+        timeout: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`timeout`: seconds to wait for the database when a key's limits are not known; while it is silent, one
         request at a time finds out whether it answers."""
-        self._breaker = CircuitBreaker(timeout)
         self._database = database
-        self._bus = bus
-        self._life = CacheLife(bus, ttl)
-        self._known: OrderedDict[UUID, tuple[float, UUID, tuple[SubjectLimits, ...]]] = OrderedDict()
-        """Key -> when it was read, its project, its limits."""
-        self._loads: dict[UUID, asyncio.Task[tuple[SubjectLimits, ...]]] = {}
-        self._changes = 0
+        self.cache: AnnouncedCache[_KeyOwners, tuple[SubjectLimits, ...]]
+        self.cache = AnnouncedCache(bus, self._read, ttl=ttl, timeout=timeout, clock=clock)
 
     async def start(self) -> None:
         """Subscribe to changes."""
-        await self._bus.subscribe(CHANGED, self._forget, self._forget_all)
+        await self.cache.listen(CHANGED, self._of_project)
 
     async def close(self) -> None:
         """Wait for what is being read."""
-        if self._loads:
-            await asyncio.wait(self._loads.values())
+        await self.cache.close()
 
     def known(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> tuple[SubjectLimits, ...] | None:
         """The key's limits if they are known, however old by up to two lives: they are then read again in the
         background. None: `load` them."""
-        found = self._known.get(key_id)
-        if found is None:
-            return None
-        age, life = time.monotonic() - found[0], self._life.seconds
-        if age >= life:
-            if age >= 2 * life:
-                return None
-            with suppress(DatabaseUnavailable):
-                self._loading(key_id, project_id, tenant_id)
-        return found[2]
+        return self.cache.peek((key_id, project_id, tenant_id))
 
     async def load(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> tuple[SubjectLimits, ...]:
         """Read the key's limits; old ones while the database is away. Raises DatabaseUnavailable."""
+        owners = (key_id, project_id, tenant_id)
         try:
-            return await self._breaker.wait_for(self._loading(key_id, project_id, tenant_id))
+            limits = await self.cache.load(owners)
         except DatabaseUnavailable as error:
-            found = self._known.get(key_id)
-            if found is None:
+            limits = self.cache.cached().get(owners)
+            if limits is None:
                 raise DatabaseUnavailable("the limits of a key could not be read") from error
-            return found[2]
+        return limits or ()
 
-    def _loading(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> asyncio.Task[tuple[SubjectLimits, ...]]:
-        """The reading of a key's limits. Raises DatabaseUnavailable while the database is silent."""
-        task = self._loads.get(key_id)
-        if task is None:
-            task = self._loads[key_id] = self._breaker.begin(self._load(key_id, project_id, tenant_id))
-            task.add_done_callback(lambda done: self._loaded(key_id, done))
-        else:
-            self._breaker.enter()
-        return task
+    def _of_project(self, payload: bytes) -> list[_KeyOwners]:
+        return [owners for owners in self.cache.cached() if owners[1].hex.encode() == payload]
 
-    def _loaded(self, key_id: UUID, task: asyncio.Task[tuple[SubjectLimits, ...]]) -> None:
-        self._loads.pop(key_id, None)
-        if not task.cancelled():
-            task.exception()  # whoever waited has it; one in the background is tried again
-
-    async def _load(self, key_id: UUID, project_id: UUID, tenant_id: UUID) -> tuple[SubjectLimits, ...]:
-        while True:
-            changes, began = self._changes, time.monotonic()
-            async with self._database.reading() as session:
-                found = await _applying(session, key_id, project_id, tenant_id)
-            if changes == self._changes:  # else what was read may be older than the change
-                break
-        self._known[key_id] = (began, project_id, found)
-        self._known.move_to_end(key_id)
-        if len(self._known) > _CAPACITY:
-            self._known.popitem(last=False)
-        return found
-
-    def _forget(self, payload: bytes) -> None:
-        self._changes += 1
-        project = payload.decode(errors="replace")
-        for key_id in [key for key, (_, of, _) in self._known.items() if of.hex == project]:
-            del self._known[key_id]
-
-    def _forget_all(self) -> None:
-        self._changes += 1
-        self._known.clear()
+    async def _read(self, owners: _KeyOwners) -> tuple[SubjectLimits, ...]:
+        key_id, project_id, tenant_id = owners
+        query = select(RateLimit).where(
+            RateLimit.tenant_id == tenant_id,
+            or_(RateLimit.subject_id == project_id, RateLimit.subject_id == key_id),
+        )
+        async with self._database.reading() as session:
+            limits = [_subject_limits(row) for row in await session.scalars(query)]
+        return tuple(sorted(limits, key=lambda of_subject: of_subject.scope == "key"))
 
 
 def _is(subject: LimitSubject) -> ColumnElement[bool]:
@@ -295,17 +258,6 @@ async def _record(
         before=before,
         after=after,
     )
-
-
-async def _applying(
-    session: AsyncSession, key_id: UUID, project_id: UUID, tenant_id: UUID
-) -> tuple[SubjectLimits, ...]:
-    query = select(RateLimit).where(
-        RateLimit.tenant_id == tenant_id,
-        or_(RateLimit.subject_id == project_id, RateLimit.subject_id == key_id),
-    )
-    found = [_subject_limits(row) for row in await session.scalars(query)]
-    return tuple(sorted(found, key=lambda limits: limits.scope == "key"))
 
 
 def _subject_limits(row: RateLimit, tenant: str = "", project: str = "", key: str | None = None) -> SubjectLimits:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
-from storage.bus import Bus, BusUnavailable
+from storage.bus import Bus, announce
 from storage.database import clock
 from storage.database.base import from_instant, to_instant
 from storage.database.database import Database
@@ -416,12 +416,7 @@ class Tenancy:
             yield session, key
 
     async def _announce(self, public_id: str) -> bool:
-        try:
-            await self._bus.publish(REVOKED, public_id.encode())
-        except BusUnavailable:
-            log.warning("the bus is down: gateways learn of a key's change when their caches expire", key=public_id)
-            return False
-        return True
+        return await announce(self._bus, REVOKED, public_id.encode())
 
     @asynccontextmanager
     async def _creating(self, kind: str, name: str) -> AsyncIterator[AsyncSession]:

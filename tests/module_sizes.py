@@ -51,7 +51,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "one rule that several paths must keep alike": (
         *("billing/invoices/states.py", "billing/accounts/idempotency.py", "tenancy/administration/operators.py"),
         *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
-        *("tenancy/users/roles.py", "tenancy/users/tokens.py", "tenancy/users/changes.py"),
+        *("tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
         "billing/reservation/billed_prompts.py",
         *("billing/accounts/lone_grants.py", "billing/invoices/accounting/losses.py"),
@@ -63,7 +63,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "a bound with a state of its own, tested against hostile input alone": (
         *("engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
         *("prompt_cache/tiers/write_pace.py", "engine/core/timeouts.py"),
-        *("gateway/admission/request_size.py", "tenancy/users/inviters.py", "gateway/kept_responses/earlier_items.py"),
+        *("gateway/admission/request_size.py", "gateway/kept_responses/earlier_items.py"),
     ),
     "work of another thread or moment than that of its only user": (
         *("prompt_cache/tiers/store_keeper.py", "engine/startup/warm_up.py"),

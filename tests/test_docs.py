@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import re
 import shlex
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -149,6 +149,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 _WRITTEN = sorted(
     {(page.name, command) for page in documents.pages() for command in documents.commands(page.read_text())}
 )
+_parser = cache(cli.build_parser)
 _ABRIDGED = re.compile(r"[\[…·]")
 _PLACEHOLDER = re.compile(r"invalid \w+( value)?: '[A-Z]+'")
 
@@ -157,7 +158,7 @@ def _mistake(command: str) -> str | None:
     """What the command line says against a command of a document: a name or flag that is not there, an argument that is
     missing. An example with `[OPTIONS]` or an ellipsis is checked for its names and flags alone."""
     words = command.split()
-    parser: argparse.ArgumentParser = cli.build_parser(words[0])
+    parser = _parser(words[0])
     place = 0
     while (nested := parser._subparsers) is not None:
         (actions,) = (action for action in nested._group_actions if action.choices is not None)
@@ -175,7 +176,7 @@ def _mistake(command: str) -> str | None:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            cli.build_parser(words[0]).parse_args(shlex.split(command))
+            _parser(words[0]).parse_args(shlex.split(command))
     except SystemExit as ended:
         if ended.code and not _PLACEHOLDER.search(said.getvalue()):
             return said.getvalue().strip().splitlines()[-1]

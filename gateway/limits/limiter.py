@@ -79,7 +79,7 @@ class Limiter:
 
     def __init__(self, cache: LimitCache, shared: RedisBuckets | None, name: str) -> None:
         self.expected = ExpectedTokens()
-        self._cache = cache
+        self.cache = cache
         self._shared = shared
         self._name = name
         self._memory = MemoryBuckets(LEASE_US, KEEP_US)
@@ -97,7 +97,7 @@ class Limiter:
 
     async def start(self) -> None:
         """Hear of changed limits, and keep the places of running requests."""
-        await self._cache.start()
+        await self.cache.start()
         self._task = asyncio.create_task(self._keep_renewing())
 
     async def close(self) -> None:
@@ -106,7 +106,7 @@ class Limiter:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._batcher.close()
-        await self._cache.close()
+        await self.cache.close()
         if self._shared is not None:
             await self._shared.close()
 
@@ -136,7 +136,7 @@ class Limiter:
         while something else is done, which is undone if it is refused after all."""
         if self._shared is None or self._outage.active:
             return False
-        found = self._cache.known(key, project, tenant)
+        found = self.cache.known(key, project, tenant)
         return bool(found) and self._outage.saw_room(self._subjects(found or ()))
 
     async def count(self, request: UUID, *, tenant: UUID, project: UUID, key: UUID) -> Answer | None:
@@ -174,8 +174,8 @@ class Limiter:
         return FREE
 
     async def _limits(self, key: UUID, project: UUID, tenant: UUID) -> tuple[SubjectLimits, ...]:
-        found = self._cache.known(key, project, tenant)
-        return await self._cache.load(key, project, tenant) if found is None else found
+        found = self.cache.known(key, project, tenant)
+        return await self.cache.load(key, project, tenant) if found is None else found
 
     async def _answer(self, permit: Permit, operation: Reserve, found: Sequence[SubjectLimits]) -> Answer:
         verdict = await self._ask(permit.tenant, operation)

@@ -1,13 +1,12 @@
 """Suspension of tenants and projects: written by operators, known to every gateway within a second.
 
 The database has what is suspended. A message on the bus only says that it changed; whoever hears it reads again. A
-process that no bus reaches reads twice a second.
+process that no bus reaches reads twice a second (`storage.database.announced_cache`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -20,8 +19,10 @@ from sqlalchemy import null, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
-from storage.bus import Bus, BusUnavailable
+from storage.backoff import pause
+from storage.bus import Bus, announce
 from storage.database import clock
+from storage.database.announced_cache import TRUSTED_ALONE_S, CacheLife
 from storage.database.database import Database, DatabaseUnavailable
 from storage.free_text import REASON, check_text
 from tenancy.repositories import NoSuchRecord
@@ -31,9 +32,8 @@ log = structlog.get_logger(__name__)
 
 CHANGED = "turnpike.suspensions"
 """The bus topic of changes; the payload is empty."""
-_EVERY_ALONE_S, _EVERY_SHARED_S = 0.4, 5.0
-"""Seconds between two readings: without a bus that says when to read, and with one, should a message be lost. Whether
-it was lost is looked at as often as without one."""
+_EVERY_SHARED_S = 5.0
+"""Seconds between two readings where a bus says when to read, should a message be lost."""
 
 Running: TypeAlias = Literal["finish", "end"]
 """What happens to the requests that run: they finish, or they end now, billed for what was delivered."""
@@ -60,6 +60,7 @@ class Suspensions:
         self.on_end: Callable[[Suspension], None] = lambda _: None
         self._database = database
         self._bus = bus
+        self._life = CacheLife(bus, _EVERY_SHARED_S if bus.shared else None)
         self._known: Mapping[UUID, Suspension] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -106,18 +107,13 @@ class Suspensions:
                 log.info("what is suspended could not be read: the database is unavailable")
             except Exception:  # this must not end: whoever is suspended next would never be
                 log.exception("what is suspended could not be read, trying again")
-            await asyncio.sleep(_EVERY_ALONE_S)
+            await asyncio.sleep(TRUSTED_ALONE_S)
             self._changed.set()
 
     async def _until_due(self, read_at: float) -> None:
         """Wait until something changed, or what was read then is too old for a bus that has been lost meanwhile."""
-        while not self._changed.is_set():
-            alone = not (self._bus.shared and self._bus.connected)
-            if time.monotonic() >= read_at + (_EVERY_ALONE_S if alone else _EVERY_SHARED_S):
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_EVERY_ALONE_S):
-                    await self._changed.wait()
+        while not self._changed.is_set() and self._life.trusts(read_at):
+            await pause(TRUSTED_ALONE_S / 2, self._changed)
 
     async def _read(self) -> dict[UUID, Suspension]:
         # all tenants: a gateway serves every one
@@ -152,7 +148,7 @@ class Suspensions:
             subject.suspended_at = subject.suspended_at or clock.moment()
             subject.suspended_for, subject.suspended_running = reason, running
             await _record(session, subject, "suspended", reason, before)
-        return await self._announce()
+        return await announce(self._bus, CHANGED, b"")
 
     async def resume(self, tenant_id: UUID, project_id: UUID | None = None, *, reason: str = "") -> bool:
         """Admit requests again. Raises NoSuchRecord if there is no such tenant or project, InvalidText."""
@@ -163,15 +159,7 @@ class Suspensions:
                 before = _state(subject)
                 subject.suspended_at = subject.suspended_for = subject.suspended_running = None
                 await _record(session, subject, "resumed", reason, before)
-        return await self._announce()
-
-    async def _announce(self) -> bool:
-        try:
-            await self._bus.publish(CHANGED, b"")
-        except BusUnavailable:
-            log.warning("the bus is down: gateways learn of a suspension some seconds later")
-            return False
-        return True
+        return await announce(self._bus, CHANGED, b"")
 
 
 async def _subject(session: AsyncSession, tenant_id: UUID, project_id: UUID | None) -> Tenant | Project:

@@ -7,19 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import UUID
 
-import structlog
 from msgspec import structs
 
 from audit_log.actors import acting_as, current_actor
-from storage.bus import Bus, BusUnavailable
+from storage.bus import Bus, announce
 from tenancy.users.identifiers import user_public_id
 
 USER_CHANGED = "turnpike.users.changed"
 """The bus topic. The payload is the user's id."""
 SESSION_CHANGED = "turnpike.sessions.changed"
 """The bus topic. The payload is the MAC of a session's token that was replaced."""
-
-log = structlog.get_logger(__name__)
 
 
 class UserChanges:
@@ -28,21 +25,13 @@ class UserChanges:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def announce(self, user_id: UUID) -> bool:
-        """The user's sessions, roles or state changed. False if the bus was down: caches then expire by themselves."""
-        return await self._publish(USER_CHANGED, user_id.bytes)
+    async def announce(self, user_id: UUID) -> None:
+        """The user's sessions, roles or state changed."""
+        await announce(self._bus, USER_CHANGED, user_id.bytes)
 
-    async def announce_session(self, token_mac: bytes) -> bool:
+    async def announce_session(self, token_mac: bytes) -> None:
         """A session's token was replaced."""
-        return await self._publish(SESSION_CHANGED, token_mac)
-
-    async def _publish(self, topic: str, payload: bytes) -> bool:
-        try:
-            await self._bus.publish(topic, payload)
-        except BusUnavailable:
-            log.warning("the bus is down: what changed about a user is noticed when caches expire", topic=topic)
-            return False
-        return True
+        await announce(self._bus, SESSION_CHANGED, token_mac)
 
 
 @contextmanager

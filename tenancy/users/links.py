@@ -22,9 +22,8 @@ from tenancy.rights.principals import Principal
 from tenancy.users.accounts import locked_user
 from tenancy.users.errors import LinkRefused, NoSuchUser, NotPermitted
 from tenancy.users.identifiers import check_email, invitation_public_id, user_public_id
-from tenancy.users.inviters import may_still_invite
 from tenancy.users.members import Scope
-from tenancy.users.roles import may_give, may_take_over
+from tenancy.users.roles import may_give, may_still_invite, may_take_over
 from tenancy.users.sessions import memberships_of
 from tenancy.users.tables import OneTimeToken
 from tenancy.users.tokens import MOST_TOKEN, UserSecrets, new_token

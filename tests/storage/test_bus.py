@@ -71,6 +71,7 @@ def test_a_malformed_url_is_refused_naming_the_setting(url: str) -> None:
     assert "secret" not in str(refusal.value)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("patient_bus")
 async def test_redis_goes_away_and_comes_back() -> None:
     heard: list[bytes] = []
@@ -92,6 +93,7 @@ async def test_redis_goes_away_and_comes_back() -> None:
         await bus.close()
 
 
+@pytest.mark.alone
 async def test_a_redis_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.bus._PING_INTERVAL", 0.1)
     monkeypatch.setattr("storage.bus._SILENCE_LIMIT", 0.3)

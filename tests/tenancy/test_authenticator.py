@@ -7,9 +7,11 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from storage.bus import LocalBus, RedisBus
 from storage.database.database import Database, DatabaseUnavailable
@@ -121,7 +123,7 @@ async def test_a_wrong_secret_fails_though_the_key_is_remembered(
 
 
 async def test_known_and_unknown_ids_do_the_same_work(
-    tenancy: Tenancy, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+    tenancy: Tenancy, authenticator: Authenticator, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same statements to the database and the same MACs, whatever is wrong with the key."""
     from tenancy import keys
@@ -129,17 +131,17 @@ async def test_known_and_unknown_ids_do_the_same_work(
     tenant = await tenancy.create_tenant("acme")
     issued = await tenancy.create_key(tenant.id, None)
     work: list[str] = []
-    read, mac = authenticator._read, Peppers.mac
+    reading, mac = database.reading, Peppers.mac
 
-    async def counted_read(public_id: str) -> object:
+    def counted_reading() -> AbstractAsyncContextManager[AsyncSession]:
         work.append("read")
-        return await read(public_id)
+        return reading()
 
     def counted_mac(self: Peppers, version: int, secret: str) -> bytes:
         work.append("mac")
         return mac(self, version, secret)
 
-    monkeypatch.setattr(authenticator, "_read", counted_read)
+    monkeypatch.setattr(database, "reading", counted_reading)
     monkeypatch.setattr(Peppers, "mac", counted_mac)
     forged, _ = keys.generate_key()
     body = forged.key.replace(forged.public_id, issued.public_id).rsplit("_", 1)[0]
@@ -166,21 +168,22 @@ async def test_nothing_shows_a_secret(tenancy: Tenancy, caplog: pytest.LogCaptur
 
 
 async def test_without_a_database_a_remembered_key_works_and_another_is_not_called_wrong(
-    tenancy: Tenancy, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+    tenancy: Tenancy, authenticator: Authenticator, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenant = await tenancy.create_tenant("acme")
     known, other = await tenancy.create_key(tenant.id, None), await tenancy.create_key(tenant.id, None)
     await authenticator.authenticate(known.key)
 
-    async def away(public_id: str) -> object:
+    def away() -> AbstractAsyncContextManager[AsyncSession]:
         raise DatabaseUnavailable("away")
 
-    monkeypatch.setattr(authenticator, "_read", away)
+    monkeypatch.setattr(database, "reading", away)
     await authenticator.authenticate(known.key)
     with pytest.raises(DatabaseUnavailable):
         await authenticator.authenticate(other.key)
 
 
+@pytest.mark.alone
 async def test_a_revocation_is_heard_on_the_bus(database: Database, redis_url: str, patient_bus: None) -> None:
     here, there = RedisBus(redis_url), RedisBus(redis_url)
     tenancy, authenticator = Tenancy(database, PEPPERS, here), Authenticator(database, PEPPERS, there)
@@ -197,56 +200,6 @@ async def test_a_revocation_is_heard_on_the_bus(database: Database, redis_url: s
         await authenticator.close()
         await here.close()
         await there.close()
-
-
-async def test_a_key_revoked_while_it_is_read_is_not_remembered(
-    tenancy: Tenancy, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tenant = await tenancy.create_tenant("acme")
-    issued = await tenancy.create_key(tenant.id, None)
-    read = authenticator._read
-
-    async def slow_read(public_id: str) -> object:
-        record = await read(public_id)
-        if not record.revoked:
-            await tenancy.revoke(public_id)
-            await asyncio.sleep(0)
-        return record
-
-    monkeypatch.setattr(authenticator, "_read", slow_read)
-    with pytest.raises(AuthenticationFailed):
-        await authenticator.authenticate(issued.key)
-
-
-async def test_a_gap_on_the_bus_forgets_everything(
-    tenancy: Tenancy, authenticator: Authenticator, database: Database
-) -> None:
-    silent = Tenancy(database, PEPPERS, LocalBus())
-    tenant = await tenancy.create_tenant("acme")
-    issued = await tenancy.create_key(tenant.id, None)
-    await authenticator.authenticate(issued.key)
-    await silent.revoke(issued.public_id)
-    await authenticator.authenticate(issued.key)
-    authenticator._forget_all()
-    with pytest.raises(AuthenticationFailed):
-        await authenticator.authenticate(issued.key)
-
-
-async def test_while_the_bus_is_away_keys_are_not_trusted_for_long(
-    tenancy: Tenancy, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    away = LocalBus()
-    authenticator = Authenticator(database, PEPPERS, away, ttl=30)
-    tenant = await tenancy.create_tenant("acme")
-    issued = await tenancy.create_key(tenant.id, None)
-    await authenticator.authenticate(issued.key)
-    await tenancy.revoke(issued.public_id)
-    await authenticator.authenticate(issued.key)  # nobody has said so
-    monkeypatch.setattr(away, "connected", False)
-    monkeypatch.setattr("storage.bus.TRUSTED_ALONE_S", 0.0)
-    with pytest.raises(AuthenticationFailed):
-        await authenticator.authenticate(issued.key)
-    await authenticator.close()
 
 
 async def test_a_rotated_key_has_two_secrets_until_then(
@@ -282,23 +235,7 @@ async def test_a_key_works_from_its_networks_alone(tenancy: Tenancy, authenticat
         await authenticator.authenticate(wrong.key, "192.0.3.9")
 
 
-async def test_many_misses_of_one_key_ask_the_database_once(
-    tenancy: Tenancy, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tenant = await tenancy.create_tenant("acme")
-    issued = await tenancy.create_key(tenant.id, None)
-    read, asked = authenticator._read, 0
-
-    async def counted(public_id: str) -> object:
-        nonlocal asked
-        asked += 1
-        return await read(public_id)
-
-    monkeypatch.setattr(authenticator, "_read", counted)
-    await asyncio.gather(*(authenticator.authenticate(issued.key) for _ in range(50)))
-    assert asked == 1
-
-
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_a_revocation_by_another_process_without_a_bus_is_seen_within_a_second(
     database: Database, database_url: str

@@ -26,6 +26,7 @@ from tests.tenancy.users.conftest import quicken
 PEPPERS = Peppers({1: b"p" * 32}, 1)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_keys_sessions_limits_and_suspensions_without_redis(database: Database, patient_bus: None) -> None:
     """Nobody hears of the changes: they are made by a process with a bus of its own."""

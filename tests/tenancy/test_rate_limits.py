@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -14,7 +13,6 @@ from audit_log.actors import Actor, acting_as
 from audit_log.tables import audit_entry
 from storage.bus import LocalBus
 from storage.database.database import Database, DatabaseUnavailable
-from tenancy import rate_limits
 from tenancy.keys import Peppers
 from tenancy.rate_limits import InvalidLimit, LimitCache, Limits, LimitSubject, RateLimits
 from tenancy.repositories import NoSuchRecord, Tenancy
@@ -84,8 +82,7 @@ async def test_old_limits_serve_while_they_are_read_and_while_the_database_is_aw
     database: Database, bus: LocalBus, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(rate_limits, "time", SimpleNamespace(monotonic=lambda: now))
-    cache = LimitCache(database, LocalBus(), ttl=10.0)  # hears nothing
+    cache = LimitCache(database, LocalBus(), ttl=10.0, clock=lambda: now)  # hears nothing
     await owner.set(owner.key, requests_per_minute=5)
     assert await applying(cache, owner) == [Limits(requests_per_minute=5)]
     await owner.set(owner.key, requests_per_minute=6)

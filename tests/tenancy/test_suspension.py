@@ -25,6 +25,7 @@ async def _until(condition: Any, seconds: float = 1.0) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.alone
 async def test_it_is_heard_on_the_bus_and_says_what_ends(database: Database, redis_url: str, patient_bus: None) -> None:
     here, there = RedisBus(redis_url), RedisBus(redis_url)
     tenancy = Tenancy(database, PEPPERS, here)
@@ -56,6 +57,7 @@ async def test_it_is_heard_on_the_bus_and_says_what_ends(database: Database, red
         await there.close()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_another_process_without_a_bus_suspends_within_a_second(database: Database, database_url: str) -> None:
     bus = LocalBus()

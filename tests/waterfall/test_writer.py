@@ -107,6 +107,7 @@ async def test_while_the_database_is_away_requests_wait_and_beyond_the_bound_are
     await writer.stop()
 
 
+@pytest.mark.alone
 async def test_a_stop_writes_what_waits_and_does_not_hang_on_a_database_that_is_away() -> None:
     store = Store()
     writer = WaterfallWriter(store)

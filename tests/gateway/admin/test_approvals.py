@@ -96,10 +96,10 @@ async def test_a_narrowed_key_decides_nothing_and_sudden_changes_count_at_once(s
 
     limits = key_limits(scopes=["approvals", "platform.read"])
     await stack.tenancy.change_key(eve.public_id, KeyChange(limits=limits))
-    await stack.until(lambda: eve.public_id not in stack.gateway.services.authenticator._keys)
+    await stack.until(lambda: eve.public_id not in stack.gateway.services.authenticator.keys.cached())
     assert (await holder.error("POST", f"{PATH}/{change}/approve"))[0] == "not_allowed"  # it lacks balance.write
     await stack.tenancy.change_key(eve.public_id, KeyChange(role="viewer"))
-    await stack.until(lambda: eve.public_id not in stack.gateway.services.authenticator._keys)
+    await stack.until(lambda: eve.public_id not in stack.gateway.services.authenticator.keys.cached())
     assert (await holder.error("GET", f"{PATH}/{change}"))[0] == "not_allowed"
 
 

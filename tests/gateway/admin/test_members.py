@@ -87,7 +87,7 @@ async def test_a_role_takes_effect_at_once_and_changes_the_token(stack: Stack) -
             late.http.cookies.set("turnpike", before)
             await late.get("/session")
             stack.users.clock.ahead = 31_000_000
-            stack.users.authenticator._forget_all()
+            stack.users.authenticator.cache.forget_all()
             await late.get("/session", 401)
             await bob.get("/session")
             stack.users.clock.ahead = 0

@@ -385,6 +385,7 @@ async def test_the_list_goes_both_ways(stack: Stack, desks: Desks) -> None:
     await viewer.get(f"{D}/requests?before=x", 400)
 
 
+@pytest.mark.alone
 async def test_turned_off_nothing_is_kept(stocked_sqlite_url: str, tmp_path: Any, model_folder: Any) -> None:
     from gateway.services import GatewayOptions
     from tests.gateway.stack import quick_timeouts

@@ -226,16 +226,17 @@ async def test_a_session_ends_with_time(browser: Browser, stack: Stack, ahead: i
         step = IDLE_US - 1_000_000
         while ahead == ABSOLUTE_US and stack.users.clock.ahead + step < ahead:
             stack.users.clock.ahead += step
-            stack.users.authenticator._forget_all()
+            stack.users.authenticator.cache.forget_all()
             await browser.get("/session")
             await stack.users.authenticator.close()
         stack.users.clock.ahead = ahead
-        stack.users.authenticator._forget_all()
+        stack.users.authenticator.cache.forget_all()
         assert await browser.status("GET", "/session") == 401
     finally:
         stack.users.clock.ahead = 0
 
 
+@pytest.mark.alone
 async def test_everywhere_is_everywhere_within_a_second(browser: Browser, stack: Stack) -> None:
     async with browser_of(stack) as phone:
         await phone.sign_in(ANN)

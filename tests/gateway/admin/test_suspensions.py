@@ -28,6 +28,7 @@ async def _operator(stack: Stack) -> Holder:
     return Holder(stack, (await stack.tenancy.create_operator_key("ann")).key)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("path", "code"), [(TENANT, "tenant_suspended"), (PROJECT, "project_suspended")])
 async def test_requests_are_refused_until_it_is_resumed(stack: Stack, path: str, code: str) -> None:
     await stack.ready()
@@ -107,6 +108,7 @@ def _changes(given: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
         yield method, path.format(**{**examples, **given}).removeprefix(ADMIN), body
 
 
+@pytest.mark.alone
 async def test_people_of_a_suspended_tenant_only_read(stack: Stack) -> None:
     operator = await _operator(stack)
     key = await stack.tenancy.create_key(stack.tenant.id, stack.project.id)

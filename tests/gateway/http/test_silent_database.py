@@ -297,7 +297,7 @@ async def test_who_only_asks_what_a_request_would_be_is_not_kept_waiting(
     for each in both:
         assert (await ask(*each))[0] == 200
     with stopped(own_postgres):
-        stack.gateway.services.limiter._cache._forget_all()
+        stack.gateway.services.limiter.cache.cache.forget_all()
         stack.gateway.services.prices.forget()
         assert await ask(*both[0]) == (503, True)
         answers = await asyncio.gather(*(ask(*each) for each in both * 8))

@@ -60,6 +60,7 @@ async def test_four_processes_with_500_requests_each_admit_exactly_what_the_limi
     await asyncio.to_thread(workers.end)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_places_of_a_killed_worker_come_back(tenant: Tenant, fresh_sqlite_url: str, redis_url: str) -> None:
     lease_us = 2 * MICRO
@@ -96,6 +97,7 @@ async def test_places_are_renewed_for_as_long_as_a_request_runs(
     await limiter.close()
 
 
+@pytest.mark.alone
 async def test_an_outage_is_short_of_neither_requests_nor_limits(tenant: Tenant) -> None:
     """Redis stops: the worker goes on with its share times 1.2, from what was left. Redis returns empty: it is charged
     with what was used."""

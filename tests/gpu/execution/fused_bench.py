@@ -19,17 +19,23 @@ from engine.layers.linear import Tiling
 from engine.models.registry import load_model, read_config
 from prompt_cache.kv.grouped_pool import GroupedPool
 from tests.engine.conftest import Bench, poisoning, write_model
-from tests.gpu.kernels.interpreter import DEVICE
+from tests.gpu.kernels.interpreter import DEVICE, INTERPRETED
 
 SPARE = 2
 STEPS = ((256, 64), (1 << 30, 128))
 """Short splits, so that short sequences have several."""
 
 
-def small_model(folder: Path) -> Path:
-    """A random Llama whose sizes the matrix instructions take."""
+def small_model(folder: Path, layers: int = 1 if INTERPRETED else 2) -> Path:
+    """A random Llama whose sizes the matrix instructions take. Each layer costs the interpreter as much again."""
     return write_model(
-        folder, hidden_size=32, intermediate_size=48, head_dim=16, num_attention_heads=2, num_key_value_heads=1
+        folder,
+        num_hidden_layers=layers,
+        hidden_size=32,
+        intermediate_size=48,
+        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
     )
 
 

@@ -46,8 +46,9 @@ def assert_same(run: Run, expected: Run) -> None:
         assert torch.equal(logits(run), logits(expected))
 
 
-def test_across_a_block_and_where_a_block_is_replaced(model: Path) -> None:
+def test_across_a_block_and_where_a_block_is_replaced(tmp_path: Path) -> None:
     """The block that decoding fills is in the index already the second time, and what was written gives way to it."""
+    model = small_model(tmp_path, layers=2)
     bench, stock = fused_bench(model), make_bench(model)
     for id in ("first", "again"):
         request = generate(id, PROMPT[:63], 5, read=False)

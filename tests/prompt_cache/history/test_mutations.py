@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,7 +30,8 @@ from tests.prompt_cache.history.mutations import (
 
 DEMO = Path(__file__).parents[3] / "models" / "stdlib-qa"
 RIGHT = 0.99
-DOUBLES = 200
+DOUBLES = int(os.environ.get("MUTATION_DOUBLES", "60"))
+"""200 in `make test-long`."""
 EVERY = 12
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseWish, Mark
-from tests.fast import examples
+from tests.fast import FAST_EXAMPLES
 from tests.prompt_cache.promise.decided_leases import PROJECT
 
 START = 1_795_000_000_000_000
@@ -32,7 +32,7 @@ asked = st.tuples(st.sampled_from(["aaa", "aaaa", "aab"]), st.sets(_AT, max_size
 LEFT_AND_TAKEN_OVER = [("aaa", {1}, set()), ("aaa", {2}, {1, 3}), ("aaa", {2}, set()), ("aaa", {3}, set())]
 
 
-@settings(max_examples=examples(500))
+@settings(max_examples=500 if settings().max_examples > FAST_EXAMPLES else 100)
 @given(st.lists(asked, min_size=2, max_size=6), st.sets(st.integers(0, 5)))
 @example(LEFT_AND_TAKEN_OVER, {3})
 def test_what_is_decided_again_together_fits_together(

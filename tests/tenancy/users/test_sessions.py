@@ -57,6 +57,7 @@ async def gateways(database: Database, redis: RedisServer, patient_bus: None) ->
         await bus.close()
 
 
+@pytest.mark.alone
 async def test_revoked_roles_and_sessions_are_so_at_every_gateway_within_a_second(
     gateways: tuple[Users, Users],
 ) -> None:
@@ -91,13 +92,13 @@ async def test_a_session_ends_when_idle_and_when_old(users: Users) -> None:
         assert found is not None
         assert not found.fresh
         await users.authenticator.close()
-        users.authenticator._forget_all()
+        users.authenticator.cache.forget_all()
     assert users.clock.ahead < ABSOLUTE_US
     users.clock.ahead = ABSOLUTE_US
     assert await users.authenticator.authenticate(token) is None
     token = await enter(users)
     users.clock.ahead += IDLE_US
-    users.authenticator._forget_all()
+    users.authenticator.cache.forget_all()
     assert await users.authenticator.authenticate(token) is None
 
 
@@ -124,7 +125,7 @@ async def test_one_of_many_requests_rotates_the_token(users: Users) -> None:
     assert await users.authenticator.authenticate(new[0]) is not None
     assert (await users.authenticator.authenticate(token)) is not None
     users.clock.ahead = 31_000_000
-    users.authenticator._forget_all()
+    users.authenticator.cache.forget_all()
     assert await users.authenticator.authenticate(token) is None
     assert len(await users.sessions.alive(user.id, users.clock())) == 1
 
