@@ -30,7 +30,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
         *("billing/budgets/store.py", "billing/reservation/hold_hooks.py", "engine/grammar/guide.py"),
-        *("engine/scheduling/disk.py", "gateway/endpoints/tenant_scope.py"),
+        *("engine/scheduling/policy.py", "gateway/endpoints/tenant_scope.py"),
     ),
     "what a package shows of itself to others": ("billing/prices/__init__.py",),
     "a published algorithm, format or protocol, tested alone": (
