@@ -26,7 +26,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/execution/sizes.py", "engine/startup/options.py", "billing/rating/lines.py"),
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
-        *("tenancy/users/identifiers.py", "prompt_cache/promise/lease_terms.py"),
+        "tenancy/users/identifiers.py",
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
         *("billing/budgets/store.py", "billing/reservation/hold_hooks.py", "engine/grammar/guide.py"),
