@@ -19,7 +19,7 @@ _A_MODULE_EACH = re.compile(r"engine/(models|layers)/\w+\.py|(.+/)?tables(/\w+)?
 SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "errors that many raise and catch, apart from what raises them": (
         *("storage/reported_error.py", "engine/errors.py", "billing/invoices/errors.py", "billing/prices/errors.py"),
-        *("tenancy/users/errors.py", "prompt_cache/tiers/store_errors.py"),
+        "tenancy/users/errors.py",
     ),
     "a type that several modules hand to each other, and that none of them owns": (
         *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
@@ -62,11 +62,11 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a bound with a state of its own, tested against hostile input alone": (
         *("engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
-        *("prompt_cache/tiers/write_pace.py", "engine/core/timeouts.py"),
+        "engine/core/timeouts.py",
         *("gateway/admission/request_size.py", "tenancy/users/inviters.py", "gateway/kept_responses/earlier_items.py"),
     ),
     "work of another thread or moment than that of its only user": (
-        *("prompt_cache/tiers/store_keeper.py", "engine/startup/warm_up.py"),
+        "engine/startup/warm_up.py",
         *("engine/kernels/block_sums.py", "engine/quantization/on_load.py"),
         *(
             "engine/execution/block_copies.py",
@@ -76,7 +76,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "one of several alike, apart so that each can be read, changed and tested alone": (
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
-        *("gateway/openapi/stand_in.py", "prompt_cache/history/comparison.py"),
+        "gateway/openapi/stand_in.py",
         *("billing/reservation/hooked_holds.py", "gateway/generation/lease_promise.py"),
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
     ),

@@ -38,7 +38,7 @@ from prompt_cache.placement.fetch_or_recompute import TierRate
 from prompt_cache.tiers.disk_calibration import read_disk_rate
 from prompt_cache.tiers.identity import StoreIdentity
 from prompt_cache.tiers.record_store import RecordStore
-from prompt_cache.tiers.store_errors import StoreUnusable
+from prompt_cache.tiers.store_state import StoreUnusable
 from protocol.replicas import Capacity, Layout, ServedModel
 
 logger = structlog.get_logger("engine.startup.assembly")

@@ -196,7 +196,7 @@ def _deleted(file: str) -> bool:
 def _inspections(admin: AdminServices, arguments: argparse.Namespace) -> Iterator[list[Inspection]]:
     """The folders, all held alone before anything is done in one of them."""
     from prompt_cache.tiers.inspection import Inspection
-    from prompt_cache.tiers.store_errors import StoreLocked
+    from prompt_cache.tiers.store_state import StoreLocked
 
     with contextlib.ExitStack() as held:
         try:
@@ -257,7 +257,7 @@ async def set_policy(admin: AdminServices, arguments: argparse.Namespace) -> Non
 
 
 def _retention(text: str) -> int | None:
-    from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S
+    from prompt_cache.tiers.record_io import LONGEST_RETENTION_S
 
     if text == _DEFAULT:
         return None
