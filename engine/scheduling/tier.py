@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from prompt_cache.kv.grouped_pool import Block
@@ -132,9 +131,11 @@ def look_in(
     tiers: Sequence[Tier], blocks: Callable[[], Iterable[tuple[str, bytes]]], looked: Callable[[], None]
 ) -> bool:
     """Look for blocks in each tier that has to, one after the other, then call `looked`. False where none has to."""
+    if not tiers:
+        return False
 
-    def look_further(nearer: int) -> None:
-        if not look_in(tiers[nearer + 1 :], blocks, looked):
+    def look_further() -> None:
+        if not look_in(tiers[1:], blocks, looked):
             looked()
 
-    return any(tier.look(blocks, partial(look_further, number)) for number, tier in enumerate(tiers))
+    return tiers[0].look(blocks, look_further) or look_in(tiers[1:], blocks, looked)
