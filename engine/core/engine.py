@@ -107,6 +107,7 @@ class Engine:
             chooser=first_guess(self.costs.rates, block_bytes, disk_rate),
             block_bytes=block_bytes,
             # Where a copy takes the step's own time, it costs the same ahead, and in vain if the block is used again.
+            most_drafts=runner.most_drafts,
             clean=-(-limits.context_tokens // BLOCK_TOKENS) + 1 if self.copies.beside else 0,
         )
         longest = self.scheduler.needs.longest

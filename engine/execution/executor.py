@@ -60,7 +60,7 @@ class StepExecutor:
             logger.exception("a step failed; each of its requests runs alone", requests=len(works))
             self.runner.check_device()
             return None
-        decodes = sum(work.count == 1 for work in works)
+        decodes = sum(work.count for work in works if work.count == 1 or work.drafts)
         prefill = sum(work.count for work in works) - decodes
         # The time of grammars is charged to their own requests, not to the cost of a step.
         took = time.perf_counter() - began - self.runner.grammar_wait_s(outcomes)

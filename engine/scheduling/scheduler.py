@@ -20,6 +20,7 @@ is looked at again only after a request came, ended or gave blocks back.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.decode_batch import DecodeBatch
@@ -53,7 +54,8 @@ class Scheduler:
     `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `disk`: the tier beyond,
     which needs `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two tokens by lane.
     `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: how many blocks the
-    background writer keeps free or clean; 0 for no writer. Raises ValueError for a budget that is too small.
+    background writer keeps free or clean; 0 for no writer. `most_drafts`: tokens of a request that a step can verify
+    behind the last one. Raises ValueError for a budget that is too small.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Scheduler:
         chooser: FetchOrRecompute | None = None,
         block_bytes: int = 1 << 19,
         clean: int = 0,
+        most_drafts: int = 0,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
             raise ValueError(
@@ -83,6 +86,7 @@ class Scheduler:
         self.queue: Policy = FirstComeFirstServed() if policy is None else policy
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
+        self.most_drafts = most_drafts
         self.tiers = FartherTiers(
             pool,
             dram,
@@ -167,7 +171,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step would do any work."""
-        if self.batch.rows or self.decoding.starved:
+        if len(self.batch) or self.decoding.starved:
             return True
         if (self.prefilling.requests or len(self.queue)) and not self.waits:
             return True
@@ -222,19 +226,35 @@ class Scheduler:
                 self._release(request)
                 self.add(request)
 
-    def commit(self, works: Sequence[Work], tokens: list[int | None], put_off: Collection[int] = ()) -> None:
+    def draft(self, request: Request, tokens: Sequence[int]) -> int:
+        """Let the next step verify these tokens behind the last one of a request, if it decodes.
+
+        Returns how many of them it verifies (`DecodeBatch.draft`): a block of prompts has room beside them.
+        """
+        if request.slot < 0:
+            return 0
+        room = self.budget - BLOCK_TOKENS - self.max_running - self.batch.drafted
+        return self.batch.draft(request, tokens[: max(0, min(self.most_drafts, room))])
+
+    def commit(
+        self,
+        works: Sequence[Work],
+        tokens: list[int | None],
+        put_off: Collection[int] = (),
+        accepted: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
         """Account for finished work: count tokens, publish filled blocks, append sampled tokens.
 
         `works`: in the order of the step, without failed ones, whose requests have been removed. `tokens`: what each
-        sampled, None where it samples nothing. `put_off`: arrivals of requests that could not sample yet; their last
-        token is computed again in a later step.
+        sampled last, None where it samples nothing. `put_off`: arrivals of requests that could not sample yet; their
+        last token is computed again in a later step. `accepted`: by arrival the drafts that were sampled before.
         """
         decodes = len(self.batch)
         prefills = list(zip(works[decodes:], tokens[decodes:], strict=True)) if len(works) > decodes else []
         if prefills:
             works, tokens = works[:decodes], tokens[:decodes]
         # Before the finished prompts join the batch: they have their first token already.
-        delayed = self.decoding.computed(works, tokens, put_off)
+        delayed = self.decoding.computed(works, tokens, put_off, accepted)
         for work, token in prefills:
             if self.prefilling.computed(work, token, again=work.request.arrival in put_off):
                 self.decoding.begin(work.request)
@@ -245,7 +265,7 @@ class Scheduler:
 
     def _room(self) -> int:
         """How many tokens may be prefilled in this step: beside decodes at least a block, so that prompts advance."""
-        decodes = len(self.batch)
+        decodes = len(self.batch) + self.batch.drafted
         left = self.budget - decodes
         if decodes:
             left = int(min(left, max(BLOCK_TOKENS, self.costs.prefill_within(self._target(), decodes))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -176,11 +177,15 @@ class Bench:
         engine.runner.on_logits = self._logits
 
     def _logits(self, works: list[Work], logits: torch.Tensor) -> None:
+        ahead: Counter[str] = Counter()
+        """Of a request with drafts there are several rows, one behind the other."""
         for work, row in zip(works, logits, strict=True):
             if work.request.choice == 0:
                 kept = self.runs[work.request.id].logits
-                if work.request.output < len(kept):  # the step before had no time left to draw from them
-                    assert torch.equal(kept[work.request.output], row.cpu())
+                at = work.request.output + ahead[work.request.id]
+                ahead[work.request.id] += 1
+                if at < len(kept):  # the step before had no time left to draw from them
+                    assert torch.equal(kept[at], row.cpu())
                 else:
                     kept.append(row.to("cpu", copy=True))
 

@@ -56,7 +56,7 @@ class Drawn:
         told = [None] * len(tokens) if self.told is None else self.told.wait(len(tokens))
         for row, token, logprob in zip(self.rows, tokens, told, strict=True):
             if outcomes[row].error is None:
-                outcomes[row].token, outcomes[row].logprob = token, logprob
+                outcomes[row].token, outcomes[row].logprobs = token, () if logprob is None else (logprob,)
 
 
 class DeferredDraws:

@@ -96,6 +96,7 @@ class CudaRunner(ModelRunner):
         self._ahead: Flight | None = None
 
     clears = False
+    most_drafts = 0
 
     @property
     def numerics(self) -> str:
@@ -391,6 +392,8 @@ def _not_finite() -> NotFinite:
 
 def _outcomes(tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> list[WorkOutcome]:
     return [
-        WorkOutcome(token, None, logprob) if token != NOT_FINITE else WorkOutcome(error=_not_finite())
+        WorkOutcome(token, None, () if logprob is None else (logprob,))
+        if token != NOT_FINITE
+        else WorkOutcome(error=_not_finite())
         for token, logprob in zip(tokens, logprobs, strict=True)
     ]

@@ -69,9 +69,9 @@ class StepGrammars:
         for (part, place, at), row, old, token in zip(guided, rows, before, tokens, strict=True):
             outcome = outcomes[at]
             outcome.token = token
-            if token != old and outcome.logprob is not None:
+            if token != old and outcome.logprobs:
                 logits = exact(part.logits[place : place + 1], self._vocabulary)
-                (outcome.logprob,) = logprobs_of(logits, [token], [works[at].request.sampling.logprobs or 0])
+                outcome.logprobs = tuple(logprobs_of(logits, [token], [works[at].request.sampling.logprobs or 0]))
             if token != old or row.put_off:
                 others.append(at)
         return others

@@ -69,6 +69,22 @@ def test_whatever_call_of_the_device_fails_each_request_reads_its_own_blocks(mod
     assert len(bench.engine.quarantine) == 0
 
 
+def test_drafts_are_not_taken_and_are_an_error_where_they_are_forced(model: Path) -> None:
+    """Its graphs have a row for each request. Who drafts all the same ends that request alone."""
+    bench = fused_bench(model)
+    tally = TallyModel(cuda_runner(bench))
+    first, second = bench.add(generate("first", FIRST, 9)), bench.add(generate("second", SECOND, 9))
+    bench.step()
+    works = bench.engine.scheduler.batch.decodes
+    assert [bench.engine.scheduler.draft(work.request, [5, 6]) for work in works] == [0, 0]
+    bench.step()
+    works[0].draft([5, 6])
+    bench.finish()
+    assert first.done is not None
+    assert first.done.error == "DraftsUnsupported: drafts: 2 of request first, 0 can be verified here"
+    assert second.tokens == tally.expected(SECOND, 9)
+
+
 @pytest.mark.parametrize("drawing", [{}, {"temperature": 0.7, "seed": 3}, {"logprobs": 1}, {"logit_bias": {5: 1.0}}])
 def test_logits_of_a_prompt_that_are_not_finite_end_its_request_alone(model: Path, drawing: dict[str, object]) -> None:
     """A row of the head may be damaged: the hidden states are finite all the same."""
