@@ -23,7 +23,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a type that several modules hand to each other, and that none of them owns": (
         *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
-        *("engine/execution/sizes.py", "engine/startup/options.py", "billing/rating/lines.py"),
+        *("engine/startup/options.py", "billing/rating/lines.py"),
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
         *("tenancy/users/identifiers.py", "prompt_cache/promise/lease_terms.py"),

@@ -20,7 +20,6 @@ from engine.core.request_timeline import RequestTimeline
 from engine.core.timeouts import TimeoutWatch
 from engine.execution.disk_tier import DiskTier
 from engine.execution.executor import StepExecutor
-from engine.execution.model_runner import DeviceFailed, ModelRunner
 from engine.grammar.guide import Grammar, Grammars
 from engine.scheduling.dram_tier import MOST_SCOPES
 from engine.scheduling.fairness.fair_share import FairShare
@@ -28,8 +27,8 @@ from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
-from engine.scheduling.step_costs import DISK_RATE, FixedCosts, Rates, StepCosts, first_guess
-from engine.scheduling.step_work import Prefill, Step
+from engine.scheduling.step_costs import DISK_RATE, first_guess
+from engine.scheduling.step_work import DeviceFailed, Prefill, Step
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.placement.fetch_or_recompute import TierRate
@@ -64,19 +63,18 @@ class Engine:
     """The requests of one served model on one device.
 
     `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `disk` the tier
-    beyond, and `disk_rate` what was measured of it. What is None is made with defaults: fixed costs, an empty
-    quarantine in memory, no grammars. `publishes`: whether others may find a request's blocks (C2).
+    beyond, and `disk_rate` what was measured of it. What is None is made with defaults: an empty quarantine
+    in memory, no grammars. `publishes`: whether others may find a request's blocks (C2).
     """
 
     def __init__(
         self,
-        runner: ModelRunner,
+        executor: StepExecutor,
         pool: GroupedPool,
         limits: EngineLimits,
         model_digest: str,
         clock: Callable[[], float] = time.time,
         *,
-        costs: StepCosts | None = None,
         dram: GroupedPool | None = None,
         disk: DiskTier | None = None,
         disk_rate: TierRate = DISK_RATE,
@@ -84,17 +82,15 @@ class Engine:
         grammars: Grammars | None = None,
         publishes: bool = True,
     ) -> None:
-        self.runner = runner
+        self.executor = executor
+        self.copies = executor.copies
+        self.costs = executor.costs
         self.pool = pool
         self.disk = disk
         self.limits = limits
         self.steps = 0
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
-        self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
-        self.executor = StepExecutor(runner, self.costs)
-        self.copies = self.executor.copies
         self.fairness = FairShare(self.costs, weights=limits.lane_weights)
-        block_bytes = sum(memory.group.block_bytes for memory in runner.memories)
         self.scheduler = Scheduler(
             pool,
             limits.budget,
@@ -104,16 +100,16 @@ class Engine:
             targets=limits.token_targets,
             dram=dram,
             disk=disk,
-            chooser=first_guess(self.costs.rates, block_bytes, disk_rate),
-            block_bytes=block_bytes,
+            chooser=first_guess(self.costs.rates, executor.block_bytes, disk_rate),
+            block_bytes=executor.block_bytes,
             # Where a copy takes the step's own time, it costs the same ahead, and in vain if the block is used again.
-            most_drafts=runner.most_drafts,
+            most_drafts=executor.most_drafts,
             clean=-(-limits.context_tokens // BLOCK_TOKENS) + 1 if self.copies.beside else 0,
         )
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)
         self.input_processor = InputProcessor(
-            runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars, publishes=publishes
+            executor.vocabulary, room, model_root(model_digest), clock, grammars, publishes=publishes
         )
         self._clock = clock
         self._introduced: dict[str, Scope] = {}  # by the name that a gateway told

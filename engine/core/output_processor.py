@@ -15,11 +15,10 @@ import torch
 from engine.core.input_processor import Rejected
 from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
-from engine.execution.model_runner import NotFinite, WorkOutcome
 from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step_work import Prefill, Work
+from engine.scheduling.step_work import NotFinite, Prefill, Work, WorkOutcome
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, PromptRead, Reason, TokenLogprob, Tokens
 

@@ -27,7 +27,7 @@ from engine.models.decoder import Decoder
 from engine.sampling.grammar_allowance import StepAllowance
 from engine.sampling.request_state import SamplingState
 from engine.sampling.sampler import logprobs_of, sample
-from engine.scheduling.step_work import Decode, Work
+from engine.scheduling.step_work import Decode, DeviceFailed, NotFinite, Work, WorkOutcome
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT, Block
 from protocol.requests import TokenLogprob
@@ -37,31 +37,14 @@ _SCORED_ROWS = 64
 _TIMED_COPIES = 8
 
 
-class NotFinite(Exception):
-    """The model computed NaN or infinity for this request."""
+@dataclass(frozen=True)
+class Sizes:
+    """`running` requests at most, `budget` tokens a step, `context` tokens; `blocks` of each layer group."""
 
-
-class DeviceFailed(Exception):
-    """The device computes nothing more for this process, whatever it is asked."""
-
-
-@dataclass(slots=True)
-class WorkOutcome:
-    """What became of a work: the tokens that it sampled, or why it failed.
-
-    `accepted` are its drafts that were sampled, `token` the one behind them; None if it does not sample. `logprobs`: of
-    each of these, if they are asked for. `scored` are log probabilities of prompt tokens, from the work's second token
-    on. `put_off`: the work's last token is to be computed again in a later step. `grammar_s`: CPU seconds that the
-    request's grammar took.
-    """
-
-    token: int | None = None
-    error: Exception | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
-    accepted: Sequence[int] = ()
-    scored: tuple[TokenLogprob, ...] = ()
-    put_off: bool = False
-    grammar_s: float = 0.0
+    running: int
+    budget: int
+    context: int
+    blocks: Sequence[int]
 
 
 class ModelRunner:

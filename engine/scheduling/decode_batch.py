@@ -18,16 +18,17 @@ from engine.scheduling.token_sequence import LatestTokens
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from protocol.requests import LANES, Lane
 
-_NONE_ACCEPTED: Mapping[int, Sequence[int]] = {}
-
 
 class DecodeBatch:
     """Requests whose next token has room in their blocks, `most` of them; `lanes`: how many each lane has.
 
-    `drafted`: how many drafts the next step verifies. Its rows are so many more than the requests.
+    `drafted`: how many drafts the next step verifies, `most_drafts` of a request and `all_drafts` of all together. Its
+    rows are so many more than the requests.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_drafts: int = 0, all_drafts: int = 0) -> None:
+        self.most_drafts = most_drafts
+        self.all_drafts = all_drafts
         self.decodes: list[Decode] = []
         """By slot."""
         self.drafted = 0
@@ -73,11 +74,17 @@ class DecodeBatch:
         """Let the next step verify these tokens behind the request's last one, as many of them as there is room for.
 
         Returns how many. All rows have room in its blocks, and what they sample has credit and stays within its limit.
-        None behind a token that ends the output, and none under a grammar, which knows only what was sampled.
+        None behind a token that ends the output, and none under a grammar, which knows only what was sampled, or if the
+        request does not decode now.
         """
-        work, length = self.decodes[request.slot], len(request.tokens)
+        if request.slot < 0:
+            return 0
+        work = self.decodes[request.slot]
         room = min(
-            len(request.table) * BLOCK_TOKENS - length, min(request.credit, request.max_output) - request.output - 1
+            len(request.table) * BLOCK_TOKENS - len(request.tokens),
+            min(request.credit, request.max_output) - request.output - 1,
+            self.most_drafts,
+            self.all_drafts - self.drafted + len(work.drafts),
         )
         if request.row is not None and request.row.guide is not None:
             room = 0
@@ -104,7 +111,7 @@ class DecodeBatch:
         self._calendar[due].append(request)
 
     def advance(
-        self, works: Sequence[Work], tokens: list[int], accepted: Mapping[int, Sequence[int]] = _NONE_ACCEPTED
+        self, works: Sequence[Work], tokens: list[int], accepted: Mapping[int, Sequence[int]] = {}
     ) -> list[Request]:
         """A step is done: `tokens` are the last samples of `works`, which are all requests in any order.
 

@@ -20,7 +20,6 @@ is looked at again only after a request came, ended or gave blocks back.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.decode_batch import DecodeBatch
@@ -53,9 +52,8 @@ class Scheduler:
 
     `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `disk`: the tier beyond,
     which needs `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two tokens by lane.
-    `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: how many blocks the
-    background writer keeps free or clean; 0 for no writer. `most_drafts`: tokens of a request that a step can verify
-    behind the last one. Raises ValueError for a budget that is too small.
+    `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: blocks that
+    the background writer keeps so. `most_drafts`: of a request in a step. Raises ValueError for too small a budget.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class Scheduler:
         self.queue: Policy = FirstComeFirstServed() if policy is None else policy
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
-        self.most_drafts = most_drafts
         self.tiers = FartherTiers(
             pool,
             dram,
@@ -99,7 +96,7 @@ class Scheduler:
         self.dram, self.restores, self.saver = self.tiers.dram, self.tiers.restores, self.tiers.saver
         self.blocks = PrefixBlocks(pool, self.tiers)
         self.capacity = Capacity(max_running, self.needs.longest or max(group.total for group in pool.pools))
-        self.batch = DecodeBatch(max_running)
+        self.batch = DecodeBatch(max_running, most_drafts, budget - max_running - BLOCK_TOKENS)
         self.prefilling = Prefilling(self.needs, self.queue, self.blocks, self.restores)
         self.restores.prefilling = self.prefilling.requests
         self.decoding = Decoding(self.batch, self.queue, self.blocks, self.prefilling)
@@ -226,28 +223,18 @@ class Scheduler:
                 self._release(request)
                 self.add(request)
 
-    def draft(self, request: Request, tokens: Sequence[int]) -> int:
-        """Let the next step verify these tokens behind the last one of a request, if it decodes.
-
-        Returns how many of them it verifies (`DecodeBatch.draft`): a block of prompts has room beside them.
-        """
-        if request.slot < 0:
-            return 0
-        room = self.budget - BLOCK_TOKENS - self.max_running - self.batch.drafted
-        return self.batch.draft(request, tokens[: max(0, min(self.most_drafts, room))])
-
     def commit(
         self,
         works: Sequence[Work],
         tokens: list[int | None],
         put_off: Collection[int] = (),
-        accepted: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        accepted: Mapping[int, Sequence[int]] = {},
     ) -> None:
         """Account for finished work: count tokens, publish filled blocks, append sampled tokens.
 
-        `works`: in the order of the step, without failed ones, whose requests have been removed. `tokens`: what each
-        sampled last, None where it samples nothing. `put_off`: arrivals of requests that could not sample yet; their
-        last token is computed again in a later step. `accepted`: by arrival the drafts that were sampled before.
+        `works`: in step order, without failed ones, whose requests are removed. `tokens`: what each sampled last, if
+        anything, and by arrival the drafts `accepted` before. `put_off`: who could not sample yet computes its last
+        token again in a later step.
         """
         decodes = len(self.batch)
         prefills = list(zip(works[decodes:], tokens[decodes:], strict=True)) if len(works) > decodes else []

@@ -1,4 +1,4 @@
-"""The work of one step: tokens of requests to compute, and KV blocks to copy and to clear."""
+"""The work of one step: tokens of requests to compute, and KV blocks to copy and to clear; and what became of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from engine.scheduling.disk import Transfer
 from engine.scheduling.request import Request
 from prompt_cache.kv.grouped_pool import Block
+from protocol.requests import TokenLogprob
 
 if TYPE_CHECKING:
     from engine.scheduling.restoring import Restore
@@ -118,3 +119,30 @@ class Step:
     def needs_copies(self) -> bool:
         """Whether its work reads what it copies back."""
         return any(returned.restore is None for returned in self.returns)
+
+
+class NotFinite(Exception):
+    """The model computed NaN or infinity for this request."""
+
+
+class DeviceFailed(Exception):
+    """The device computes nothing more for this process, whatever it is asked."""
+
+
+@dataclass(slots=True)
+class WorkOutcome:
+    """What became of a work: the tokens that it sampled, or why it failed.
+
+    `accepted` are its drafts that were sampled, `token` the one behind them; None if it does not sample. `logprobs`: of
+    each of these, if they are asked for. `scored` are log probabilities of prompt tokens, from the work's second token
+    on. `put_off`: the work's last token is to be computed again in a later step. `grammar_s`: CPU seconds that the
+    request's grammar took.
+    """
+
+    token: int | None = None
+    error: Exception | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    accepted: Sequence[int] = ()
+    scored: tuple[TokenLogprob, ...] = ()
+    put_off: bool = False
+    grammar_s: float = 0.0

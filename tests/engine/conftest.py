@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from engine.core.engine import Engine, EngineLimits
 from engine.execution.cpu_threads import Threads
 from engine.execution.disk_tier import DiskTier, Store
+from engine.execution.executor import StepExecutor
 from engine.execution.model_runner import ModelRunner
 from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers import attention
@@ -26,6 +27,7 @@ from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
 from engine.options import KvDtype, Quantize, Weights
 from engine.scheduling.fairness.queue_limits import QueueBounds
+from engine.scheduling.step_costs import FixedCosts, Rates
 from engine.scheduling.step_work import Work
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
@@ -174,7 +176,7 @@ class Bench:
         self.engine = engine
         self.runs: dict[str, Run] = {}
         self.now = 0.0
-        engine.runner.on_logits = self._logits
+        engine.executor.runner.on_logits = self._logits
 
     def _logits(self, works: list[Work], logits: torch.Tensor) -> None:
         ahead: Counter[str] = Counter()
@@ -342,7 +344,8 @@ def make_bench(
             [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
         )
     disk = None if store is None else DiskTier(store, kept, runner.checksums)
-    engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now, dram=swap_pool, disk=disk)
+    executor = StepExecutor(runner, FixedCosts(Rates(batch=running)))
+    engine = Engine(executor, pool, bounds, "digest", clock=lambda: bench.now, dram=swap_pool, disk=disk)
     bench = Bench(engine)
     return bench
 

@@ -35,7 +35,7 @@ class Snapshots:
             if running.id == "x" and running.slot >= 0:
                 self.by_tokens[running.choice, running.kv] = [
                     torch.cat([memory.data[block[group]] for block in running.table], -2)[..., : running.kv, :].clone()
-                    for group, memory in enumerate(self.bench.engine.runner.memories)
+                    for group, memory in enumerate(self.bench.engine.executor.runner.memories)
                 ]
 
 
@@ -68,7 +68,7 @@ def test_verified_drafts_give_what_plain_decoding_gives(tiny_model: Path, tokeni
             if work.request.id == "x":
                 drafts = next_tokens(work.request, expected)[: data.draw(st.integers(0, 5), "right")]
                 drafts += data.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=3), "others")
-                verified = bench.engine.scheduler.draft(work.request, drafts)
+                verified = bench.engine.scheduler.batch.draft(work.request, drafts)
                 assert work.count == 1 + verified
         bench.step()
         kv.take()
@@ -91,7 +91,7 @@ def steps_with_drafts(bench: Bench, expected: Run, drafts: int, wrong_at: int | 
             tokens = next_tokens(work.request, expected)[:drafts]
             if wrong_at is not None and wrong_at < len(tokens):
                 tokens[wrong_at] = (tokens[wrong_at] + 1) % VOCABULARY
-            bench.engine.scheduler.draft(work.request, tokens)
+            bench.engine.scheduler.batch.draft(work.request, tokens)
         bench.step()
         brought.append(len(bench.runs["x"].tokens) - before)
     return brought
@@ -117,7 +117,7 @@ def test_rows_stay_in_the_blocks_that_the_request_has(tiny_model: Path, tokenize
         for work in list(bench.engine.scheduler.batch.decodes):
             room = len(work.request.table) * BLOCK_TOKENS - len(work.request.tokens)
             tokens = next_tokens(work.request, expected)
-            assert bench.engine.scheduler.draft(work.request, tokens) == max(0, min(room, len(tokens) - 1))
+            assert bench.engine.scheduler.batch.draft(work.request, tokens) == max(0, min(room, len(tokens) - 1))
         bench.step()
     assert_same(run, expected)
 
@@ -135,11 +135,12 @@ def test_credit_a_limit_a_stop_token_and_a_grammar_bound_the_drafts(tiny_model: 
         bench.add(each)
     bench.step()
     verified = {
-        work.request.id: scheduler.draft(work.request, [5, 6, 8, 9, 7, 5, 6, 8]) for work in scheduler.batch.decodes
+        work.request.id: scheduler.batch.draft(work.request, [5, 6, 8, 9, 7, 5, 6, 8])
+        for work in scheduler.batch.decodes
     }
     assert verified == {"credit": 2, "limit": 4, "stop": 4, "grammar": 0}
     for work in scheduler.batch.decodes:
-        assert scheduler.draft(work.request, []) == 0
+        assert scheduler.batch.draft(work.request, []) == 0
     assert scheduler.batch.drafted == 0
 
 
@@ -150,7 +151,7 @@ def test_a_step_has_no_more_rows_than_its_budget(tiny_model: Path):
         bench.add(request(id, 10, "greedy"))
     bench.step()
     scheduler = bench.engine.scheduler
-    assert [scheduler.draft(work.request, [3, 4]) for work in scheduler.batch.decodes] == [2, 1]
+    assert [scheduler.batch.draft(work.request, [3, 4]) for work in scheduler.batch.decodes] == [2, 1]
     bench.add(request("c", 100, "greedy"))
     step = scheduler.schedule()
     assert [(work.request.id, work.count) for work in step.work] == [("a", 3), ("b", 2), ("c", 64)]
@@ -163,18 +164,20 @@ def test_a_draft_whose_row_is_not_finite_harms_nobody(
     expected, _ = plain(tiny_model, tokenizer, 20, "greedy")
     harmful = next(token for token in range(3, VOCABULARY) if token not in expected.tokens)
     bench = bench_of(tiny_model, tokenizer)
-    embed = bench.engine.runner.model.embedding
+    embed = bench.engine.executor.runner.model.embedding
 
     def poisoned(tokens: torch.Tensor) -> torch.Tensor:
         hidden = embed(tokens)
         hidden[tokens == harmful] = torch.nan
         return hidden
 
-    monkeypatch.setattr(bench.engine.runner.model, "embedding", poisoned)
+    monkeypatch.setattr(bench.engine.executor.runner.model, "embedding", poisoned)
     run = bench.add(request("x", 20, "greedy"))
     while bench.engine.busy:
         for work in list(bench.engine.scheduler.batch.decodes):
-            bench.engine.scheduler.draft(work.request, [*next_tokens(work.request, expected)[:1], harmful, harmful])
+            bench.engine.scheduler.batch.draft(
+                work.request, [*next_tokens(work.request, expected)[:1], harmful, harmful]
+            )
         bench.step()
     assert_same(run, expected)
 

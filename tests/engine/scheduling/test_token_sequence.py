@@ -20,7 +20,7 @@ MOST = 5
 @given(st.data())
 def test_each_request_has_the_tokens_that_it_drew(data: st.DataObject):
     """Requests join and leave the batch at any step, in any order; drafts are accepted; now and then somebody reads."""
-    batch, expected = DecodeBatch(MOST), {}
+    batch, expected = DecodeBatch(MOST, 80, 80 * MOST), {}
     outside = [request(number, 60 + number, 10_000) for number in range(MOST)]
     for each in outside:
         expected[each.arrival] = list(each.tokens)

@@ -11,12 +11,14 @@ from engine.core.engine import Engine, EngineLimits
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.disk_tier import DiskTier, Store
-from engine.execution.sizes import Sizes
+from engine.execution.executor import StepExecutor
+from engine.execution.model_runner import Sizes
 from engine.kernels.attention_splits import split_bounds
 from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers import matmul_kernels
 from engine.layers.linear import Tiling
 from engine.models.registry import load_model, read_config
+from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.kv.grouped_pool import GroupedPool
 from tests.engine.conftest import Bench, poisoning, write_model
 from tests.gpu.kernels.interpreter import DEVICE
@@ -70,5 +72,6 @@ def fused_bench(
             [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
         )
     disk = None if store is None else DiskTier(store, kept, runner.checksums)
-    bench = Bench(Engine(runner, pool, limits, "digest", clock=lambda: bench.now, dram=dram, disk=disk))
+    executor = StepExecutor(runner, FixedCosts(Rates(batch=running)))
+    bench = Bench(Engine(executor, pool, limits, "digest", clock=lambda: bench.now, dram=dram, disk=disk))
     return bench

@@ -29,9 +29,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cuda_runner(bench: Bench) -> CudaRunner:
-    assert isinstance(bench.engine.runner, CudaRunner)
-    bench.engine.runner.on_logits = None  # who looks at logits has them computed otherwise
-    return bench.engine.runner
+    assert isinstance(bench.engine.executor.runner, CudaRunner)
+    bench.engine.executor.runner.on_logits = None  # who looks at logits has them computed otherwise
+    return bench.engine.executor.runner
 
 
 class Fault:
@@ -76,7 +76,7 @@ def test_drafts_are_not_taken_and_are_an_error_where_they_are_forced(model: Path
     first, second = bench.add(generate("first", FIRST, 9)), bench.add(generate("second", SECOND, 9))
     bench.step()
     works = bench.engine.scheduler.batch.decodes
-    assert [bench.engine.scheduler.draft(work.request, [5, 6]) for work in works] == [0, 0]
+    assert [bench.engine.scheduler.batch.draft(work.request, [5, 6]) for work in works] == [0, 0]
     bench.step()
     works[0].draft([5, 6])
     bench.finish()

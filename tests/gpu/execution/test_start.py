@@ -18,13 +18,13 @@ from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.start import cuda_runner
-from engine.execution.model_runner import DeviceFailed
-from engine.execution.sizes import Sizes
+from engine.execution.model_runner import Sizes
 from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant
 from engine.models.decoder import Decoder
 from engine.models.llama import LlamaLayer
 from engine.models.registry import FAMILIES, load_model, read_config
+from engine.scheduling.step_work import DeviceFailed
 from tests.engine.conftest import write_model
 from tests.gpu.execution.fused_bench import fused_bench, plain_tiling, small_model
 from tests.gpu.execution.tally_model import TallyModel
@@ -40,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("running", [4, 64, 65, 100, 200, 300, 400])
 def test_steps_are_tried_at_every_count_of_rows_for_any_number_of_requests(model: Path, running: int) -> None:
-    runner = fused_bench(model, running=running, budget=running + 64).engine.runner
+    runner = fused_bench(model, running=running, budget=running + 64).engine.executor.runner
     assert isinstance(runner, CudaRunner)
     tally = TallyModel(runner)
     probe = Probe(runner, TOKENS)
