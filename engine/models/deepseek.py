@@ -14,7 +14,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.layers.decoder_layer import DecoderLayer, llama_norms
-from engine.layers.feed_forward import FeedForward
+from engine.layers.feed_forward import FeedForward, load_experts
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, Router, highest, normalized, softmax
@@ -182,8 +182,8 @@ def deepseek_layer(load: Loader, index: int, *, third: bool) -> DecoderLayer:
         return DecoderLayer(norms, attention, FeedForward(load, f"{name}.mlp", load.config.intermediate))
     inner, count = fields.integer("moe_intermediate_size"), fields.integer("n_routed_experts")
     router = (_v3_router if third else _v2_router)(load, f"{name}.mlp.gate", count)
-    experts = [FeedForward(load, f"{name}.mlp.experts.{expert}", inner) for expert in range(count)]
-    moe = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count, exact=True), router, experts)
+    experts = load_experts(load, f"{name}.mlp.experts", count, inner)
+    moe = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count, exact=True), router, *experts)
     shared = fields.count("n_shared_experts")
     beside = FeedForward(load, f"{name}.mlp.shared_experts", inner * shared) if shared else None
     return DecoderLayer(norms, attention, moe, shared=beside)

@@ -13,7 +13,7 @@ import torch
 from engine.layers.decoder_layer import DecoderLayer, llama_norms
 from engine.layers.linear import Linear
 from engine.layers.loader import Loader
-from engine.layers.moe import MixtureOfExperts, highest, softmax
+from engine.layers.moe import MixtureOfExperts, StackedExperts, highest, softmax
 from engine.layers.self_attention import AttentionVariant, layer_attention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
@@ -70,25 +70,28 @@ class GptOssExpert:
         return self.down((up + 1).mul_(gate).div_((gate * -self.alpha).exp_().add_(1.0)))
 
 
-def _experts(load: Loader, name: str, count: int) -> list[GptOssExpert]:
+def _experts(load: Loader, name: str, count: int) -> tuple[list[GptOssExpert], StackedExperts | None]:
     config, fields = load.config, load.config.fields
     hidden, inner = config.hidden, config.intermediate
     # Stored: even outputs are the gate's, odd ones up's. Here: first all of the gate, then all of up.
     order = torch.cat([torch.arange(0, 2 * inner, 2), torch.arange(1, 2 * inner, 2)])
     gate_up = load.experts(f"{name}.gate_up_proj", count, 2 * inner, hidden, order)
-    gate_up_bias = load.tensor(f"{name}.gate_up_proj_bias", count, 2 * inner)
+    gate_up_bias = load.tensor(f"{name}.gate_up_proj_bias", count, 2 * inner)[:, order]
     down = load.experts(f"{name}.down_proj", count, hidden, inner)
     down_bias = load.tensor(f"{name}.down_proj_bias", count, hidden)
     alpha, limit = fields.number("swiglu_alpha"), fields.number("swiglu_limit")
-    return [
+    experts = [
         GptOssExpert(
-            load.product(f"{name}.gate_up_proj", gate_up[expert], gate_up_bias[expert][order]),
-            load.product(f"{name}.down_proj", down[expert], down_bias[expert].contiguous()),
+            load.product(f"{name}.gate_up_proj", gate_up[expert], gate_up_bias[expert]),
+            load.product(f"{name}.down_proj", down[expert], down_bias[expert]),
             alpha,
             limit,
         )
         for expert in range(count)
     ]
+    if load.stacks and isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
+        return experts, StackedExperts(gate_up, down)
+    return experts, None
 
 
 def gpt_oss_layer(load: Loader, index: int, window: int) -> DecoderLayer:
@@ -105,7 +108,7 @@ def gpt_oss_layer(load: Loader, index: int, window: int) -> DecoderLayer:
         return chosen, softmax(logits.gather(1, chosen))
 
     gate = load.gate(f"{name}.router", count, bias=True)
-    moe = MixtureOfExperts(gate, route, _experts(load, f"{name}.experts", count))
+    moe = MixtureOfExperts(gate, route, *_experts(load, f"{name}.experts", count))
     return DecoderLayer(llama_norms(load, index), attention, moe)
 
 

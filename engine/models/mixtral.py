@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from engine.layers.decoder_layer import DecoderLayer, llama_norms
-from engine.layers.feed_forward import FeedForward
+from engine.layers.feed_forward import load_experts
 from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
 from engine.layers.self_attention import AttentionVariant, layer_attention
@@ -45,17 +45,14 @@ def mixtral_layer(load: Loader, index: int, window: int) -> DecoderLayer:
     attention = layer_attention(load, index, AttentionVariant(window=window))
     count = fields.integer("num_local_experts")
     ranks = fields.integer("num_experts_per_tok", most=count)
-    experts = [
-        FeedForward(load, f"{name}.experts.{expert}", load.config.intermediate, ("w1", "w3", "w2"))
-        for expert in range(count)
-    ]
+    experts = load_experts(load, f"{name}.experts", count, load.config.intermediate, ("w1", "w3", "w2"))
 
     def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights = softmax(logits)
         chosen = highest(weights, ranks)
         return chosen, normalized(weights.gather(1, chosen))
 
-    moe = MixtureOfExperts(load.gate(f"{name}.gate", count), route, experts)
+    moe = MixtureOfExperts(load.gate(f"{name}.gate", count), route, *experts)
     return DecoderLayer(llama_norms(load, index), attention, moe)
 
 

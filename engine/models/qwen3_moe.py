@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from engine.layers.decoder_layer import DecoderLayer, llama_norms
-from engine.layers.feed_forward import FeedForward
+from engine.layers.feed_forward import FeedForward, load_experts
 from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
 from engine.layers.self_attention import AttentionVariant, layer_attention
@@ -66,8 +66,8 @@ def _mixture(load: Loader, name: str) -> MixtureOfExperts:
         weights = scores.gather(1, chosen)
         return chosen, normalized(weights) if normalize else weights
 
-    experts = [FeedForward(load, f"{name}.experts.{expert}", inner) for expert in range(count)]
-    return MixtureOfExperts(load.gate(f"{name}.gate", count), route, experts)
+    experts = load_experts(load, f"{name}.experts", count, inner)
+    return MixtureOfExperts(load.gate(f"{name}.gate", count), route, *experts)
 
 
 def qwen3_moe(load: Loader) -> Decoder:
