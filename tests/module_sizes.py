@@ -67,11 +67,8 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "work of another thread or moment than that of its only user": (
         *("prompt_cache/tiers/store_keeper.py", "engine/startup/warm_up.py"),
-        *("engine/kernels/block_sums.py", "engine/quantization/on_load.py"),
-        *(
-            "engine/execution/block_copies.py",
-            "engine/execution/pending_purges.py",
-        ),
+        "engine/kernels/block_sums.py",
+        "engine/execution/pending_purges.py",
         "gateway/kept_responses/earlier_items.py",
     ),
     "one of several alike, apart so that each can be read, changed and tested alone": (

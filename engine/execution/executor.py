@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from engine.execution.block_copies import BlockCopies
-from engine.execution.model_runner import ModelRunner
+from engine.execution.model_runner import BlockCopies, ModelRunner
 from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_work import Work, WorkOutcome
 

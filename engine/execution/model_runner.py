@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +29,7 @@ from engine.models.decoder import Decoder
 from engine.sampling.grammar_allowance import StepAllowance
 from engine.sampling.request_state import SamplingState
 from engine.sampling.sampler import logprobs_of, sample
-from engine.scheduling.step_work import Decode, DeviceFailed, NotFinite, Work, WorkOutcome
+from engine.scheduling.step_work import Decode, DeviceFailed, NotFinite, Step, Work, WorkOutcome
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT, Block
 from protocol.requests import TokenLogprob
@@ -290,3 +292,52 @@ def _states(work: Work) -> list[SamplingState]:
     """The sampler's state of each row that a work draws."""
     state, drafts = work.request.row, work.drafts
     return [] if state is None else [state.after(drafts[:ahead]) for ahead in range(1 + len(drafts))]
+
+
+class BlockCopies:
+    """The copies of steps between the device and host memory: begun with a step, taken note of when they are done.
+
+    These are done when `begin` returns.
+
+    `observe`: called with a number of copied blocks and the µs that they took.
+    """
+
+    beside: ClassVar[bool] = False
+    """Whether copies go on beside the steps, so that they cost them little."""
+
+    def __init__(self, runner: ModelRunner, observe: Callable[[int, float], None]) -> None:
+        self.runner = runner
+        self.observe = observe
+        self._done: deque[tuple[Step, list[int]]] = deque()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are steps that `finished` has not returned."""
+        return bool(self._done)
+
+    def begin(self, step: Step) -> None:
+        """Copy blocks out, clear fresh blocks, copy blocks back: in this order, since they may be the same blocks."""
+        bad: list[int] = []
+        if step.out:
+            with Stopwatch(self.runner.device) as watch:
+                self.runner.copy_out(step.out)
+            self.observe(len(step.out), watch.microseconds())
+        self.runner.clear(step.fresh)
+        if step.back:
+            with Stopwatch(self.runner.device) as watch:
+                bad = self.runner.copy_back(step.back)
+            self.observe(len(step.back), watch.microseconds())
+        if step.copies:
+            self._done.append((step, bad))
+
+    def finished(self, *, wait: bool = False) -> list[tuple[Step, list[int]]]:
+        """The steps whose copies are done, in order, each once; with those of `step.back` that came back damaged.
+
+        `wait`: wait for the first that is not done, if there is any.
+        """
+        done = list(self._done)
+        self._done.clear()
+        return done
+
+    def before(self, works: Sequence[Work]) -> None:
+        """These works are about to be computed: what they write to must not be copied any more when they do."""

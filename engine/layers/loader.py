@@ -17,10 +17,9 @@ from engine.layers.rotary import Rotary
 from engine.model_config.config import ModelConfig
 from engine.model_config.rope import RopeConfig
 from engine.options import KvDtype, Quantize
-from engine.quantization import mxfp4
+from engine.quantization import fp8, mxfp4
 from engine.quantization.mxfp4 import GROUP, Mxfp4Weight
-from engine.quantization.on_load import encoded, quantized
-from engine.quantization.packed import PackedWeight
+from engine.quantization.packed import PackedWeight, decoded
 from engine.weights.checkpoint import Checkpoint
 
 _GATE_MULTIPLE = 16
@@ -206,3 +205,19 @@ class Loader:
         if rotary is None:
             rotary = self._rotaries[rope, head_dim] = Rotary(rope, head_dim, self.context_tokens, self.like)
         return rotary
+
+
+def encoded(weight: torch.Tensor, into: Quantize) -> PackedWeight | None:
+    """[outputs, inputs] encoded in the format; None for "none". Raises ValueError for a shape that it cannot hold."""
+    match into:
+        case "fp8":
+            return fp8.stored(*fp8.encode(weight))
+        case "mxfp4":
+            return mxfp4.Mxfp4Weight(*mxfp4.encode(weight))
+    return None
+
+
+def quantized(weight: torch.Tensor, into: Quantize) -> torch.Tensor:
+    """[outputs, inputs] rounded to the format, in its own type. Raises ValueError as `encoded` does."""
+    packed = encoded(weight, into)
+    return weight if packed is None else decoded(packed).to(weight)

@@ -9,9 +9,9 @@ import torch
 
 from engine.layers import linear
 from engine.layers.linear import PackedLinear
+from engine.layers.loader import encoded
 from engine.options import Quantize, Weights
 from engine.quantization import fp8, int4, mxfp4
-from engine.quantization.on_load import encoded
 from engine.quantization.packed import PackedWeight
 from tests.engine.conftest import generate, make_bench, write_model
 from tests.engine.quantization.stored_checkpoints import FORMATS, stored

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.execution.block_copies import BlockCopies
+from engine.execution.model_runner import BlockCopies
 from engine.scheduling.step_work import Work, WorkOutcome
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from protocol.requests import LANES, Counts, Generate, Lane

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.core.metrics import engine_metrics
-from engine.execution.block_copies import BlockCopies
+from engine.execution.model_runner import BlockCopies
 from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from protocol.requests import Retain

@@ -14,10 +14,10 @@ from engine.device import should_keep_packed
 from engine.errors import ModelError
 from engine.layers import linear
 from engine.layers.linear import PackedLinear
+from engine.layers.loader import quantized
 from engine.model_config.fields import Fields
 from engine.options import Quantize
 from engine.quantization import mxfp4
-from engine.quantization.on_load import quantized
 from engine.startup.assembly import assemble
 from engine.startup.options import ReplicaOptions
 from engine.weights.checkpoint import Checkpoint
