@@ -26,7 +26,7 @@ from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.decoding import Decoding
 from engine.scheduling.disk import Disk
 from engine.scheduling.farther_tiers import FartherTiers
-from engine.scheduling.policy import Capacity, FirstComeFirstServed, Policy
+from engine.scheduling.policy import Capacity, Policy
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefilling import Prefilling
 from engine.scheduling.prefix_blocks import PrefixBlocks
@@ -61,7 +61,7 @@ class Scheduler:
         pool: GroupedPool,
         budget: int,
         max_running: int,
-        policy: Policy | None = None,
+        policy: Policy,
         *,
         costs: StepCosts | None = None,
         targets: Mapping[Lane, float] = TOKEN_TARGETS,
@@ -81,7 +81,7 @@ class Scheduler:
         self.needs = BlockNeeds(pool, budget)
         self.budget = budget
         self.max_running = max_running
-        self.queue: Policy = FirstComeFirstServed() if policy is None else policy
+        self.queue = policy
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
         self.tiers = FartherTiers(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.scheduling.policy import FirstComeFirstServed
+from benchmarks.fairness_policies import FirstComeFirstServed
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_costs import FixedCosts, Rates
