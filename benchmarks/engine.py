@@ -117,14 +117,14 @@ def measure(folder: Path, *, beside: bool) -> dict[str, Any]:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as data:
         engine = assemble(ReplicaOptions(folder, "unix:unused", Path(data), "bench", b"", device="cpu")).engine
-    threads = engine.runner.threads
+    threads = engine.executor.runner.threads
     ours: dict[str, Any] = {
         "assemble_s": round(time.perf_counter() - start, 2),
         "threads": {"small_steps": threads.few, "large_steps": threads.many},
     }
     theirs: dict[str, Any] = {}
     generate = generator(folder) if beside else None
-    vocabulary = engine.runner.model.config.vocabulary
+    vocabulary = engine.executor.runner.model.config.vocabulary
 
     def take(name: str, prompts: list[list[int]], outputs: list[int], *compared: tuple[str, int, int]) -> None:
         """`compared`: names of figures of transformers, how many of the requests it is given, and how many at once."""

@@ -153,6 +153,7 @@ _OPENS_A_SESSION = frozenset({"now", "reading", "transaction", "direct", "ping"}
 MOST_LOOSE = 6
 """How many modules may lie beside the folders of a room that has more than a dozen."""
 HEAVY = frozenset({"torch", "triton", "transformers"})
+WAYS_TO_THE_DEVICES = ("engine.execution.executor.", "engine.execution.disk_tier.")
 NAMES_FOR_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
 QUERY_MODULES = (
     *("storage/", "audit_log/", "billing/", "webhooks/", "migrations/", "tenancy/repositories.py"),
@@ -336,6 +337,23 @@ def heavy_imports_outside_the_engine(root: Path) -> list[str]:
         if path.relative_to(root).parts[0] != "engine"
         for where, name in imports(root, path)
         if name.split(".")[0] in HEAVY
+    ]
+
+
+def other_ways_to_the_devices(root: Path) -> list[str]:
+    """What reaches the devices from the engine's core or server otherwise than by the executor and the disk tier."""
+    core = [path for folder in ("core", "server") for path in modules(root, [f"engine/{folder}"])]
+    imported = [
+        f"{where} imports {name}"
+        for path in core
+        for where, name in imports(root, path)
+        if name.startswith("engine.execution.") and not name.startswith(WAYS_TO_THE_DEVICES)
+    ]
+    return imported + [
+        f"{path.relative_to(root).as_posix()}:{node.lineno} reads the runner"
+        for path in core
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and node.attr == "runner"
     ]
 
 

@@ -23,6 +23,7 @@ WORDS: Mapping[str, str] = {
     "A count of the engine": r"count_recomputed|_recomputed_tokens|\brecomputed(: int|=0)\b|[\"']recomputed[\"']",
     "A meter": r"read_automatic|[\"']uncached[\"']|\bLEASE_CLASSES\b|cache_write_tokens|[\"'](read|write)_[\"'{]",
     "An export": r"focus-periods|\bBILLING_PERIOD\b|\bexport_job\b|\bopen_writer\(|\bExportQuery\b",
+    "A drafter": r"\bmost_drafts\b|\bwork\.drafts\b|\bbatch\.draft\(",
     "A lane's share": r"\bLANE_WEIGHTS\b|\blane_weights\b|\bweight_of\b|\bexpected_share\b|\bborrow_share\b",
     "A response header": r"x-turnpike-max-tokens|\bcache-status\b|\bretry-after\b|\bx-accel-|\bcontent-security-policy",
     "A wait": (

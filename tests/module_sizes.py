@@ -23,7 +23,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a type that several modules hand to each other, and that none of them owns": (
         *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
-        *("engine/execution/sizes.py", "engine/startup/options.py", "billing/rating/lines.py"),
+        *("engine/startup/options.py", "billing/rating/lines.py"),
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
         "tenancy/users/identifiers.py",
@@ -67,11 +67,8 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "work of another thread or moment than that of its only user": (
         "engine/startup/warm_up.py",
-        *("engine/kernels/block_sums.py", "engine/quantization/on_load.py"),
-        *(
-            "engine/execution/block_copies.py",
-            "engine/execution/pending_purges.py",
-        ),
+        "engine/kernels/block_sums.py",
+        "engine/execution/pending_purges.py",
         "gateway/kept_responses/earlier_items.py",
     ),
     "one of several alike, apart so that each can be read, changed and tested alone": (

@@ -40,6 +40,10 @@ PLANTED: dict[Rule, tuple[dict[str, str], str]] = {
         {"gateway/app.py": "import torch\n"},
         "gateway/app.py:1 imports torch",
     ),
+    architecture.other_ways_to_the_devices: (
+        {"engine/core/engine.py": "from engine.execution.model_runner import ModelRunner\n"},
+        "engine/core/engine.py:1 imports engine.execution.model_runner.ModelRunner",
+    ),
     architecture.modules_named_for_nothing: ({"billing/ledger/utils.py": ""}, "billing/ledger/utils.py"),
     architecture.modules_without_a_purpose: ({"billing/money.py": "UNIT = 1\n"}, "billing/money.py"),
     architecture.floats_in_money: (

@@ -40,7 +40,7 @@ class Recorder:
 
     def __init__(self, options: ReplicaOptions) -> None:
         self.engine: Engine = assemble(options, load_random).engine
-        self.engine.runner.on_logits = self._see
+        self.engine.executor.runner.on_logits = self._see
         self.seen: Logits = {}
 
     def _see(self, works: Sequence[Work], logits: torch.Tensor) -> None:

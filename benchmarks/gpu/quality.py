@@ -104,7 +104,7 @@ def bits_per_byte(model: Path, device: Device, tokens: list[int], size: int) -> 
             found = bits(engine, tokens) / size
             first = first or found
             report[name] = {
-                "runner": type(engine.runner).__name__ + engine.runner.numerics,
+                "runner": type(engine.executor.runner).__name__ + engine.executor.runner.numerics,
                 "bits_per_byte": round(found, 5), "per_cent": round(100 * (found / first - 1), 3),
             }  # fmt: skip
             print(name, report[name], flush=True)

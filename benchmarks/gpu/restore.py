@@ -106,7 +106,7 @@ def main() -> None:
             model, "unix:unused", Path(folder), "gpu", b"", device="cuda", dtype="bfloat16", swap_share=0.0,
             context=8_192, max_running=32, kv_memory=20 << 30, served="8b",
         )  # fmt: skip
-        runner = assemble(options, load_random).engine.runner
+        runner = assemble(options, load_random).engine.executor.runner
         assert isinstance(runner, CudaRunner)
         with torch.inference_mode():
             report = {"machine": torch.cuda.get_device_name(), **measure(runner)}

@@ -69,7 +69,7 @@ def main() -> None:
             dtype="bfloat16", quantize=quantize, kv_dtype=kv_dtype, swap_share=0.0, context=8_192,
             max_running=max(COUNTS), kv_memory=20 << 30, served=args.shape,
         )  # fmt: skip
-        runner = assemble(options, load_random).engine.runner
+        runner = assemble(options, load_random).engine.executor.runner
         assert isinstance(runner, CudaRunner)
         with torch.inference_mode():
             report = {"machine": torch.cuda.get_device_name(), "step_ms": measure(runner)}

@@ -19,7 +19,6 @@ from engine.core.quarantine import Quarantine
 from engine.core.request_timeline import RequestTimeline
 from engine.core.timeouts import TimeoutWatch
 from engine.execution.executor import StepExecutor
-from engine.execution.model_runner import DeviceFailed, ModelRunner
 from engine.grammar.guide import Grammar, Grammars
 from engine.scheduling.dram_tier import MOST_SCOPES
 from engine.scheduling.fairness.fair_share import FairShare
@@ -27,8 +26,7 @@ from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
-from engine.scheduling.step_costs import FixedCosts, Rates, StepCosts
-from engine.scheduling.step_work import Prefill, Step
+from engine.scheduling.step_work import DeviceFailed, Prefill, Step
 from engine.scheduling.tier import Tier, look_in
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
@@ -63,36 +61,33 @@ class Engine:
     """The requests of one served model on one device.
 
     `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `tiers`
-    those behind it, the nearest first. What is None is made with defaults: fixed costs, an empty
-    quarantine in memory, no grammars. `publishes`: whether others may find a request's blocks (C2).
+    those behind it, the nearest first. What is None is made with defaults: an empty quarantine in memory, no
+    grammars. `publishes`: whether others may find a request's blocks (C2).
     """
 
     def __init__(
         self,
-        runner: ModelRunner,
+        executor: StepExecutor,
         pool: GroupedPool,
         limits: EngineLimits,
         model_digest: str,
         clock: Callable[[], float] = time.time,
         *,
-        costs: StepCosts | None = None,
         dram: GroupedPool | None = None,
         tiers: Sequence[Tier] = (),
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
         publishes: bool = True,
     ) -> None:
-        self.runner = runner
+        self.executor = executor
+        self.copies = executor.copies
+        self.costs = executor.costs
         self.pool = pool
         self.tiers = tiers
         self.limits = limits
         self.steps = 0
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
-        self.costs: StepCosts = FixedCosts(Rates(batch=limits.max_running)) if costs is None else costs
-        self.executor = StepExecutor(runner, self.costs)
-        self.copies = self.executor.copies
         self.fairness = FairShare(self.costs, weights=limits.lane_weights)
-        block_bytes = sum(memory.group.block_bytes for memory in runner.memories)
         self.scheduler = Scheduler(
             pool,
             limits.budget,
@@ -102,14 +97,15 @@ class Engine:
             targets=limits.token_targets,
             dram=dram,
             tiers=tiers,
-            block_bytes=block_bytes,
+            block_bytes=executor.block_bytes,
             # Where a copy takes the step's own time, it costs the same ahead, and in vain if the block is used again.
+            most_drafts=executor.most_drafts,
             clean=-(-limits.context_tokens // BLOCK_TOKENS) + 1 if self.copies.beside else 0,
         )
         longest = self.scheduler.needs.longest
         room = limits.context_tokens if longest is None else min(limits.context_tokens, longest * BLOCK_TOKENS)
         self.input_processor = InputProcessor(
-            runner.model.config.vocabulary, room, model_root(model_digest), clock, grammars, publishes=publishes
+            executor.vocabulary, room, model_root(model_digest), clock, grammars, publishes=publishes
         )
         self._clock = clock
         self._introduced: dict[str, Scope] = {}  # by the name that a gateway told

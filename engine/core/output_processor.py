@@ -15,11 +15,10 @@ import torch
 from engine.core.input_processor import Rejected
 from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
-from engine.execution.model_runner import NotFinite, WorkOutcome
 from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step_work import Prefill, Work
+from engine.scheduling.step_work import NotFinite, Prefill, Work, WorkOutcome
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.placement.fetch_or_recompute import Place
 from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, PromptRead, Reason, TokenLogprob, Tokens
@@ -124,7 +123,8 @@ class OutputProcessor:
         prefilled = [work.request for work in prefills]
         totals_before = _computed_tokens(prefilled)
         put_off = {work.request.arrival for work, outcome in done if outcome.put_off}
-        self._scheduler.commit(works, tokens, put_off)
+        accepted = {work.request.arrival: outcome.accepted for work, outcome in done if outcome.accepted}
+        self._scheduler.commit(works, tokens, put_off, accepted)
         for work, outcome in done:
             if outcome.grammar_s > 0:
                 self._fairness.charge_extra(work.request, outcome.grammar_s * 1e6)
@@ -172,24 +172,27 @@ class OutputProcessor:
             for child in parent.release_waiting():
                 self._scheduler.add(child)
         if request.max_output:
-            self._emit(parent, request, outcome.token, () if outcome.logprob is None else (outcome.logprob,))
+            self._emit(parent, request, [*outcome.accepted, outcome.token], outcome.logprobs)
         else:
             self.end_choice(parent, request, "abort" if parent.prompt_only else "length")
 
-    def _emit(self, parent: ParentRequest, request: Request, token: int, logprobs: tuple[TokenLogprob, ...]) -> None:
-        self.totals["output"] += 1
-        start = request.output - 1
+    def _emit(
+        self, parent: ParentRequest, request: Request, tokens: list[int], logprobs: tuple[TokenLogprob, ...]
+    ) -> None:
+        self.totals["output"] += len(tokens)
+        start = request.output - len(tokens)
         if not start and not parent.timeline.first:
             parent.timeline.first = time.monotonic()
-        if start + 1 >= request.credit:
+        if request.output >= request.credit:
             parent.timeline.out_of_credit()
         told = None
         if not start and not parent.told_prompt:
             parent.told_prompt, told = True, _prompt_read(parent.first)
-        self.result.events.append(Tokens(request.id, request.attempt, start, [token], request.choice, logprobs, told))
+        self.result.events.append(Tokens(request.id, request.attempt, start, tokens, request.choice, logprobs, told))
         if request.row is not None:
             try:
-                request.row.accept_token(token)
+                for token in tokens:
+                    request.row.accept_token(token)
             except Exception as error:
                 logger.exception("a request's sampler failed", request_id=request.id)
                 self._failed_choices.append((parent, partial(self._fail, parent, request, error)))
@@ -198,7 +201,7 @@ class OutputProcessor:
         if guide is not None and guide.failure is not None:
             failure = f"grammar: {guide.failure}"
             self._failed_choices.append((parent, partial(self.finish, parent, "error", failure, invalid="grammar")))
-        elif guide.ended if guide is not None else token in request.sampling.stop_tokens:
+        elif guide.ended if guide is not None else tokens[-1] in request.sampling.stop_tokens:
             self.end_choice(parent, request, "stop")
         elif request.output >= request.max_output:
             self.end_choice(parent, request, "length")

@@ -1,33 +1,46 @@
-"""Computes a step on the device: begins its copies, then runs its work. A request that fails, fails alone.
+"""The only way from the core to the devices: a step goes in, what became of it comes out.
 
-If the device fails, no request did: then `DeviceFailed` ends the engine, and a new process serves them.
+A step's copies begin first, and what is to be cleared is; then its work runs. A request that fails, fails alone. If the
+device fails, no request did: then `DeviceFailed` ends the engine, and a new process serves them. Here the step is
+computed in this process, by one runner. Several workers would each get the same steps, and answer with their part: the
+core would not notice.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from engine.execution.block_copies import BlockCopies
-from engine.execution.model_runner import ModelRunner, WorkOutcome
+from engine.execution.model_runner import BlockCopies, ModelRunner
 from engine.scheduling.step_costs import StepCosts
-from engine.scheduling.step_work import Work
+from engine.scheduling.step_work import Work, WorkOutcome
 
 logger = structlog.get_logger("engine.execution.executor")
 
 
 class StepExecutor:
-    """Runs steps on a runner, and tells `costs` what they took."""
+    """Runs steps on a runner, and tells `costs` what they took. `most_drafts`: how many a decode may have."""
 
     def __init__(self, runner: ModelRunner, costs: StepCosts) -> None:
         self.runner = runner
         self.costs = costs
         self.working: Sequence[Work] = ()
         """The work that is computed now; another thread may read it."""
+        self.vocabulary = runner.model.config.vocabulary
+        self.block_bytes = sum(memory.group.block_bytes for memory in runner.memories)
+        self.most_drafts = runner.most_drafts
         self.copies = self._make_copies()
-        """The copies of steps, which may go on beside later steps."""
+        """The copies of steps, which may go on beside later steps; and the clearing of fresh blocks."""
+
+    def call_while_computing(self, meanwhile: Callable[[Callable[[], bool]], None]) -> None:
+        """`meanwhile` is called while a device computes a step, with what says whether that is done."""
+        self.runner.meanwhile = meanwhile
+
+    def idles_between_steps(self) -> bool:
+        """Whether a device waits for the next step now."""
+        return self.runner.idles_between_steps()
 
     def _make_copies(self) -> BlockCopies:
         if self.runner.device.type != "cuda" or not self.runner.dram:
@@ -60,7 +73,7 @@ class StepExecutor:
             logger.exception("a step failed; each of its requests runs alone", requests=len(works))
             self.runner.check_device()
             return None
-        decodes = sum(work.count == 1 for work in works)
+        decodes = sum(work.count for work in works if work.count == 1 or work.drafts)
         prefill = sum(work.count for work in works) - decodes
         # The time of grammars is charged to their own requests, not to the cost of a step.
         took = time.perf_counter() - began - self.runner.grammar_wait_s(outcomes)

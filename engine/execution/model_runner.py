@@ -1,11 +1,19 @@
-"""Runs one step's work on the device: tokens in, one sampled token for each work that samples."""
+"""Runs one step's work on the device: tokens in, and for each work that samples a run of tokens.
+
+A decode has a row for its last token and one for each draft behind it. Each row draws the token that plain decoding
+would draw there, from the same logits and the same random number. The run ends with the first one that is not the
+draft of the next row.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,8 +27,10 @@ from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
 from engine.sampling.grammar_allowance import StepAllowance
+from engine.sampling.request_state import SamplingState
 from engine.sampling.sampler import logprobs_of, sample
-from engine.scheduling.step_work import Work
+from engine.scheduling.step_work import Decode, DeviceFailed, NotFinite, Step, Work, WorkOutcome
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT, Block
 from protocol.requests import TokenLogprob
 
@@ -29,38 +39,26 @@ _SCORED_ROWS = 64
 _TIMED_COPIES = 8
 
 
-class NotFinite(Exception):
-    """The model computed NaN or infinity for this request."""
+@dataclass(frozen=True)
+class Sizes:
+    """`running` requests at most, `budget` tokens a step, `context` tokens; `blocks` of each layer group."""
 
-
-class DeviceFailed(Exception):
-    """The device computes nothing more for this process, whatever it is asked."""
-
-
-@dataclass(slots=True)
-class WorkOutcome:
-    """What became of a work: its sampled token, if it samples, or why it failed.
-
-    `scored` are log probabilities of prompt tokens, from the work's second token on. `put_off`: the work's last token
-    is to be computed again in a later step. `grammar_s`: CPU seconds that the request's grammar took.
-    """
-
-    token: int | None = None
-    error: Exception | None = None
-    logprob: TokenLogprob | None = None
-    scored: tuple[TokenLogprob, ...] = ()
-    put_off: bool = False
-    grammar_s: float = 0.0
+    running: int
+    budget: int
+    context: int
+    blocks: Sequence[int]
 
 
 class ModelRunner:
     """A model with its tiling, and the KV memories of its layer groups: on the device, and in host memory (`dram`).
 
-    `on_logits` is called with the works that sample and their logits. `clears`: whether `clear` does anything.
-    `meanwhile` is called while a GPU computes a step, with what says whether that is done; it returns soon after that.
+    `on_logits` is called with the works that sample and their logits: a work stands there once for each token that it
+    got. `clears`: whether `clear` does anything. `most_drafts`: how many a decode may have. `meanwhile` is called while
+    a GPU computes a step, with what says whether that is done; it returns soon after that.
     """
 
     clears = True
+    most_drafts = BLOCK_TOKENS
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class ModelRunner:
         return self._plan_cache.plan(tables, decodes, self.prefill_tile, self.fused_attention)
 
     def run(self, works: Sequence[Work]) -> list[WorkOutcome]:
-        """Compute these works; those of one token come first. Raises what the model raises.
+        """Compute these works. Raises what the model raises.
 
         KV may be written twice, so that a step can be run again without one of its requests.
         """
@@ -172,34 +170,40 @@ class ModelRunner:
         return outcomes
 
     def _run(self, works: Sequence[Work]) -> list[WorkOutcome]:
+        counts = [work.count for work in works]
+        singles = counts.count(1)
+        if counts[:singles].count(1) < singles:  # attention plans begin with the works of one row
+            order = sorted(range(len(works)), key=lambda at: counts[at] > 1)
+            by_place = dict(zip(order, self._run([works[at] for at in order]), strict=True))
+            return [by_place[at] for at in range(len(works))]
         tokens: list[int] = []
         positions: list[int] = []
-        last = []
-        decodes = 0
         for work in works:
-            start, count = work.start, work.count
-            decodes += count == 1
+            start = work.start
             tokens += work.tokens
-            positions += range(start, start + count)
-            last.append(len(tokens) - 1)
+            positions += range(start, start + work.count)
         padding = [0] * self.tiling.padding(len(tokens))
-        plans = self._plan_cache.of(works, decodes, self.prefill_tile, self.fused_attention)
-        rows = torch.from_numpy(np.array([tokens + padding, positions + padding])).to(self.device)
-        hidden = self.model(rows[0], rows[1], plans, self.memories)
+        plans = self._plan_cache.of(works, singles, self.prefill_tile, self.fused_attention)
+        there = torch.from_numpy(np.array([tokens + padding, positions + padding])).to(self.device)
+        hidden = self.model(there[0], there[1], plans, self.memories)
         # What is not finite makes the sum so as well; then it is worth the while to look where it is.
         sound = [True] * len(works) if math.isfinite(hidden.sum().item()) else self._sound(works, hidden)
+        ends = list(accumulate(counts))
         # Of what is not finite nothing can be drawn or told.
-        sampling = [work for work, good in zip(works, sound, strict=True) if work.samples and good]
-        ends = [end for end, work, good in zip(last, works, sound, strict=True) if work.samples and good]
-        sampled = iter(self._sample(sampling, hidden, ends) if sampling else [])
+        sampling = [(work, end) for work, end, good in zip(works, ends, sound, strict=True) if work.samples and good]
+        sampled = iter(self._sample(sampling, hidden) if sampling else [])
+        undrafted = [work for work, good in zip(works, sound, strict=True) if work.drafts and not good]
+        again = iter(self._run_without_drafts(undrafted) if undrafted else [])
         outcomes = []
-        for work, good, end in zip(works, sound, last, strict=True):
+        for work, end, good in zip(works, ends, sound, strict=True):
             if not good:
-                outcomes.append(WorkOutcome(error=NotFinite("the model computed NaN or infinity")))
+                error = NotFinite("the model computed NaN or infinity")
+                outcomes.append(next(again) if work.drafts else WorkOutcome(error=error))
                 continue
-            token, logprob = next(sampled) if work.samples else (None, None)
-            outcomes.append(WorkOutcome(token, None, logprob, self._score(work, hidden, end - work.count + 1)))
-            self._count_grammar(work, outcomes[-1])
+            outcome = next(sampled) if work.samples else WorkOutcome()
+            outcome.scored = self._score(work, hidden, end - work.count)
+            self._count_grammar(work, outcome)
+            outcomes.append(outcome)
         return outcomes
 
     def grammar_wait_s(self, outcomes: Sequence[WorkOutcome]) -> float:
@@ -212,7 +216,7 @@ class ModelRunner:
         if work.samples and outcome.error is None and row is not None and row.guide is not None:
             outcome.grammar_s = self._grammar.count(row)
             if row.put_off:
-                outcome.token, outcome.logprob, outcome.put_off = None, None, True
+                outcome.token, outcome.logprobs, outcome.put_off = None, (), True
 
     def _score(self, work: Work, hidden: torch.Tensor, first: int) -> tuple[TokenLogprob, ...]:
         """Log probabilities of the prompt tokens after those of this work, a tile of rows at a time."""
@@ -235,30 +239,105 @@ class ModelRunner:
         return self.model.head(hidden)
 
     def _sound(self, works: Sequence[Work], hidden: torch.Tensor) -> list[bool]:
-        finite = hidden.isfinite().all(-1).tolist()
-        sound, at = [], 0
-        for work in works:
-            sound.append(all(finite[at : at + work.count]))
-            at += work.count
-        return sound
+        """Of which works all rows are finite."""
+        finite = iter(hidden.isfinite().all(-1).tolist())
+        return [all(list(islice(finite, work.count))) for work in works]
 
-    def _sample(
-        self, works: Sequence[Work], hidden: torch.Tensor, rows: list[int]
-    ) -> list[tuple[int, TokenLogprob | None]]:
+    def _run_without_drafts(self, works: Sequence[Work]) -> list[WorkOutcome]:
+        """Compute decodes again whose drafts may have made them what is not finite: 0 x NaN is NaN, so that the key of
+        a draft can reach the rows that do not see it. Nor may it reach later rows."""
+        for work in works:
+            for position in range(work.start + 1, work.start + work.count):
+                block = work.request.table[position // BLOCK_TOKENS]
+                for memory, number in zip(self.memories, block, strict=True):
+                    memory.zero_token(number, position % BLOCK_TOKENS)
+        return self._run([Decode(work.request) for work in works])
+
+    def _sample(self, works: Sequence[tuple[Work, int]], hidden: torch.Tensor) -> list[WorkOutcome]:
+        """What these works sample, each given with the row of the step that follows its own."""
+        rows = [row for work, end in works for row in range(end - 1 - len(work.drafts), end)]
         padding = [rows[0]] * self.tiling.padding(len(rows))
         if rows[-1] + 1 + len(padding) < hidden.shape[0] or rows[-1] >= len(rows):
             hidden = hidden.index_select(0, torch.tensor(rows + padding, device=hidden.device))
-        return self._draw(works, self._logits(hidden))
+        return self._draw([work for work, _ in works], self._logits(hidden))
 
-    def _draw(self, works: Sequence[Work], logits: torch.Tensor) -> list[tuple[int, TokenLogprob | None]]:
-        """Tokens of these works, and their log probabilities, by the first rows of fp32 logits."""
-        if self.on_logits is not None:
-            self.on_logits(works, logits[: len(works), : self.model.config.vocabulary])
-        tokens = sample(logits, [work.request.row for work in works if work.request.row is not None], self._grammar)
-        logprobs: list[TokenLogprob | None] = [None] * len(tokens)
-        told = {at: n for at, work in enumerate(works) if (n := work.request.sampling.logprobs) is not None}
+    def _draw(self, works: Sequence[Work], logits: torch.Tensor) -> list[WorkOutcome]:
+        """What these works sample, by the first rows of fp32 logits: one for each, and for each draft one more."""
+        states = [state for work in works for state in _states(work)]
+        tokens = sample(logits, states, self._grammar)
+        wanted = [work.request.sampling.logprobs for work in works for _ in range(1 + len(work.drafts))]
+        told = {at: count for at, count in enumerate(wanted) if count is not None}
+        logprobs: dict[int, TokenLogprob] = {}
         if told:
             found = logprobs_of(logits[list(told)], [tokens[at] for at in told], list(told.values()))
-            for at, logprob in zip(told, found, strict=True):
-                logprobs[at] = logprob
-        return list(zip(tokens, logprobs, strict=True))
+            logprobs = dict(zip(told, found, strict=True))
+        outcomes, first = [], 0
+        shown: list[tuple[Work, int]] = []
+        for work in works:
+            drafts = work.drafts
+            # Behind a draft that is not what was drawn, nothing was drawn for this request.
+            accepted = next((at for at, draft in enumerate(drafts) if draft != tokens[first + at]), len(drafts))
+            run = range(first, first + accepted + 1)
+            told_run = tuple(logprobs[at] for at in run) if first in logprobs else ()
+            outcomes.append(WorkOutcome(tokens[run[-1]], None, told_run, drafts[:accepted]))
+            shown += [(work, at) for at in run]
+            first += 1 + len(drafts)
+        if self.on_logits is not None:
+            rows = [at for _, at in shown]
+            self.on_logits([work for work, _ in shown], logits[rows, : self.model.config.vocabulary])
+        return outcomes
+
+
+def _states(work: Work) -> list[SamplingState]:
+    """The sampler's state of each row that a work draws."""
+    state, drafts = work.request.row, work.drafts
+    return [] if state is None else [state.after(drafts[:ahead]) for ahead in range(1 + len(drafts))]
+
+
+class BlockCopies:
+    """The copies of steps between the device and host memory: begun with a step, taken note of when they are done.
+
+    These are done when `begin` returns.
+
+    `observe`: called with a number of copied blocks and the µs that they took.
+    """
+
+    beside: ClassVar[bool] = False
+    """Whether copies go on beside the steps, so that they cost them little."""
+
+    def __init__(self, runner: ModelRunner, observe: Callable[[int, float], None]) -> None:
+        self.runner = runner
+        self.observe = observe
+        self._done: deque[tuple[Step, list[int]]] = deque()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are steps that `finished` has not returned."""
+        return bool(self._done)
+
+    def begin(self, step: Step) -> None:
+        """Copy blocks out, clear fresh blocks, copy blocks back: in this order, since they may be the same blocks."""
+        bad: list[int] = []
+        if step.out:
+            with Stopwatch(self.runner.device) as watch:
+                self.runner.copy_out(step.out)
+            self.observe(len(step.out), watch.microseconds())
+        self.runner.clear(step.fresh)
+        if step.back:
+            with Stopwatch(self.runner.device) as watch:
+                bad = self.runner.copy_back(step.back)
+            self.observe(len(step.back), watch.microseconds())
+        if step.copies:
+            self._done.append((step, bad))
+
+    def finished(self, *, wait: bool = False) -> list[tuple[Step, list[int]]]:
+        """The steps whose copies are done, in order, each once; with those of `step.back` that came back damaged.
+
+        `wait`: wait for the first that is not done, if there is any.
+        """
+        done = list(self._done)
+        self._done.clear()
+        return done
+
+    def before(self, works: Sequence[Work]) -> None:
+        """These works are about to be computed: what they write to must not be copied any more when they do."""

@@ -11,14 +11,7 @@ from typing import Any
 from engine.grammar.ecma_patterns import UnknownPattern, translate_pattern
 from engine.grammar.schema_nodes import Node, Schema, types_of, unsupported
 
-_FORMATS = frozenset(["duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
-"""What the library has. Its dates have a 29th of February each year."""
-_HELD_BY_NOTHING = frozenset(
-    ["idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-reference", "uri-template"]
-)
-"""Formats of JSON schema that are neither in the library nor written as a pattern here."""
 _HEX = "[0-9a-fA-F]"
-_BASE64 = "^(?:[{0}]{{4}})*(?:[{0}]{{2}}==|[{0}]{{3}}=)?$"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _LEAP_DAY = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 _DATE = (
@@ -26,18 +19,31 @@ _DATE = (
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])))"
 )
 _TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)(?:[.][0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_PATTERNS = {
-    "date": f"^{_DATE}$",
-    "date-time": f"^{_DATE}[tT]{_TIME}$",
-    "base64": _BASE64.format("A-Za-z0-9+/"),
-    "base64url": _BASE64.format(r"A-Za-z0-9_\-"),
-    "json-pointer": f"^{_POINTER}$",
-    "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
-} | {f"uuid{n}": f"^{_HEX}{{8}}-{_HEX}{{4}}-{n}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}$" for n in range(1, 9)}
-"""Formats as patterns; those of pydantic have its names."""
+_BASE64, _BASE64URL = (
+    f"^(?:[{digits}]{{4}})*(?:[{digits}]{{2}}==|[{digits}]{{3}}=)?$" for digits in ("A-Za-z0-9+/", r"A-Za-z0-9_\-")
+)
+_CONDITIONS: dict[str, Schema | None] = {
+    # What the library has. Its dates have a 29th of February each year.
+    **{form: {"format": form} for form in ["duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"]},
+    # Those of pydantic have its names.
+    "date": {"pattern": f"^{_DATE}$"},
+    "date-time": {"pattern": f"^{_DATE}[tT]{_TIME}$"},
+    "base64": {"pattern": _BASE64},
+    "base64url": {"pattern": _BASE64URL},
+    "json-pointer": {"pattern": f"^{_POINTER}$"},
+    "relative-json-pointer": {"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"},
+    **{
+        f"uuid{n}": {"pattern": f"^{_HEX}{{8}}-{_HEX}{{4}}-{n}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}$"}
+        for n in range(1, 9)
+    },
+    "ipvanyaddress": {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]},
+    # Formats of JSON schema that nothing here holds.
+    **dict.fromkeys(["idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-reference", "uri-template"]),
+}
+"""Format -> what a text of it fulfils; None for one that is refused. Others are annotations."""
 _ENCODINGS = {
-    "base64": _PATTERNS["base64"],
-    "base64url": _PATTERNS["base64url"],
+    "base64": _BASE64,
+    "base64url": _BASE64URL,
     "base32": "^(?:[A-Z2-7]{8})*(?:[A-Z2-7]{2}={6}|[A-Z2-7]{4}={4}|[A-Z2-7]{5}===|[A-Z2-7]{7}=)?$",
     "base16": "^(?:[0-9A-F]{2})*$",
 }
@@ -65,14 +71,12 @@ def _formats(schema: Schema, path: str) -> list[Schema]:
     """Conditions in place of the format and the encoding, where the library does not have it."""
     conditions: list[Schema] = []
     form, encoding = schema.get("format"), schema.pop("contentEncoding", None)
-    if isinstance(form, str) and form not in _FORMATS:
-        del schema["format"]
-        if form in _HELD_BY_NOTHING:
+    if isinstance(form, str):
+        condition = _CONDITIONS.get(form, {})
+        if condition is None:
             raise unsupported(path, "format", "describe the text with `pattern`", f"{form!r}")
-        if form == "ipvanyaddress":
-            conditions.append({"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]})
-        if form in _PATTERNS:
-            conditions.append({"pattern": _PATTERNS[form]})
+        del schema["format"]
+        conditions.append(dict(condition))
     if isinstance(encoding, str) and encoding.lower() in _ENCODINGS and encoding != form:
         conditions.append({"pattern": _ENCODINGS[encoding.lower()]})
     return conditions

@@ -206,6 +206,10 @@ class KvMemory:
         if blocks:
             self.data[list(blocks)] = 0
 
+    def zero_token(self, block: int, place: int) -> None:
+        """Clear one token of a block, in the order in which `store` writes it."""
+        self.data[block, ..., place, :] = 0
+
     def copy(self, source: KvMemory, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy blocks (number in `source`, number here) of the same group, in this order. On a GPU this only queues."""
         for there, here in pairs:

@@ -8,16 +8,25 @@ from engine.errors import ModelError
 from engine.layers.activation import GATED
 from engine.layers.linear import Linear
 from engine.layers.loader import Loader
+from engine.layers.moe import StackedExperts
+
+PARTS = "gate_proj", "up_proj", "down_proj"
 
 
 class FeedForward:
     """The layer `name` with inner size `inner`. `parts`: the names of its gate, up and down projections.
+    `into`: memory for the weights of both products.
 
     Raises ModelError for an activation that is not supported.
     """
 
     def __init__(
-        self, load: Loader, name: str, inner: int, parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+        self,
+        load: Loader,
+        name: str,
+        inner: int,
+        parts: tuple[str, str, str] = PARTS,
+        into: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     ) -> None:
         config = load.config
         activation = GATED.get(config.activation)
@@ -27,11 +36,27 @@ class FeedForward:
         self.inner = inner
         gate, up, down = (f"{name}.{part}" for part in parts)
         bias = config.mlp_bias
-        self.gate_up: Linear = load.fused(f"{name}.gate_up_proj", [gate, up], [inner] * 2, config.hidden, bias=bias)
-        self.down: Linear = load.linear([down], [config.hidden], inner, bias=bias)
+        self.gate_up: Linear = load.fused(
+            f"{name}.gate_up_proj", [gate, up], [inner] * 2, config.hidden, bias=bias, into=into[0]
+        )
+        self.down: Linear = load.linear([down], [config.hidden], inner, bias=bias, into=into[1])
 
     def __call__(self, x: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, hidden] → the same, to which `plus` is added if given."""
         gate_up = self.gate_up(x)
         gate, up = gate_up.narrow(1, 0, self.inner), gate_up.narrow(1, self.inner, self.inner)
         return self.down(self.activation(gate, up), plus)
+
+
+def load_experts(
+    load: Loader, names: str, count: int, inner: int, parts: tuple[str, str, str] = PARTS
+) -> tuple[list[FeedForward], StackedExperts | None]:
+    """The experts `names`.0 to `names`.`count` − 1, and their weights, where those are slices of one tensor."""
+    hidden = load.config.hidden
+    gate_up, down = load.stack(count, 2 * inner, hidden), load.stack(count, hidden, inner)
+    if gate_up is None or down is None:
+        return [FeedForward(load, f"{names}.{expert}", inner, parts) for expert in range(count)], None
+    experts = [
+        FeedForward(load, f"{names}.{expert}", inner, parts, (gate_up[expert], down[expert])) for expert in range(count)
+    ]
+    return experts, StackedExperts(gate_up, down)

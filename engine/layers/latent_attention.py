@@ -12,9 +12,9 @@ import torch
 
 from engine.layers.attention import Scoring, attend
 from engine.layers.forward import Forward
-from engine.layers.head_linear import HeadLinear
 from engine.layers.linear import Linear
 from engine.layers.loader import Loader
+from engine.layers.matmul_kernels import ROW_MULTIPLE
 from engine.layers.norm import RmsNorm
 
 _NORM_EPS = 1e-6
@@ -74,3 +74,21 @@ class LatentAttention:
         plan, memory = forward.group(self.slot)
         mixed = attend(query, entries, plan, memory, layer=self.slot.layer, scoring=self.scoring)
         return self.output(self.value(mixed.view(rows, self.heads, self.rank)).reshape(rows, -1))
+
+
+class HeadLinear:
+    """A product for each head: y[head] = x[head] · W[head]ᵀ; W is [heads, outputs, inputs].
+
+    Computed in tiles of exactly ROW_MULTIPLE rows, so that a row's bits do not depend on how many rows there are.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight.transpose(1, 2).contiguous()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, heads, inputs] → [rows, heads, outputs]."""
+        rows, heads, inputs = x.shape
+        padded = x.new_zeros(rows + -rows % ROW_MULTIPLE, heads, inputs)
+        padded[:rows] = x
+        tiles = [torch.bmm(tile.transpose(0, 1), self._weight) for tile in torch.split(padded, ROW_MULTIPLE)]
+        return torch.cat(tiles, dim=1).transpose(0, 1)[:rows]

@@ -11,15 +11,15 @@ from engine.errors import ModelError
 from engine.kv_cache.memory import FP8, KvLayout
 from engine.layers.embedding import Embedding, load_embedding
 from engine.layers.linear import Linear, PackedLinear, Tiling
+from engine.layers.matmul_kernels import has_onednn
 from engine.layers.norm import RmsNorm, load_norm
 from engine.layers.rotary import Rotary
 from engine.model_config.config import ModelConfig
 from engine.model_config.rope import RopeConfig
 from engine.options import KvDtype, Quantize
-from engine.quantization import mxfp4
+from engine.quantization import fp8, mxfp4
 from engine.quantization.mxfp4 import GROUP, Mxfp4Weight
-from engine.quantization.on_load import encoded, quantized
-from engine.quantization.packed import PackedWeight
+from engine.quantization.packed import PackedWeight, decoded
 from engine.weights.checkpoint import Checkpoint
 
 _GATE_MULTIPLE = 16
@@ -56,8 +56,19 @@ class Loader:
         self.kv = KvLayout(FP8 if kv_dtype == "fp8" else like.dtype)
         self._rotaries: dict[tuple[RopeConfig, int], Rotary] = {}
 
-    def linear(self, names: list[str], outputs: list[int], inputs: int, *, bias: bool = False) -> Linear:
-        """The projections `names` (without `.weight`) with these output sizes as one product."""
+    def linear(
+        self,
+        names: list[str],
+        outputs: list[int],
+        inputs: int,
+        *,
+        bias: bool = False,
+        into: torch.Tensor | None = None,
+    ) -> Linear:
+        """The projections `names` (without `.weight`) with these output sizes as one product.
+
+        `into`: memory for the weight, of a `stack`.
+        """
         biases = self.like.new_empty(sum(outputs)) if bias else None
         if biases is not None:
             for name, part in zip(names, torch.split(biases, outputs), strict=True):
@@ -70,18 +81,21 @@ class Loader:
             packed = [piece.to(self.like.device) for piece in pieces if piece is not None]
             if len(packed) == len(pieces):
                 return PackedLinear(packed, biases, self.tiling, self.like)
-        weight = self.like.new_empty(sum(outputs), inputs)
+        weight = self.like.new_empty(sum(outputs), inputs) if into is None else into
         for name, rows in zip(names, torch.split(weight, outputs), strict=True):
             self.checkpoint.load(f"{name}.weight", rows)
         return self.product(names[0], weight, biases)
 
     def product(self, name: str, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> Linear:
-        """The layer `name` with this weight [outputs, inputs], quantized if `quantize` says so."""
+        """The layer `name` with this weight [outputs, inputs], which is quantized in place if `quantize` says so."""
         if isinstance(weight, torch.Tensor):
             with self._naming(name):
                 quantized_weight = encoded(weight, self.quantize) if self.packed else None
             if quantized_weight is None:
-                return Linear(self.rounded(name, weight), bias, self.tiling, few_bits=self._few_bits)
+                rounded = self.rounded(name, weight)
+                if rounded is not weight:
+                    weight.copy_(rounded)
+                return Linear(weight, bias, self.tiling, few_bits=self._few_bits)
             weight = quantized_weight
         return PackedLinear([weight], bias, self.tiling, self.like)
 
@@ -98,11 +112,30 @@ class Loader:
         except ValueError as error:
             raise ModelError(f"{self.checkpoint.folder}: {name}{what}: {error}") from error
 
-    def fused(self, fused: str, names: list[str], outputs: list[int], inputs: int, *, bias: bool = False) -> Linear:
+    def fused(
+        self,
+        fused: str,
+        names: list[str],
+        outputs: list[int],
+        inputs: int,
+        *,
+        bias: bool = False,
+        into: torch.Tensor | None = None,
+    ) -> Linear:
         """`linear`, where a checkpoint may have the projections fused under the name `fused`, in the same order."""
         if self.checkpoint.has_part(fused):
-            return self.linear([fused], [sum(outputs)], inputs, bias=bias)
-        return self.linear(names, outputs, inputs, bias=bias)
+            names, outputs = [fused], [sum(outputs)]
+        return self.linear(names, outputs, inputs, bias=bias, into=into)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether weights are kept as they are loaded, neither packed nor arranged for a kernel: so those of all
+        experts can be slices of one tensor."""
+        return not has_onednn(self.like) and not (self.packed and self._few_bits)
+
+    def stack(self, experts: int, outputs: int, inputs: int) -> torch.Tensor | None:
+        """Memory for a weight [outputs, inputs] of each expert; None where they are no slices of one tensor."""
+        return self.like.new_empty(experts, outputs, inputs) if self.stacks else None
 
     def gate(self, name: str, experts: int, *, bias: bool = False, exact: bool = False) -> Linear:
         """The router `name` of a mixture of experts, its outputs padded with zeros to a multiple of the vector length.
@@ -133,18 +166,19 @@ class Loader:
 
     def experts(
         self, name: str, count: int, outputs: int, inputs: int, order: torch.Tensor | None = None
-    ) -> Sequence[torch.Tensor | PackedWeight]:
+    ) -> torch.Tensor | Sequence[PackedWeight]:
         """The weight of each expert, [outputs, inputs] with outputs in `order`, from stacked weights.
 
         The checkpoint has them as MXFP4 blocks [experts, outputs, …], or plain as [experts, inputs, outputs].
         """
         rows = torch.arange(outputs) if order is None else order
-        if f"{name}_blocks" not in self.checkpoint:
-            weight = self.tensor(name, count, inputs, outputs).transpose(1, 2)
-            return [weight[expert][rows].contiguous() for expert in range(count)]
-        if not (self.packed and self.quantize == "none"):
-            weight = self.tensor(name, count, outputs, inputs)
-            return [weight[expert][rows] for expert in range(count)]
+        plain = f"{name}_blocks" not in self.checkpoint
+        if plain or not (self.packed and self.quantize == "none"):
+            stored = self.tensor(name, *((count, inputs, outputs) if plain else (count, outputs, inputs)))
+            stacked = self.like.new_empty(count, outputs, inputs)
+            for expert, weight in enumerate(stored.transpose(1, 2) if plain else stored):
+                stacked[expert] = weight[rows]
+            return stacked
         blocks = self.checkpoint.stored(f"{name}_blocks", (count, outputs, inputs // GROUP, GROUP // 2))
         scales = self.checkpoint.stored(f"{name}_scales", (count, outputs, inputs // GROUP))
         with self._naming(name):
@@ -171,3 +205,19 @@ class Loader:
         if rotary is None:
             rotary = self._rotaries[rope, head_dim] = Rotary(rope, head_dim, self.context_tokens, self.like)
         return rotary
+
+
+def encoded(weight: torch.Tensor, into: Quantize) -> PackedWeight | None:
+    """[outputs, inputs] encoded in the format; None for "none". Raises ValueError for a shape that it cannot hold."""
+    match into:
+        case "fp8":
+            return fp8.stored(*fp8.encode(weight))
+        case "mxfp4":
+            return mxfp4.Mxfp4Weight(*mxfp4.encode(weight))
+    return None
+
+
+def quantized(weight: torch.Tensor, into: Quantize) -> torch.Tensor:
+    """[outputs, inputs] rounded to the format, in its own type. Raises ValueError as `encoded` does."""
+    packed = encoded(weight, into)
+    return weight if packed is None else decoded(packed).to(weight)

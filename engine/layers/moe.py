@@ -7,6 +7,7 @@ their ranks. So a token's bits do not depend on which other tokens chose its exp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -39,13 +40,27 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     return indices[:, :count]
 
 
-class MixtureOfExperts:
-    """Σ over the chosen experts of weight · expert(x)."""
+@dataclass(frozen=True)
+class StackedExperts:
+    """The weights of all experts, of which each expert's products have slices.
 
-    def __init__(self, gate: Linear, router: Router, experts: Sequence[Expert]) -> None:
+    `gate_up` [experts, 2 · inner, hidden], first all of the gate, then all of up; `down` [experts, hidden, inner].
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class MixtureOfExperts:
+    """Σ over the chosen experts of weight · expert(x). `stacked`: their weights, if they are slices of one tensor."""
+
+    def __init__(
+        self, gate: Linear, router: Router, experts: Sequence[Expert], stacked: StackedExperts | None = None
+    ) -> None:
         self.gate = gate
         self.router = router
         self.experts = experts
+        self.stacked = stacked
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → the same."""

@@ -77,3 +77,11 @@ class SelfAttention:
         plan, memory = forward.group(self.slot)
         mixed = attend(query, entries, plan, memory, layer=self.slot.layer, scoring=self.scoring)
         return self.output(mixed, plus)
+
+
+def layer_attention(load: Loader, index: int, variant: AttentionVariant) -> SelfAttention:
+    """The attention of the layer `index`, with the positions of the whole model."""
+    config = load.config
+    return SelfAttention(
+        load, f"model.layers.{index}.self_attn", index, load.rotary(config.rope, config.head_dim), variant
+    )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from engine.kv_cache.memory import KvMemory
 from engine.layers.attention_plan import AttentionPlan
+from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.embedding import Embedding, Head
 from engine.layers.forward import Forward
 from engine.layers.loader import Loader
 from protocol.replicas import LayerGroup
-
-Layer: TypeAlias = Callable[[torch.Tensor, Forward], torch.Tensor]
-"""[rows, hidden] → the same."""
 
 
 class Decoder:
@@ -30,7 +27,7 @@ class Decoder:
     def __init__(
         self,
         load: Loader,
-        layers: Iterable[Layer],
+        layers: Iterable[DecoderLayer],
         *,
         embedding_scale: float | None = None,
         plus_one: bool = False,
@@ -54,7 +51,7 @@ class Decoder:
         positions: torch.Tensor,
         plans: Sequence[AttentionPlan],
         memories: Sequence[KvMemory],
-        layers: Sequence[Layer] | None = None,
+        layers: Sequence[DecoderLayer] | None = None,
     ) -> torch.Tensor:
         """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden].
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 
 from engine.errors import ModelError
-from engine.layers.feed_forward import FeedForward
-from engine.layers.forward import Forward
+from engine.layers.decoder_layer import DecoderLayer, llama_norms
+from engine.layers.feed_forward import FeedForward, load_experts
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, Router, highest, normalized, softmax
@@ -173,38 +173,27 @@ def _v3_router(load: Loader, name: str, experts: int) -> Router:
     return route
 
 
-class DeepSeekLayer:
+def deepseek_layer(load: Loader, index: int, *, third: bool) -> DecoderLayer:
     """One decoder layer; the first ones are dense."""
-
-    def __init__(self, load: Loader, index: int, *, third: bool) -> None:
-        name, config, fields = f"model.layers.{index}", load.config, load.config.fields
-        self.attention_norm = load.norm(f"{name}.input_layernorm")
-        self.attention = LatentAttention(load, f"{name}.self_attn", index)
-        self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
-        self.shared: FeedForward | None = None
-        self.mlp: FeedForward | MixtureOfExperts
-        if index < fields.count("first_k_dense_replace"):
-            self.mlp = FeedForward(load, f"{name}.mlp", config.intermediate)
-            return
-        inner, count = fields.integer("moe_intermediate_size"), fields.integer("n_routed_experts")
-        router = (_v3_router if third else _v2_router)(load, f"{name}.mlp.gate", count)
-        experts = [FeedForward(load, f"{name}.mlp.experts.{expert}", inner) for expert in range(count)]
-        self.mlp = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count, exact=True), router, experts)
-        if shared := fields.count("n_shared_experts"):
-            self.shared = FeedForward(load, f"{name}.mlp.shared_experts", inner * shared)
-
-    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """[rows, hidden] → the same."""
-        h = h + self.attention(self.attention_norm(h), forward)
-        x = self.mlp_norm(h)
-        return h + self.mlp(x) if self.shared is None else h + self.mlp(x) + self.shared(x)
+    name, fields = f"model.layers.{index}", load.config.fields
+    attention = LatentAttention(load, f"{name}.self_attn", index)
+    norms = llama_norms(load, index)
+    if index < fields.count("first_k_dense_replace"):
+        return DecoderLayer(norms, attention, FeedForward(load, f"{name}.mlp", load.config.intermediate))
+    inner, count = fields.integer("moe_intermediate_size"), fields.integer("n_routed_experts")
+    router = (_v3_router if third else _v2_router)(load, f"{name}.mlp.gate", count)
+    experts = load_experts(load, f"{name}.mlp.experts", count, inner)
+    moe = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count, exact=True), router, *experts)
+    shared = fields.count("n_shared_experts")
+    beside = FeedForward(load, f"{name}.mlp.shared_experts", inner * shared) if shared else None
+    return DecoderLayer(norms, attention, moe, shared=beside)
 
 
 def deepseek_v2(load: Loader) -> Decoder:
     """DeepSeek-V2, also Lite."""
-    return Decoder(load, (DeepSeekLayer(load, index, third=False) for index in range(load.config.layers)))
+    return Decoder(load, (deepseek_layer(load, index, third=False) for index in range(load.config.layers)))
 
 
 def deepseek_v3(load: Loader) -> Decoder:
     """DeepSeek-V3 and R1. Layers for multi-token prediction, behind the last one, are not loaded."""
-    return Decoder(load, (DeepSeekLayer(load, index, third=True) for index in range(load.config.layers)))
+    return Decoder(load, (deepseek_layer(load, index, third=True) for index in range(load.config.layers)))

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-
+from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.feed_forward import FeedForward
-from engine.layers.forward import Forward
 from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant, SelfAttention
 from engine.model_config.config_class import NOT_SET, ConfigClass
@@ -75,23 +73,14 @@ GEMMA3_TEXT = ConfigClass(
 )
 
 
-class GemmaLayer:
+def gemma_layer(load: Loader, index: int, rope: RopeConfig, variant: AttentionVariant) -> DecoderLayer:
     """One decoder layer."""
-
-    def __init__(self, load: Loader, index: int, rope: RopeConfig, variant: AttentionVariant) -> None:
-        name, config = f"model.layers.{index}", load.config
-        self.attention_norm = load.norm(f"{name}.input_layernorm", plus_one=True)
-        rotary = load.rotary(rope, config.head_dim)
-        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)
-        self.attention_out_norm = load.norm(f"{name}.post_attention_layernorm", plus_one=True)
-        self.mlp_norm = load.norm(f"{name}.pre_feedforward_layernorm", plus_one=True)
-        self.mlp = FeedForward(load, f"{name}.mlp", config.intermediate)
-        self.mlp_out_norm = load.norm(f"{name}.post_feedforward_layernorm", plus_one=True)
-
-    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """[rows, hidden] → the same."""
-        h = h + self.attention_out_norm(self.attention(self.attention_norm(h), forward))
-        return h + self.mlp_out_norm(self.mlp(self.mlp_norm(h)))
+    name, config = f"model.layers.{index}", load.config
+    attention = SelfAttention(load, f"{name}.self_attn", index, load.rotary(rope, config.head_dim), variant)
+    mlp = FeedForward(load, f"{name}.mlp", config.intermediate)
+    places = ("input", "pre_feedforward", "post_attention", "post_feedforward")
+    first, second, *out = (load.norm(f"{name}.{place}_layernorm", plus_one=True) for place in places)
+    return DecoderLayer((first, second), attention, mlp, out_norms=(out[0], out[1]))
 
 
 def _cap(load: Loader, name: str) -> float | None:
@@ -112,7 +101,7 @@ def gemma2(load: Loader) -> Decoder:
     windows = config.windows(config.fields.count("sliding_window"), lambda index: index % 2 == 0)
     bias = config.attention_bias
     layers = (
-        GemmaLayer(
+        gemma_layer(
             load,
             index,
             config.rope,
@@ -137,7 +126,7 @@ def gemma3(load: Loader) -> Decoder:
     local = read_rope(fields, GEMMA3_TEXT, "sliding_attention")
     bias = config.attention_bias
     layers = (
-        GemmaLayer(
+        gemma_layer(
             load,
             index,
             local if window else config.rope,

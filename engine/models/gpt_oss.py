@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import torch
 
-from engine.layers.forward import Forward
+from engine.layers.decoder_layer import DecoderLayer, llama_norms
 from engine.layers.linear import Linear
 from engine.layers.loader import Loader
-from engine.layers.moe import MixtureOfExperts, highest, softmax
-from engine.layers.self_attention import AttentionVariant, SelfAttention
+from engine.layers.moe import MixtureOfExperts, StackedExperts, highest, softmax
+from engine.layers.self_attention import AttentionVariant, layer_attention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 
@@ -70,55 +70,50 @@ class GptOssExpert:
         return self.down((up + 1).mul_(gate).div_((gate * -self.alpha).exp_().add_(1.0)))
 
 
-def _experts(load: Loader, name: str, count: int) -> list[GptOssExpert]:
+def _experts(load: Loader, name: str, count: int) -> tuple[list[GptOssExpert], StackedExperts | None]:
     config, fields = load.config, load.config.fields
     hidden, inner = config.hidden, config.intermediate
     # Stored: even outputs are the gate's, odd ones up's. Here: first all of the gate, then all of up.
     order = torch.cat([torch.arange(0, 2 * inner, 2), torch.arange(1, 2 * inner, 2)])
     gate_up = load.experts(f"{name}.gate_up_proj", count, 2 * inner, hidden, order)
-    gate_up_bias = load.tensor(f"{name}.gate_up_proj_bias", count, 2 * inner)
+    gate_up_bias = load.tensor(f"{name}.gate_up_proj_bias", count, 2 * inner)[:, order]
     down = load.experts(f"{name}.down_proj", count, hidden, inner)
     down_bias = load.tensor(f"{name}.down_proj_bias", count, hidden)
     alpha, limit = fields.number("swiglu_alpha"), fields.number("swiglu_limit")
-    return [
+    experts = [
         GptOssExpert(
-            load.product(f"{name}.gate_up_proj", gate_up[expert], gate_up_bias[expert][order]),
-            load.product(f"{name}.down_proj", down[expert], down_bias[expert].contiguous()),
+            load.product(f"{name}.gate_up_proj", gate_up[expert], gate_up_bias[expert]),
+            load.product(f"{name}.down_proj", down[expert], down_bias[expert]),
             alpha,
             limit,
         )
         for expert in range(count)
     ]
+    if load.stacks and isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
+        return experts, StackedExperts(gate_up, down)
+    return experts, None
 
 
-class GptOssLayer:
+def gpt_oss_layer(load: Loader, index: int, window: int) -> DecoderLayer:
     """One decoder layer."""
+    name, config, fields = f"model.layers.{index}.mlp", load.config, load.config.fields
+    bias = config.attention_bias
+    variant = AttentionVariant(window=window, sinks=True, qkv_bias=bias, output_bias=bias)
+    attention = layer_attention(load, index, variant)
+    count = fields.integer("num_local_experts")
+    ranks = fields.integer("num_experts_per_tok", most=count)
 
-    def __init__(self, load: Loader, index: int, window: int) -> None:
-        name, config, fields = f"model.layers.{index}", load.config, load.config.fields
-        bias = config.attention_bias
-        variant = AttentionVariant(window=window, sinks=True, qkv_bias=bias, output_bias=bias)
-        self.attention_norm = load.norm(f"{name}.input_layernorm")
-        rotary = load.rotary(config.rope, config.head_dim)
-        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)
-        self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
-        count = fields.integer("num_local_experts")
-        self.ranks = fields.integer("num_experts_per_tok", most=count)
-        gate = load.gate(f"{name}.mlp.router", count, bias=True)
-        self.moe = MixtureOfExperts(gate, self._route, _experts(load, f"{name}.mlp.experts", count))
-
-    def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = highest(logits, self.ranks)
+    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = highest(logits, ranks)
         return chosen, softmax(logits.gather(1, chosen))
 
-    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """[rows, hidden] → the same."""
-        h = h + self.attention(self.attention_norm(h), forward)
-        return h + self.moe(self.mlp_norm(h))
+    gate = load.gate(f"{name}.router", count, bias=True)
+    moe = MixtureOfExperts(gate, route, *_experts(load, f"{name}.experts", count))
+    return DecoderLayer(llama_norms(load, index), attention, moe)
 
 
 def gpt_oss(load: Loader) -> Decoder:
     """gpt-oss of any size."""
     config = load.config
     windows = config.windows(config.fields.count("sliding_window"), lambda index: index % 2 == 0)
-    return Decoder(load, (GptOssLayer(load, index, window) for index, window in enumerate(windows)))
+    return Decoder(load, (gpt_oss_layer(load, index, window) for index, window in enumerate(windows)))

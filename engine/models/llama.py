@@ -6,12 +6,10 @@ h = h + Wdown · (silu(Wgate · norm(h)) ⊙ Wup · norm(h))
 
 from __future__ import annotations
 
-import torch
-
+from engine.layers.decoder_layer import DecoderLayer, llama_norms
 from engine.layers.feed_forward import FeedForward
-from engine.layers.forward import Forward
 from engine.layers.loader import Loader
-from engine.layers.self_attention import AttentionVariant, SelfAttention
+from engine.layers.self_attention import AttentionVariant, layer_attention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 
@@ -35,25 +33,15 @@ LLAMA = ConfigClass(
 )
 
 
-class LlamaLayer:
+def llama_layer(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
     """One decoder layer. `variant`: how the attention differs from Llama's, for families derived from it."""
-
-    def __init__(self, load: Loader, index: int, variant: AttentionVariant) -> None:
-        name, config = f"model.layers.{index}", load.config
-        rotary = load.rotary(config.rope, config.head_dim)
-        self.attention_norm = load.norm(f"{name}.input_layernorm")
-        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)
-        self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
-        self.mlp = FeedForward(load, f"{name}.mlp", config.intermediate)
-
-    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """[rows, hidden] → the same."""
-        h = self.attention(self.attention_norm(h), forward, plus=h)
-        return self.mlp(self.mlp_norm(h), plus=h)
+    attention = layer_attention(load, index, variant)
+    mlp = FeedForward(load, f"model.layers.{index}.mlp", load.config.intermediate)
+    return DecoderLayer(llama_norms(load, index), attention, mlp, fused_sums=True)
 
 
 def llama(load: Loader) -> Decoder:
     """Llama 2 and 3.x."""
     bias = load.config.attention_bias
     variant = AttentionVariant(qkv_bias=bias, output_bias=bias)
-    return Decoder(load, (LlamaLayer(load, index, variant) for index in range(load.config.layers)))
+    return Decoder(load, (llama_layer(load, index, variant) for index in range(load.config.layers)))

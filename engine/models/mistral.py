@@ -6,7 +6,7 @@ from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.models.llama import LlamaLayer
+from engine.models.llama import llama_layer
 
 MISTRAL = ConfigClass(
     "mistral",
@@ -32,4 +32,6 @@ def mistral(load: Loader) -> Decoder:
     """Mistral and Ministral. `sliding_window` null means no window; a missing one means that of version 0.1."""
     config = load.config
     windows = config.windows(config.fields.count("sliding_window"), lambda _: True)
-    return Decoder(load, (LlamaLayer(load, index, AttentionVariant(window=size)) for index, size in enumerate(windows)))
+    return Decoder(
+        load, (llama_layer(load, index, AttentionVariant(window=size)) for index, size in enumerate(windows))
+    )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from engine.layers.feed_forward import FeedForward
-from engine.layers.forward import Forward
+from engine.layers.decoder_layer import DecoderLayer, llama_norms
+from engine.layers.feed_forward import load_experts
 from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
-from engine.layers.self_attention import AttentionVariant, SelfAttention
+from engine.layers.self_attention import AttentionVariant, layer_attention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 
@@ -39,37 +39,25 @@ MIXTRAL = ConfigClass(
 )
 
 
-class MixtralLayer:
+def mixtral_layer(load: Loader, index: int, window: int) -> DecoderLayer:
     """One decoder layer."""
+    name, fields = f"model.layers.{index}.block_sparse_moe", load.config.fields
+    attention = layer_attention(load, index, AttentionVariant(window=window))
+    count = fields.integer("num_local_experts")
+    ranks = fields.integer("num_experts_per_tok", most=count)
+    experts = load_experts(load, f"{name}.experts", count, load.config.intermediate, ("w1", "w3", "w2"))
 
-    def __init__(self, load: Loader, index: int, window: int) -> None:
-        name, config = f"model.layers.{index}", load.config
-        self.attention_norm = load.norm(f"{name}.input_layernorm")
-        rotary = load.rotary(config.rope, config.head_dim)
-        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, AttentionVariant(window=window))
-        self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
-        count = config.fields.integer("num_local_experts")
-        self.ranks = config.fields.integer("num_experts_per_tok", most=count)
-        experts = [
-            FeedForward(load, f"{name}.block_sparse_moe.experts.{expert}", config.intermediate, ("w1", "w3", "w2"))
-            for expert in range(count)
-        ]
-        gate = load.gate(f"{name}.block_sparse_moe.gate", count)
-        self.moe = MixtureOfExperts(gate, self._route, experts)
-
-    def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights = softmax(logits)
-        chosen = highest(weights, self.ranks)
+        chosen = highest(weights, ranks)
         return chosen, normalized(weights.gather(1, chosen))
 
-    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """[rows, hidden] → the same."""
-        h = h + self.attention(self.attention_norm(h), forward)
-        return h + self.moe(self.mlp_norm(h))
+    moe = MixtureOfExperts(load.gate(f"{name}.gate", count), route, *experts)
+    return DecoderLayer(llama_norms(load, index), attention, moe)
 
 
 def mixtral(load: Loader) -> Decoder:
     """Mixtral."""
     config = load.config
     windows = config.same_windows(config.fields.count("sliding_window"))
-    return Decoder(load, (MixtralLayer(load, index, window) for index, window in enumerate(windows)))
+    return Decoder(load, (mixtral_layer(load, index, window) for index, window in enumerate(windows)))

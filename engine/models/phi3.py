@@ -8,7 +8,7 @@ from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.models.llama import LlamaLayer
+from engine.models.llama import llama_layer
 
 PHI3 = ConfigClass(
     "phi3",
@@ -38,5 +38,5 @@ def phi3(load: Loader) -> Decoder:
     config = load.config
     windows = config.same_windows(config.fields.count("sliding_window"))
     return Decoder(
-        load, (LlamaLayer(load, index, AttentionVariant(window=window)) for index, window in enumerate(windows))
+        load, (llama_layer(load, index, AttentionVariant(window=window)) for index, window in enumerate(windows))
     )

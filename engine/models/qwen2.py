@@ -7,7 +7,7 @@ from engine.layers.self_attention import AttentionVariant
 from engine.model_config.config import ModelConfig
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.models.llama import LlamaLayer
+from engine.models.llama import llama_layer
 
 QWEN2 = ConfigClass(
     "qwen2",
@@ -43,4 +43,4 @@ def qwen2(load: Loader) -> Decoder:
     """Qwen2 and Qwen2.5, dense."""
     windows = qwen_windows(load.config)
     variants = [AttentionVariant(window=window, qkv_bias=True) for window in windows]
-    return Decoder(load, (LlamaLayer(load, index, variant) for index, variant in enumerate(variants)))
+    return Decoder(load, (llama_layer(load, index, variant) for index, variant in enumerate(variants)))

@@ -9,7 +9,7 @@ from engine.layers.self_attention import AttentionVariant
 from engine.model_config.config import ModelConfig
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
-from engine.models.llama import LlamaLayer
+from engine.models.llama import llama_layer
 from engine.models.qwen2 import qwen_windows
 
 QWEN3 = ConfigClass(
@@ -44,4 +44,4 @@ def qwen3_variants(config: ModelConfig, windows: Sequence[int]) -> list[Attentio
 def qwen3(load: Loader) -> Decoder:
     """Qwen3, dense."""
     variants = qwen3_variants(load.config, qwen_windows(load.config))
-    return Decoder(load, (LlamaLayer(load, index, variant) for index, variant in enumerate(variants)))
+    return Decoder(load, (llama_layer(load, index, variant) for index, variant in enumerate(variants)))

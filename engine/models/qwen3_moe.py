@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from engine.layers.feed_forward import FeedForward
-from engine.layers.forward import Forward
+from engine.layers.decoder_layer import DecoderLayer, llama_norms
+from engine.layers.feed_forward import FeedForward, load_experts
 from engine.layers.loader import Loader
 from engine.layers.moe import MixtureOfExperts, highest, normalized, softmax
-from engine.layers.self_attention import AttentionVariant, SelfAttention
+from engine.layers.self_attention import AttentionVariant, layer_attention
 from engine.model_config.config_class import ConfigClass
 from engine.models.decoder import Decoder
 from engine.models.qwen3 import qwen3_variants
@@ -47,36 +47,27 @@ QWEN3_MOE = ConfigClass(
 )
 
 
-class Qwen3MoeLayer:
+def qwen3_moe_layer(load: Loader, index: int, variant: AttentionVariant, *, sparse: bool) -> DecoderLayer:
     """One decoder layer. `sparse`: its feed-forward layer is a mixture of experts."""
+    attention = layer_attention(load, index, variant)
+    name = f"model.layers.{index}.mlp"
+    mlp = _mixture(load, name) if sparse else FeedForward(load, name, load.config.intermediate)
+    return DecoderLayer(llama_norms(load, index), attention, mlp)
 
-    def __init__(self, load: Loader, index: int, variant: AttentionVariant, *, sparse: bool) -> None:
-        name, config, fields = f"model.layers.{index}", load.config, load.config.fields
-        self.normalize = fields.flag("norm_topk_prob")
-        self.attention_norm = load.norm(f"{name}.input_layernorm")
-        rotary = load.rotary(config.rope, config.head_dim)
-        self.attention = SelfAttention(load, f"{name}.self_attn", index, rotary, variant)
-        self.mlp_norm = load.norm(f"{name}.post_attention_layernorm")
-        self.mlp: FeedForward | MixtureOfExperts
-        if not sparse:
-            self.mlp = FeedForward(load, f"{name}.mlp", config.intermediate)
-            return
-        inner = fields.integer("moe_intermediate_size")
-        count = fields.integer("num_experts")
-        self.ranks = fields.integer("num_experts_per_tok", most=count)
-        experts = [FeedForward(load, f"{name}.mlp.experts.{expert}", inner) for expert in range(count)]
-        self.mlp = MixtureOfExperts(load.gate(f"{name}.mlp.gate", count), self._route, experts)
 
-    def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _mixture(load: Loader, name: str) -> MixtureOfExperts:
+    fields = load.config.fields
+    inner, count = fields.integer("moe_intermediate_size"), fields.integer("num_experts")
+    ranks, normalize = fields.integer("num_experts_per_tok", most=count), fields.flag("norm_topk_prob")
+
+    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = softmax(logits)
-        chosen = highest(scores, self.ranks)
+        chosen = highest(scores, ranks)
         weights = scores.gather(1, chosen)
-        return chosen, normalized(weights) if self.normalize else weights
+        return chosen, normalized(weights) if normalize else weights
 
-    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """[rows, hidden] → the same."""
-        h = h + self.attention(self.attention_norm(h), forward)
-        return h + self.mlp(self.mlp_norm(h))
+    experts = load_experts(load, f"{name}.experts", count, inner)
+    return MixtureOfExperts(load.gate(f"{name}.gate", count), route, *experts)
 
 
 def qwen3_moe(load: Loader) -> Decoder:
@@ -88,7 +79,7 @@ def qwen3_moe(load: Loader) -> Decoder:
     return Decoder(
         load,
         (
-            Qwen3MoeLayer(load, index, variant, sparse=index not in dense and (index + 1) % step == 0)
+            qwen3_moe_layer(load, index, variant, sparse=index not in dense and (index + 1) % step == 0)
             for index, variant in enumerate(variants)
         ),
     )

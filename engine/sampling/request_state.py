@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import chain
 
 import numpy as np
@@ -25,6 +26,7 @@ class TokenCounts:
         sampled = Counter(output)
         found = dict.fromkeys(chain(prompt, sampled))
         self._places = dict(zip(found, range(len(found)), strict=True))
+        self._size = len(found)
         room = max(_FIRST_CAPACITY, 2 * len(found))
         # Arrays of numpy: a small operation of torch lets other threads have the interpreter, for milliseconds.
         self._ids = np.zeros(room, np.int64)
@@ -38,20 +40,33 @@ class TokenCounts:
         place = self._place(token)  # first, since it may replace the arrays
         self._counts[place] += 1
 
+    def after(self, tokens: Sequence[int]) -> TokenCounts:
+        """These counts with some tokens more, to be read only: the same places, and others for new tokens."""
+        fresh = [token for token in dict.fromkeys(tokens) if token not in self._places]
+        places = dict(zip(fresh, range(self._size, self._size + len(fresh)), strict=True))
+        later = copy(self)
+        later._size += len(fresh)
+        later._ids = np.concatenate([self.ids, np.array(fresh, np.int64)])
+        later._counts = np.concatenate([self.counts, np.zeros(len(fresh))])
+        for token in tokens:
+            later._counts[places[token] if token in places else self._places[token]] += 1
+        return later
+
     @property
     def ids(self) -> NDArray[np.int64]:
         """[distinct tokens]"""
-        return self._ids[: len(self._places)]
+        return self._ids[: self._size]
 
     @property
     def counts(self) -> NDArray[np.float64]:
         """[distinct tokens]"""
-        return self._counts[: len(self._places)]
+        return self._counts[: self._size]
 
     def _place(self, token: int) -> int:
         place = self._places.get(token)
         if place is None:
-            place = self._places[token] = len(self._places)
+            place = self._places[token] = self._size
+            self._size += 1
             if place == len(self._ids):
                 self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
@@ -110,6 +125,18 @@ class SamplingState:
             self.counts.add(token)
         if self.changes_logits or self.guide is not None:
             self.changes_logits = self._changes_logits()
+
+    def after(self, drafts: Sequence[int]) -> SamplingState:
+        """The state if these tokens were sampled next, for the row behind them. Only without a grammar."""
+        if not drafts:
+            return self
+        assert self.guide is None, "a grammar knows only what was sampled"
+        later = copy(self)
+        later.position += len(drafts)
+        later.drawn += len(drafts)
+        later.counts = None if self.counts is None else self.counts.after(drafts)
+        later.changes_logits = later._changes_logits()
+        return later
 
     def _changes_logits(self) -> bool:
         """Whether the logits are changed before the draw."""

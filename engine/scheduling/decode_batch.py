@@ -1,14 +1,16 @@
-"""The batch of decoding requests, kept from step to step so that a step costs nothing for most of its rows.
+"""The batch of decoding requests, kept from step to step so that a step costs nothing for most of them.
 
 A decoding request needs attention when its last block is full, when its credit ends, and when it has earned back its
-preemption cost. Each is a known number of tokens ahead, and each step adds one token to every row; so a calendar
-(step -> requests) says which rows to look at.
+preemption cost. Each is a known number of tokens ahead, and a step adds a token to every request; so a calendar
+(step -> requests) says which ones to look at. A step that adds more to a request, since drafts were accepted, has it
+looked at at once.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from engine.scheduling.request import Request
 from engine.scheduling.step_work import Decode, Work
@@ -18,53 +20,87 @@ from protocol.requests import LANES, Lane
 
 
 class DecodeBatch:
-    """Requests whose next token has room in their blocks. `most`: rows; `lanes`: how many rows each lane has."""
+    """Requests whose next token has room in their blocks, `most` of them; `lanes`: how many each lane has.
 
-    def __init__(self, most: int) -> None:
-        self.rows: list[Decode] = []
+    `drafted`: how many drafts the next step verifies, `most_drafts` of a request and `all_drafts` of all together. Its
+    rows are so many more than the requests.
+    """
+
+    def __init__(self, most: int, most_drafts: int = 0, all_drafts: int = 0) -> None:
+        self.most_drafts = most_drafts
+        self.all_drafts = all_drafts
+        self.decodes: list[Decode] = []
+        """By slot."""
+        self.drafted = 0
         self.lanes: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._latest = LatestTokens(most)
-        """The tokens sampled last, a column for each row."""
+        """The tokens sampled last, a column for each slot."""
         self._calendar: defaultdict[int, list[Request]] = defaultdict(list)
         """step -> requests to look at after it. An entry counts while it is the request's `due`."""
         self._works: Sequence[Work] | None = None
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.decodes)
 
     def join(self, request: Request) -> None:
-        """Add a row: the request decodes from the next step on."""
-        request.slot = len(self.rows)
-        self.rows.append(Decode(request))
+        """Add a request: it decodes from the next step on."""
+        request.slot = len(self.decodes)
+        self.decodes.append(Decode(request))
         self._works = None
         request.tokens.follow(self._latest, request.slot)
         self.lanes[request.lane] += 1
         self.plan(request, len(request.tokens))
 
     def leave(self, request: Request) -> None:
-        """Remove the request's row; the last row takes its place."""
+        """Remove the request; the last one takes its slot."""
         request.tokens.detach()
-        last = self.rows.pop()
+        self.drafted -= len(self.decodes[request.slot].drafts)
+        last = self.decodes.pop()
         self._works = None
         if last.request is not request:
-            self.rows[request.slot] = last
+            self.decodes[request.slot] = last
             last.request.slot = request.slot
             last.request.tokens.follow(self._latest, request.slot)
         self.lanes[request.lane] -= 1
         request.stop_decoding()
 
     def works(self) -> Sequence[Work]:
-        """The rows as a step's work: the same object until a row is added or removed."""
+        """The requests as a step's work: the same object until one is added or removed."""
         if self._works is None:
-            self._works = list(self.rows)
+            self._works = list(self.decodes)
         return self._works
+
+    def draft(self, request: Request, tokens: Sequence[int]) -> int:
+        """Let the next step verify these tokens behind the request's last one, as many of them as there is room for.
+
+        Returns how many. All rows have room in its blocks, and what they sample has credit and stays within its limit.
+        None behind a token that ends the output, and none under a grammar, which knows only what was sampled, or if the
+        request does not decode now.
+        """
+        if request.slot < 0:
+            return 0
+        work = self.decodes[request.slot]
+        room = min(
+            len(request.table) * BLOCK_TOKENS - len(request.tokens),
+            min(request.credit, request.max_output) - request.output - 1,
+            self.most_drafts,
+            self.all_drafts - self.drafted + len(work.drafts),
+        )
+        if request.row is not None and request.row.guide is not None:
+            room = 0
+        stops = request.sampling.stop_tokens
+        fitting = tuple(takewhile(lambda token: token not in stops, tokens[: max(0, room)]))
+        if fitting or work.drafts:
+            self.drafted += len(fitting) - len(work.drafts)
+            work.draft(fitting)
+        return len(fitting)
 
     def plan(self, request: Request, length: int) -> None:
         """Enter the step after which the request, of `length` tokens, needs attention, the next one at the earliest.
 
         Its block table may have changed, so its revision grows.
         """
-        self.rows[request.slot].revision += 1
+        self.decodes[request.slot].revision += 1
         # All tokens but the last have KV: the block is full when those reach its end.
         ahead = BLOCK_TOKENS - (length - 1) % BLOCK_TOKENS
         credit = request.credit - (length - request.prompt)
@@ -74,22 +110,39 @@ class DecodeBatch:
         request.due = due = self._latest.steps + ahead
         self._calendar[due].append(request)
 
-    def advance(self, works: Sequence[Work], tokens: list[int]) -> list[Request]:
-        """A step is done: `tokens` are the samples of `works`, which are all rows in any order.
+    def advance(
+        self, works: Sequence[Work], tokens: list[int], accepted: Mapping[int, Sequence[int]] = {}
+    ) -> list[Request]:
+        """A step is done: `tokens` are the last samples of `works`, which are all requests in any order.
 
-        Returns the requests that need attention. The caller must flush the tokens of each, and plan it or let it leave.
+        `accepted`: by arrival the drafts before them, where some were accepted. Returns the requests that need
+        attention. The caller must flush the tokens of each, and plan it or let it leave.
         """
-        if works is self._works or works == self.rows:
+        due = self._end_drafts(accepted) if self.drafted else []
+        if works is self._works or works == self.decodes:
             self._latest.write(tokens)
-        else:  # a row was removed, so another request has its place
-            row = [0] * len(self.rows)
+        else:  # a request was removed, so another one has its slot
+            row = [0] * len(self.decodes)
             for work, token in zip(works, tokens, strict=True):
                 row[work.request.slot] = token
             self._latest.write(row)
         step = self._latest.steps
-        due = []
         for request in self._calendar.pop(step, ()):
             if request.due == step and request.slot >= 0:
                 request.due = 0
                 due.append(request)
         return due
+
+    def _end_drafts(self, accepted: Mapping[int, Sequence[int]]) -> list[Request]:
+        """Append the accepted drafts and forget the others; returns the requests that got some."""
+        longer = []
+        for work in self.decodes:
+            if work.drafts:
+                work.draft(())
+                request = work.request
+                if drafts := accepted.get(request.arrival):
+                    request.tokens.extend(drafts)
+                    request.due = 0
+                    longer.append(request)
+        self.drafted = 0
+        return longer

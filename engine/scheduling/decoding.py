@@ -7,7 +7,7 @@ these alone that others give way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.policy import Policy
@@ -76,7 +76,13 @@ class Decoding:
             elif request.slot >= 0:
                 self.batch.leave(request)
 
-    def computed(self, works: Sequence[Work], tokens: Sequence[int | None], put_off: Collection[int]) -> list[Request]:
+    def computed(
+        self,
+        works: Sequence[Work],
+        tokens: Sequence[int | None],
+        put_off: Collection[int],
+        accepted: Mapping[int, Sequence[int]],
+    ) -> list[Request]:
         """Append the tokens that the batch sampled. Requests that filled a block or spent their credit are dealt with.
 
         Returns those of `put_off` (arrivals): they sampled nothing and have left the batch, to `begin` again.
@@ -88,7 +94,7 @@ class Decoding:
             works, tokens = [work for work, _ in sampled], [token for _, token in sampled]
             for request in delayed:
                 self.batch.leave(request)
-        self._attend(self.batch.advance(works, tokens))  # type: ignore[arg-type]  # a decode samples
+        self._attend(self.batch.advance(works, tokens, accepted))  # type: ignore[arg-type]  # a decode samples
         return delayed
 
     def _attend(self, due: Sequence[Request]) -> None:
@@ -129,14 +135,14 @@ class Decoding:
 
     def check(self) -> list[int]:
         """Raise AssertionError unless each request is where it belongs. Returns all arrivals, once for each place."""
-        for row, work in enumerate(self.batch.rows):
+        for slot, work in enumerate(self.batch.decodes):
             request = work.request
-            assert request.slot == row, "a row has another number"
-            assert not request.paused, "a row is out of credit"
-            assert self._has_room(request) or request.arrival in self.starved, "a row has no room"
+            assert request.slot == slot, "a request has another slot"
+            assert not request.paused, "a request decodes out of credit"
+            assert self._has_room(request) or request.arrival in self.starved, "a request decodes without room"
             assert request.kv // BLOCK_TOKENS == request.published or request.store == "none", "a full block is hidden"
         for request in self.starved.values():
             assert len(request.tokens) == len(request.table) * BLOCK_TOKENS + 1, "it wants more than one block, or none"
         assert all(request.paused for request in self.paused.values()), "a request is paused in spite of its credit"
         without_row = [arrival for arrival, request in self.starved.items() if request.slot < 0]
-        return [work.request.arrival for work in self.batch.rows] + list(self.paused) + without_row
+        return [work.request.arrival for work in self.batch.decodes] + list(self.paused) + without_row

@@ -52,8 +52,8 @@ class Scheduler:
 
     `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `tiers`: those behind it,
     the nearest first, which need `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two
-    tokens by lane. `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: how many
-    blocks the background writer keeps free or clean; 0 for no writer. Raises ValueError for a budget that is too small.
+    tokens by lane. `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: blocks that
+    the background writer keeps so. `most_drafts`: of a request in a step. Raises ValueError for too small a budget.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Scheduler:
         chooser: FetchOrRecompute | None = None,
         block_bytes: int = 1 << 19,
         clean: int = 0,
+        most_drafts: int = 0,
     ) -> None:
         if budget < max_running + BLOCK_TOKENS:
             raise ValueError(
@@ -94,7 +95,7 @@ class Scheduler:
         )
         self.blocks = PrefixBlocks(pool, self.tiers)
         self.capacity = Capacity(max_running, self.needs.longest or max(group.total for group in pool.pools))
-        self.batch = DecodeBatch(max_running)
+        self.batch = DecodeBatch(max_running, most_drafts, budget - max_running - BLOCK_TOKENS)
         self.prefilling = Prefilling(self.needs, self.queue, self.blocks, self.tiers.restores)
         self.tiers.restores.prefilling = self.prefilling.requests
         self.decoding = Decoding(self.batch, self.queue, self.blocks, self.prefilling)
@@ -166,7 +167,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step would do any work."""
-        if self.batch.rows or self.decoding.starved:
+        if len(self.batch) or self.decoding.starved:
             return True
         if (self.prefilling.requests or len(self.queue)) and not self.waits:
             return True
@@ -221,19 +222,25 @@ class Scheduler:
                 self._release(request)
                 self.add(request)
 
-    def commit(self, works: Sequence[Work], tokens: list[int | None], put_off: Collection[int] = ()) -> None:
+    def commit(
+        self,
+        works: Sequence[Work],
+        tokens: list[int | None],
+        put_off: Collection[int] = (),
+        accepted: Mapping[int, Sequence[int]] = {},
+    ) -> None:
         """Account for finished work: count tokens, publish filled blocks, append sampled tokens.
 
-        `works`: in the order of the step, without failed ones, whose requests have been removed. `tokens`: what each
-        sampled, None where it samples nothing. `put_off`: arrivals of requests that could not sample yet; their last
-        token is computed again in a later step.
+        `works`: in step order, without failed ones, whose requests are removed. `tokens`: what each sampled last, if
+        anything, and by arrival the drafts `accepted` before. `put_off`: who could not sample yet computes its last
+        token again in a later step.
         """
         decodes = len(self.batch)
         prefills = list(zip(works[decodes:], tokens[decodes:], strict=True)) if len(works) > decodes else []
         if prefills:
             works, tokens = works[:decodes], tokens[:decodes]
         # Before the finished prompts join the batch: they have their first token already.
-        delayed = self.decoding.computed(works, tokens, put_off)
+        delayed = self.decoding.computed(works, tokens, put_off, accepted)
         for work, token in prefills:
             if self.prefilling.computed(work, token, again=work.request.arrival in put_off):
                 self.decoding.begin(work.request)
@@ -244,7 +251,7 @@ class Scheduler:
 
     def _room(self) -> int:
         """How many tokens may be prefilled in this step: beside decodes at least a block, so that prompts advance."""
-        decodes = len(self.batch)
+        decodes = len(self.batch) + self.batch.drafted
         left = self.budget - decodes
         if decodes:
             left = int(min(left, max(BLOCK_TOKENS, self.costs.prefill_within(self._target(), decodes))))

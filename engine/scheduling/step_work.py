@@ -1,4 +1,4 @@
-"""The work of one step: tokens of requests to compute, and KV blocks to copy and to clear."""
+"""The work of one step: tokens of requests to compute, and KV blocks to copy and to clear; and what became of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from engine.scheduling.request import Request
 from engine.scheduling.tier import Transfer
 from prompt_cache.kv.grouped_pool import Block
+from protocol.requests import TokenLogprob
 
 if TYPE_CHECKING:
     from engine.scheduling.restoring import Restore
@@ -22,6 +23,7 @@ class Prefill:
     start: int
     count: int
     samples: bool
+    drafts: ClassVar[Sequence[int]] = ()
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -30,29 +32,37 @@ class Prefill:
 
 
 class Decode:
-    """Compute the KV of a request's last token and sample the next. One object serves all steps that decode it.
+    """Compute the KV of a request's last token, and of `drafts` that may follow it; sample behind each of these rows.
 
-    `revision` grows whenever the request's block table may have changed.
+    `count` rows from `start` on: one where nothing is drafted. A draft is accepted if it is the token that was sampled
+    in the row before it, so that a request gets the tokens of plain decoding. One object serves all steps that decode
+    the request. `revision` grows whenever its block table or its number of rows may have changed.
     """
 
-    __slots__ = ("request", "revision")
+    __slots__ = ("count", "drafts", "request", "revision")
 
-    count: ClassVar[int] = 1
     samples: ClassVar[bool] = True
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.revision = 0
+        self.count = 1
+        self.drafts: Sequence[int] = ()
 
     @property
     def start(self) -> int:
-        """The position of the token to compute."""
+        """The position of the first token to compute."""
         return len(self.request.tokens) - 1
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The token to compute."""
-        return (self.request.tokens.last,)
+        """The tokens to compute."""
+        return (self.request.tokens.last, *self.drafts)
+
+    def draft(self, tokens: Sequence[int]) -> None:
+        """Let the next step verify these drafts; none of them: plain decoding."""
+        self.drafts, self.count = tokens, 1 + len(tokens)
+        self.revision += 1
 
 
 Work: TypeAlias = Prefill | Decode
@@ -93,7 +103,8 @@ class Step:
         self.saves: list[Transfer] = []
         """What is to be written to the tiers once the copies are done."""
         self.work: Sequence[Work] = ()
-        """Work of one token first. The same object as in the last step if the same requests decode and nothing else."""
+        """Decodes first, then prefills of one token. The same object as in the last step if the same requests decode
+        and nothing else."""
         self.began: list[Request] = []
         """Requests that were admitted for the first time."""
         self.fresh: list[Block] = []
@@ -108,3 +119,30 @@ class Step:
     def needs_copies(self) -> bool:
         """Whether its work reads what it copies back."""
         return any(returned.restore is None for returned in self.returns)
+
+
+class NotFinite(Exception):
+    """The model computed NaN or infinity for this request."""
+
+
+class DeviceFailed(Exception):
+    """The device computes nothing more for this process, whatever it is asked."""
+
+
+@dataclass(slots=True)
+class WorkOutcome:
+    """What became of a work: the tokens that it sampled, or why it failed.
+
+    `accepted` are its drafts that were sampled, `token` the one behind them; None if it does not sample. `logprobs`: of
+    each of these, if they are asked for. `scored` are log probabilities of prompt tokens, from the work's second token
+    on. `put_off`: the work's last token is to be computed again in a later step. `grammar_s`: CPU seconds that the
+    request's grammar took.
+    """
+
+    token: int | None = None
+    error: Exception | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    accepted: Sequence[int] = ()
+    scored: tuple[TokenLogprob, ...] = ()
+    put_off: bool = False
+    grammar_s: float = 0.0

@@ -1,8 +1,9 @@
 """The token ids of requests, four bytes each, and a shared buffer of the tokens that the last steps sampled.
 
-A step samples a token for each decoding request. They are written at once, as a row of `LatestTokens`; each request has
-a column. A request's `TokenSequence` appends its column when it is read, when the column goes to another request, and
-at the latest when a block is full: the buffer keeps `BLOCK_TOKENS` rows.
+A step samples at least a token for each decoding request. The last ones are written at once, as a row of
+`LatestTokens`; each request has a column. A request's `TokenSequence` appends its column when it is read, when the
+column goes to another request, and at the latest when a block is full: the buffer keeps `BLOCK_TOKENS` rows. Where a
+step brings a request several tokens, those before the last are appended by `extend`.
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ class TokenSequence(Sequence[int]):
         """Append a token; only while it does not follow a buffer."""
         assert self._latest is None, "a sequence that follows a buffer is appended to by the buffer"
         self._own.append(token)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens behind those that the buffer has so far."""
+        self.flush()
+        self._own.extend(tokens)
 
     @property
     def last(self) -> int:

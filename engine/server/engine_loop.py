@@ -82,7 +82,7 @@ class EngineLoop:
         self._snapshot_at = 0.0
         self._last_progress_at: float | None = None
         self.engine.call_when_restored(lambda: self.do(_nothing))
-        self.engine.runner.meanwhile = self._add_while_computing
+        self.engine.executor.call_while_computing(self._add_while_computing)
         self._snapshot()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -194,7 +194,7 @@ class EngineLoop:
 
     def _is_due(self, taken_s: float, longest_s: float) -> bool:
         """Whether the next step should not wait for more commands, after so long."""
-        return taken_s > longest_s or (taken_s > _IDLE_TAKE_S and self.engine.runner.idles_between_steps())
+        return taken_s > longest_s or (taken_s > _IDLE_TAKE_S and self.engine.executor.idles_between_steps())
 
     def _next_command(self) -> tuple[Command, bool]:
         """Raises queue.Empty if none has come."""

@@ -15,8 +15,8 @@ from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
 from engine.execution.block_zeroing import BlockZeroing
 from engine.execution.disk_tier import DISK_RATE, DiskTier
-from engine.execution.model_runner import ModelRunner
-from engine.execution.sizes import Sizes
+from engine.execution.executor import StepExecutor
+from engine.execution.model_runner import ModelRunner, Sizes
 from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
 from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers.linear import best_tiling
@@ -137,11 +137,10 @@ def assemble(
     pool = GroupedPool(list(zip(blocks, windows, strict=True)), block_bytes=block_bytes, attention_tokens=depth)
     return AssembledEngine(
         Engine(
-            runner,
+            StepExecutor(runner, costs),
             pool,
             limits,
             digest,
-            costs=costs,
             dram=_host_pool(windows, kept, dram, depth) if dram else None,
             # What other starts wrote may not be read either: KV that is read has other bits than KV that is computed.
             tiers=_tiers(options, identity, runner, depth, wait_for_others)

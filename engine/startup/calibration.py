@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from engine.execution.model_runner import ModelRunner
-from engine.models.decoder import Layer
+from engine.layers.decoder_layer import DecoderLayer
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.startup.dummy_batch import DummyBatch, DummyChunk, layers_by_kind
 
@@ -98,7 +98,7 @@ class _TimedSteps:
         )
         return (once + sum(further)) * 1e6
 
-    def _time(self, chunks: Sequence[DummyChunk], layers: Sequence[Layer]) -> float:
+    def _time(self, chunks: Sequence[DummyChunk], layers: Sequence[DecoderLayer]) -> float:
         """Seconds that these layers and the head take."""
         began = self._clock()
         self._run(chunks, layers)
@@ -106,7 +106,7 @@ class _TimedSteps:
         self._timed_s += took
         return took
 
-    def _run(self, chunks: Sequence[DummyChunk], layers: Sequence[Layer]) -> None:
+    def _run(self, chunks: Sequence[DummyChunk], layers: Sequence[DecoderLayer]) -> None:
         runner, rows = self.dummy_batch.runner, sum(len(chunk.tokens) for chunk in chunks)
         if runner.device.type == "cpu":
             runner.threads.use(rows)

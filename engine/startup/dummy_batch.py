@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.execution.model_runner import ModelRunner
-from engine.models.decoder import Layer
+from engine.layers.decoder_layer import DecoderLayer
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
 
@@ -64,7 +64,7 @@ class DummyBatch:
         with torch.inference_mode():
             return self.hidden(chunks, self._first_of_kinds)[: sum(len(chunk.tokens) for chunk in chunks)]
 
-    def hidden(self, chunks: Sequence[DummyChunk], layers: Sequence[Layer]) -> torch.Tensor:
+    def hidden(self, chunks: Sequence[DummyChunk], layers: Sequence[DecoderLayer]) -> torch.Tensor:
         """Hidden states [tokens + padding, hidden] after these layers. Chunks of one token come first."""
         runner = self.runner
         tokens = [token for chunk in chunks for token in chunk.tokens]
@@ -87,10 +87,10 @@ class DummyBatch:
         return [(block,) * len(self.runner.memories) for block in [self.PAST] * before + [chunk.block]]
 
 
-def layers_by_kind(layers: Sequence[Layer]) -> list[list[Layer]]:
+def layers_by_kind(layers: Sequence[DecoderLayer]) -> list[list[DecoderLayer]]:
     """The layers of each kind, in order. Layers made of the same parts are of one kind: a mixture of experts runs other
     operations than a dense feed-forward layer, and takes another time."""
-    kinds: dict[tuple[type, ...], list[Layer]] = {}
+    kinds: dict[tuple[type, ...], list[DecoderLayer]] = {}
     for layer in layers:
         kinds.setdefault((type(layer), *map(type, vars(layer).values())), []).append(layer)
     return list(kinds.values())

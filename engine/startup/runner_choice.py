@@ -9,8 +9,7 @@ import torch
 
 from engine.errors import StartError
 from engine.execution.cpu_threads import Threads
-from engine.execution.model_runner import ModelRunner
-from engine.execution.sizes import Sizes
+from engine.execution.model_runner import ModelRunner, Sizes
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder

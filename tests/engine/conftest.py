@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from engine.core.engine import Engine, EngineLimits
 from engine.execution.cpu_threads import Threads
 from engine.execution.disk_tier import DiskTier
+from engine.execution.executor import StepExecutor
 from engine.execution.model_runner import ModelRunner
 from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers import attention
@@ -25,6 +27,7 @@ from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
 from engine.options import KvDtype, Quantize, Weights
 from engine.scheduling.fairness.queue_limits import QueueBounds
+from engine.scheduling.step_costs import FixedCosts, Rates
 from engine.scheduling.step_work import Work
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
@@ -175,14 +178,18 @@ class Bench:
         self.engine = engine
         self.runs: dict[str, Run] = {}
         self.now = 0.0
-        engine.runner.on_logits = self._logits
+        engine.executor.runner.on_logits = self._logits
 
     def _logits(self, works: list[Work], logits: torch.Tensor) -> None:
+        ahead: Counter[str] = Counter()
+        """Of a request with drafts there are several rows, one behind the other."""
         for work, row in zip(works, logits, strict=True):
             if work.request.choice == 0:
                 kept = self.runs[work.request.id].logits
-                if work.request.output < len(kept):  # the step before had no time left to draw from them
-                    assert torch.equal(kept[work.request.output], row.cpu())
+                at = work.request.output + ahead[work.request.id]
+                ahead[work.request.id] += 1
+                if at < len(kept):  # the step before had no time left to draw from them
+                    assert torch.equal(kept[at], row.cpu())
                 else:
                     kept.append(row.to("cpu", copy=True))
 
@@ -339,9 +346,9 @@ def make_bench(
             [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
         )
     disk = None if store is None else DiskTier(store, kept, runner.checksums)
-    engine = Engine(
-        runner, pool, bounds, "digest", clock=lambda: bench.now, dram=swap_pool, tiers=() if disk is None else (disk,)
-    )
+    executor = StepExecutor(runner, FixedCosts(Rates(batch=running)))
+    tiers = () if disk is None else (disk,)
+    engine = Engine(executor, pool, bounds, "digest", clock=lambda: bench.now, dram=swap_pool, tiers=tiers)
     bench = Bench(engine)
     return bench
 

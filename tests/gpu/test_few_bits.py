@@ -9,9 +9,9 @@ import torch
 
 from engine.layers import linear
 from engine.layers.linear import PackedLinear
+from engine.layers.loader import encoded
 from engine.options import Quantize, Weights
 from engine.quantization import fp8, int4, mxfp4
-from engine.quantization.on_load import encoded
 from engine.quantization.packed import PackedWeight
 from tests.engine.conftest import generate, make_bench, write_model
 from tests.engine.quantization.stored_checkpoints import FORMATS, stored
@@ -67,7 +67,7 @@ def test_a_model_in_few_bits(device: str, fmt: str, kept: Weights, tmp_path: Pat
     monkeypatch.setattr(linear, "_TILE_OUTPUTS", 16)  # so that these small weights have several tiles
     monkeypatch.setattr(linear, "_TILE_ELEMENTS", 16)
     bench = make_bench(folder, quantize=quantize, weights=kept, device=device)
-    products = bench.engine.runner.tiling.products.values()
+    products = bench.engine.executor.runner.tiling.products.values()
     assert any(isinstance(product, PackedLinear) for product in products) == (kept == "packed")
     beside = bench.add(generate("b", PROMPT[:90], 6))
     run = bench.add(generate("a", PROMPT, 8))

@@ -72,7 +72,7 @@ def test_a_block_that_changed_in_dram_is_a_miss(make: Make, check: Check) -> Non
     bench = make(blocks=8, swap=16)
     bench.one(generate("first", prompt(), OUTPUT))
     flood(bench)
-    [memory] = bench.engine.runner.dram
+    [memory] = bench.engine.executor.runner.dram
     memory.data.view(torch.int32)[:, 0, 0, 0, 5, 3] ^= 1 << 9
     check(bench.one(generate("warm", prompt(), OUTPUT)), cold)
     assert bench.engine.scheduler.tiers.dram.damaged == BLOCKS
@@ -102,9 +102,9 @@ def test_the_scheduler_hears_of_copies_when_they_are_done(make: Make, check: Che
     """And not before, however many steps that takes: from then on others read, fill and clear those blocks."""
     bench = make(blocks=8, swap=16)
     bench.one(generate("first", prompt(), 1))
-    copies, seen = bench.engine.copies, bench.engine.runner.on_logits
+    copies, seen = bench.engine.copies, bench.engine.executor.runner.on_logits
     assert isinstance(copies, StreamedCopies)
-    bench.engine.runner.on_logits = None  # to look at them is to wait for all
+    bench.engine.executor.runner.on_logits = None  # to look at them is to wait for all
     begin, copied = copies.begin, bench.engine.scheduler.copied
     done: dict[Step, torch.cuda.Event] = {}
     late = 0
@@ -126,10 +126,10 @@ def test_the_scheduler_hears_of_copies_when_they_are_done(make: Make, check: Che
     while bench.engine.busy:
         bench.step()
         late += bool(done)
-    assert late or bench.engine.runner.clears, "who clears blocks waits for their copies"
+    assert late or bench.engine.executor.runner.clears, "who clears blocks waits for their copies"
     assert not done
     copies.begin, bench.engine.scheduler.copied = begin, copied  # type: ignore[method-assign]
-    bench.engine.runner.on_logits = seen
+    bench.engine.executor.runner.on_logits = seen
     check(bench.one(generate("warm", prompt(), OUTPUT)), make(blocks=24).one(generate("cold", prompt(), OUTPUT)))
     assert bench.engine.scheduler.tiers.dram.damaged == 0
 

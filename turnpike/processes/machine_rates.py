@@ -125,7 +125,7 @@ def _prefill(engine: Engine, length: int, number: int) -> float:
     from protocol.replicas import Scope
     from protocol.requests import Done, Generate, Sampling, Segment
 
-    vocabulary = engine.runner.model.config.vocabulary
+    vocabulary = engine.executor.vocabulary
     tokens = [(number + index * _SPREAD) % vocabulary for index in range(length)]
     request = Generate(
         f"{length}/{number}", 1, (Segment(length, "calibrate"),), tokens, Sampling(1), 1, read=False, store="none"

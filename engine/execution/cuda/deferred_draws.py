@@ -16,10 +16,9 @@ from engine.execution.cuda.draws import Drawer, Draws, RowMasks, StepRows, chang
 from engine.execution.cuda.flights import Told, tell
 from engine.execution.cuda.seen_tokens import SeenTokens
 from engine.execution.cuda.slots import Slots
-from engine.execution.model_runner import WorkOutcome
 from engine.kernels.host_words import to_host
 from engine.kernels.uploads import Ints, Uploads
-from engine.scheduling.step_work import Work
+from engine.scheduling.step_work import Work, WorkOutcome
 
 NO_MASK = -1
 _AT_ONCE = 64
@@ -56,7 +55,7 @@ class Drawn:
         told = [None] * len(tokens) if self.told is None else self.told.wait(len(tokens))
         for row, token, logprob in zip(self.rows, tokens, told, strict=True):
             if outcomes[row].error is None:
-                outcomes[row].token, outcomes[row].logprob = token, logprob
+                outcomes[row].token, outcomes[row].logprobs = token, () if logprob is None else (logprob,)
 
 
 class DeferredDraws:

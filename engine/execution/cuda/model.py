@@ -18,11 +18,13 @@ from engine.kernels.paged_kv import PagedKv, Scores
 from engine.kernels.rows import quantize_rows, rms_norm, rotate_and_append, silu_mul
 from engine.kv_cache.memory import KvMemory
 from engine.layers.activation import silu_times
+from engine.layers.decoder_layer import DecoderLayer
+from engine.layers.feed_forward import FeedForward
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.layers.rotary import Rotary
+from engine.layers.self_attention import AttentionVariant, SelfAttention
 from engine.models.decoder import Decoder
-from engine.models.llama import LlamaLayer
 
 _LEAST_INPUTS, _LEAST_FP8_INPUTS = 16, 128
 """So many inputs are multiplied at a time, at least."""
@@ -90,21 +92,32 @@ def unsupported(decoder: Decoder, device: torch.device) -> str | None:
     return next((reason for layer in decoder.layers if (reason := _unsupported_layer(layer, e4m3)) is not None), None)
 
 
-def _unsupported_layer(layer: object, e4m3: bool) -> str | None:
-    if type(layer) is not LlamaLayer:
-        return f"layers are {type(layer).__name__}"
-    variant = layer.attention.variant
-    unknown = {each.name for each in fields(variant) if getattr(variant, each.name) != each.default} - _OPTIONS
-    if unknown or layer.mlp.activation is not silu_times:
+def _unsupported_layer(layer: DecoderLayer, e4m3: bool) -> str | None:
+    attention, mlp = layer.attention, layer.mlp
+    if not isinstance(attention, SelfAttention) or not isinstance(mlp, FeedForward):
+        return f"layers have {type(attention).__name__} and {type(mlp).__name__}"
+    if layer.out_norms is not None or layer.shared is not None or not layer.fused_sums:
+        return "layers add up their parts otherwise"
+    unknown = _options(attention.variant) - _OPTIONS
+    if unknown or mlp.activation is not silu_times:
         return f"attention has the option {min(unknown)}" if unknown else "the activation is not SiLU"
-    for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
-        in_fp8 = fp8_weight(product) is not None
-        if not in_fp8 and (type(product) is not Linear or not product.is_plain):
-            return "weights are kept in few bits, or in another order"
-        if in_fp8 and not e4m3:
-            return _NO_E4M3
-        if product.inputs % (_LEAST_FP8_INPUTS if in_fp8 else _LEAST_INPUTS):
-            return f"a projection has {product.inputs} inputs"
+    products = (attention.qkv, attention.output, mlp.gate_up, mlp.down)
+    return next((reason for product in products if (reason := _unsupported_product(product, e4m3)) is not None), None)
+
+
+def _options(variant: AttentionVariant) -> set[str]:
+    """The names of those that differ from Llama's."""
+    return {each.name for each in fields(variant) if getattr(variant, each.name) != each.default}
+
+
+def _unsupported_product(product: Linear, e4m3: bool) -> str | None:
+    in_fp8 = fp8_weight(product) is not None
+    if not in_fp8 and (type(product) is not Linear or not product.is_plain):
+        return "weights are kept in few bits, or in another order"
+    if in_fp8 and not e4m3:
+        return _NO_E4M3
+    if product.inputs % (_LEAST_FP8_INPUTS if in_fp8 else _LEAST_INPUTS):
+        return f"a projection has {product.inputs} inputs"
     return None
 
 
@@ -121,8 +134,9 @@ class FusedDecoder:
         tables: dict[Rotary, tuple[torch.Tensor, torch.Tensor]] = {}
         self.layers = []
         for layer in decoder.layers:
-            assert isinstance(layer, LlamaLayer)
-            attention = layer.attention
+            attention, mlp = layer.attention, layer.mlp
+            assert isinstance(attention, SelfAttention)
+            assert isinstance(mlp, FeedForward)
             if attention.rotary not in tables:
                 cosines, sines = attention.rotary.exact_tables()
                 tables[attention.rotary] = cosines.to(self.device), sines.to(self.device)
@@ -133,7 +147,7 @@ class FusedDecoder:
                 FusedLayer(
                     layer.attention_norm, ExactLinear(attention.qkv), attention.norms, *tables[attention.rotary],
                     slot.group, PagedKv(memory.data, slot.layer), scores, ExactLinear(attention.output),
-                    layer.mlp_norm, ExactLinear(layer.mlp.gate_up), ExactLinear(layer.mlp.down),
+                    layer.mlp_norm, ExactLinear(mlp.gate_up), ExactLinear(mlp.down),
                 )
             )  # fmt: skip
 

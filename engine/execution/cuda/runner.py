@@ -35,8 +35,7 @@ from engine.execution.cuda.model import FusedDecoder
 from engine.execution.cuda.prefill import Prefill
 from engine.execution.cuda.slots import MOST_CHUNKS, NOWHERE, Chunk, Slots
 from engine.execution.cuda.step_grammars import StepGrammars
-from engine.execution.model_runner import ModelRunner, NotFinite, WorkOutcome
-from engine.execution.sizes import Sizes
+from engine.execution.model_runner import ModelRunner, Sizes
 from engine.kernels.attention_splits import split_bounds
 from engine.kernels.host_words import to_host
 from engine.kernels.likeliest import NOT_FINITE
@@ -44,7 +43,7 @@ from engine.kernels.uploads import Ints, Uploads
 from engine.kv_cache.memory import KvMemory
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
-from engine.scheduling.step_work import Decode, Work
+from engine.scheduling.step_work import Decode, NotFinite, Work, WorkOutcome
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
 from protocol.requests import TokenLogprob
@@ -96,6 +95,7 @@ class CudaRunner(ModelRunner):
         self._ahead: Flight | None = None
 
     clears = False
+    most_drafts = 0
 
     @property
     def numerics(self) -> str:
@@ -391,6 +391,8 @@ def _not_finite() -> NotFinite:
 
 def _outcomes(tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> list[WorkOutcome]:
     return [
-        WorkOutcome(token, None, logprob) if token != NOT_FINITE else WorkOutcome(error=_not_finite())
+        WorkOutcome(token, None, () if logprob is None else (logprob,))
+        if token != NOT_FINITE
+        else WorkOutcome(error=_not_finite())
         for token, logprob in zip(tokens, logprobs, strict=True)
     ]

@@ -26,6 +26,10 @@ _ANSWERS = 8
 """Groups of rows that are drawn at a time in a step, and a few of the steps before."""
 
 
+class DraftsUnsupported(Exception):
+    """A decode has more than one row, which the captured graphs do not compute for a request."""
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Tokens of one sequence from position `start` on; `table` [layer groups, blocks] are its blocks."""
@@ -72,7 +76,7 @@ class Slots:
         self._revisions: list[int] = []
 
     def bind(self, works: Sequence[Decode]) -> None:
-        """Make these the step's requests, and bring their tables up to date."""
+        """Make these the step's requests, and bring their tables up to date. Raises DraftsUnsupported."""
         revisions = [work.revision for work in works]
         same = works is self.works or works == self.works
         if same and revisions == self._revisions:
@@ -165,6 +169,8 @@ class Slots:
         slots, places, blocks, new_tables = [], [], [], []
         for work, slot in changed:
             request = work.request
+            if work.drafts:  # whoever sets some raises the revision
+                raise DraftsUnsupported(f"drafts: {len(work.drafts)} of request {request.id}, 0 can be verified here")
             table = np.array(request.table, np.int32)
             # Not only its end: a block that was there already takes the place of the same one that it filled itself.
             new = (table != self._tables[slot, : len(table)]).any(1).nonzero()[0].astype(np.int32)

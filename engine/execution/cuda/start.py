@@ -16,7 +16,7 @@ from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner, spare_blocks
 from engine.execution.cuda.seen_tokens import SeenTokens
-from engine.execution.sizes import Sizes
+from engine.execution.model_runner import Sizes
 from engine.kernels.grammar_masks import words_of
 from engine.kernels.host_words import to_host
 from engine.kv_cache.memory import KvMemory

@@ -10,14 +10,13 @@ import torch
 from engine.execution.cuda.deferred_draws import NO_MASK, Drawn, Masks
 from engine.execution.cuda.draws import is_guided
 from engine.execution.cuda.flights import exact
-from engine.execution.model_runner import WorkOutcome
 from engine.execution.stopwatch import Stopwatch
 from engine.kernels.grammar_masks import words_of
 from engine.kernels.uploads import Uploads
 from engine.sampling.grammar_allowance import StepAllowance
 from engine.sampling.logit_shaping import fill_masks
 from engine.sampling.sampler import choose_near_limit, logprobs_of
-from engine.scheduling.step_work import Work
+from engine.scheduling.step_work import Work, WorkOutcome
 
 
 class StepGrammars:
@@ -69,9 +68,9 @@ class StepGrammars:
         for (part, place, at), row, old, token in zip(guided, rows, before, tokens, strict=True):
             outcome = outcomes[at]
             outcome.token = token
-            if token != old and outcome.logprob is not None:
+            if token != old and outcome.logprobs:
                 logits = exact(part.logits[place : place + 1], self._vocabulary)
-                (outcome.logprob,) = logprobs_of(logits, [token], [works[at].request.sampling.logprobs or 0])
+                outcome.logprobs = tuple(logprobs_of(logits, [token], [works[at].request.sampling.logprobs or 0]))
             if token != old or row.put_off:
                 others.append(at)
         return others

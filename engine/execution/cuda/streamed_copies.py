@@ -20,8 +20,7 @@ from typing import TypeAlias
 
 import torch
 
-from engine.execution.block_copies import BlockCopies
-from engine.execution.model_runner import ModelRunner
+from engine.execution.model_runner import BlockCopies, ModelRunner
 from engine.execution.stopwatch import Stopwatch
 from engine.kernels.host_words import to_host, write_to_host
 from engine.scheduling.step_work import Step, Work

@@ -64,7 +64,7 @@ class StructuredOutputs(Struct, frozen=True):
     disable_additional_properties: Refused = UNSET
 
 
-_UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_UNSUPPORTED = [name for name, kind in StructuredOutputs.__annotations__.items() if kind == "Refused"]
 
 
 class GrammarFields(Protocol):

@@ -192,7 +192,7 @@ class Broken(Exception):
 
 
 def test_a_request_that_raises_fails_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    run = bench.engine.runner._run
+    run = bench.engine.executor.runner._run
 
     def failing(works: list[Work]) -> object:
         if any(work.request.id == "bad" and work.start + work.count > 300 for work in works):
@@ -200,7 +200,7 @@ def test_a_request_that_raises_fails_alone(bench: Bench, monkeypatch: pytest.Mon
         return run(works)
 
     expected = bench.one(generate("alone", LONG, 8)).tokens
-    monkeypatch.setattr(bench.engine.runner, "_run", failing)
+    monkeypatch.setattr(bench.engine.executor.runner, "_run", failing)
     for id in ("one", "bad", "two"):
         bench.add(generate(id, LONG, 8))
     bench.finish()
@@ -214,7 +214,7 @@ def test_a_request_that_raises_fails_alone(bench: Bench, monkeypatch: pytest.Mon
 
 def test_a_request_that_computes_nan_fails_alone_and_its_blocks_reach_nobody(bench: Bench):
     expected = bench.one(generate("alone", LONG, 8, store="none")).tokens
-    weight = bench.engine.runner.model.embedding.weight  # type: ignore[attr-defined]  # it is a Llama
+    weight = bench.engine.executor.runner.model.embedding.weight  # type: ignore[attr-defined]  # it is a Llama
     poison = next(token for token in range(VOCABULARY) if token not in {*LONG, *expected})
     with torch.inference_mode():
         weight[poison] = torch.nan

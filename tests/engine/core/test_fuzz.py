@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.execution.block_copies import BlockCopies
-from engine.execution.model_runner import WorkOutcome
-from engine.scheduling.step_work import Work
+from engine.execution.model_runner import BlockCopies
+from engine.scheduling.step_work import Work, WorkOutcome
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from protocol.requests import LANES, Counts, Generate, Lane
 from tests.engine.conftest import VOCABULARY, Bench, generate
@@ -52,7 +51,7 @@ class Fuzz:
         self.delivered: dict[str, int] = {}
         self.sent = 0
         self.checked: dict[str, int] = {}
-        runner = bench.engine.runner
+        runner = bench.engine.executor.runner
         runner.run = self.run  # type: ignore[method-assign]  # the model is not what is tested
 
     def run(self, works: Sequence[Work]) -> list[WorkOutcome]:

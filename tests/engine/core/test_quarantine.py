@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from engine.core.quarantine import Quarantine
-from engine.execution.model_runner import DeviceFailed, WorkOutcome
 from engine.grammar.guide import Guide
 from engine.sampling.request_state import SamplingState
-from engine.scheduling.step_work import Work
+from engine.scheduling.step_work import DeviceFailed, Work, WorkOutcome
 from gateway.errors import InvalidRequest
 from gateway.generation.outcome import outcome_of
 from protocol.requests import Counts, Done, Refusal, Segment
@@ -27,7 +26,7 @@ HARMFUL = [*HARMLESS[:70], POISON, 3]
 def poison(bench: Bench, error: Callable[[], Exception]) -> list[int]:
     """Make the runner fail at any work that has POISON in its tokens; returns how many works each call had."""
     calls: list[int] = []
-    run = bench.engine.runner.run
+    run = bench.engine.executor.runner.run
 
     def failing(works: Sequence[Work]) -> list[WorkOutcome]:
         calls.append(len(works))
@@ -35,7 +34,7 @@ def poison(bench: Bench, error: Callable[[], Exception]) -> list[int]:
             raise error()
         return run(works)
 
-    bench.engine.runner.run = failing  # type: ignore[method-assign]  # the fault that is tested
+    bench.engine.executor.runner.run = failing  # type: ignore[method-assign]  # the fault that is tested
     return calls
 
 
@@ -93,7 +92,7 @@ def test_what_was_told_of_a_prompt_in_a_step_that_failed_is_not_lost(bench: Benc
     told = {"logprobs": 1, "prompt_logprobs": 1}
     expected = bench.one(generate("before", HARMLESS, 3, **told)).prompt_logprobs
     assert len(expected) == len(HARMLESS) - 1
-    score, failed = bench.engine.runner._score, []
+    score, failed = bench.engine.executor.runner._score, []
 
     def failing(work: Work, *given: object) -> object:
         if work.request.id == "neighbour" and not failed:
@@ -101,7 +100,7 @@ def test_what_was_told_of_a_prompt_in_a_step_that_failed_is_not_lost(bench: Benc
             raise MemoryError
         return score(work, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bench.engine.runner, "_score", failing)
+    monkeypatch.setattr(bench.engine.executor.runner, "_score", failing)
     bench.add(generate("ours", HARMLESS, 3, **told))
     bench.add(generate("neighbour", [*HARMLESS, 1], 3, **told))
     bench.finish()
@@ -153,7 +152,7 @@ def test_what_raises_before_it_is_queued_is_refused_alone(bench: Bench):
 
 def test_a_failure_that_does_not_come_again_harms_nobody(bench: Bench):
     expected = bench.one(generate("before", HARMLESS, 6)).tokens
-    run, failed = bench.engine.runner.run, []
+    run, failed = bench.engine.executor.runner.run, []
 
     def once(works: Sequence[Work]) -> list[WorkOutcome]:
         if not failed:
@@ -161,7 +160,7 @@ def test_a_failure_that_does_not_come_again_harms_nobody(bench: Bench):
             raise RuntimeError("a cosmic ray")
         return run(works)
 
-    bench.engine.runner.run = once  # type: ignore[method-assign]  # the fault that is tested
+    bench.engine.executor.runner.run = once  # type: ignore[method-assign]  # the fault that is tested
     assert bench.one(generate("hit", HARMLESS, 6)).tokens == expected
     assert len(bench.engine.quarantine) == 0
 
@@ -193,7 +192,7 @@ def test_a_device_that_failed_ends_the_engine_and_quarantines_nobody(bench: Benc
         if together or len(calls) == 2:
             raise DeviceFailed("an illegal memory access")
 
-    bench.engine.runner.check_device = failing  # type: ignore[method-assign]  # the fault that is tested
+    bench.engine.executor.runner.check_device = failing  # type: ignore[method-assign]  # the fault that is tested
     harmful = generate("harmful", HARMFUL, 5)
     bench.add(harmful)
     with pytest.raises(DeviceFailed, match="an illegal memory access"):
@@ -212,7 +211,7 @@ def test_a_cuda_error_that_stays_is_the_devices(bench: Bench, monkeypatch: pytes
     def failing(device: torch.device) -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
 
-    runner = bench.engine.runner
+    runner = bench.engine.executor.runner
     runner.check_device()
     runner.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -226,7 +225,7 @@ def test_a_cuda_error_that_stays_is_the_devices(bench: Bench, monkeypatch: pytes
 def test_blocks_that_a_request_without_a_finite_answer_read_are_read_no_more(bench: Bench, told: int | None):
     prompt = [(3 * i) % VOCABULARY for i in range(200)]
     bench.one(generate("writer", prompt, 2))
-    bench.engine.runner.memories[0].data[:] = float("nan")
+    bench.engine.executor.runner.memories[0].data[:] = float("nan")
     bench.one(generate("reader", prompt, 2, temperature=0.7, logprobs=told))
     assert ended(bench, "reader").reason == "error"
     assert "NotFinite" in (ended(bench, "reader").error or "")

@@ -208,7 +208,7 @@ def test_one_query_head_for_each_of_few_kv_heads(heads: int, tmp_path: Path, mon
 
     def unfused() -> Bench:
         bench = make_bench(folder)
-        bench.engine.runner.fused_attention = False
+        bench.engine.executor.runner.fused_attention = False
         return bench
 
     expected = unfused().one(request("alone", 20, False))
@@ -235,6 +235,6 @@ def test_rows_come_in_few_counts(family: str, family_folders: Families, monkeypa
         bench.add(generate(str(length), [length + at % 50 for at in range(length)], 5))
     bench.finish()
     # A token may be sent to several experts, but no expert has more rows than there are tokens.
-    counts = set(bench.engine.runner.tiling.counts(150))
+    counts = set(bench.engine.executor.runner.tiling.counts(150))
     assert met <= counts
     assert len(met) >= min(4, len(counts)), "several were tried, unless this machine has fewer"

@@ -248,8 +248,8 @@ def test_a_scope_holds_no_more_of_a_memory_than_its_limit(tiny_model: Path):
     bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16)
     for pool in (bench.engine.pool, bench.engine.scheduler.tiers.dram.pool):
         assert pool is not None
-        pool._block_bytes = [memory.group.block_bytes for memory in bench.engine.runner.memories]
-    size = bench.engine.runner.memories[0].group.block_bytes
+        pool._block_bytes = [memory.group.block_bytes for memory in bench.engine.executor.runner.memories]
+    size = bench.engine.executor.runner.memories[0].group.block_bytes
     limits = (TierLimit("hbm", 0, 2 * size), TierLimit("dram", 0, size))
     scopes = {name: msgspec.structs.replace(scope, limits=limits) for name, scope in SCOPES.items()}
     bench.runs["limited"] = Run()
@@ -270,7 +270,7 @@ def test_a_request_that_fails_takes_what_it_read_from_every_scope(tiny_model: Pa
         bench.one(generate(id, prompt(), 1, segments=segments))
     until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.tiers.savers[0].idle, bench)
     assert {scope for scope, _ in store.records} == {"public", "project"}
-    bench.engine.runner.memories[0].data[:] = float("nan")
+    bench.engine.executor.runner.memories[0].data[:] = float("nan")
     bench.one(generate("reader", prompt(), 1, segments=segments))
     done = bench.runs["reader"].done
     assert done is not None

@@ -123,7 +123,7 @@ def test_what_is_not_damaged_is_not_called_so(tiny_model: Path, store: MemorySto
 
 
 def test_a_bit_that_flipped_on_disk_is_told(tiny_model: Path, tmp_path: Path):
-    groups = tuple(memory.group for memory in make_bench(tiny_model).engine.runner.memories)
+    groups = tuple(memory.group for memory in make_bench(tiny_model).engine.executor.runner.memories)
     identity = StoreIdentity("model", "numerics", groups)
     with opened(tmp_path, identity=identity) as store:
         bench = make_bench(tiny_model, swap=16, store=store)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.core.metrics import engine_metrics
-from engine.execution.block_copies import BlockCopies
+from engine.execution.model_runner import BlockCopies
 from engine.scheduling.saving import ON_DISK_S, REFUSED_S
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Place, TierRate
 from protocol.requests import Retain
@@ -135,7 +135,7 @@ def test_a_block_that_changed_in_dram_is_a_miss(tiny_model: Path):
     bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16)
     bench.one(generate("cold", prompt(), OUTPUT))
     flood(bench)
-    [memory] = bench.engine.runner.dram
+    [memory] = bench.engine.executor.runner.dram
     load = dram_load(bench)
     assert load.cached == BLOCKS
     words = memory.data.view(torch.int32)
@@ -155,7 +155,7 @@ def test_private_kv_that_changed_is_computed_again(tiny_model: Path):
     bench.add(generate("young", prompt(130, 1), 100, read=False))
     while not bench.engine.scheduler.tiers.dram.swaps:
         bench.step()
-    for memory in bench.engine.runner.dram:
+    for memory in bench.engine.executor.runner.dram:
         memory.data += 1.0
     bench.finish()
     expected = make_bench(tiny_model).one(generate("x", prompt(130, 1), 100))

@@ -13,8 +13,8 @@ import torch
 
 from engine.layers import matmul_kernels
 from engine.layers.linear import Linear, PackedLinear, best_tiling
+from engine.layers.loader import encoded
 from engine.layers.matmul_kernels import ROW_MULTIPLE, MatmulKernel, least_rows
-from engine.quantization.on_load import encoded
 from engine.quantization.packed import decoded
 from tests.fast import only_fast
 from tests.machines import MACHINES, become

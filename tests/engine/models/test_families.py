@@ -163,13 +163,13 @@ def test_norms_that_are_stored_less_one_keep_their_last_bits_in_bf16(name: str, 
     where = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"][stored]
     theirs.load_state_dict({"weight": load_file(folder / where)[stored]})
     x = torch.randn(64, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
-    model = make_bench(folder, dtype=torch.bfloat16).engine.runner.model
+    model = make_bench(folder, dtype=torch.bfloat16).engine.executor.runner.model
     assert torch.equal(model.norm(x), theirs(x))
 
 
 @pytest.mark.parametrize("name", ["deepseek v2", "deepseek v3"])
 def test_experts_of_deepseek_are_chosen_in_fp32(name: str, family_folders: Families):
-    mixture = make_bench(family_folders(name), dtype=torch.bfloat16).engine.runner.model.layers[1].mlp
+    mixture = make_bench(family_folders(name), dtype=torch.bfloat16).engine.executor.runner.model.layers[1].mlp
     route, scored = mixture.router, []
 
     def listen(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,7 +201,7 @@ def test_phi_within_its_first_context_is_the_model_that_was_trained_for_it(famil
 def test_a_token_takes_in_memory_what_its_layers_remember_of_it(
     name: str, numbers: dict[str, int], family_folders: Families
 ):
-    runner = make_bench(family_folders(name), blocks=3).engine.runner
+    runner = make_bench(family_folders(name), blocks=3).engine.executor.runner
     assert {memory.group.kind: memory.data.nbytes for memory in runner.memories} == {
         kind: 3 * 64 * 4 * count for kind, count in numbers.items()
     }

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError
+from engine.layers.loader import quantized
 from engine.model_config.fields import Fields
 from engine.quantization import fp8, int4, mxfp4
-from engine.quantization.on_load import quantized
 from engine.quantization.packed import PackedWeight, decoded
 from engine.weights.checkpoint import Checkpoint
 from tests.engine.quantization.stored_checkpoints import compressed, pack

@@ -14,10 +14,10 @@ from engine.device import should_keep_packed
 from engine.errors import ModelError
 from engine.layers import linear
 from engine.layers.linear import PackedLinear
+from engine.layers.loader import quantized
 from engine.model_config.fields import Fields
 from engine.options import Quantize
 from engine.quantization import mxfp4
-from engine.quantization.on_load import quantized
 from engine.startup.assembly import assemble
 from engine.startup.options import ReplicaOptions
 from engine.weights.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ def assert_same_when_kept_packed(folder: Path, quantize: Quantize = "none") -> N
         runs = []
         for weights in ("decoded", "packed"):
             bench = make_bench(folder, dtype=dtype, weights=weights, quantize=quantize, budget=100, running=8)
-            kept = any(isinstance(one, PackedLinear) for one in bench.engine.runner.tiling.products.values())
+            kept = any(isinstance(one, PackedLinear) for one in bench.engine.executor.runner.tiling.products.values())
             assert kept == (weights == "packed")
             beside = [bench.add(generate(str(length), PROMPT[:length], 6)) for length in (3, 64, 90)]
             bench.finish()

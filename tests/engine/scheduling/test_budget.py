@@ -102,7 +102,7 @@ def test_a_step_that_was_held_up_once_says_little_of_the_next_ones():
 
 
 def test_steps_are_measured_before_the_first_request(bench: Bench):
-    costs, runner = MeasuredCosts(6), bench.engine.runner
+    costs, runner = MeasuredCosts(6), bench.engine.executor.runner
     calibrate(costs, runner, budget=200, max_running=6)
     assert 0 < costs.rates.decoded <= costs.decode_time(6) / 6 + 1e-6
     assert costs.rates.uncached > 0

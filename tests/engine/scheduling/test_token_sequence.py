@@ -19,11 +19,12 @@ MOST = 5
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_each_request_has_the_tokens_that_it_drew(data: st.DataObject):
-    """Requests join and leave the batch at any step, in any order; now and then somebody reads."""
-    batch, expected = DecodeBatch(MOST), {}
+    """Requests join and leave the batch at any step, in any order; drafts are accepted; now and then somebody reads."""
+    batch, expected = DecodeBatch(MOST, 80, 80 * MOST), {}
     outside = [request(number, 60 + number, 10_000) for number in range(MOST)]
     for each in outside:
         expected[each.arrival] = list(each.tokens)
+        each.table = [(0,)] * 200  # room for drafts
     inside: list[Request] = []
     drawn = 1000
     for _ in range(data.draw(st.integers(1, 12), "turns")):
@@ -36,17 +37,25 @@ def test_each_request_has_the_tokens_that_it_drew(data: st.DataObject):
             outside.append(each)
             batch.leave(each)
         for _ in range(data.draw(st.integers(0, 70), "steps") if inside else 0):
-            works = list(batch.rows)
+            works = list(batch.decodes)
             if data.draw(st.integers(0, 40), "shuffle") == 0:
                 works = works[::-1]  # as when somebody left meanwhile
-            tokens = []
+            if data.draw(st.integers(0, 20), "drafts") == 0:
+                for work in works:
+                    drafts = [drawn := drawn + 1 for _ in range(data.draw(st.integers(0, 80), "of them"))]
+                    assert batch.draft(work.request, drafts) == len(drafts)
+            assert batch.drafted == sum(work.count - 1 for work in works)
+            tokens, accepted = [], {}
             for work in works:
                 assert work.start == len(expected[work.request.arrival]) - 1
-                assert list(work.tokens) == expected[work.request.arrival][-1:]
+                assert list(work.tokens) == [*expected[work.request.arrival][-1:], *work.drafts]
+                if work.drafts:
+                    accepted[work.request.arrival] = work.drafts[: data.draw(st.integers(0, 80), "accepted")]
+                    expected[work.request.arrival] += accepted[work.request.arrival]
                 drawn += 1
                 tokens.append(drawn)
                 expected[work.request.arrival].append(drawn)
-            for attended in batch.advance(works, tokens):
+            for attended in batch.advance(works, tokens, accepted):
                 length = attended.tokens.flush()
                 assert length == len(expected[attended.arrival])
                 batch.plan(attended, length)

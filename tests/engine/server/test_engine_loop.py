@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.output_processor import Event
-from engine.execution.model_runner import WorkOutcome
-from engine.scheduling.step_work import Work
+from engine.scheduling.step_work import Work, WorkOutcome
 from engine.server.engine_loop import EngineLoop
 from engine.server.journal import Journal
 from protocol.requests import Done
@@ -72,16 +71,16 @@ def test_requests_are_added_while_a_step_is_computed_and_other_commands_wait(ben
     did: list[str] = []
     for name, send in (("a", loop.add), ("b", loop.add), ("a", loop.do_for), ("c", loop.add)):
         send(name, lambda told=f"{send.__name__} {name}": did.append(told))  # type: ignore[misc]
-    bench.engine.runner.meanwhile(lambda: False)
+    bench.engine.executor.runner.meanwhile(lambda: False)
     assert did == ["add a", "add b"], "an abort changes what the step has to do with, and nothing overtakes it"
-    bench.engine.runner.meanwhile(lambda: False)
+    bench.engine.executor.runner.meanwhile(lambda: False)
     assert did == ["add a", "add b"]
     loop.add("d", lambda: did.append("add d"))
     loop.start()
     done = threading.Event()
     loop.do(done.set)
     assert done.wait(60)
-    bench.engine.runner.meanwhile(lambda: True)
+    bench.engine.executor.runner.meanwhile(lambda: True)
     loop.stop()
     journal.close()
     assert did == ["add a", "add b", "do_for a", "add c", "add d"]
@@ -91,7 +90,7 @@ def test_requests_are_added_while_a_step_is_computed_and_other_commands_wait(ben
 def test_an_error_while_a_step_is_computed_ends_the_engine_and_fails_no_step(bench: Bench, tmp_path: Path):
     loop, journal, failures = _started(bench, tmp_path)
     loop.add("a", lambda: 1 // 0)  # type: ignore[arg-type,return-value]
-    bench.engine.runner.meanwhile(lambda: False)
+    bench.engine.executor.runner.meanwhile(lambda: False)
     loop.start()
     loop._thread.join(60)
     journal.close()
@@ -100,7 +99,7 @@ def test_an_error_while_a_step_is_computed_ends_the_engine_and_fails_no_step(ben
 
 def test_who_decodes_gets_tokens_while_a_flood_of_requests_is_read(bench: Bench, tmp_path: Path):
     loop, journal, failures = _started(bench, tmp_path)
-    bench.engine.runner.on_logits = None
+    bench.engine.executor.runner.on_logits = None
     steps: list[int] = []
 
     credited: list[bool] = []
@@ -132,7 +131,7 @@ def test_who_decodes_gets_tokens_while_a_flood_of_requests_is_read(bench: Bench,
 @pytest.mark.parametrize("idles", [True, False])
 def test_commands_between_steps_take_little_of_a_step_while_the_device_idles(bench: Bench, tmp_path: Path, idles: bool):
     """A command takes 1 ms, a step 300: read in one go, a flood would leave the device idle for a third of a step."""
-    runner, clock = bench.engine.runner, Clock()
+    runner, clock = bench.engine.executor.runner, Clock()
     compute = runner.run
     failures: list[BaseException] = []
     journal = Journal(tmp_path)

@@ -50,7 +50,7 @@ def test_steps_go_on_while_the_disk_takes_no_record_and_nothing_is_delivered_bef
             answered.set()
 
     failures: list[BaseException] = []
-    bench.engine.runner.on_logits = None
+    bench.engine.executor.runner.on_logits = None
     loop = EngineLoop(bench.engine, journal, deliver, failures.append)
     loop.start()
     loop.do(lambda: bench.engine.add(generate("a", [5, 6, 7], 20), SCOPES))
@@ -69,7 +69,7 @@ def test_steps_go_on_while_the_disk_takes_no_record_and_nothing_is_delivered_bef
 def test_a_journal_that_breaks_later_ends_the_engine_and_nothing_is_delivered(bench: Bench, tmp_path: Path) -> None:
     journal, came, failed = SlowDisk(tmp_path), list[Sequence[Event]](), threading.Event()
     journal.broken = True
-    bench.engine.runner.on_logits = None
+    bench.engine.executor.runner.on_logits = None
     loop = EngineLoop(bench.engine, journal, came.append, lambda _: failed.set())
     loop.start()
     loop.do(lambda: bench.engine.add(generate("a", [5, 6, 7], 3), SCOPES))
@@ -85,7 +85,7 @@ def test_a_journal_that_breaks_later_ends_the_engine_and_nothing_is_delivered(be
 def test_an_engine_that_fails_is_told_of_while_the_disk_has_no_room(bench: Bench, tmp_path: Path) -> None:
     journal, came = SlowDisk(tmp_path), list[Sequence[Event]]()
     failing, failed = threading.Event(), threading.Event()
-    bench.engine.runner.on_logits = None
+    bench.engine.executor.runner.on_logits = None
     loop = EngineLoop(bench.engine, journal, came.append, lambda _: failed.set())
     loop.start()
     loop.do(lambda: bench.engine.add(generate("a", [5, 6, 7], 3), SCOPES))

@@ -49,7 +49,7 @@ class SlowLayer(TimedLayer):
 
 @pytest.mark.parametrize(("dense", "slow"), [(24, 0), (3, 21), (1, 1)])
 def test_the_first_steps_are_expected_to_take_what_they_take(bench: Bench, dense: int, slow: int):
-    runner, clock, compiled = bench.engine.runner, Clock(), set[int]()
+    runner, clock, compiled = bench.engine.executor.runner, Clock(), set[int]()
     layer = runner.model.layers[0]
     runner.model.layers = [TimedLayer(layer, clock, compiled) for _ in range(dense)]
     runner.model.layers += [SlowLayer(layer, clock, compiled) for _ in range(slow)]

@@ -44,7 +44,7 @@ class Starts:
         matmul_kernels._known.clear()
         kept_trials._machine_id.cache_clear()
         self._trials.update(dict.fromkeys(self._trials, 0))
-        runner = assemble(replace(self.options, **changed)).engine.runner
+        runner = assemble(replace(self.options, **changed)).engine.executor.runner
         tiling = runner.tiling
         setup = tiling.row_multiple, tiling.least, tiling.row_tile, runner.fused_attention, runner.prefill_tile
         return self._trials["product"] > 0, self._trials["self-test"] > 0, (*setup, runner.threads.counts)

@@ -13,11 +13,11 @@ from tests.engine.conftest import make_bench
 
 
 def test_it_does_not_change_while_requests_run_or_from_start_to_start(tiny_model: Path) -> None:
-    first = make_bench(tiny_model, many_threads=2).engine.runner
+    first = make_bench(tiny_model, many_threads=2).engine.executor.runner
     before = numerics_id(first, "auto")
     first.threads.begin(300)
     assert numerics_id(first, "auto") == before
-    assert numerics_id(make_bench(tiny_model, many_threads=2).engine.runner, "auto") == before
+    assert numerics_id(make_bench(tiny_model, many_threads=2).engine.executor.runner, "auto") == before
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_it_does_not_change_while_requests_run_or_from_start_to_start(tiny_model
     ],
 )
 def test_another_fallback_is_another_id(tiny_model: Path, fall_back: Callable[[ModelRunner], None]) -> None:
-    runner = make_bench(tiny_model, many_threads=2).engine.runner
+    runner = make_bench(tiny_model, many_threads=2).engine.executor.runner
     before = numerics_id(runner, "auto")
     fall_back(runner)
     assert numerics_id(runner, "auto") != before

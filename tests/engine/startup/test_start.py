@@ -39,7 +39,9 @@ def test_few_layers_and_few_logits_are_computed_before_a_replica_is_ready(
     options = ReplicaOptions(folder, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 21)
     assembled = assemble(options)
     assert len(made) == LAYERS * PRODUCTS + 1
-    (head,) = (number for number, product in enumerate(made) if product is assembled.engine.runner.model.head.linear)
+    (head,) = (
+        number for number, product in enumerate(made) if product is assembled.engine.executor.runner.model.head.linear
+    )
     layers = [number for number in range(len(made)) if number != head]
     last_layer = layers[-PRODUCTS:]
     assert not any(rows[number] for number in last_layer), "steps of all layers"

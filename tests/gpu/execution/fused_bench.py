@@ -11,12 +11,14 @@ from engine.core.engine import Engine, EngineLimits
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.disk_tier import DiskTier
-from engine.execution.sizes import Sizes
+from engine.execution.executor import StepExecutor
+from engine.execution.model_runner import Sizes
 from engine.kernels.attention_splits import split_bounds
 from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers import matmul_kernels
 from engine.layers.linear import Tiling
 from engine.models.registry import load_model, read_config
+from engine.scheduling.step_costs import FixedCosts, Rates
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.record_store import RecordStore
 from tests.engine.conftest import Bench, poisoning, write_model
@@ -78,9 +80,7 @@ def fused_bench(
             [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
         )
     disk = None if store is None else DiskTier(store, kept, runner.checksums)
-    bench = Bench(
-        Engine(
-            runner, pool, limits, "digest", clock=lambda: bench.now, dram=dram, tiers=() if disk is None else (disk,)
-        )
-    )
+    executor = StepExecutor(runner, FixedCosts(Rates(batch=running)))
+    tiers = () if disk is None else (disk,)
+    bench = Bench(Engine(executor, pool, limits, "digest", clock=lambda: bench.now, dram=dram, tiers=tiers))
     return bench

@@ -29,9 +29,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cuda_runner(bench: Bench) -> CudaRunner:
-    assert isinstance(bench.engine.runner, CudaRunner)
-    bench.engine.runner.on_logits = None  # who looks at logits has them computed otherwise
-    return bench.engine.runner
+    assert isinstance(bench.engine.executor.runner, CudaRunner)
+    bench.engine.executor.runner.on_logits = None  # who looks at logits has them computed otherwise
+    return bench.engine.executor.runner
 
 
 class Fault:
@@ -67,6 +67,22 @@ def test_whatever_call_of_the_device_fails_each_request_reads_its_own_blocks(mod
     # None was lost, or the engine would no longer be a step ahead where a block ends.
     assert sorted(runner._spare) == list(range(SPARE))
     assert len(bench.engine.quarantine) == 0
+
+
+def test_drafts_are_not_taken_and_are_an_error_where_they_are_forced(model: Path) -> None:
+    """Its graphs have a row for each request. Who drafts all the same ends that request alone."""
+    bench = fused_bench(model)
+    tally = TallyModel(cuda_runner(bench))
+    first, second = bench.add(generate("first", FIRST, 9)), bench.add(generate("second", SECOND, 9))
+    bench.step()
+    works = bench.engine.scheduler.batch.decodes
+    assert [bench.engine.scheduler.batch.draft(work.request, [5, 6]) for work in works] == [0, 0]
+    bench.step()
+    works[0].draft([5, 6])
+    bench.finish()
+    assert first.done is not None
+    assert first.done.error == "DraftsUnsupported: drafts: 2 of request first, 0 can be verified here"
+    assert second.tokens == tally.expected(SECOND, 9)
 
 
 @pytest.mark.parametrize("drawing", [{}, {"temperature": 0.7, "seed": 3}, {"logprobs": 1}, {"logit_bias": {5: 1.0}}])

@@ -72,9 +72,9 @@ def test_a_short_chunk_is_computed_as_rows_of_a_decode_step(model: Path) -> None
     """Behind what is cached, and behind a longer chunk; two of them at once; and where somebody draws."""
     wide = fused_bench(model, budget=140)
     expected = wide.one(generate("cold", PROMPT[:140], 2))
-    assert wide.engine.runner.short < 12
+    assert wide.engine.executor.runner.short < 12
     bench = fused_bench(model, budget=128, running=16)
-    assert bench.engine.runner.short >= 12
+    assert bench.engine.executor.runner.short >= 12
     assert_same(bench.one(generate("cold", PROMPT[:140], 2)), expected)
     again = [bench.add(generate(name, PROMPT[:140], 2)) for name in ("one", "another")]
     drawn = bench.add(generate("drawn", PROMPT[:130], 3, temperature=0.8, seed=5))
@@ -133,7 +133,7 @@ def test_what_is_not_finite_fails_alone(model: Path) -> None:
     expected = bench.one(generate("expected", PROMPT[:10], 4))
     harmful = 130
     with torch.inference_mode():
-        bench.engine.runner.model.embedding.weight[harmful] = torch.nan
+        bench.engine.executor.runner.model.embedding.weight[harmful] = torch.nan
     beside = bench.add(generate("beside", PROMPT[:10], 4, read=False))
     failing = bench.one(generate("failing", [1, harmful, 2], 4))
     assert failing.done is not None
@@ -168,7 +168,7 @@ def test_changed_logits_are_drawn_from_on_the_device(model: Path) -> None:
     """Alone, and together as one after the other comes: what was computed ahead is kept for some, and for some not."""
     stock, alone, together = make_bench(model), fused_bench(model), fused_bench(model)
     with torch.inference_mode():
-        compile_draws(alone.engine.runner)
+        compile_draws(alone.engine.executor.runner)
     runs = []
     for request in changed_requests():
         runs.append(together.add(request))
@@ -247,7 +247,7 @@ def test_a_step_that_failed_counts_nothing_twice(
 @pytest.mark.gpu
 def test_the_device_does_not_idle_while_the_step_queued_ahead_is_computed(model: Path) -> None:
     bench = fused_bench(model)
-    runner = bench.engine.runner
+    runner = bench.engine.executor.runner
     runner.on_logits = None
     # Behind what is queued already, and before what the next step queues ahead.
     runner.meanwhile = lambda _computed: torch.cuda._sleep(400_000_000)

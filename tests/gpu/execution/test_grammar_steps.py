@@ -52,9 +52,9 @@ def grammars(tokenizer: Path) -> LlguidanceGrammars:
 def tally_bench(model: Path, grammars: LlguidanceGrammars, **sizes: int) -> tuple[Bench, TallyModel]:
     bench = fused_bench(model, **sizes)
     bench.engine.input_processor.grammars = grammars
-    assert isinstance(bench.engine.runner, CudaRunner)
-    bench.engine.runner.on_logits = None  # who looks at logits waits for them
-    return bench, TallyModel(bench.engine.runner)
+    assert isinstance(bench.engine.executor.runner, CudaRunner)
+    bench.engine.executor.runner.on_logits = None  # who looks at logits waits for them
+    return bench, TallyModel(bench.engine.executor.runner)
 
 
 def reference(bench: Bench, tally: TallyModel, request: Generate) -> tuple[list[int], list[TokenLogprob], str]:

@@ -18,13 +18,15 @@ from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.probe import Probe
 from engine.execution.cuda.runner import CudaRunner
 from engine.execution.cuda.start import cuda_runner
-from engine.execution.model_runner import DeviceFailed
-from engine.execution.sizes import Sizes
+from engine.execution.model_runner import Sizes
+from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.loader import Loader
+from engine.layers.moe import MixtureOfExperts
 from engine.layers.self_attention import AttentionVariant
 from engine.models.decoder import Decoder
-from engine.models.llama import LlamaLayer
+from engine.models.llama import llama_layer
 from engine.models.registry import FAMILIES, load_model, read_config
+from engine.scheduling.step_work import DeviceFailed
 from tests.engine.conftest import write_model
 from tests.gpu.execution.fused_bench import fused_bench, plain_tiling, small_model
 from tests.gpu.execution.tally_model import TallyModel
@@ -40,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("running", [4, 64, 65, 100, 200, 300, 400])
 def test_steps_are_tried_at_every_count_of_rows_for_any_number_of_requests(model: Path, running: int) -> None:
-    runner = fused_bench(model, running=running, budget=running + 64).engine.runner
+    runner = fused_bench(model, running=running, budget=running + 64).engine.executor.runner
     assert isinstance(runner, CudaRunner)
     tally = TallyModel(runner)
     probe = Probe(runner, TOKENS)
@@ -104,22 +106,38 @@ class ChunkedAttention(AttentionVariant):
     chunk: int = 0
 
 
-class ScaledLayer(LlamaLayer):
-    """A layer that is computed otherwise than Llama's."""
+def with_norms_behind(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
+    layer = llama_layer(load, index, variant)
+    layer.out_norms = layer.attention_norm, layer.mlp_norm
+    return layer
+
+
+def with_an_expert(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
+    layer = llama_layer(load, index, variant)
+    layer.mlp, layer.fused_sums = MixtureOfExperts(layer.attention.output, lambda x: (x, x), [layer.mlp]), False
+    return layer
+
+
+def with_sums_apart(load: Loader, index: int, variant: AttentionVariant) -> DecoderLayer:
+    layer = llama_layer(load, index, variant)
+    layer.fused_sums = False
+    return layer
 
 
 @pytest.mark.parametrize(
     ("layer", "variant", "reason"),
     [
-        (LlamaLayer, AttentionVariant(window=8, scale=0.5, soft_cap=30.0), None),
-        (LlamaLayer, ChunkedAttention(), None),
-        (LlamaLayer, ChunkedAttention(chunk=8), "attention has the option chunk"),
-        (ScaledLayer, AttentionVariant(), "layers are ScaledLayer"),
+        (llama_layer, AttentionVariant(window=8, scale=0.5, soft_cap=30.0), None),
+        (llama_layer, ChunkedAttention(), None),
+        (llama_layer, ChunkedAttention(chunk=8), "attention has the option chunk"),
+        (with_norms_behind, AttentionVariant(), "layers add up their parts otherwise"),
+        (with_sums_apart, AttentionVariant(), "layers add up their parts otherwise"),
+        (with_an_expert, AttentionVariant(), "layers have SelfAttention and MixtureOfExperts"),
     ],
 )
 def test_what_the_kernels_would_pass_over_is_left_to_stock_operations(
     model: Path,
-    layer: type[LlamaLayer],
+    layer: Callable[[Loader, int, AttentionVariant], DecoderLayer],
     variant: AttentionVariant,
     reason: str | None,
     monkeypatch: pytest.MonkeyPatch,

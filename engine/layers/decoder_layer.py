@@ -1,0 +1,64 @@
+"""The decoder layer of all architectures, as its parts: what it computes follows from what it is made of.
+
+    h = h + attention_out_norm(attention(attention_norm(h)))
+    h = h + mlp_out_norm(mlp(mlp_norm(h))) + shared(mlp_norm(h))
+
+Most have no norms behind their parts, and no experts beside those that are chosen. Kernels that compute a whole layer
+ask for its parts whether they can.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from engine.layers.feed_forward import FeedForward
+from engine.layers.forward import Forward
+from engine.layers.latent_attention import LatentAttention
+from engine.layers.loader import Loader
+from engine.layers.moe import MixtureOfExperts
+from engine.layers.norm import RmsNorm
+from engine.layers.self_attention import SelfAttention
+
+
+@final
+class DecoderLayer:
+    """One decoder layer. `out_norms`: those behind the attention and the feed-forward layer. `shared`: experts that all
+    tokens have. `fused_sums`: the last products of self-attention and a dense feed-forward layer add to h themselves.
+    """
+
+    def __init__(
+        self,
+        norms: tuple[RmsNorm, RmsNorm],
+        attention: SelfAttention | LatentAttention,
+        mlp: FeedForward | MixtureOfExperts,
+        *,
+        out_norms: tuple[RmsNorm, RmsNorm] | None = None,
+        shared: FeedForward | None = None,
+        fused_sums: bool = False,
+    ) -> None:
+        self.attention_norm, self.mlp_norm = norms
+        self.attention = attention
+        self.mlp = mlp
+        self.out_norms = out_norms
+        self.shared = shared
+        self.fused_sums = fused_sums
+
+    def __call__(self, h: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """[rows, hidden] → the same."""
+        if self.fused_sums:
+            h = self.attention(self.attention_norm(h), forward, plus=h)  # type: ignore[call-arg]  # self-attention
+            return self.mlp(self.mlp_norm(h), plus=h)  # type: ignore[call-arg]  # a dense layer
+        mixed = self.attention(self.attention_norm(h), forward)
+        h = h + (mixed if self.out_norms is None else self.out_norms[0](mixed))
+        x = self.mlp_norm(h)
+        fed = self.mlp(x)
+        h = h + (fed if self.out_norms is None else self.out_norms[1](fed))
+        return h if self.shared is None else h + self.shared(x)
+
+
+def llama_norms(load: Loader, index: int) -> tuple[RmsNorm, RmsNorm]:
+    """The norms before the attention and before the feed-forward layer, by the names that Llama gave them."""
+    name = f"model.layers.{index}"
+    return load.norm(f"{name}.input_layernorm"), load.norm(f"{name}.post_attention_layernorm")

@@ -1,0 +1,55 @@
+"""The weights of experts: slices of one tensor, where they are kept as they are loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.layers.decoder_layer import DecoderLayer
+from engine.layers.moe import MixtureOfExperts, StackedExperts
+from tests.engine.conftest import Families, make_bench
+from tests.fast import only_fast
+
+FAMILIES = only_fast("qwen3 moe", of=["mixtral", "qwen3 moe", "gpt-oss", "deepseek v3"])
+
+
+def mixtures(families: Families, name: str, **options: Any) -> list[MixtureOfExperts]:
+    layers = make_bench(families(name), **options).engine.executor.runner.model.layers
+    found = [layer.mlp for layer in layers if isinstance(layer, DecoderLayer)]
+    return [mlp for mlp in found if isinstance(mlp, MixtureOfExperts)]
+
+
+@pytest.mark.parametrize("quantize", only_fast("none", of=["none", "fp8"]))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_experts_are_slices_of_one_tensor(name: str, quantize: str, family_folders: Families):
+    """Rounded weights too: each expert computes with what lies there, and nothing lies twice in memory."""
+    made = mixtures(family_folders, name, dtype=torch.bfloat16, quantize=quantize)
+    assert made
+    for mixture in made:
+        assert mixture.stacked is not None
+        for place, expert in enumerate(mixture.experts):
+            assert expert.gate_up.weight.data_ptr() == mixture.stacked.gate_up[place].data_ptr()  # type: ignore[attr-defined]
+            assert expert.down.weight.data_ptr() == mixture.stacked.down[place].data_ptr()  # type: ignore[attr-defined]
+        x = torch.randn(8, mixture.gate.inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+        with torch.inference_mode():
+            before = mixture.experts[0](x)
+            mixture.stacked.gate_up[0].mul_(2)
+            assert not torch.equal(mixture.experts[0](x), before)
+            mixture.stacked.gate_up[0].div_(2)
+            assert torch.equal(mixture.experts[0](x), before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3 moe", "gpt-oss"])
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": torch.bfloat16, "quantize": "fp8", "weights": "packed"}], ids=["fp32", "packed"]
+)
+def test_experts_that_are_arranged_or_packed_are_not_stacked(
+    name: str, options: dict[str, Any], family_folders: Families
+):
+    """A stack beside them would be memory for nothing."""
+    stacked: list[StackedExperts | None] = [one.stacked for one in mixtures(family_folders, name, **options)]
+    assert stacked
+    assert not any(stacked)
