@@ -184,10 +184,10 @@ async def _pay(
     used = ModelCost(event.project_id, event.model, abs(event.cost_pico), now)
     if event.cost_pico < 0:
         return wallet, wallet.give_back(used, await read_paid(session, event.tenant_id, period))
-    available = wallet.available(now)
+    spendable = wallet.available(now)
     entries = wallet.use([used])
-    if wallet.available(now) < min(0, available):
-        cost, available = format_amount(event.cost_pico), format_amount(available)
+    if wallet.available(now) < min(0, spendable):
+        cost, available = format_amount(event.cost_pico), format_amount(spendable)
         raise InvalidAdjustment(
             f"it costs {cost} {before.currency} and {available} are available: put money in, or raise the line"
         )
