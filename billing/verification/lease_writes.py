@@ -45,9 +45,7 @@ async def read_paid_prompts(
     fact = usage_event.c
     reads, writes = ([fact[f"{kind}_{name}"] for name in LEASE_CLASSES] for kind in ("read", "write"))
     # all tenants: an audit checks the whole installation
-    query = select(fact.id, *(fact[name] for name in _OWNER), *reads, *writes).where(
-        one_of(database, fact.id, requests)
-    )
+    query = select(fact.id, *(fact[name] for name in _OWNER), *reads, *writes)
     prompts = {}
     for row in await session.execute(query.where(one_of(database, fact.id, requests))):
         said = row._mapping
