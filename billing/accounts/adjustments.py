@@ -180,12 +180,14 @@ async def _pay(
     """The tenant's money when it has paid for the adjustment, or got back what it had paid for the usage of `period`.
     Raises InvalidAdjustment if there is too little."""
     wallet = Wallet(before, await money.grants([event.tenant_id], spent=True))
-    used = ModelCost(event.project_id, event.model, abs(event.cost_pico))
+    now = await money.now()
+    used = ModelCost(event.project_id, event.model, abs(event.cost_pico), now)
     if event.cost_pico < 0:
         return wallet, wallet.give_back(used, await read_paid(session, event.tenant_id, period))
+    spendable = wallet.available(now)
     entries = wallet.use([used])
-    if wallet.balance.overdraft > before.overdraft:
-        cost, available = format_amount(event.cost_pico), format_amount(before.available)
+    if wallet.available(now) < min(0, spendable):
+        cost, available = format_amount(event.cost_pico), format_amount(spendable)
         raise InvalidAdjustment(
             f"it costs {cost} {before.currency} and {available} are available: put money in, or raise the line"
         )

@@ -240,7 +240,8 @@ class Balances:
         refund_id: UUID | None = None,
         dry_run: bool = False,
     ) -> UUID:
-        """Note that money was paid back: at most what was paid and is neither used nor reserved. Returns its id.
+        """Note that money was paid back: at most what was paid, has not expired and is neither used nor reserved.
+        Returns its id.
 
         A refund that is repeated under the same id counts once. Raises InvalidMoney, CurrencyMismatch, RefundRefused,
         IdempotencyConflict, InvalidText; then nothing is written.
@@ -261,11 +262,12 @@ class Balances:
             posted = await money.is_posted(identity)
             if not posted:
                 wallet = Wallet(found, await money.grants([tenant_id]))
-                if amount_pico > wallet.refundable():
-                    raise RefundRefused(wallet.refundable(), currency)
+                now = await money.now()
+                if amount_pico > wallet.refundable(now):
+                    raise RefundRefused(wallet.refundable(now), currency)
                 if not dry_run:
                     await _post(money, wallet, Transaction(identity, tenant_id, currency, "refund", "",
-                                                           wallet.refund(amount_pico), reason))  # fmt: skip
+                                                           wallet.refund(amount_pico, now), reason))  # fmt: skip
                     said = {"amount": format_pico(amount_pico), "currency": currency}
                     await record_change(session, "refund.created", target="refund", target_id=identity,
                                         tenant_id=tenant_id, reason=reason, after=said)  # fmt: skip
@@ -313,7 +315,8 @@ class Balances:
     async def expire(self, now: int | None = None) -> int:
         """Take what is left of grants whose time had passed at `now` (the database's clock if absent): the worker's.
 
-        What open holds still count on stays until they have ended. Returns from how many tenants something was taken.
+        What open holds may cost that were taken before the expiry stays until they have ended. Returns from how many
+        tenants something was taken.
         """
         instant = await self._database.now() if now is None else now
         due = (
@@ -329,7 +332,7 @@ class Balances:
             async with recorded_money_transaction(self._database) as (session, money):
                 found = (await money.lock([tenant]))[tenant]
                 wallet = Wallet(found, await money.grants([tenant]))
-                entries = wallet.expire(instant)
+                entries = wallet.expire(instant, await money.holds.reserved(tenant))
                 if entries:
                     taken += 1
                     posted = Transaction(new_id(), tenant, found.currency, "expiry", "", entries, "expired")

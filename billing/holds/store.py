@@ -17,15 +17,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.batches import HoldBatch, HoldEntry, NewBatch, group_into_batches
 from billing.holds.records import NO_SOURCES, Hold, HoldRequest, HoldSources
-from billing.ledger.wallet import Wallet
+from billing.ledger.wallet import ModelCost, Wallet
 from billing.tables.money import hold_batch
 from billing.usage import UsageEvent
 from storage.database.base import new_id
 
 Paid = dict[str, dict[UUID, int]]
 """What grants pay: billing period → grant → pico-units."""
-Costs = dict[str, dict[tuple[UUID, str], int]]
-"""What was used: billing period → project and model → pico-units."""
+CostKey = tuple[UUID, str, int]
+"""Project, model and, if a grant had expired then, the instant of admission; else 0."""
+Costs = dict[str, dict[CostKey, int]]
+"""What was used: billing period → its key → pico-units."""
 BatchHints: TypeAlias = Mapping[UUID, UUID | None]
 """Request → the batch of its hold, or None where the caller does not know it: then finding it takes longer."""
 
@@ -57,10 +59,15 @@ class UnusedHold(msgspec.Struct, frozen=True):
 
 
 def release_holds(
-    wallet: Wallet, ended: Iterable[EndedHolds], events: Mapping[UUID, UsageEvent] = {}, costs: Costs | None = None
+    wallet: Wallet,
+    ended: Iterable[EndedHolds],
+    events: Mapping[UUID, UsageEvent] = {},
+    costs: Costs | None = None,
+    *,
+    dated: bool = False,
 ) -> Paid:
     """End a tenant's holds. `events` are those with usage that counted on grants; what these pay for is taken off
-    `costs`, and returned, for `Wallet.use` to book."""
+    `costs`, and returned, for `Wallet.use` to book. `dated`: the keys of `costs` have the instants of admission."""
     paid: Paid = defaultdict(dict)
     for group in ended:
         wallet.balance = wallet.balance.holding(-group.of_balance)
@@ -70,11 +77,16 @@ def release_holds(
             event = events.get(request)
             parts = wallet.end_hold(group.sources.grants, event.cost_pico if event is not None else 0)
             if event is not None and parts and costs is not None:
-                costs[event.period][event.project_id, event.model] -= sum(parts.values())
+                costs[event.period][cost_key(event, dated=dated)] -= sum(parts.values())
                 paid_in_period = paid[event.period]
                 for grant, pico in parts.items():
                     paid_in_period[grant] = paid_in_period.get(grant, 0) + pico
     return paid
+
+
+def cost_key(event: UsageEvent, *, dated: bool) -> CostKey:
+    """Where the event's cost stands in `Costs`."""
+    return event.project_id, event.model, event.admitted_at if dated else 0
 
 
 async def open_hold(session: AsyncSession, request_id: UUID) -> Hold | None:
@@ -210,10 +222,22 @@ class HoldStore(ABC):
             await self._postpone(later)
         return due
 
+    async def reserved(self, tenant: UUID) -> list[ModelCost]:
+        """What each open hold of a tenant, whose balance is locked, counts on in the balance."""
+        return [
+            ModelCost(hold.project_id, hold.model, hold.amount_pico - hold.sources.granted_pico, hold.admitted_at)
+            for batch in await self._open_of(tenant)
+            for hold in batch.holds()
+        ]
+
     async def windows_of_ended(self, requests: Collection[UUID]) -> dict[UUID, tuple[UUID, ...]]:
         """The windows of budgets of those of the requests whose holds were released or expired and had any."""
         texts = await self._sources_of_ended(requests)
         return {request: windows for request, text in texts if (windows := HoldSources.decode(text).windows)}
+
+    @abstractmethod
+    async def _open_of(self, tenant: UUID) -> list[HoldBatch]:
+        """The tenant's whole batches, not locked."""
 
     @abstractmethod
     async def _sources_of_ended(self, requests: Collection[UUID]) -> list[tuple[UUID, str]]:

@@ -66,6 +66,7 @@ _READ_WHOLE = f"""
     SELECT {_ROW}, requests FROM unnest($1::text::uuid[]) AS t (id) JOIN hold_batch AS b ON b.id = t.id
     ORDER BY b.id FOR UPDATE OF b
 """  # noqa: S608  # names of columns
+_OPEN_OF = f"SELECT {_ROW}, requests FROM hold_batch AS b WHERE tenant_id = $1"  # noqa: S608  # names of columns
 _OVERDUE = f"""
     SELECT {_ROW}, requests FROM hold_batch AS b WHERE expires_at <= $1 AND NOT EXISTS (
         SELECT FROM gateway_epoch AS e WHERE e.epoch = b.gateway AND (e.state = 'live' OR e.holds_ended_at IS NULL)
@@ -141,6 +142,9 @@ class PostgresHoldStore(HoldStore):
     def __init__(self, connection: Connection, clock: str) -> None:
         self._connection = connection
         self._clock = clock
+
+    async def _open_of(self, tenant: UUID) -> list[HoldBatch]:
+        return [HoldBatch(*row) for row in await self._connection.fetch(_OPEN_OF, tenant)]
 
     async def _sources_of_ended(self, requests: Collection[UUID]) -> list[tuple[UUID, str]]:
         # all tenants: usage that is late was admitted before

@@ -42,6 +42,10 @@ class SqliteHoldStore(HoldStore):
         self._database = database
         self._session = session
 
+    async def _open_of(self, tenant: UUID) -> list[HoldBatch]:
+        rows = await self._session.execute(select(*BATCH_COLUMNS).where(hold_batch.c.tenant_id == tenant))
+        return [HoldBatch(*row) for row in rows]
+
     async def _sources_of_ended(self, requests: Collection[UUID]) -> list[tuple[UUID, str]]:
         # all tenants: usage that is late was admitted before
         query = select(ended_hold.c.request_id, ended_hold.c.budgets).where(ended_hold.c.budgets != "")

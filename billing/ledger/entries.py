@@ -110,11 +110,6 @@ class Balance(msgspec.Struct, frozen=True):
         credit line was lowered below what is used of it."""
         return self.credit - self.debit - self.held + self.credit_line
 
-    def available_without(self, expired: int) -> int:
-        """What may still be reserved if so much of the credit has expired: it is gone, but for what open holds count
-        on (`Wallet.expire`)."""
-        return self.available - min(expired, max(0, self.credit - self.debit - self.held))
-
     @property
     def prepaid(self) -> int:
         """What is left of what was paid."""

@@ -9,6 +9,9 @@ Grants are used in this order:
 
 What no grant covers is owed (`receivable`).
 
+A grant pays for what was admitted before its expiry, and for nothing else. It does not matter when the worker takes the
+rest of it: as long as a request runs that was admitted in time, `expire` leaves what that may cost.
+
 A grant for one model or project stands in `restricted`, and counts for `credit` only when it is used. A request for
 this model or project reserves from such grants first (`held`), and the rest from the balance. What it reserved is its
 own until it ends: other usage takes only what is free, and so no money that a running request counts on.
@@ -62,6 +65,10 @@ class OpenGrant(msgspec.Struct, frozen=True):
         """Whether it may be used for this."""
         return self.model in (None, model) and self.project_id in (None, project_id)
 
+    def may_pay(self, cost: ModelCost) -> bool:
+        """Whether it covers the usage, and had not expired when that was admitted."""
+        return self.covers(cost.project_id, cost.model) and not self.expired(cost.admitted_at)
+
     def expired(self, now: int) -> bool:
         """Whether its time has passed."""
         return self.expires_at is not None and self.expires_at <= now
@@ -73,11 +80,15 @@ class OpenGrant(msgspec.Struct, frozen=True):
 
 
 class ModelCost(msgspec.Struct, frozen=True):
-    """The cost of one model's usage in one project, in pico-units."""
+    """The cost of one model's usage in one project, in pico-units, or what is reserved for it.
+
+    `admitted_at` may be 0 if no grant of the tenant had expired by then.
+    """
 
     project_id: UUID
     model: str
     pico: int
+    admitted_at: int = 0
 
 
 class Wallet:
@@ -120,15 +131,15 @@ class Wallet:
 
     def use(self, costs: Sequence[ModelCost], paid: Mapping[UUID, int] = {}) -> list[Entry]:
         """Pay for usage with what no hold reserves; return the entries. `paid` is what `end_hold` returned; it is
-        booked too."""
+        booked too. What was admitted last comes first: fewer grants may pay for it."""
         taken: dict[UUID, int] = dict(paid)
         owed = 0
-        for cost in sorted(costs, key=lambda cost: (cost.project_id.int, cost.model)):
+        for cost in sorted(costs, key=lambda cost: (-cost.admitted_at, cost.project_id.int, cost.model)):
             left = cost.pico
             for grant in self._grants.values():
                 if not left:
                     break
-                if grant.free and grant.covers(cost.project_id, cost.model):
+                if grant.free and grant.may_pay(cost):
                     part = min(left, grant.free)
                     self._change(grant, remaining=grant.remaining - part, used=grant.used + part)
                     taken[grant.id] = taken.get(grant.id, 0) + part
@@ -221,29 +232,37 @@ class Wallet:
                 pico -= part
         return pico
 
-    def refundable(self) -> int:
-        """What was paid and is neither used nor reserved."""
-        paid = sum(grant.remaining for grant in self._grants.values() if grant.account == "prepaid")
-        return max(0, min(paid, self.balance.credit - self.balance.debit - self.balance.held))
+    def available(self, now: int) -> int:
+        """What may be reserved: what is left of expired grants is for nothing that is admitted from now on."""
+        return self.balance.available - expired_money(now, self._grants.values())
 
-    def refund(self, pico: int) -> list[Entry]:
+    def refundable(self, now: int) -> int:
+        """What was paid, has not expired, and is neither used nor reserved."""
+        paid = sum(grant.remaining for grant in self._grants.values() if _is_refundable(grant, now))
+        return max(0, min(paid, self.available(now) - self.balance.credit_line))
+
+    def refund(self, pico: int, now: int) -> list[Entry]:
         """Pay back at most what is refundable, from what would be used last."""
         entries = []
         for grant in reversed(list(self._grants.values())):
-            part = min(pico, grant.remaining) if grant.account == "prepaid" else 0
+            part = min(pico, grant.remaining) if _is_refundable(grant, now) else 0
             if part:
                 entries.append(self._lose(grant, part, "clearing"))
                 pico -= part
         return entries
 
-    def expire(self, now: int) -> list[Entry]:
-        """Take what is left of grants whose time has passed, but for what open holds still count on."""
+    def expire(self, now: int, reserved: Sequence[ModelCost]) -> list[Entry]:
+        """Take what is left of grants whose time has passed, but for what they may still have to pay.
+
+        `reserved` is what open holds count on in the balance.
+        """
         entries = []
         for grant in list(self._grants.values()):
-            if grant.remaining and grant.expired(now):
-                free = max(0, self.balance.credit - self.balance.debit - self.balance.held)
-                part = grant.free if grant.restricted else min(grant.remaining, free)
-                if part:
+            if grant.expired(now):
+                part = grant.free - sum(cost.pico for cost in reserved if grant.may_pay(cost))
+                if not grant.restricted:
+                    part = min(part, self.balance.available)
+                if part > 0:
                     entries.append(self._lose(grant, part, "goodwill" if grant.kind == "promo" else "breakage"))
         return entries
 
@@ -270,3 +289,13 @@ class Wallet:
 
     def _change(self, grant: OpenGrant, **changes: int) -> None:
         self._grants[grant.id] = self.changed[grant.id] = msgspec.structs.replace(grant, **changes)
+
+
+def expired_money(now: int, grants: Iterable[OpenGrant]) -> int:
+    """What is left in a balance of grants that have expired: the worker has still to take it, or open holds count on
+    it."""
+    return sum(grant.remaining for grant in grants if grant.expired(now) and not grant.restricted)
+
+
+def _is_refundable(grant: OpenGrant, now: int) -> bool:
+    return grant.account == "prepaid" and not grant.expired(now)

@@ -43,7 +43,12 @@ class CommitmentLine(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def funds_pico(self) -> int:
         """What the line puts into the commitment: nothing where it was credited or written off."""
-        return 0 if self.written_off else max(0, self.exact_pico - self.credited_pico)
+        return 0 if self.written_off else self.uncredited_pico
+
+    @property
+    def uncredited_pico(self) -> int:
+        """What the line asks for still, less what was credited of it."""
+        return max(0, self.exact_pico - self.credited_pico)
 
     @property
     def draws_pico(self) -> int:
@@ -67,10 +72,18 @@ class CommitmentAccount(msgspec.Struct, frozen=True):
             return 0
         return max(0, commitment.amount_pico - commitment.paid_pico - self.asked)
 
+    def funds(self, commitment: Commitment) -> int:
+        """What was put into the commitment."""
+        return self.funded + commitment.paid_pico
+
     def left(self, commitment: Commitment) -> int:
-        """What can be drawn in the period, with what its invoice asks for."""
-        funded = self.funded + self.asks(commitment) + commitment.paid_pico
-        return max(0, min(commitment.amount_pico, funded) - self.drawn)
+        """What can be drawn."""
+        return max(0, min(commitment.amount_pico, self.funds(commitment)) - self.drawn)
+
+    def asking(self, commitment: Commitment) -> CommitmentAccount:
+        """The account with what the period's invoice asks for."""
+        asked = self.asks(commitment)
+        return self.after(asked, asked, 0)
 
     def after(self, asked: int, funded: int, drawn: int) -> CommitmentAccount:
         """The account with a period's lines added."""
@@ -122,7 +135,7 @@ def commitment_lines(commitment: Commitment, net: int, period: str, account: Com
         if asked < commitment.amount_pico:
             text += f": what was not asked for of {money_text(commitment.amount_pico)}"
         added.append(_line(text, asked, period))
-    if drawn := max(0, min(net, left := account.left(commitment))):
+    if drawn := max(0, min(net, left := account.asking(commitment).left(commitment))):
         added.append(_line(f"Paid by the commitment, of which {money_text(left - drawn)} is left", -drawn, period))
     return added
 
@@ -144,15 +157,14 @@ def preview(
         if period in sent:
             asked = sum(line.asked_pico for line in of_period)
             drawn: int | None = sum(line.draws_pico for line in of_period)
-            funded = sum(line.funds_pico for line in of_period)
+            account = account.after(asked, sum(line.funds_pico for line in of_period), drawn or 0)
         else:
-            asked = funded = account.asks(commitment)
+            asked, account = account.asks(commitment), account.asking(commitment)
             drawn = max(0, min(nets[period], account.left(commitment))) if period in nets else None
-        account = account.after(asked, funded, drawn or 0)
-        paid = account.funded + commitment.paid_pico
-        left = max(0, min(commitment.amount_pico, paid) - account.drawn)
+            account = account.after(0, 0, drawn or 0)
+        funded, left = account.funds(commitment), account.left(commitment)
         rows.append(
-            CommitmentMonth(period=period, sent=period in sent, asked=asked, funded=paid, drawn=drawn, left=left)
+            CommitmentMonth(period=period, sent=period in sent, asked=asked, funded=funded, drawn=drawn, left=left)
         )
     return rows
 
@@ -164,17 +176,18 @@ def unfunded(
     invoice is. What was paid before that stands: it had been asked for."""
     own_lines = lines_of(lines, schedule, first)
     latest = schedule.latest(first)
-    paid = 0 if latest is None else latest.paid_pico
+    if latest is None:
+        return []
     drawn, excesses = 0, []
     for line in sorted((line for line in own_lines if line.draws_pico), key=lambda line: line.finalized_at):
         drawn += line.draws_pico
-        funded = paid + sum(
-            max(0, other.exact_pico - other.credited_pico)
+        funding = (
+            other.uncredited_pico
             for other in own_lines
             if not other.written_off or written_off.get(other.invoice_id, line.finalized_at) >= line.finalized_at
         )
-        if drawn > funded:
-            excesses.append((line, min(line.draws_pico, drawn - funded)))
+        if (excess := drawn - CommitmentAccount(funded=sum(funding)).funds(latest)) > 0:
+            excesses.append((line, min(line.draws_pico, excess)))
     return excesses
 
 

@@ -24,7 +24,7 @@ import structlog
 from billing.calendar import period_bounds
 from billing.holds.records import Hold, HoldRequest
 from billing.reservation.decisions import InsufficientFunds
-from billing.reservation.hold_service import HoldService
+from billing.reservation.hold_service import ALLOWANCE_OPEN_US, HoldService
 from billing.spool.spool import Spool, SpoolUnavailable
 from billing.usage import Release
 from storage.database.base import new_id
@@ -37,7 +37,7 @@ BUSY = 8
 _STEADY = 4
 """So is one with so many times as many within a second: each would write to the database, and wait for who writes."""
 _SECOND_NS = 1_000_000_000
-_OPEN_NS = 2_000_000_000
+_OPEN_NS = ALLOWANCE_OPEN_US * 1000
 _IDLE_NS = 1_000_000_000
 _AHEAD_NS = 500_000_000
 """An allowance is as large as what is taken in so much time."""

@@ -7,7 +7,7 @@ for the rest (`billing.ledger.wallet`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from billing.accounts.balances import CurrencyMismatch
 from billing.budgets.windows import BudgetLimit, BudgetWindow, describe, resets
 from billing.holds.records import Hold, HoldRequest, HoldSources, TopUp
 from billing.ledger.entries import Balance
-from billing.ledger.wallet import OpenGrant
+from billing.ledger.wallet import OpenGrant, expired_money
 from billing.money import format_amount
 from billing.prices import UnknownPriceVersion
 
@@ -71,15 +71,6 @@ class Purpose(msgspec.Struct, frozen=True):
     model: str
 
 
-def expired_money(now: int, grants: Iterable[OpenGrant]) -> dict[UUID, int]:
-    """What is left of each tenant's grants for all usage whose time has passed, which the worker has still to take."""
-    left: dict[UUID, int] = defaultdict(int)
-    for grant in grants:
-        if grant.expired(now) and not grant.restricted:
-            left[grant.tenant_id] += grant.remaining
-    return left
-
-
 class HoldDecider:
     """Decides a queue of requests, and collects what is to be written: new holds, raised ones, and what they hold."""
 
@@ -105,11 +96,12 @@ class HoldDecider:
         self.now = now
         self._owners = owners
         self._left = {tenant: owner.available for tenant, owner in owners.items()}
-        expired = expired_money(now, grants)
-        self.expiring = set(expired)
+        self.expiring: set[UUID] = set()
         """Tenants with money whose time has passed, and which is still in their balance."""
-        for tenant, pico in expired.items():
-            self._left[tenant] = owners[tenant].available_without(pico)
+        for grant in grants:
+            if pico := expired_money(now, [grant]):
+                self.expiring.add(grant.tenant_id)
+                self._left[grant.tenant_id] -= pico
         self._limits: dict[UUID, list[BudgetLimit]] = defaultdict(list)
         for limit in limits:
             self._limits[limit.tenant_id].append(limit)

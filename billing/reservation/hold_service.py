@@ -17,7 +17,7 @@ from billing.holds.store_postgresql import take_at_once
 from billing.ledger.entries import Balance
 from billing.ledger.wallet import OpenGrant, Wallet
 from billing.prices import UnknownPriceVersion
-from billing.reservation.decisions import HoldDecider, HoldEnded, expired_money
+from billing.reservation.decisions import HoldDecider, HoldEnded
 from billing.reservation.hold_hooks import HoldHook, HookInput
 from billing.tables.money import ended_hold, hold_batch, price_version
 from billing.transaction.budget_charges import BudgetCharges, charge_budgets
@@ -29,6 +29,8 @@ from storage.database.sql_arrays import one_of
 
 _MAX_BATCH = 500
 _SWEEP = 1000
+ALLOWANCE_OPEN_US = 2_000_000
+"""For how many microseconds requests may take from an allowance."""
 _ALLOWANCE_PART = 64
 """An allowance is at most the 64th part of what is available, so that little money lies idle in allowances; when little
 is available, a tenant gets none."""
@@ -64,8 +66,8 @@ class HoldService:
 
     async def reserve_allowance(self, request: HoldRequest, currency: str, least_pico: int) -> Hold | None:
         """Hold an allowance (`HoldRequest.for_many`), at most a 64th of what is available. None if that is less than
-        `least_pico`, or if the tenant has budgets, or grants for one model or project: then the balance alone does not
-        say what a request may cost.
+        `least_pico`, or if the tenant has budgets, or grants for one model or project, or a grant that expires while
+        requests may take from the allowance: then the balance alone does not say what a request may cost.
 
         Raises DatabaseUnavailable; then, or when the caller is cancelled, it may exist: release it or let it expire.
         """
@@ -74,12 +76,14 @@ class HoldService:
             owner = (await money.lock({tenant})).get(tenant)
             if owner is None or owner.currency != currency or owner.budgets or owner.restricted:
                 return None
-            expired = expired_money(await money.now(), await money.grants({tenant}))
-            amount = min(request.amount_pico, owner.available_without(expired.get(tenant, 0)) // _ALLOWANCE_PART)
+            now, grants = await money.now(), await money.grants({tenant})
+            if any(grant.expired(now + ALLOWANCE_OPEN_US) and not grant.expired(now) for grant in grants):
+                return None
+            amount = min(request.amount_pico, Wallet(owner, grants).available(now) // _ALLOWANCE_PART)
             if amount < least_pico:
                 return None
             reduced = msgspec.structs.replace(request, amount_pico=amount)
-            hold = Hold.of(reduced, await money.now())
+            hold = Hold.of(reduced, now)
             await money.holds.take([(reduced, hold)], {tenant: amount})
         return hold
 

@@ -17,7 +17,7 @@ from billing.events import partitions
 from billing.events.columns import EventColumns, EventDimensions, dimension_ids
 from billing.events.rollups import RollupDelta, roll_up
 from billing.events.rows import EventRows
-from billing.holds.store import EndedHolds, release_holds
+from billing.holds.store import Costs, EndedHolds, cost_key, release_holds
 from billing.integrity.hash_chain import chain_batches
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import ModelCost, OpenGrant, Wallet
@@ -293,11 +293,9 @@ async def _post(
         ended[group.tenant_id].append(group)
         if group.sources.grants:
             on_grants.update(group.ids)
-    used: dict[UUID, dict[str, dict[tuple[UUID, str], int]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(int))
-    )
+    used: dict[UUID, Costs] = defaultdict(_no_costs)
     for row in rolled:
-        used[row.tenant_id][row.period][row.project_id, row.model] += row.cost_pico
+        used[row.tenant_id][row.period][row.project_id, row.model, 0] += row.cost_pico
     balances: list[Balance] = []
     transactions: list[Transaction] = []
     notices: list[OutboxMessage] = []
@@ -306,13 +304,20 @@ async def _post(
     with_grants = used.keys() | {group.tenant_id for group in holds if group.sources.grants}
     for grant in await money.grants(with_grants & owners.keys()):
         grants[grant.tenant_id].append(grant)
+    dated = _with_expired(grants, new)
+    for tenant in dated:
+        used[tenant] = _no_costs()
+    for event in new if dated else ():
+        if event.tenant_id in dated:
+            used[event.tenant_id][event.period][cost_key(event, dated=True)] += event.cost_pico
     events = {event.id: event for event in new if event.id in on_grants} if on_grants else {}
     changed: list[OpenGrant] = []
     for tenant, before in owners.items():
         wallet = Wallet(before, grants[tenant])
-        paid = release_holds(wallet, ended[tenant], events, used[tenant])
+        paid = release_holds(wallet, ended[tenant], events, used[tenant], dated=tenant in dated)
         for period, costs in sorted(used[tenant].items()):
-            entries = wallet.use([ModelCost(*key, pico) for key, pico in costs.items()], paid.get(period, {}))
+            by_model = [ModelCost(project, model, pico, at) for (project, model, at), pico in costs.items()]
+            entries = wallet.use(by_model, paid.get(period, {}))
             if entries:
                 transactions.append(Transaction(new_id(), tenant, currencies[tenant], "usage", period, entries))
         after = wallet.balance.changed(holds=from_allowances.get(tenant, 0))
@@ -323,6 +328,17 @@ async def _post(
     late = await _windows_of_late(money, owners, new) if unheld else {}
     notices += await charge_budgets(money, BudgetCharges(holds, new, late, currencies))
     await money.save(balances, transactions, notices, changed)
+
+
+def _no_costs() -> Costs:
+    return defaultdict(lambda: defaultdict(int))
+
+
+def _with_expired(grants: Mapping[UUID, Sequence[OpenGrant]], new: Sequence[UsageEvent]) -> set[UUID]:
+    """The tenants with grants that may have expired before some of these events were admitted."""
+    expiring = [grant for of_tenant in grants.values() for grant in of_tenant if grant.expires_at is not None]
+    latest = max((event.admitted_at for event in new), default=0) if expiring else 0
+    return {grant.tenant_id for grant in expiring if grant.expired(latest)}
 
 
 async def _windows_of_late(

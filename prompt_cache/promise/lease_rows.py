@@ -5,7 +5,7 @@ Beside them: under which keys replicas have the KV of leases, so that whoever en
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
@@ -25,6 +25,7 @@ since the project had as many tokens in leases as it may have."""
 COLUMNS = [lease.c[name] for name in Lease.__struct_fields__]
 _MOST_BILLED = 10_000
 _MOST_SPANS = 1000
+_PAGE = 1000
 _BOOLEANS = ("billed", "told", "paid")
 _CHANGING = (
     "new_tokens", "lease_class", "created_at", "written_at", "expires_at", "read_at", "reads", "writer", "blocks",
@@ -68,6 +69,16 @@ def ended_row(one: Lease, at: int, cause: EndCause) -> dict[str, Any]:
     """The values of the row that says what became of it."""
     payer = one.writer if cause in ("expired", "purged") and not one.paid else None
     return {**{name: getattr(one, name) for name in _KEPT}, "ended_at": at, "cause": cause, "payer": payer}
+
+
+async def read_leases(session: AsyncSession) -> AsyncIterator[list[Lease]]:
+    """All leases, in pages: an audit's."""
+    # all tenants: an audit checks the whole installation
+    query = select(*COLUMNS).order_by(lease.c.id).limit(_PAGE)
+    page = [lease_of(row) for row in await session.execute(query)]
+    while page:
+        yield page
+        page = [lease_of(row) for row in await session.execute(query.where(lease.c.id > page[-1].id))]
 
 
 class LeaseRows:

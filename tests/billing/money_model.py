@@ -4,7 +4,7 @@ right. It knows nothing of databases, batches or crashes."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 import msgspec
@@ -56,6 +56,9 @@ class Pot(msgspec.Struct):
     model: str | None = None
     """The one model that it is for, if it is; then it never expires."""
 
+    def expired(self, at: int) -> bool:
+        return self.expires_at is not None and self.expires_at <= at
+
     @property
     def order(self) -> tuple[bool, int, int, int]:
         return self.model is None, self.priority, 2**63 if self.expires_at is None else self.expires_at, self.id.int
@@ -67,7 +70,8 @@ class Money:
     The pots for a model are one heap: holds for it count on what is in there, no matter in which pot.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.now = now
         self.pots: list[Pot] = []
         self.owed = 0
         self.line = 0
@@ -85,12 +89,12 @@ class Money:
             self.owed -= pot.used
         self.pots = sorted([*self.pots, pot], key=lambda one: one.order)
 
-    def pay(self, model: str, cost: int, period: str) -> None:
-        """Use the pots in their order, those for the model as far as open holds do not count on them; what they do not
-        cover is owed."""
+    def pay(self, model: str, cost: int, period: str, admitted_at: int) -> None:
+        """Use the pots in their order, those for the model as far as open holds do not count on them, none that had
+        expired at the admission; what they do not cover is owed."""
         paid = self.paid[period]
         for pot in self.pots:
-            if pot.model not in (None, model):
+            if pot.model not in (None, model) or pot.expired(admitted_at):
                 continue
             part = min(cost, pot.left if pot.model is None else self.free(model))
             part = min(part, pot.left)
@@ -165,6 +169,16 @@ class Money:
     def available(self) -> int:
         return self.spare + self.line
 
+    @property
+    def expired(self) -> int:
+        """What is left of pots whose time has passed."""
+        return sum(pot.left for pot in self.pots if pot.expired(self.now()))
+
+    @property
+    def spendable(self) -> int:
+        """What may be reserved now."""
+        return self.available - self.expired
+
     def of_kind(self, kind: str) -> int:
         return sum(pot.left for pot in self.pots if pot.kind == kind and pot.model is None)
 
@@ -174,20 +188,26 @@ class Money:
 
     @property
     def refundable(self) -> int:
-        return max(0, min(self.of_kind("paid"), self.spare))
+        paid = sum(pot.left for pot in self.pots if pot.kind == "paid" and not pot.expired(self.now()))
+        return max(0, min(paid, self.spare - self.expired))
 
     def refund(self, pico: int) -> None:
         for pot in reversed(self.pots):
-            part = min(pico, pot.left) if pot.kind == "paid" else 0
+            part = min(pico, pot.left) if pot.kind == "paid" and not pot.expired(self.now()) else 0
             self.lose(pot, part)
             pico -= part
 
-    def expire(self, now: int) -> int:
-        """Take what nobody counts on of pots whose time has passed; how much it was."""
+    def expire(self) -> int:
+        """Take what is left of pots whose time has passed, but for what earlier requests may use; how much it was."""
         taken = 0
+        running = [
+            (r.hold.admitted_at, r.hold.amount_pico - r.granted) for r in self.requests.values() if r.state == "open"
+        ]
+        running += [(one.hold.admitted_at, one.left) for one in self.asides.values() if one.state == "open"]
         for pot in self.pots:
-            if pot.expires_at is not None and pot.expires_at <= now:
-                part = min(pot.left, max(0, self.spare))
+            if pot.expired(self.now()):
+                early = sum(pico for admitted_at, pico in running if not pot.expired(admitted_at))
+                part = max(0, min(pot.left - early, self.available))
                 self.lose(pot, part)
                 taken += part
         return taken
@@ -199,7 +219,7 @@ class Money:
 
     def for_model(self, model: str) -> int:
         """What a hold for the model may be of."""
-        return max(0, self.available) + self.free(model)
+        return max(0, self.spendable) + self.free(model)
 
     def left_in(self, windows: Sequence[Window], limits: dict[str, int]) -> int:
         """What fits into these windows; less than nothing if one is passed."""

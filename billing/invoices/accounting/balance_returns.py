@@ -103,6 +103,6 @@ async def write_return(
         raise DraftOutdated(f"the balance has changed since {record.name} was drafted; draft it again")
     identity = return_id(tenant_id, record.period)
     posted = [Transaction(identity, tenant_id, currency, "return", record.period, entries, record.name)]
-    if expired := wallet.expire(await money.now()):
+    if expired := wallet.expire(await money.now(), await money.holds.reserved(tenant_id)):
         posted.append(Transaction(new_id(), tenant_id, currency, "expiry", "", expired, "expired"))
     await money.save([wallet.balance], posted, (), list(wallet.changed.values()))

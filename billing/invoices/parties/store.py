@@ -3,17 +3,18 @@ value; issued documents have copies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Any, Generic
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, insert, select
+from sqlalchemy import Column, ColumnElement, Select, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
-from audit_log.recorded_rows import digest_row
+from audit_log.recorded_rows import RecordedTable, digest_row
 from billing.integrity.canonical_json import canonical
 from billing.integrity.recorded_tables import BUYERS, SELLERS
 from billing.integrity.row_seals import seal_rows
@@ -47,32 +48,16 @@ class Parties:
         Raises InvalidParty for an unknown country, a new VAT id that is invalid, a change without a reason, and where a
         demonstration's seller and a real one would meet in one database.
         """
-        check_countries(seller)
         check_series(seller)
-        check_text("reason", reason, REASON, empty=True)
-        row = {"id": seller.id, "profile": canonical(seller), "updated_at": self._database.clock}
-        new = {name: row[name] for name in ("profile", "updated_at")}
-        own = select(legal_entity.c.profile).where(legal_entity.c.id == seller.id)
-        async with self._database.transaction() as session:
-            profile = await session.scalar(self._database.locked(own))
-            dated = None if profile is None else await read_seller(self._database, session, seller.id)
-            day = await self._first_day(session, valid_from)
-            before = None if dated is None else dated.on(day)
-            check_vat_id(seller, before)
+
+        async def check(session: AsyncSession, before: Seller | None) -> None:
             others = set(await session.scalars(select(legal_entity.c.id).where(legal_entity.c.id != seller.id)))
             if others and DEMONSTRATION in {seller.id, *others}:
                 raise InvalidParty("id", "a demonstration's database has the demonstration's seller and no other")
             if before not in (None, seller) and not reason:
                 raise InvalidParty("reason", f"a change of seller {seller.id} needs a reason")
-            await session.execute(
-                self._database.insert(legal_entity).values(row).on_conflict_do_update(index_elements=["id"], set_=new)
-            )
-            if dated is not None:
-                await self._write_facts(session, dated, seller, day, {"seller": seller.id, "reason": reason})
-            if before != seller or profile != row["profile"]:
-                await record_change(session, "seller.set", target="seller", target_id=seller.id, reason=reason,
-                                    before=before, after=seller,
-                                    row_sha256=await digest_row(session, SELLERS, seller.id))  # fmt: skip
+
+        await self._set(_SELLERS, seller.id, seller, check, valid_from=valid_from, reason=reason)
 
     async def set_buyer(
         self, tenant_id: UUID, buyer: Buyer, *, valid_from: date | None = None, reason: str = ""
@@ -83,37 +68,45 @@ class Parties:
         Raises NoProfile if its seller does not exist, InvalidParty for an unknown country or a new VAT id that is
         invalid.
         """
-        check_countries(buyer)
-        check_text("reason", reason, REASON, empty=True)
-        row = {
-            "tenant_id": tenant_id,
-            "seller": buyer.seller,
-            "profile": canonical(buyer),
-            "updated_at": self._database.clock,
-        }
-        new = {name: row[name] for name in ("seller", "profile", "updated_at")}
-        own = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
-        async with self._database.transaction() as session:
-            await read_seller(self._database, session, buyer.seller)
-            profile = await session.scalar(self._database.locked(own))
-            dated = None if profile is None else await read_buyer(self._database, session, tenant_id)
-            day = await self._first_day(session, valid_from)
-            before = None if dated is None else dated.on(day)
-            check_vat_id(buyer, before)
-            await session.execute(
-                self._database.insert(billing_profile)
-                .values(row)
-                .on_conflict_do_update(index_elements=["tenant_id"], set_=new)
-            )
-            if dated is not None:
-                await self._write_facts(session, dated, buyer, day, {"tenant_id": tenant_id, "reason": reason})
-            if before != buyer or profile != row["profile"]:
-                await record_change(session, "billing_profile.set", target="billing_profile", target_id=tenant_id,
-                                    tenant_id=tenant_id, reason=reason, before=before, after=buyer,
-                                    row_sha256=await digest_row(session, BUYERS, tenant_id))  # fmt: skip
 
-    async def _first_day(self, session: AsyncSession, valid_from: date | None) -> str:
-        return (valid_from or await today(self._database, session)).isoformat()
+        async def check(session: AsyncSession, _before: Buyer | None) -> None:
+            await read_seller(self._database, session, buyer.seller)
+
+        await self._set(_BUYERS, tenant_id, buyer, check, valid_from=valid_from, reason=reason, seller=buyer.seller)
+
+    async def _set(
+        self,
+        stored: _Stored[AnyParty],
+        owner: Any,
+        party: AnyParty,
+        check: Callable[[AsyncSession, AnyParty | None], Awaitable[None]],
+        *,
+        valid_from: date | None,
+        reason: str,
+        **columns: str,
+    ) -> None:
+        check_countries(party)
+        check_text("reason", reason, REASON, empty=True)
+        new = {**columns, "profile": canonical(party), "updated_at": self._database.clock}
+        key = stored.recorded.key.name
+        row = {key: owner, **new}
+        async with self._database.transaction() as session:
+            profile = await session.scalar(self._database.locked(stored.profile_of(owner)))
+            dated = None if profile is None else await stored.read(self._database, session, owner)
+            day = (valid_from or await today(self._database, session)).isoformat()
+            before = None if dated is None else dated.on(day)
+            check_vat_id(party, before)
+            await check(session, before)
+            added = self._database.insert(stored.recorded.table).values(row)
+            await session.execute(added.on_conflict_do_update(index_elements=[key], set_=new))
+            if dated is not None:
+                await self._write_facts(session, dated, party, day, {stored.owner.name: owner, "reason": reason})
+            if before != party or profile != row["profile"]:
+                tenant_id = owner if stored.owner is party_change.c.tenant_id else None
+                target = stored.recorded.target
+                await record_change(session, f"{target}.set", target=target, target_id=owner,
+                                    tenant_id=tenant_id, reason=reason, before=before, after=party,
+                                    row_sha256=await digest_row(session, stored.recorded, owner))  # fmt: skip
 
     async def _write_facts(
         self, session: AsyncSession, dated: DatedParty[AnyParty], after: AnyParty, day: str, columns: dict[str, Any]
@@ -181,26 +174,50 @@ async def today(database: Database, session: AsyncSession) -> date:
     return from_instant(await database.now_in(session)).date()
 
 
+@dataclass(frozen=True)
+class _Stored(Generic[AnyParty]):
+    """Where parties of a kind are: their table, and the column of `party_change` that has its key."""
+
+    kind: type[AnyParty]
+    recorded: RecordedTable
+    owner: Column[Any]
+    missing: str
+
+    def profile_of(self, owner: Any) -> Select[Any]:
+        return select(self.recorded.table.c.profile).where(self.recorded.key == owner)
+
+    async def read(self, database: Database, session: AsyncSession, owner: Any) -> DatedParty[AnyParty]:
+        # all tenants: `owner` is the tenant, or a seller, which belongs to none
+        profile = await session.scalar(self.profile_of(owner))
+        if profile is None:
+            raise NoProfile(self.missing.format(owner))
+        party = msgspec.json.decode(profile, type=self.kind)
+        rows = await _changes(session, self.owner == owner)
+        return (await _dated(database, session, [(owner, party)], rows))[0]
+
+
+_SELLERS = _Stored(
+    Seller,
+    SELLERS,
+    party_change.c.seller,
+    "there is no seller {0}; `turnpike invoices seller set {0} …` creates it",
+)
+_BUYERS = _Stored(
+    Buyer,
+    BUYERS,
+    party_change.c.tenant_id,
+    "there is no billing profile; `turnpike invoices buyer set TENANT …` creates it",
+)
+
+
 async def read_seller(database: Database, session: AsyncSession, seller_id: str) -> DatedParty[Seller]:
     """A seller with the changes of its facts, in this transaction. Raises NoProfile."""
-    profile = await session.scalar(select(legal_entity.c.profile).where(legal_entity.c.id == seller_id))
-    if profile is None:
-        raise NoProfile(f"there is no seller {seller_id}; `turnpike invoices seller set {seller_id} …` creates it")
-    seller = msgspec.json.decode(profile, type=Seller)
-    # all tenants: a seller belongs to none
-    rows = await _changes(session, party_change.c.seller == seller_id)
-    return (await _dated(database, session, [(seller_id, seller)], rows))[0]
+    return await _SELLERS.read(database, session, seller_id)
 
 
 async def read_buyer(database: Database, session: AsyncSession, tenant_id: UUID) -> DatedParty[Buyer]:
     """A tenant's billing profile with the changes of its facts, in this transaction. Raises NoProfile."""
-    query = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
-    profile = await session.scalar(query)
-    if profile is None:
-        raise NoProfile("there is no billing profile; `turnpike invoices buyer set TENANT …` creates it")
-    buyer = msgspec.json.decode(profile, type=Buyer)
-    rows = await _changes(session, party_change.c.tenant_id == tenant_id)
-    return (await _dated(database, session, [(tenant_id, buyer)], rows))[0]
+    return await _BUYERS.read(database, session, tenant_id)
 
 
 async def lock_documents(database: Database, session: AsyncSession, tenant_id: UUID) -> DatedParty[Buyer]:
@@ -208,8 +225,7 @@ async def lock_documents(database: Database, session: AsyncSession, tenant_id: U
 
     Raises NoProfile.
     """
-    own = select(billing_profile.c.profile).where(billing_profile.c.tenant_id == tenant_id)
-    await session.execute(database.locked(own))
+    await session.execute(database.locked(_BUYERS.profile_of(tenant_id)))
     return await read_buyer(database, session, tenant_id)
 
 

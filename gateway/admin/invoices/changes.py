@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
@@ -104,9 +105,18 @@ class DocumentCheck(Struct, frozen=True, kw_only=True):
 _DRAFT, _FINALIZATION = msgspec.json.Decoder(NewDraft), msgspec.json.Decoder(Finalization)
 _PAYMENT, _CHANGE = msgspec.json.Decoder(NewInvoicePayment), msgspec.json.Decoder(ReasonedChange)
 _NOTE = msgspec.json.Decoder(NewCreditNote)
+_VOID = "Void an invoice of which nothing was paid; its month can be invoiced again."
+_WRITE_OFF = "Write off what is left of an invoice as bad debt; it can still be paid."
+_RELIEVE = "Book that the VAT on what is left of a written-off invoice is claimed back as of today."
+_REASONED_CHANGES = (
+    ("void", "void_invoice", _VOID, "the wrong customer", void),
+    ("uncollectible", "write_off_invoice", _WRITE_OFF, "insolvent", mark_uncollectible),
+    ("vat-relief", "relieve_invoice_of_vat", _RELIEVE, "certificate of 5 December", relieve_vat),
+)
+"""Path, name, description, example of a reason, and the change."""
 
 
-def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # seven routes
+def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, prices = gateway.services.database, gateway.services.prices
     client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.invoices.wait
@@ -179,53 +189,23 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: 
             done = await wait(pay(database, record, body.reference, amount, write=not body.dry_run))
         return json_response(invoice_object(done))
 
-    @post(
-        f"{AT}/void",
-        status_code=200,
-        opt=demands("invoices.write")
-        | describes(InvoiceObject, body=ReasonedChange("the wrong customer"), path=_EXAMPLE, errors=_REFUSED),
-    )
-    async def void_invoice(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
-        """Void an invoice of which nothing was paid; its month can be invoiced again."""
-        _, record = await finder.find(request, tenant, invoice, "invoices.write")
-        body = await read_management_body(request, client_timeout, _CHANGE)
-        with refusals():
-            done = await wait(void(database, record, body.reason, write=not body.dry_run))
-        return json_response(invoice_object(done))
+    def change_route(
+        path: str, name: str, doc: str, reason: str, change: Callable[..., Awaitable[InvoiceRecord]]
+    ) -> HTTPRouteHandler:
+        """The route of a change of an invoice that takes a reason and nothing else."""
 
-    @post(
-        f"{AT}/uncollectible",
-        status_code=200,
-        opt=demands("invoices.write")
-        | describes(InvoiceObject, body=ReasonedChange("insolvent"), path=_EXAMPLE, errors=_REFUSED),
-    )
-    async def write_off_invoice(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
-        """Write off what is left of an invoice as bad debt; it can still be paid."""
-        _, record = await finder.find(request, tenant, invoice, "invoices.write")
-        body = await read_management_body(request, client_timeout, _CHANGE)
-        with refusals():
-            done = await wait(mark_uncollectible(database, record, body.reason, write=not body.dry_run))
-        return json_response(invoice_object(done))
+        async def change_invoice(
+            request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
+        ) -> Response[bytes]:
+            _, record = await finder.find(request, tenant, invoice, "invoices.write")
+            body = await read_management_body(request, client_timeout, _CHANGE)
+            with refusals():
+                done = await wait(change(database, record, body.reason, write=not body.dry_run))
+            return json_response(invoice_object(done))
 
-    @post(
-        f"{AT}/vat-relief",
-        status_code=200,
-        opt=demands("invoices.write")
-        | describes(InvoiceObject, body=ReasonedChange("certificate of 5 December"), path=_EXAMPLE, errors=_REFUSED),
-    )
-    async def relieve_invoice_of_vat(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
-        """Book that the VAT on what is left of a written-off invoice is claimed back as of today."""
-        _, record = await finder.find(request, tenant, invoice, "invoices.write")
-        body = await read_management_body(request, client_timeout, _CHANGE)
-        with refusals():
-            done = await wait(relieve_vat(database, record, body.reason, write=not body.dry_run))
-        return json_response(invoice_object(done))
+        change_invoice.__name__, change_invoice.__doc__ = name, doc
+        described = describes(InvoiceObject, body=ReasonedChange(reason), path=_EXAMPLE, errors=_REFUSED)
+        return post(f"{AT}/{path}", status_code=200, opt=demands("invoices.write") | described)(change_invoice)
 
     @post(
         f"{AT}/credit-notes",
@@ -264,9 +244,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: 
         draft_invoice,
         finalize_invoice,
         pay_invoice,
-        void_invoice,
-        write_off_invoice,
-        relieve_invoice_of_vat,
+        *(change_route(*route) for route in _REASONED_CHANGES),
         credit_invoice,
     ]
 

@@ -212,13 +212,14 @@ def test_no_hold_can_end_up_without_its_money(made: list[tuple[str, object, int]
                 used_up = msgspec.structs.replace(_EVENT, id=hold.request_id, project_id=hold.project_id,
                                                 model=hold.model, cost_pico=hold.amount_pico * pico // 100)  # fmt: skip
                 events[used_up.id] = used_up
-                used[used_up.period][used_up.project_id, used_up.model] += used_up.cost_pico
+                used[used_up.period][used_up.project_id, used_up.model, 0] += used_up.cost_pico
                 costs[used_up.project_id, used_up.model] += used_up.cost_pico
                 sources = HoldSources(grants=hold.grants)
                 ended.append(EndedHolds(ME, 1, hold.amount_pico, sources, [hold.request_id]))
             paid = release_holds(wallet, ended, events, used)
             for period, of_period in used.items():
-                wallet.use([ModelCost(*of, cost) for of, cost in of_period.items()], paid.get(period, {}))
+                spent = [ModelCost(project, model, cost) for (project, model, _), cost in of_period.items()]
+                wallet.use(spent, paid.get(period, {}))
         balance = wallet.balance
         grants |= wallet.changed
         assert balance.overdraft == 0

@@ -87,17 +87,18 @@ def test_a_correction_gives_nobody_more_than_it_paid_for_the_period() -> None:
     assert money.give_back(ModelCost(HOME, "m", 8), {entry.grant_id: entry.amount_pico for entry in second}) == [
         Entry("revenue", "promo", 8, UUID(int=3))
     ]
-    assert (money.refundable(), left(money)) == (0, [0, 0, 9])
+    assert (money.refundable(0), left(money)) == (0, [0, 0, 9])
 
 
 def test_expiry_leaves_what_open_holds_count_on() -> None:
     money = wallet(new_grant(1, 10, expires_at=5), new_grant(2, 4, "promo", expires_at=6), new_grant(3, 1))
-    money.balance = money.balance.holding(12)
-    assert money.expire(4) == []
-    assert money.expire(7) == [Entry("promo", "goodwill", 3, UUID(int=2))]
-    money.balance = money.balance.holding(-12)
-    assert [entry.credit for entry in money.expire(7)] == ["goodwill", "breakage"]
-    assert money.balance.available == 1
+    money.balance = money.balance.holding(9)
+    running = [ModelCost(HOME, "m", 7, 4), ModelCost(HOME, "m", 1, 5), ModelCost(HOME, "m", 1, 6)]
+    assert money.expire(4, running) == []
+    assert money.expire(7, running) == [Entry("prepaid", "breakage", 3, UUID(int=1))]
+    money.balance = money.balance.holding(-7)
+    assert [entry.credit for entry in money.expire(7, running[1:])] == ["goodwill", "breakage"]
+    assert (left(money), money.balance.available) == ([0, 1, 1], 0)
 
 
 moves = st.lists(
@@ -126,9 +127,9 @@ def test_every_account_is_what_its_entries_say(made: list[tuple[str, int]]) -> N
             entries = money.give_back(ModelCost(HOME, "mn"[pico % 2], back), paid)
             used["mn"[pico % 2]] -= back
         elif what == "refund":
-            entries = money.refund(min(pico, money.refundable()))
+            entries = money.refund(min(pico, money.refundable(pico)), pico)
         elif what == "expire":
-            entries = money.expire(pico)
+            entries = money.expire(pico, [])
         else:
             kind = "paid" if what == "paid" else "promo"
             model = "m" if what == "model" else None

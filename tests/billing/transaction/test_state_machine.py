@@ -46,7 +46,7 @@ from billing.prices import PriceCatalog
 from billing.reservation import hold_service
 from billing.reservation.allowances import Allowance
 from billing.reservation.decisions import HoldEnded, InsufficientFunds
-from billing.reservation.hold_service import HoldService
+from billing.reservation.hold_service import ALLOWANCE_OPEN_US, HoldService
 from billing.settlement import settlement
 from billing.settlement.settlement import settle
 from billing.tables.money import usage_event
@@ -108,7 +108,7 @@ class MoneyMachine(RuleBasedStateMachine):
         self.balances = Balances(self.database)
         self.budgets = BudgetSettings(self.database)
         self.periods = Periods(self.database)
-        self.money = Money()
+        self.money = Money(lambda: self.now)
         self.records: list[SpoolRecord] = []
         self.limits: dict[str, int] = {}
         self.latest: dict[str, int] = {}
@@ -201,7 +201,7 @@ class MoneyMachine(RuleBasedStateMachine):
     @action(1)
     def take_what_has_expired(self) -> None:
         """Others' money too, who were here before."""
-        taken = self.money.expire(self.now)
+        taken = self.money.expire()
         assert self.run(self.balances.expire(self.now)) >= (taken > 0)
 
     @action(1, line=amounts)
@@ -262,7 +262,9 @@ class MoneyMachine(RuleBasedStateMachine):
         """For requests to come, unless what they may cost depends on what they are for."""
         money, lifetime = self.money, self.data.draw(st.integers(1, 100))
         asked = HoldRequest.for_many(new_id(), self.tenant.id, tokens * TOKEN, lifetime, "g1")
-        fits = min(tokens * TOKEN, max(0, money.available) // 2)
+        fits = min(tokens * TOKEN, max(0, money.spendable) // 2)
+        soon = self.now + ALLOWANCE_OPEN_US
+        expiring = any(pot.left and pot.expired(soon) and not pot.expired(self.now) for pot in money.pots)
         found: list[Hold | None] = []
 
         async def aside() -> None:
@@ -273,7 +275,7 @@ class MoneyMachine(RuleBasedStateMachine):
         if not found:
             self.run(aside())
         (hold,) = found
-        if self.latest or money.restricted or fits < least * TOKEN:  # the key's budget stays
+        if self.latest or money.restricted or expiring or fits < least * TOKEN:  # the key's budget stays
             assert hold is None
         else:
             assert hold is not None
@@ -357,7 +359,7 @@ class MoneyMachine(RuleBasedStateMachine):
 
         self.crashing_first(settlement, finish, calls)
         self.records += batch
-        costs: dict[tuple[str, str], int] = defaultdict(int)
+        costs: dict[tuple[str, int, str], int] = defaultdict(int)
         for record in batch:
             if isinstance(record, UsageEvent):
                 request = self.money.requests[record.id]
@@ -365,7 +367,7 @@ class MoneyMachine(RuleBasedStateMachine):
                     request.cost = record.cost_pico
                     request.tokens = record.usage.uncached
                     request.booked = self.booked_in(request.hold.period)
-                    costs[request.booked, record.model] += record.cost_pico
+                    costs[request.booked, -record.admitted_at, record.model] += record.cost_pico
                     if request.state == "drawn":
                         self.spend(request)
                     elif request.state == "open":
@@ -378,8 +380,8 @@ class MoneyMachine(RuleBasedStateMachine):
                 ended = (self.money.requests | self.money.asides)[record.request_id]
                 if ended.state == "open":
                     ended.state = "released"
-        for (period, model), cost in sorted(costs.items()):
-            self.money.pay(model, cost, period)
+        for (period, earlier, model), cost in sorted(costs.items()):
+            self.money.pay(model, cost, period, -earlier)
 
     def spend(self, request: Request) -> None:
         """Of what was set aside, as far as it is there."""
@@ -412,8 +414,8 @@ class MoneyMachine(RuleBasedStateMachine):
 
         paid = copy.deepcopy(self.money)
         if tokens > 0:
-            paid.pay(request.hold.model, tokens * TOKEN, request.booked)
-        if request.tokens + tokens < 0 or (tokens > 0 and paid.available < min(0, self.money.available)):
+            paid.pay(request.hold.model, tokens * TOKEN, request.booked, self.now)
+        if request.tokens + tokens < 0 or (tokens > 0 and paid.spendable < min(0, self.money.spendable)):
             with pytest.raises(InvalidAdjustment):
                 self.run(correct())
             return
@@ -423,7 +425,7 @@ class MoneyMachine(RuleBasedStateMachine):
         request.tokens += tokens
         request.cost = (request.cost or 0) + tokens * TOKEN
         if tokens > 0:
-            self.money.pay(request.hold.model, tokens * TOKEN, request.booked)
+            self.money.pay(request.hold.model, tokens * TOKEN, request.booked, self.now)
         else:
             self.money.give_back(request.hold.model, -tokens * TOKEN, request.booked)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text, insert, select, text, update
+from sqlalchemy import CheckConstraint, Column, LargeBinary, Table, Text, insert, literal, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -40,17 +40,23 @@ from billing.rating.storage_hours import Stored, record_storage
 from billing.rating.terms import ContractTerms
 from billing.replica_journals.lost_journals import declare_lost
 from billing.reservation.hold_service import HoldService
+from billing.settlement.settlement import settle
 from billing.tables.journals import replica_journal
 from billing.tables.money import balance
 from billing.tables.rating import storage_event
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
-from storage.database.base import Base, Id, new_id
+from prompt_cache.promise.lease_decisions import LIFE_S
+from prompt_cache.tables import lease
+from storage.database.base import Base, Count, Id, new_id
 from storage.database.database import Database
 from tests.billing.invoices.customers import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
+from tests.billing.money import Tenant
+from turnpike.commands.audit.leases import audit_leases
 
+SECOND = 1_000_000
 UNSAID: Mapping[str, Mapping[str, str]] = {
     **{recorded.table.name: recorded.unrecorded for recorded in RECORDED_TABLES if recorded.table is not balance},
     "budget_window": {"told": "whether a message was sent of a threshold"},
@@ -72,6 +78,18 @@ WORKING = {
     "usage_fact": "`test_chain` alters it column by column",
 }
 """Tables that are not books, or are tried elsewhere, each with the reason."""
+UNSAID_OF_LEASES = {
+    "id": "by it nothing is found but by its owner",
+    "prefix_key": "of a prompt that nobody keeps: no request is promised more than the tokens that it has itself",
+    "base": "through which tokens and payment are counted once",
+    "new_tokens": "how many of its tokens count against the project's limit",
+    "written_at": "how old a lease is for those who ask for a younger one",
+    "reads": "a count that is shown",
+    "told": "whether its writer, who has paid, may still be replaced",
+    "billed": "whether those before it are paid for: the worker sets it again",
+    "paid": "whether its writer has paid: the worker sets it again",
+}
+"""Columns of a lease that is paid for that nothing compares, each with what it decides."""
 UNSAID_ROWS: Mapping[str, Mapping[str, str]] = {
     "deleted": {},
     "inserted": {},
@@ -301,3 +319,80 @@ async def test_rows_that_are_gone_and_rows_that_are_new(books: Database) -> None
             await session.execute(table.delete().where(*(c == new[c.name] for c in table.primary_key)))
             await session.execute(table.insert().values(row))
         assert await audit_money(books) == []
+
+
+# ---------------------------------------------------------------- leases
+
+LEASED = 1_795_000_000_000_000
+"""When the request was admitted that wrote the leases."""
+
+
+@pytest.fixture
+async def leased(database: Database) -> Database:
+    """Two leases and the usage that paid for them: of 640 tokens that were read, 640 written for an hour, and 128 for
+    five minutes."""
+    tenant = await Tenant.rich(database, 10**12)
+    usage = Usage(uncached=10, read={"1h": 640}, write={"1h": 640, "5m": 128})
+    event = tenant.event(tenant.request(0), usage)
+    await settle(database, PriceCatalog(database), [event])
+    for tokens, new, name in ((1280, 640, "1h"), (1408, 128, "5m")):
+        values = {
+            **{"id": new_id(), "tenant_id": tenant.id, "project_id": tenant.project_id, "prefix_key": name.encode()},
+            **{"model": event.model, "tokens": tokens, "new_tokens": new, "lease_class": name, "created_at": LEASED},
+            **{"written_at": LEASED, "expires_at": LEASED + LIFE_S[name] * SECOND, "read_at": None, "reads": 0},
+            **{"writer": event.id, "billed": 1, "blocks": bytes(tokens // 8), "base": None, "told": 1, "paid": 1},
+        }
+        async with database.transaction() as session:
+            await session.execute(insert(lease).values(values))
+    database.clock = literal(LEASED + 60 * SECOND, Count())
+    return database
+
+
+async def _named(database: Database, name: str, changes: dict[str, Any]) -> bool:
+    """Whether the audit names the lease of this class when it is altered so; it is put right again."""
+    of_class = lease.c.lease_class == name
+    async with database.reading() as session:
+        there = dict((await session.execute(select(lease).where(of_class))).mappings().one())
+    before = {column.key: there[column.name] for column in lease.columns}
+    async with unguarded(database) as session:
+        await session.execute(update(lease).where(of_class).values(changes))
+    findings = await audit_leases(database)
+    async with unguarded(database) as session:
+        mine = lease.c.id == changes.get("id", before["id"])
+        await session.execute(update(lease).where(mine).values({key: before[key] for key in changes}))
+    assert {finding.what for finding in findings} <= {"a lease is not what was paid for"}
+    assert len(findings) <= 1
+    return bool(findings)
+
+
+async def test_columns_of_leases(leased: Database) -> None:
+    assert await audit_leases(leased) == []
+    tried = {}
+    for column in lease.columns:
+        other = 0 if column.name in ("told", "billed", "paid") else None
+        value = {"class": "24h", "read_at": LEASED + 1, "blocks": b"x", "prefix_key": b"x", "writer": new_id()}.get(
+            column.name, other
+        )
+        if value is None:
+            value = _other(column, {"tokens": 1280, "new_tokens": 640, "reads": 0}.get(column.name, LEASED))
+        tried[column.key] = value
+    leased.clock = literal(LEASED + 3599 * SECOND, Count())
+    missed = {key for key, value in tried.items() if not await _named(leased, "1h", {key: value})}
+    assert missed == {*UNSAID_OF_LEASES, "writer"}, "the event of a writer may come long after its request has ended"
+    assert await audit_leases(leased) == []
+
+
+async def test_a_lease_of_more_than_was_paid_for(leased: Database) -> None:
+    """However well its own columns agree."""
+    day, five = LIFE_S["24h"] * SECOND, LIFE_S["5m"] * SECOND
+    for name, tokens, changes in (
+        ("1h", 1280, {"lease_class": "24h", "expires_at": LEASED + day}),
+        ("1h", 1344, {}),
+        ("1h", 640, {"new_tokens": 1}),
+        ("5m", 1472, {}),
+        ("5m", 1408, {"lease_class": "1h", "expires_at": LEASED + 12 * five}),
+        ("5m", 1408, {"expires_at": LEASED + 2 * five}),
+    ):
+        assert await _named(leased, name, {"tokens": tokens, "blocks": bytes(tokens // 8), **changes}), changes
+    leased.clock = literal(LEASED + 2 * day, Count())
+    assert await _named(leased, "1h", {"writer": new_id()})

@@ -49,7 +49,7 @@ def test_a_request_comes_between_two_chores(bench: Bench, tmp_path: Path):
     loop = EngineLoop(bench.engine, journal, deliver, failures.append, chores())
     loop.start()
     assert chore.wait(60)
-    loop.do(lambda: bench.engine.add(generate("a", [5, 6, 7], 4), SCOPES))
+    loop.do(lambda: bench.add(generate("a", [5, 6, 7], 4)))
     go_on.set()
     assert ended.wait(60)
     while "no more chores" not in did:

@@ -31,6 +31,7 @@ from prompt_cache.tables import lease
 from tests.fast import examples
 from tests.gateway.admission.lease_model import LIVES, SECOND, Asked
 from tests.gateway.admission.test_cache_leases import HISTORIES, PIECE, Doors
+from turnpike.commands.audit.leases import audit_leases
 
 CLASSES = st.sampled_from(["5m", "1h"])
 
@@ -265,6 +266,8 @@ def test_each_lease_that_is_read_is_paid_once(empty_again: Any) -> None:
             settings=settings(max_examples=examples(HISTORIES), stateful_step_count=25, database=None, deadline=None),
         )
         findings = runner.run(audit_money(gateways.database))
+        gateways.pass_time(100 * 86_400)  # every event that will ever come is there
+        findings += runner.run(audit_leases(gateways.database))
         runner.run(gateways.stop())
     assert findings == []
 

@@ -30,11 +30,14 @@ def add_arguments(parser: CommandParser) -> None:
 async def audit_money(admin: AdminServices, arguments: argparse.Namespace) -> int:
     """`turnpike audit money`: 1 on any finding."""
     from billing.verification import audit
+    from turnpike.commands.audit.leases import audit_leases
 
     def progress(what: str, done: int, total: int) -> None:
         print_progress("" if done >= total else f"{what}: {done} of {total}")
 
     findings = await audit.audit_money(admin.database, arguments.period, progress if sys.stderr.isatty() else None)
+    if arguments.period is None:
+        findings += await audit_leases(admin.database)
     for finding in findings:
         print(msgspec.json.encode(finding).decode())
     print("the books are right" if not findings else counted(len(findings), "finding"), file=sys.stderr)
