@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
@@ -190,7 +190,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         return json_response(invoice_object(done))
 
     def change_route(
-        path: str, name: str, doc: str, reason: str, change: Callable[..., Awaitable[InvoiceRecord]]
+        path: str, name: str, doc: str, reason: str, change: Callable[..., Coroutine[Any, Any, InvoiceRecord]]
     ) -> HTTPRouteHandler:
         """The route of a change of an invoice that takes a reason and nothing else."""
 
