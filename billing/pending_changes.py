@@ -23,7 +23,7 @@ from audit_log.recorded_rows import is_recorded
 from billing.integrity.recorded_tables import CHANGES
 from billing.money import parse_amount
 from billing.platform_settings import APPROVALS, GRANT_OVER, value_of
-from billing.tables.approvals import pending_change
+from billing.tables.books import pending_change
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import REASON, check_text

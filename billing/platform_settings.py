@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from billing.integrity.row_seals import seal_rows
 from billing.money import InvalidMoney, parse_amount
-from billing.tables.platform import platform_setting
+from billing.tables.books import platform_setting
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text
 from storage.reported_error import ReportedError

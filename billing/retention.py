@@ -18,9 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.calendar import period_bounds, period_of
 from billing.events.partitions import made_at
 from billing.holds.records import HoldSources
-from billing.tables.budgets import budget_charge, budget_window
-from billing.tables.money import balance, ended_hold, usage_fact
-from billing.tables.periods import billing_period
+from billing.tables.books import billing_period
+from billing.tables.money import balance, budget_charge, budget_window, ended_hold, usage_fact
 from storage.database.base import least_id
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of

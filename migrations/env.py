@@ -5,20 +5,10 @@ from __future__ import annotations
 from alembic import context
 
 import audit_log.tables
-import billing.tables.approvals
-import billing.tables.budgets
-import billing.tables.chain
-import billing.tables.exports
+import billing.tables.books
 import billing.tables.invoices
-import billing.tables.journals
 import billing.tables.money
-import billing.tables.periods
-import billing.tables.platform
 import billing.tables.prices
-import billing.tables.rating
-import billing.tables.reconciliation
-import billing.tables.seals
-import billing.tables.service
 import prompt_cache.tables
 import response_store.tables
 import storage.database.outbox
@@ -30,19 +20,19 @@ from storage.database.base import Base
 
 ROOMS = (
     audit_log.tables,
-    billing.tables.approvals,
-    billing.tables.chain,
-    billing.tables.exports,
-    billing.tables.budgets,
+    billing.tables.books,
+    billing.tables.books,
     billing.tables.invoices,
-    billing.tables.journals,
-    billing.tables.periods,
-    billing.tables.platform,
+    billing.tables.money,
+    billing.tables.invoices,
+    billing.tables.books,
+    billing.tables.books,
+    billing.tables.books,
     billing.tables.prices,
-    billing.tables.rating,
-    billing.tables.reconciliation,
-    billing.tables.seals,
-    billing.tables.service,
+    billing.tables.prices,
+    billing.tables.books,
+    billing.tables.books,
+    billing.tables.books,
     billing.tables.money,
     prompt_cache.tables,
     response_store.tables,

@@ -75,7 +75,7 @@ PLANTED: dict[Rule, tuple[dict[str, str], str]] = {
     architecture.changes_without_an_entry: (
         {
             "billing/accounts/budgets.py": (
-                "from billing.tables.budgets import budget\n"
+                "from billing.tables.money import budget\n"
                 "async def raise_all(session, tenant):\n"
                 "    await session.execute(update(budget).values(limit_pico=7))\n"
             )

@@ -19,7 +19,7 @@ import msgspec
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
 from billing.exports.datasets import DisplayNames
-from billing.invoices.notices import CREDITED, DRAFTED, TOPICS
+from billing.invoices.recording import CREDITED, DRAFTED, TOPICS
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
 from billing.prices.approval import PriceSheets

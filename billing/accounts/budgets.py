@@ -16,8 +16,7 @@ from billing.budgets.store import TERMS, WINDOW
 from billing.budgets.windows import Action, BudgetLimit, BudgetScope, BudgetWindow, Span
 from billing.integrity.recorded_tables import BUDGETS
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
-from billing.tables.budgets import budget, budget_window
-from billing.tables.money import balance
+from billing.tables.money import balance, budget, budget_window
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.database.public_ids import public_id

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.budgets.store import TERMS, WINDOW, fresh
 from billing.budgets.windows import BudgetLimit, BudgetWindow
 from billing.holds.records import HoldSources
-from billing.tables.budgets import budget, budget_charge, budget_window
+from billing.tables.money import budget, budget_charge, budget_window
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 

@@ -16,7 +16,7 @@ from billing.rating.lines import RatedLine
 from billing.rating.storage_hours import storage_line, storage_sums, storage_units
 from billing.rating.usage_lines import lines_of, usage_group
 from billing.tables.money import rollup_hour
-from billing.tables.rating import storage_event
+from billing.tables.prices import storage_event
 
 DAY = 24 * HOUR
 _OF = rollup_hour.c

@@ -25,7 +25,7 @@ from billing.exports.datasets import PROVIDER, DisplayNames, ExportQuery, Invali
 from billing.exports.files import ExportOrder, dataset_of, export, format_of, manifest_path
 from billing.integrity.recorded_tables import EXPORTS
 from billing.prices import PriceCatalog
-from billing.tables.exports import export_job
+from billing.tables.invoices import export_job
 from storage.database.base import new_id
 from storage.database.database import Database, DatabaseUnavailable, StatementTimeout
 

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.holds.batches import HoldBatch, NewBatch
 from billing.holds.records import pack
 from billing.holds.store import BATCH_COLUMNS, HoldStore, UnusedHold
+from billing.tables.books import gateway_epoch
 from billing.tables.money import balance, ended_hold, hold_batch
-from billing.tables.periods import gateway_epoch
 from storage.database.base import Pico
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of

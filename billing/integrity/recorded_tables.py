@@ -6,11 +6,9 @@ What never changes is sealed instead (`billing.integrity.row_seals`), and usage 
 from __future__ import annotations
 
 from audit_log.recorded_rows import RecordedTable
-from billing.tables.approvals import pending_change
-from billing.tables.budgets import budget
-from billing.tables.exports import export_job
-from billing.tables.invoices import billing_profile, legal_entity
-from billing.tables.money import balance
+from billing.tables.books import pending_change
+from billing.tables.invoices import billing_profile, export_job, legal_entity
+from billing.tables.money import balance, budget
 
 _WRITTEN_LAST = "when it was written last: nothing reads it, and the entry says when"
 _BY_SUMS = "compared with the ledger, events, holds and budgets (`billing.verification.balances`)"

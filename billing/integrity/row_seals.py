@@ -21,12 +21,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.recorded_rows import plain_value
 from billing.ledger.entries import Transaction
+from billing.tables.books import billing_period, journal_loss, platform_setting, recon_run, seal
 from billing.tables.invoices import invoice, invoice_payment, party_change
-from billing.tables.journals import journal_loss
 from billing.tables.money import grant, ledger_entry, ledger_txn
-from billing.tables.periods import billing_period
-from billing.tables.platform import platform_setting
 from billing.tables.prices import (
+    contract_terms,
     price,
     price_book,
     price_change,
@@ -35,10 +34,8 @@ from billing.tables.prices import (
     price_row,
     price_sheet,
     price_version,
+    storage_event,
 )
-from billing.tables.rating import contract_terms, storage_event
-from billing.tables.reconciliation import recon_run
-from billing.tables.seals import seal
 
 INSTANT = 8
 """Bytes of an instant."""

@@ -20,11 +20,16 @@ from billing.invoices.accounting.losses import (
 )
 from billing.invoices.accounting.posting import balanced_entries, entries_of, post, reversed_entries, step_id
 from billing.invoices.errors import AmountRefused, DocumentRefused, ReferenceTaken, WrongState
-from billing.invoices.notices import TOPICS, send_notice
 from billing.invoices.parties.store import lock_documents
-from billing.invoices.recording import record_document
-from billing.invoices.states import InvoiceState, check_transition, settled_state
-from billing.invoices.store import InvoiceRecord, lock_invoice, update_invoice
+from billing.invoices.recording import TOPICS, record_document, send_notice
+from billing.invoices.store import (
+    InvoiceRecord,
+    InvoiceState,
+    check_transition,
+    lock_invoice,
+    settled_state,
+    update_invoice,
+)
 from billing.ledger.entries import Entry
 from billing.money import format_minor, minor_to_pico
 from billing.tables.invoices import invoice_payment

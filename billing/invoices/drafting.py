@@ -17,11 +17,10 @@ from billing.invoices.accounting.funding import invoice_funding
 from billing.invoices.composing import compose
 from billing.invoices.document import Document
 from billing.invoices.errors import WrongState
-from billing.invoices.notices import DRAFTED, send_notice
 from billing.invoices.parties.dated import DatedParty, InvoiceParties
 from billing.invoices.parties.parties import Buyer
 from billing.invoices.parties.store import lock_documents, read_buyer, read_seller, today
-from billing.invoices.recording import record_document
+from billing.invoices.recording import DRAFTED, record_document, send_notice
 from billing.invoices.savings import CacheHour, cache_advice, read_cache_hours, savings_statement
 from billing.invoices.store import InvoiceRecord, delete_draft, find_invoice, lock_invoice, write_draft
 from billing.prices import PriceCatalog, PriceVersion

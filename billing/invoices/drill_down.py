@@ -14,7 +14,7 @@ from sqlalchemy import Select, func, null, select
 
 from billing.invoices.store import InvoiceRecord
 from billing.tables.invoices import invoice_line, invoice_usage
-from billing.tables.rating import storage_event
+from billing.tables.prices import storage_event
 from storage.database.database import Database
 
 DAY, HOUR = 86_400_000_000, 3_600_000_000

@@ -18,13 +18,12 @@ from billing.invoices.accounting.posting import entries_of, post
 from billing.invoices.document import Document, project_names
 from billing.invoices.drafting import compose_invoice, rate
 from billing.invoices.errors import DraftOutdated, NumberRefused, PeriodNotClosed, UnknownInvoice
-from billing.invoices.notices import CREDITED, FINALIZED, PAID, send_notice
 from billing.invoices.parties.parties import Seller
 from billing.invoices.parties.store import lock_documents, today
-from billing.invoices.recording import record_document
-from billing.invoices.states import InvoiceState
+from billing.invoices.recording import CREDITED, FINALIZED, PAID, record_document, send_notice
 from billing.invoices.store import (
     InvoiceRecord,
+    InvoiceState,
     columns_of,
     find_invoice,
     lock_invoice,
@@ -35,10 +34,10 @@ from billing.invoices.store import (
 from billing.prices import PriceCatalog
 from billing.rating.commitment_accounts import find_unasked
 from billing.rating.schedules import read_schedule
+from billing.tables.books import billing_period
 from billing.tables.invoices import ISSUED, invoice, number_series
 from billing.tables.money import rollup_hour
-from billing.tables.periods import billing_period
-from billing.tables.rating import storage_event
+from billing.tables.prices import storage_event
 from billing.usage import METERS
 from storage.database.database import Database
 

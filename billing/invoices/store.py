@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -15,11 +15,40 @@ from billing.calendar import check_period
 from billing.integrity.canonical_json import canonical
 from billing.invoices.composing import exact_of
 from billing.invoices.document import Document, DocumentKind, InvoiceLine
-from billing.invoices.errors import UnknownInvoice
-from billing.invoices.states import InvoiceState
+from billing.invoices.errors import UnknownInvoice, WrongState
 from billing.tables.invoices import invoice, invoice_line, invoice_payment
 from storage.database.base import to_instant
 from storage.database.database import Database
+
+InvoiceState = Literal["draft", "finalized", "partially_paid", "paid", "credited", "void", "uncollectible"]
+
+TRANSITIONS: dict[InvoiceState, tuple[InvoiceState, ...]] = {
+    "draft": ("finalized",),
+    "finalized": ("partially_paid", "paid", "credited", "void", "uncollectible"),
+    "partially_paid": ("partially_paid", "paid", "credited", "uncollectible"),
+    "uncollectible": ("uncollectible", "paid", "credited"),
+    "paid": ("credited",),
+    "credited": (),
+    "void": (),
+}
+"""State → states that may follow. An uncollectible invoice may still be paid; a void number stays void. An invoice is
+`credited` when credit notes have taken back all of it."""
+
+
+def check_transition(name: str, state: InvoiceState, wanted: InvoiceState) -> InvoiceState:
+    """The wanted state, if it may follow. Raises WrongState."""
+    if wanted not in TRANSITIONS[state]:
+        raise WrongState(name, state, wanted)
+    return wanted
+
+
+def settled_state(name: str, state: InvoiceState, *, left: int, settled: bool) -> InvoiceState:
+    """The state with `left` minor units to pay, after something was paid or credited (`settled`). Raises WrongState."""
+    if left == 0:
+        return check_transition(name, state, "paid")
+    if state == "uncollectible":
+        return state
+    return check_transition(name, state, "partially_paid") if settled else state
 
 
 class InvoiceRecord(msgspec.Struct, frozen=True):

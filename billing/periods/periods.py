@@ -22,9 +22,8 @@ from billing.events.columns import EventColumns
 from billing.integrity.hash_chain import period_root
 from billing.integrity.row_seals import seal_rows
 from billing.spool.gateway_epochs import Epoch, epochs_before
-from billing.tables.chain import usage_chain
+from billing.tables.books import CLOSING_LOCK, billing_period, usage_chain
 from billing.tables.money import hold_batch, rollup_hour
-from billing.tables.periods import CLOSING_LOCK, billing_period
 from billing.transaction.money_transaction import MoneyTransaction
 from storage.database.base import from_instant
 from storage.database.database import Database

@@ -20,7 +20,7 @@ from billing.rating.commitments import preview
 from billing.rating.lines import money_text
 from billing.rating.schedules import read_schedule
 from billing.rating.terms import ContractTerms, InvalidTerms, check_terms
-from billing.tables.rating import contract_terms
+from billing.tables.prices import contract_terms
 from storage.database.base import from_instant
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text

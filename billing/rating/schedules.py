@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.money import format_pico
 from billing.rating.terms import Commitment, ContractTerms, InvalidTerms
-from billing.tables.rating import contract_terms
+from billing.tables.prices import contract_terms
 
 
 class ScheduledTerms(msgspec.Struct, frozen=True):

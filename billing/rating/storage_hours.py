@@ -23,7 +23,7 @@ from billing.prices import EVERY_LANE, PriceCatalog, PriceMissing, PriceVersion
 from billing.prices.version import STORAGE
 from billing.rating.lines import RatedLine
 from billing.tables.money import price_version
-from billing.tables.rating import storage_event
+from billing.tables.prices import storage_event
 from billing.transaction.opening import money_transaction_in
 from billing.usage import InvalidUsage
 from storage.database.database import Database

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.replica_journals.sequences import Sequences
-from billing.tables.journals import journal_loss, replica_journal
+from billing.tables.books import journal_loss, replica_journal
 from billing.tables.money import usage_event
 
 _BITS = 32

@@ -12,8 +12,7 @@ from collections.abc import Collection
 import msgspec
 from sqlalchemy import delete, func, select, update
 
-from billing.tables.journals import journal_loss, journal_of_epoch, replica_journal
-from billing.tables.periods import gateway_epoch
+from billing.tables.books import gateway_epoch, journal_loss, journal_of_epoch, replica_journal
 from storage.database.database import Database
 
 SEEN_EVERY_S = 15

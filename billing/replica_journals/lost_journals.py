@@ -15,9 +15,8 @@ from billing.integrity.row_seals import seal_rows
 from billing.money import format_pico
 from billing.replica_journals.comparison import JournalComparison, compare, events_between
 from billing.replica_journals.sequences import missing_between
-from billing.tables.journals import journal_loss, journal_of_epoch, replica_journal
+from billing.tables.books import gateway_epoch, journal_loss, journal_of_epoch, replica_journal
 from billing.tables.money import hold_batch
-from billing.tables.periods import gateway_epoch
 from storage.database.base import from_instant
 from storage.database.database import Database
 from storage.free_text import NAME, REASON, check_text

@@ -18,7 +18,7 @@ from billing.rating.lines import RatedLine
 from billing.rating.storage_hours import storage_line, storage_sums, storage_units
 from billing.rating.usage_lines import GROUPS, UsageGroup, lines_of
 from billing.reports.usage_report import Group, InvalidReport, Result, UsageBucket, usage_buckets
-from billing.tables.rating import storage_event
+from billing.tables.prices import storage_event
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 

@@ -27,7 +27,7 @@ from billing.money import format_pico
 from billing.rating.storage_hours import storage_cost, storage_sums, storage_units
 from billing.rating.usage_lines import SumSource
 from billing.tables.money import price_version, rollup_hour, usage_event, usage_fact
-from billing.tables.rating import storage_event
+from billing.tables.prices import storage_event
 from billing.usage import METERS, UsageSum
 from storage.database.base import Count
 from storage.database.database import Database

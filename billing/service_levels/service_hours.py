@@ -7,7 +7,9 @@ Counting costs a request about a microsecond for each measure and never waits. W
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from math import isqrt
 from typing import Literal, TypeAlias, get_args
 from uuid import UUID
 
@@ -16,10 +18,40 @@ import structlog
 from sqlalchemy import delete, func, select, tuple_
 
 from billing.events.rollups import HOUR
-from billing.service_levels.histograms import bucket_of
-from billing.tables.service import service_hour
+from billing.tables.books import service_hour
 from storage.database.database import Database, DatabaseUnavailable
 from storage.database.sql_arrays import one_of
+
+BUCKETS = 42
+_FIRST_US = 1000
+BOUNDS = tuple(isqrt(_FIRST_US * _FIRST_US << place) for place in range(BUCKETS))
+"""The upper bound of each bucket, from a millisecond to 24 minutes; the last one has all that is longer, too."""
+
+
+def bucket_of(microseconds: int) -> int:
+    """The bucket of a duration."""
+    return min(BUCKETS - 1, bisect_left(BOUNDS, microseconds))
+
+
+def quantile(counts: Mapping[int, int], thousandths: int) -> int | None:
+    """The duration that so many thousandths of what was counted did not exceed, in microseconds, rounded up to the
+    bound of its bucket; None if nothing was counted. `counts`: by bucket."""
+    total = sum(counts.values())
+    if total <= 0:
+        return None
+    wanted = -(-total * thousandths // 1000)
+    seen = 0
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if seen >= wanted:
+            return BOUNDS[bucket]
+    return BOUNDS[max(counts)]
+
+
+def added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+    """Both histograms together."""
+    return {bucket: one.get(bucket, 0) + other.get(bucket, 0) for bucket in {*one, *other}}
+
 
 log = structlog.get_logger("billing.service_levels")
 

@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from billing.spool import locked_files
 from billing.spool.spool import Spool, files_of
-from billing.tables.periods import NAMES_LOCK, gateway_epoch
+from billing.tables.books import NAMES_LOCK, gateway_epoch
 from storage.backoff import pause
 from storage.database.base import from_instant
 from storage.database.database import Database, DatabaseUnavailable

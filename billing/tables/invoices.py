@@ -1,5 +1,4 @@
-"""The tables of invoices. What is finalized never changes again, but for the state and for what was paid and credited
-since: triggers refuse it on both databases. Numbers only go on, one at a time."""
+"""The tables of invoices and payments: sellers, billing profiles, documents, and export jobs."""
 
 from __future__ import annotations
 
@@ -204,3 +203,35 @@ invoice_usage = Table(
 )
 """The view of what usage lines are made of: each request, and each adjustment with the request that it `corrects`, with
 its units of the line's meter. `day` and `hour` are the first instants of those, in UTC."""
+
+export_job = Table(
+    "export_job",
+    Base.metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("key_id", Id, nullable=False),
+    Column("dataset", Text, nullable=False),
+    Column("period", Text, nullable=False),
+    Column("format", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("rows", Count, nullable=False),
+    Column("attempts", Count, nullable=False),
+    Column("error", Text, nullable=True),
+    Column("manifest", Text, nullable=True),
+    Column("created_at", Count, nullable=False),
+    Column("started_at", Count, nullable=True),
+    Column("finished_at", Count, nullable=True),
+    Column("leased_until", Count, nullable=False),
+    CheckConstraint("state IN ('queued', 'running', 'done', 'failed', 'expired')", name="state"),
+    CheckConstraint("(state IN ('done', 'expired')) = (manifest IS NOT NULL)", name="manifest"),
+    Index(None, "tenant_id", "id"),
+    Index(
+        "ix_export_job_unfinished",
+        "id",
+        sqlite_where=text("state IN ('queued', 'running')"),
+        postgresql_where=text("state IN ('queued', 'running')"),
+    ),
+    **STRICT,
+)
+"""A file that a tenant asked for. A running job is its worker's until `leased_until`; then another may take it up. A
+file that was removed after its time is `expired`; its manifest stays, and the same job makes the same file again."""

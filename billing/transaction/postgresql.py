@@ -28,7 +28,7 @@ from billing.integrity.row_seals import CURRENT, digest_of, digest_of_transactio
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import OpenGrant
 from billing.tables import money as tables
-from billing.tables.periods import ATTEMPTS_LOCK, CLOSING_LOCK
+from billing.tables.books import ATTEMPTS_LOCK, CLOSING_LOCK
 from billing.transaction.money_transaction import EventsAlreadyWritten, Grant, Made, OutboxMessage, RefusedSettlement
 from billing.usage import METERS
 from storage.database.asyncpg_pool import Connection

@@ -20,7 +20,7 @@ from billing.integrity.row_seals import CURRENT, digest_of_transaction, seal_of,
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import OpenGrant
 from billing.tables import money as tables
-from billing.tables.chain import usage_batch, usage_chain
+from billing.tables.books import billing_period, seal, usage_batch, usage_chain
 from billing.tables.money import (
     balance,
     grant_balance,
@@ -30,8 +30,6 @@ from billing.tables.money import (
     rollup_hour,
     usage_fact,
 )
-from billing.tables.periods import billing_period
-from billing.tables.seals import seal
 from billing.transaction.money_transaction import EventsAlreadyWritten, Grant, Made, OutboxMessage, RefusedSettlement
 from billing.usage import METERS
 from storage.database.base import Pico

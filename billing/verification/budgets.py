@@ -10,8 +10,7 @@ from sqlalchemy import func, or_, select
 from billing.budgets.store import TERMS, WINDOW
 from billing.budgets.windows import BudgetLimit, BudgetWindow
 from billing.holds.records import HoldSources
-from billing.tables.budgets import budget, budget_charge, budget_window
-from billing.tables.money import balance, hold_batch, usage_fact
+from billing.tables.money import balance, budget, budget_charge, budget_window, hold_batch, usage_fact
 from billing.verification.findings import AuditContext
 
 

@@ -11,9 +11,8 @@ from sqlalchemy import func, select
 
 from billing.integrity.hash_chain import ENTRY_SIZE, first_head, next_head, period_root, split_entries
 from billing.integrity.leaf_forms import FORMS, LeafForm
-from billing.tables.chain import usage_batch, usage_chain
+from billing.tables.books import billing_period, usage_batch, usage_chain
 from billing.tables.money import usage_event
-from billing.tables.periods import billing_period
 from billing.verification.findings import AuditContext
 from storage.database.sql_arrays import one_of
 

@@ -1,16 +1,21 @@
-"""Checks of single usage events: cost, context tier and journal sequence."""
+"""Single usage events: checks of cost, context tier and journal sequence, and what they say of leases."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.prices import PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.tables.money import refused_settlement, usage_event
-from billing.usage import METERS, Usage
+from billing.usage import LEASE_CLASSES, METERS, Usage
 from billing.verification.findings import AuditContext
+from storage.database.database import Database
+from storage.database.sql_arrays import one_of
 
 _CHUNK = 5000
 _OF_EVENT = ("id", "lane", "price_version", "context_from", "cost_pico", "corrects")
@@ -78,3 +83,44 @@ async def check_sequences(audit: AuditContext) -> None:
     for replica, sequence, requests in await audit.session.execute(query):
         detail = f"{replica}, sequence {sequence}: {requests} requests"
         audit.report("a journal sequence belongs to several requests", UUID(int=0), detail)
+
+
+_OWNER = ("tenant_id", "project_id", "model", "admitted_at")
+
+
+class PaidPrompt(msgspec.Struct, frozen=True):
+    """What a request paid for its prompt. Its first tokens were `read`, by whatever lease. `written` are those after
+    them by class, the longest-lived class first."""
+
+    tenant_id: UUID
+    project_id: UUID
+    model: str
+    admitted_at: int
+    read: int
+    written: dict[str, int]
+
+    def paid_class(self, tokens: int) -> str | None:
+        """The class by which the last of the prompt's first `tokens` tokens was written; None if it was not."""
+        end = self.read
+        for name, written in self.written.items() if tokens > end else ():
+            end += written
+            if tokens <= end:
+                return name
+        return None
+
+
+async def read_paid_prompts(
+    database: Database, session: AsyncSession, requests: Collection[UUID]
+) -> dict[UUID, PaidPrompt]:
+    """What those of these requests paid that have a usage event."""
+    fact = usage_event.c
+    reads, writes = ([fact[f"{kind}_{name}"] for name in LEASE_CLASSES] for kind in ("read", "write"))
+    # all tenants: an audit checks the whole installation
+    query = select(fact.id, *(fact[name] for name in _OWNER), *reads, *writes)
+    prompts = {}
+    for row in await session.execute(query.where(one_of(database, fact.id, requests))):
+        said = row._mapping
+        written = {name: int(said[f"write_{name}"]) for name in reversed(LEASE_CLASSES)}
+        read = sum(int(said[f"read_{name}"]) for name in LEASE_CLASSES)
+        prompts[row.id] = PaidPrompt(row.tenant_id, row.project_id, row.model, row.admitted_at, read, written)
+    return prompts

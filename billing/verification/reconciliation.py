@@ -22,10 +22,9 @@ from billing.ledger.entries import OF_EVENTS
 from billing.periods.periods import PeriodState
 from billing.replica_journals.comparison import JournalComparison, JournalReport, compare, sort_out
 from billing.replica_journals.sequences import Sequences, sequences_of
+from billing.tables.books import billing_period, recon_run
 from billing.tables.invoices import ISSUED, invoice
 from billing.tables.money import balance, ledger_entry, ledger_txn, rollup_hour, usage_event
-from billing.tables.periods import billing_period
-from billing.tables.reconciliation import recon_run
 from storage.database.base import new_id
 from storage.database.database import Database
 

@@ -9,10 +9,10 @@ from uuid import UUID
 from sqlalchemy import func, select
 
 from billing.integrity.row_seals import CURRENT, FORMS, SealForm, key_of, parts_of, sealed
+from billing.tables.books import seal
 from billing.tables.invoices import invoice, invoice_line
 from billing.tables.money import grant, grant_balance
 from billing.tables.prices import price, price_change, price_interval, price_row, price_sheet, price_version
-from billing.tables.seals import seal
 from billing.verification.findings import AuditContext
 from storage.database.sql_arrays import one_of
 

@@ -13,7 +13,7 @@ from billing.prices import EVERY_LANE, PriceMissing, UnknownPriceVersion
 from billing.prices.version import STORAGE
 from billing.rating.storage_hours import SECONDS_PER_HOUR
 from billing.tables.invoices import ISSUED, invoice, invoice_line
-from billing.tables.rating import storage_event
+from billing.tables.prices import storage_event
 from billing.verification.findings import AuditContext
 
 _CHUNK = 5000

@@ -220,8 +220,7 @@ async def _meet(url: str) -> None:
     async with database.transaction() as session:
         from sqlalchemy import insert
 
-        from billing.tables.journals import replica_journal
-        from billing.tables.periods import gateway_epoch
+        from billing.tables.books import gateway_epoch, replica_journal
 
         await session.execute(insert(replica_journal).values(journal="j9", replica="r9", since=1, seen_at=1))
         epoch = {"epoch": "lost-1", "gateway": "lost", "started_at": 1, "seen_at": 1, "watermark": 2**60}

@@ -15,8 +15,7 @@ from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.retention import forget_charges, forget_holds, forget_windows
 from billing.settlement.settlement import settle
-from billing.tables.budgets import budget_charge, budget_window
-from billing.tables.money import balance, ended_hold
+from billing.tables.money import balance, budget_charge, budget_window, ended_hold
 from billing.usage import Release, Usage
 from billing.verification.audit import audit_money
 from storage.database.base import Count, new_id

@@ -13,7 +13,7 @@ from billing.exports.focus.bills import bills
 from billing.exports.focus.prepaid_credit import RETURNED, covered, returned
 from billing.exports.invoices import midnight
 from billing.money import minor_to_pico
-from billing.tables.periods import billing_period
+from billing.tables.books import billing_period
 from storage.free_text import counted
 
 _INVOICE_DETAIL = (

@@ -9,8 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from billing.calendar import format_instant
-from billing.service_levels.histograms import added, quantile
-from billing.service_levels.service_hours import ENDS, Served
+from billing.service_levels.service_hours import ENDS, Served, added, quantile
 
 
 class Quantiles(Struct, frozen=True, kw_only=True):

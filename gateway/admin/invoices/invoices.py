@@ -13,8 +13,7 @@ from msgspec import Struct
 from billing.calendar import format_instant
 from billing.invoices.document import DocumentKind
 from billing.invoices.errors import UnknownInvoice
-from billing.invoices.states import InvoiceState
-from billing.invoices.store import InvoiceRecord, Invoices
+from billing.invoices.store import InvoiceRecord, Invoices, InvoiceState
 from billing.money import format_minor
 from gateway.admin.access import allowed_tenants, principal_of, visible_tenant
 from gateway.admin.refusals import refusals

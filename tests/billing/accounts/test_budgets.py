@@ -18,7 +18,7 @@ from billing.prices import PriceCatalog
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
-from billing.tables.budgets import budget_window
+from billing.tables.money import budget_window
 from billing.transaction.budget_charges import THRESHOLD
 from billing.usage import Release, Usage
 from billing.verification.audit import audit_money

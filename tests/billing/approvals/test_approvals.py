@@ -34,7 +34,7 @@ from billing.prices.errors import SamePerson
 from billing.prices.sheets import PriceProposal
 from billing.rating.contract_store import Contracts
 from billing.rating.terms import ContractTerms, Discount, InvalidTerms, parse_terms
-from billing.tables.rating import contract_terms
+from billing.tables.prices import contract_terms
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.base import new_id

@@ -9,7 +9,7 @@ from billing.accounts.balances import Balances
 from billing.approvals.approvals import Approvals
 from billing.pending_changes import AlteredChange, PendingChange
 from billing.prices import PriceCatalog
-from billing.tables.approvals import pending_change
+from billing.tables.books import pending_change
 from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from storage.database.database import Database

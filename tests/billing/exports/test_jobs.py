@@ -14,7 +14,7 @@ from billing.exports.datasets import DisplayNames, InvalidExport
 from billing.exports.files import Manifest
 from billing.exports.jobs import MAX_ATTEMPTS, MAX_UNFINISHED, ExportJobs, ExportNotFound, TooManyExports
 from billing.prices import PriceCatalog
-from billing.tables.exports import export_job
+from billing.tables.invoices import export_job
 from storage.database.base import new_id
 from storage.database.database import Database, DatabaseUnavailable, StatementTimeout
 from tests.billing.money import Tenant

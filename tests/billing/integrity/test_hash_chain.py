@@ -21,7 +21,7 @@ from billing.prices import PriceCatalog
 from billing.reservation.hold_service import HoldService
 from billing.settlement import settlement
 from billing.settlement.settlement import settle
-from billing.tables.chain import usage_batch, usage_chain
+from billing.tables.books import usage_batch, usage_chain
 from billing.tables.money import usage_event, usage_fact
 from billing.usage import DIMENSIONS, Usage, UsageEvent
 from billing.verification import chain

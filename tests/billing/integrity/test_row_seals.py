@@ -8,8 +8,7 @@ from sqlalchemy import select, text
 
 from billing.integrity import row_seals
 from billing.platform_settings import PlatformSettings
-from billing.tables.platform import platform_setting
-from billing.tables.seals import seal
+from billing.tables.books import platform_setting, seal
 from billing.verification.audit import audit_money
 from storage.database.database import Database
 from tests.billing.verification.test_alterations import unguarded

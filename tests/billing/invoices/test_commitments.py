@@ -18,7 +18,7 @@ from billing.prices import PriceCatalog
 from billing.rating.contract_store import Contracts
 from billing.rating.terms import ContractTerms, Discount, InvalidTerms, parse_terms
 from billing.tables.invoices import invoice_line
-from billing.tables.rating import contract_terms
+from billing.tables.prices import contract_terms
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.database import Database

@@ -23,8 +23,7 @@ from billing.prices import PriceCatalog, PriceVersion, in_every_lane
 from billing.reservation.decisions import HoldDecider, InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
-from billing.tables.budgets import budget_charge
-from billing.tables.money import grant_balance
+from billing.tables.money import budget_charge, grant_balance
 from billing.usage import Release, Usage
 from billing.verification.audit import audit_money
 from storage.database.base import new_id

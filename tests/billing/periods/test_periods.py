@@ -25,8 +25,8 @@ from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
 from billing.spool.gateway_epochs import EpochAlive, EpochKeeper, UnknownEpoch, declare_dead
 from billing.spool.spool import Spool
+from billing.tables.books import billing_period, gateway_epoch
 from billing.tables.money import ledger_txn, rollup_hour, usage_event
-from billing.tables.periods import billing_period, gateway_epoch
 from billing.transaction.opening import money_transaction
 from billing.verification.audit import audit_money
 from storage.database.base import Count, to_instant

@@ -24,7 +24,7 @@ from billing.rating.rated_lines import rated_lines
 from billing.rating.storage_hours import Stored, record_storage, storage_lines
 from billing.rating.terms import ContractTerms, Discount, InvalidTerms, Minimum, Step, Tiers, parse_terms
 from billing.settlement.settlement import settle
-from billing.tables.rating import contract_terms, storage_event
+from billing.tables.prices import contract_terms, storage_event
 from billing.usage import InvalidUsage, Usage
 from storage.database.base import Count, new_id
 from storage.database.database import Database

@@ -16,8 +16,7 @@ from billing.replica_journals.comparison import JournalReport
 from billing.replica_journals.lost_journals import JournalAnswers, UnknownJournal, declare_lost, known_journals
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
-from billing.tables.journals import journal_loss
-from billing.tables.periods import gateway_epoch
+from billing.tables.books import gateway_epoch, journal_loss
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from billing.events.rollups import HOUR
 from billing.service_levels import service_hours
-from billing.service_levels.histograms import BOUNDS, BUCKETS, added, bucket_of, quantile
-from billing.service_levels.service_hours import Served, ServiceHours, forget_old, served
+from billing.service_levels.service_hours import (
+    BOUNDS,
+    BUCKETS,
+    Served,
+    ServiceHours,
+    added,
+    bucket_of,
+    forget_old,
+    quantile,
+    served,
+)
 from storage.database.base import new_id
 from storage.database.database import Database, DatabaseUnavailable
 

@@ -10,7 +10,7 @@ from sqlalchemy import literal, select, update
 
 from billing.spool.gateway_epochs import EpochKeeper, GatewayNameTaken
 from billing.spool.spool import Spool
-from billing.tables.periods import gateway_epoch
+from billing.tables.books import gateway_epoch
 from storage.database.base import Count
 from storage.database.database import Database
 

@@ -41,9 +41,9 @@ from billing.rating.terms import ContractTerms
 from billing.replica_journals.lost_journals import declare_lost
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
-from billing.tables.journals import replica_journal
+from billing.tables.books import replica_journal
 from billing.tables.money import balance
-from billing.tables.rating import storage_event
+from billing.tables.prices import storage_event
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile

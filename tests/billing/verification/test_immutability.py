@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 from billing.prices import PriceCatalog
 from billing.settlement.settlement import settle
-from billing.tables.chain import usage_batch
+from billing.tables.books import usage_batch
 from billing.tables.money import grant, ledger_entry, ledger_txn, price, price_version, usage_fact, usage_traits
 from storage.database.database import Database
 from tests.billing.money import Tenant

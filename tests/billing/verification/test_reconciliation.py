@@ -12,8 +12,8 @@ from billing.prices import PriceCatalog
 from billing.replica_journals.comparison import JournalReport
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
+from billing.tables.books import recon_run
 from billing.tables.money import rollup_hour
-from billing.tables.reconciliation import recon_run
 from billing.usage import Usage, UsageEvent
 from billing.verification.reconciliation import latest, reconcile
 from storage.database.base import Count

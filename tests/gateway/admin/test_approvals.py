@@ -9,7 +9,7 @@ from audit_log.actors import Actor, acting_as
 from billing.accounts.balances import Balances
 from billing.pending_changes import ChangePending
 from billing.platform_settings import APPROVALS, PlatformSettings
-from billing.tables.approvals import pending_change
+from billing.tables.books import pending_change
 from tenancy.users.identifiers import user_public_id
 from tests.gateway.admin.test_keys import Holder
 from tests.gateway.admin.test_members import signed_in

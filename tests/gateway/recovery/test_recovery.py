@@ -14,8 +14,7 @@ from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceVersion
 from billing.settlement.lost_attempt_events import AttemptedRequest, LostAttempt, lost_attempt
 from billing.settlement.settlement import JournalEntry, settle
-from billing.tables.journals import journal_of_epoch, replica_journal
-from billing.tables.periods import gateway_epoch
+from billing.tables.books import gateway_epoch, journal_of_epoch, replica_journal
 from billing.verification.audit import audit_money
 from gateway.metering.billable_usage import to_billing_counts
 from gateway.services import GatewayOptions

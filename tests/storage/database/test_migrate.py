@@ -16,16 +16,10 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Integer, MetaData, Numeric, Text, inspect, select, text
 
-import billing.tables.chain
-import billing.tables.exports
+import billing.tables.books
 import billing.tables.invoices
 import billing.tables.money
-import billing.tables.periods
-import billing.tables.platform
 import billing.tables.prices
-import billing.tables.rating
-import billing.tables.reconciliation
-import billing.tables.service
 import prompt_cache.tables
 import storage.database.outbox
 import tenancy.tables
@@ -38,14 +32,14 @@ from storage.database.base import Base, new_id
 from storage.database.database import LONG_STATEMENT_S, STATEMENT_S, Database, DatabaseUnavailable
 
 ROOMS = (
-    billing.tables.chain,
-    billing.tables.exports,
+    billing.tables.books,
     billing.tables.invoices,
-    billing.tables.periods,
-    billing.tables.platform,
+    billing.tables.invoices,
+    billing.tables.books,
+    billing.tables.books,
     billing.tables.prices,
-    billing.tables.rating,
-    billing.tables.reconciliation,
+    billing.tables.prices,
+    billing.tables.books,
     billing.tables.money,
     prompt_cache.tables,
     storage.database.outbox,

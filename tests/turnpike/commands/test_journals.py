@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert
 
-from billing.tables.journals import replica_journal
+from billing.tables.books import replica_journal
 from storage.database.database import Database
 from tests.turnpike.commands.test_invoices import Terminal
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from billing.usage import LEASE_CLASSES
+from billing.verification.events import PaidPrompt, read_paid_prompts
 from billing.verification.findings import Finding
-from billing.verification.lease_writes import PaidPrompt, read_paid_prompts
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.promise.lease_decisions import BLOCK_NAME, LIFE_S, Lease
 from prompt_cache.promise.lease_rows import read_leases
