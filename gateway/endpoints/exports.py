@@ -83,15 +83,14 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
     """The routes, for one worker; `at`: where, below /v1 without it."""
     at = at or OwnTenant()
     jobs, client_timeout = gateway.services.exports, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.exports.wait
 
     async def shown(*found: ExportJob) -> list[ExportObject]:
-        ahead = await wait(jobs.ahead(found))
+        ahead = await jobs.ahead(found)
         return [_object(job, ahead.get(job.id), jobs.kept_until(job)) for job in found]
 
     async def find(request: Request[Any, Any, Any], name: str) -> ExportJob:
         try:
-            return await wait(jobs.get(await at.tenant(request, "exports.read"), _id(name)))
+            return await jobs.get(await at.tenant(request, "exports.read"), _id(name))
         except ExportNotFound as error:
             raise NotFound(f"There is no export {name[:80]!r}.") from error
 
@@ -111,7 +110,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
         )
         body = await read_management_body(request, client_timeout, _DECODER)
         try:
-            job = await wait(jobs.queue(tenant, principal.id, body.dataset, body.period, body.format))
+            job = await jobs.queue(tenant, principal.id, body.dataset, body.period, body.format)
         except InvalidExport as error:
             raise InvalidField(f"$.{error.field}", error.problem) from error
         except TooManyExports as error:
@@ -125,7 +124,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
         tenant = await at.tenant(request, "exports.read")
-        found = await wait(jobs.list(tenant, limit + 1, None if after is None else _id(after)))
+        found = await jobs.list(tenant, limit + 1, None if after is None else _id(after))
         return json_response(ExportList(data=await shown(*found[:limit]), has_more=len(found) > limit))
 
     @get(

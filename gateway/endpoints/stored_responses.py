@@ -103,7 +103,7 @@ _ITEM_PAGE = (
 
 def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    keeper, wait = gateway.response_keeper, gateway.management_breakers.responses.wait
+    keeper, wait = gateway.response_keeper, gateway.questions.wait
     readable = partial(_readable, gateway)
 
     @get(

@@ -109,7 +109,7 @@ _NOTE = msgspec.json.Decoder(NewCreditNote)
 def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # seven routes
     """The routes, for one worker."""
     database, prices = gateway.services.database, gateway.services.prices
-    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.invoices.wait
+    client_timeout = gateway.services.options.client_timeout
     finder, directory = InvoiceFinder(gateway), Directory(gateway.services.database)
 
     @post(
@@ -127,8 +127,8 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: 
         owner = await visible_tenant(gateway, request, tenant, "invoices.write")
         body = await read_management_body(request, client_timeout, _DRAFT)
         with refusals():
-            names = await wait(directory.all_project_names(owner.id))
-            record, document = await wait(draft(database, prices, owner.id, body.period, names, write=not body.dry_run))
+            names = await directory.all_project_names(owner.id)
+            record, document = await draft(database, prices, owner.id, body.period, names, write=not body.dry_run)
         if body.dry_run:
             return json_response(_check(tenant_public_id(owner.id), body.period, document))
         if record is None:
@@ -157,7 +157,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: 
         if record.kind != "invoice" or record.state == "void":
             raise Conflict(f"{record.name} cannot be finalized.", code="wrong_state")
         with refusals():
-            done = await wait(finalize(database, prices, owner.id, record.period, issued, write=not body.dry_run))
+            done = await finalize(database, prices, owner.id, record.period, issued, write=not body.dry_run)
         return json_response(invoice_object(done))
 
     @post(
@@ -176,7 +176,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: 
         body = await read_management_body(request, client_timeout, _PAYMENT)
         amount = None if body.amount is None else _minor("$.amount", body.amount, record.currency)
         with refusals():
-            done = await wait(pay(database, record, body.reference, amount, write=not body.dry_run))
+            done = await pay(database, record, body.reference, amount, write=not body.dry_run)
         return json_response(invoice_object(done))
 
     @post(
@@ -192,7 +192,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: 
         _, record = await finder.find(request, tenant, invoice, "invoices.write")
         body = await read_management_body(request, client_timeout, _CHANGE)
         with refusals():
-            done = await wait(void(database, record, body.reason, write=not body.dry_run))
+            done = await void(database, record, body.reason, write=not body.dry_run)
         return json_response(invoice_object(done))
 
     @post(
@@ -208,7 +208,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: 
         _, record = await finder.find(request, tenant, invoice, "invoices.write")
         body = await read_management_body(request, client_timeout, _CHANGE)
         with refusals():
-            done = await wait(mark_uncollectible(database, record, body.reason, write=not body.dry_run))
+            done = await mark_uncollectible(database, record, body.reason, write=not body.dry_run)
         return json_response(invoice_object(done))
 
     @post(
@@ -224,7 +224,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: 
         _, record = await finder.find(request, tenant, invoice, "invoices.write")
         body = await read_management_body(request, client_timeout, _CHANGE)
         with refusals():
-            done = await wait(relieve_vat(database, record, body.reason, write=not body.dry_run))
+            done = await relieve_vat(database, record, body.reason, write=not body.dry_run)
         return json_response(invoice_object(done))
 
     @post(
@@ -245,16 +245,14 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: 
         owner, record = await finder.find(request, tenant, invoice, "invoices.write")
         body = await read_management_body(request, client_timeout, _NOTE)
         with refusals():
-            note, document = await wait(
-                credit(
-                    database,
-                    record,
-                    body.reason,
-                    request=body.request,
-                    amounts=_amounts(body, record),
-                    issued=_date("$.issued", body.issued),
-                    write=not body.dry_run,
-                )
+            note, document = await credit(
+                database,
+                record,
+                body.reason,
+                request=body.request,
+                amounts=_amounts(body, record),
+                issued=_date("$.issued", body.issued),
+                write=not body.dry_run,
             )
         if note is None:
             return json_response(_check(tenant_public_id(owner.id), record.period, document))

@@ -56,7 +56,6 @@ Value = TypeVar("Value")
 def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # six routes
     """The routes, for one worker."""
     tenancy, client_timeout = gateway.services.tenancy, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.tenancy.wait
 
     async def visible_key(
         request: Request[Any, Any, Any], tenant: str, key: str, permission: Permission
@@ -65,7 +64,7 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
         owner, _ = await partly_visible_tenant(gateway, request, tenant, permission)
         principal = principal_of(request)
         with key_errors():
-            found = await wait(tenancy.key(key, owner.id))
+            found = await tenancy.key(key, owner.id)
         if not principal.may("keys.read", owner.id, found.project_id):
             with key_errors():
                 raise NoSuchRecord(f"there is no key {key!r}")
@@ -89,7 +88,7 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
             raise InvalidField("project", "there is no such project")
         found = [
             key
-            for key in reversed(await wait(tenancy.list_keys(owner.id)))
+            for key in reversed(await tenancy.list_keys(owner.id))
             if (projects is None or key.project_id in projects) and (only is None or key.project_id == only.id)
         ]
         return json_response(page_of_keys(found, limit, after))
@@ -122,8 +121,8 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
             creating = tenancy.create_key(
                 owner.id, project_id, body.name, expires_at=expires_at, role=role, limits=limits
             )
-            issued = await wait(creating)
-            made = await wait(tenancy.key(issued.public_id, owner.id))
+            issued = await creating
+            made = await tenancy.key(issued.public_id, owner.id)
         return json_response(with_secret(made, issued.key), 201)
 
     @get(_ONE, opt=demands("keys.read") | describes(KeyObject))
@@ -147,7 +146,7 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
             after = changed_grant(found, change)
             check_delegation(principal_of(request), after)
             after.check_scopes(body.scopes or ())
-            return json_response(key_object(await wait(tenancy.change_key(key, change, owner, body.reason))))
+            return json_response(key_object(await tenancy.change_key(key, change, owner, body.reason)))
 
     @post(
         f"{_ONE}/rotate",
@@ -162,7 +161,7 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
         with key_errors():
             check_delegation(principal_of(request), grant_of(found))
             rotating = tenancy.rotate_key(key, owner, until=overlap_end(body), reason=body.reason)
-            issued, rotated = await wait(rotating)
+            issued, rotated = await rotating
         return json_response(with_secret(rotated, issued.key))
 
     @delete(
@@ -177,8 +176,8 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
         if not may_end(principal_of(request), grant_of(found)):
             raise refusal("keys.write")
         with key_errors():
-            await wait(tenancy.revoke(key, owner, reason))
-            return json_response(key_object(await wait(tenancy.key(key, owner))))
+            await tenancy.revoke(key, owner, reason)
+            return json_response(key_object(await tenancy.key(key, owner)))
 
     return [list_keys, create_key, retrieve_key, change_key, rotate_key, revoke_key]
 

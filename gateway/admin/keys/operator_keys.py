@@ -59,14 +59,14 @@ _ENDED = {**_ERRORS, "wrong_state": 409}
 def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # six routes
     """The routes, for one worker."""
     tenancy, client_timeout = gateway.services.tenancy, gateway.services.options.client_timeout
-    platform, wait = PlatformSettings(gateway.services.database), gateway.management_breakers.tenancy.wait
+    platform = PlatformSettings(gateway.services.database)
 
     async def approvals_are_on() -> bool:
-        return await wait(platform.value(APPROVALS)) == "on"
+        return await platform.value(APPROVALS) == "on"
 
     async def operator_key(key: str) -> ApiKey:
         with key_errors():
-            found = await wait(tenancy.key(key))
+            found = await tenancy.key(key)
         if found.kind != "operator":
             raise NotFound(f"there is no key {key!r}.")
         return found
@@ -77,7 +77,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
 
     async def user_named(reference: str | None) -> UUID | None:
         with user_errors():
-            return None if reference is None else (await wait(gateway.services.users.accounts.find(reference))).id
+            return None if reference is None else (await gateway.services.users.accounts.find(reference)).id
 
     async def enough_remain(key: str, after: KeyGrant | None = None) -> OperatorsGuard | None:
         return partial(check_two_remain, public_id=key, after=after) if await approvals_are_on() else None
@@ -88,7 +88,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        return json_response(page_of_keys((await wait(tenancy.list_operator_keys()))[::-1], limit, after))
+        return json_response(page_of_keys((await tenancy.list_operator_keys())[::-1], limit, after))
 
     @post(
         _PATH,
@@ -118,8 +118,8 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             making = tenancy.create_operator_key(
                 body.name, expires_at=expires_at, role=body.role, limits=limits, user_id=user_id
             )
-            issued = await wait(making)
-            made = await wait(tenancy.key(issued.public_id))
+            issued = await making
+            made = await tenancy.key(issued.public_id)
         return json_response(with_secret(made, issued.key), 201)
 
     @get(_ONE, opt=demands("platform.read") | describes(KeyObject))
@@ -145,7 +145,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
             after.check_scopes(body.scopes or ())
             guard = await enough_remain(found.public_id, after)
             with _too_few():
-                changed = await wait(tenancy.change_key(key, change, reason=body.reason, guard=guard))
+                changed = await tenancy.change_key(key, change, reason=body.reason, guard=guard)
             return json_response(key_object(changed))
 
     @post(
@@ -161,7 +161,7 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         await check_own_while_approvals_are_on(request, holder_of(found), "Getting another operator's secret")
         with key_errors():
             check_delegation(principal_of(request), grant_of(found))
-            issued, rotated = await wait(tenancy.rotate_key(key, until=overlap_end(body), reason=body.reason))
+            issued, rotated = await tenancy.rotate_key(key, until=overlap_end(body), reason=body.reason)
         return json_response(with_secret(rotated, issued.key))
 
     @delete(
@@ -174,8 +174,8 @@ def operator_key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PL
         found, reason = await operator_key(key), reason_of(request)
         guard = await enough_remain(found.public_id)
         with key_errors(), _too_few():
-            await wait(tenancy.revoke(key, reason=reason, guard=guard))
-            return json_response(key_object(await wait(tenancy.key(key))))
+            await tenancy.revoke(key, reason=reason, guard=guard)
+            return json_response(key_object(await tenancy.key(key)))
 
     return [
         list_operator_keys,

@@ -94,11 +94,11 @@ _NEW = msgspec.json.Decoder(NewBudget)
 def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # three routes
     """The routes, for one worker."""
     database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    wait, budgets = gateway.management_breakers.money.wait, BudgetSettings(gateway.services.database)
+    budgets = BudgetSettings(gateway.services.database)
     balances, directory, shapes = Balances(database), Directory(database), BudgetShapes(database)
 
     async def shown(tenant_id: UUID, windows: list[BudgetWindow]) -> list[BudgetObject]:
-        return await wait(shapes.of(tenant_id, windows, await wait(balances.currency_of(tenant_id))))
+        return await shapes.of(tenant_id, windows, await balances.currency_of(tenant_id))
 
     async def subject_of(tenant_id: UUID, body: NewBudget) -> tuple[BudgetScope, str]:
         if sum(name is not None for name in (body.project, body.key, body.tag)) > 1:
@@ -109,7 +109,7 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
                 raise InvalidField("$.project", f"the tenant has no project {body.project[:80]!r}")
             return "project", str(project.id)
         if body.key is not None:
-            key = await wait(directory.key(tenant_id, body.key))
+            key = await directory.key(tenant_id, body.key)
             if key is None:
                 raise InvalidField("$.key", f"the tenant has no key {body.key[:80]!r}")
             return "key", str(key)
@@ -122,7 +122,7 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = await wait(budgets.list(owner.id))
+        found = await budgets.list(owner.id)
         if projects is not None:
             own = {str(project) for project in projects}
             found = [window for window in found if window.scope == "project" and window.subject in own]
@@ -152,25 +152,23 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
         scope, subject = await subject_of(owner.id, body)
         with refusals():
             same = (scope, subject, body.window)
-            present = await wait(budgets.list(owner.id)) if body.dry_run else []
+            present = await budgets.list(owner.id) if body.dry_run else []
             replaced = [each for each in present if (each.scope, each.subject, each.span) == same]
-            made = await wait(
-                budgets.set(
-                    owner.id,
-                    scope,
-                    subject,
-                    body.window,
-                    limit_pico=limit,
-                    currency=await wait(balances.currency_of(owner.id)),
-                    action=body.action,
-                    thresholds=body.thresholds,
-                    dry_run=body.dry_run,
-                    key=body.key or "",
-                )
+            made = await budgets.set(
+                owner.id,
+                scope,
+                subject,
+                body.window,
+                limit_pico=limit,
+                currency=await balances.currency_of(owner.id),
+                action=body.action,
+                thresholds=body.thresholds,
+                dry_run=body.dry_run,
+                key=body.key or "",
             )
         if body.dry_run:
             return json_response(BudgetCheck(replaces=_name(replaced[0].budget_id) if replaced else None))
-        windows = [window for window in await wait(budgets.list(owner.id)) if window.budget_id == made]
+        windows = [window for window in await budgets.list(owner.id) if window.budget_id == made]
         return json_response((await shown(owner.id, windows))[0])
 
     @delete(
@@ -188,13 +186,13 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
         dry_run = parameters.boolean("dry_run") or False
         parameters.reject_unknown()
         identity = _id(budget)
-        found = [window for window in await wait(budgets.list(owner.id)) if window.budget_id == identity]
+        found = [window for window in await budgets.list(owner.id) if window.budget_id == identity]
         if identity is None or not found:
             raise NotFound(f"There is no budget {budget[:80]!r}.")
         if not dry_run:
             subject = (await shown(owner.id, found))[0].subject
             with refusals():
-                await wait(budgets.remove(owner.id, identity, key=subject))
+                await budgets.remove(owner.id, identity, key=subject)
         return json_response(RemovedBudget(id=_name(identity), deleted=not dry_run))
 
     return [list_budgets, set_budget, remove_budget]

@@ -54,7 +54,7 @@ _NEW = msgspec.json.Decoder(NewBook)
 
 def price_book_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
+    client_timeout = gateway.services.options.client_timeout
     books = PriceBooks(gateway.services.database)
 
     @get("/admin/v1/prices/books", opt=demands("prices.read", platform=True) | describes(BookList, query=page()))
@@ -63,7 +63,7 @@ def price_book_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = await wait(books.list())
+        found = await books.list()
         names = {book.id: book.name for book in found}
         if after is not None:
             places = [place for place, book in enumerate(found) if book.name == after]
@@ -93,11 +93,11 @@ def price_book_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             raise InvalidField("$.base", "only a tenant's book has a base book")
         with refusals():
             if body.tenant is None:
-                made = await wait(books.create(body.name, body.currency or ""))
+                made = await books.create(body.name, body.currency or "")
             else:
                 owner = await visible_tenant(gateway, request, body.tenant, "prices.propose")
-                made = await wait(books.create_for(owner.id, body.name, body.base or BASE))
-        names = {book.id: book.name for book in await wait(books.list())}
+                made = await books.create_for(owner.id, body.name, body.base or BASE)
+        names = {book.id: book.name for book in await books.list()}
         return json_response(_object(made, names), 201)
 
     return [list_books, create_book]

@@ -50,7 +50,7 @@ class RefusedRequestList(Struct, frozen=True, kw_only=True):
 
 def refused_request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    store, wait = gateway.refused_requests.store, gateway.management_breakers.requests.wait
+    store = gateway.refused_requests.store
     directory = Directory(gateway.services.database)
 
     @get(
@@ -77,10 +77,10 @@ def refused_request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         newest = None if after is None else request_id_of(after)
         if after is not None and newest is None:
             raise InvalidField("after", f"{after[:80]!r} is not the id of a request")
-        found = await wait(store.page(owner.id, limit + 1, projects=projects, keys=keys, after=newest))
+        found = await store.page(owner.id, limit + 1, projects=projects, keys=keys, after=newest)
         shown = found[:limit]
         of_projects = {one.project_id for one in shown if one.project_id is not None}
-        names = await wait(directory.project_names(owner.id, of_projects)) if of_projects else {}
+        names = await directory.project_names(owner.id, of_projects) if of_projects else {}
         data = [
             RefusedRequestObject(
                 id=public_name(one.request_id),

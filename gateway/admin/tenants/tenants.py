@@ -95,7 +95,7 @@ _TENANT, _PROJECT = msgspec.json.Decoder(NewTenant), msgspec.json.Decoder(NewPro
 def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     tenancy, client_timeout = gateway.services.tenancy, gateway.services.options.client_timeout
-    wait, balances = gateway.management_breakers.tenancy.wait, Balances(gateway.services.database)
+    balances = Balances(gateway.services.database)
 
     @get(
         "/admin/v1/tenants",
@@ -116,7 +116,7 @@ def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         found, more = await list_visible_tenants(gateway, request, "tenants.read", limit, after)
         objects = [tenant_object(tenant) for tenant in found]
         if expands:
-            money = await wait(balances.of_tenants([tenant.id for tenant in found]))
+            money = await balances.of_tenants([tenant.id for tenant in found])
             principal = principal_of(request)
             objects = [
                 structs.replace(
@@ -139,7 +139,7 @@ def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Create a tenant with a project `default`."""
         body = await read_management_body(request, client_timeout, _TENANT)
         with refusals():
-            tenant, _ = await wait(tenancy.open_tenant(body.name))
+            tenant, _ = await tenancy.open_tenant(body.name)
         return json_response(tenant_object(tenant), 201)
 
     @get("/admin/v1/tenants/{tenant:str}", opt=demands("tenants.read") | describes(TenantObject))
@@ -173,7 +173,7 @@ def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         owner = await visible_tenant(gateway, request, tenant, "projects.write")
         body = await read_management_body(request, client_timeout, _PROJECT)
         with refusals():
-            project = await wait(tenancy.create_project(owner.id, body.name))
+            project = await tenancy.create_project(owner.id, body.name)
         return json_response(project_object(project), 201)
 
     @get(
