@@ -22,6 +22,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, InvalidRequest, NotAllowed, NotFound
 from gateway.http.operations import describes, page, query
+from gateway.http.pages import Page
 from gateway.http.pending import ChangeObject, change_object
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
@@ -47,12 +48,8 @@ class WithdrawalDecision(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     reason: str = ""
 
 
-class ChangeList(Struct, frozen=True, kw_only=True):
+class ChangeList(Page[ChangeObject]):
     """Changes, the newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[ChangeObject]
-    has_more: bool
 
 
 _DECISION = msgspec.json.Decoder(ApprovalDecision)

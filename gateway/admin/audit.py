@@ -21,6 +21,7 @@ from gateway.admin.access import principal_of, refusal, seen_tenant
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField
 from gateway.http.operations import describes, files, page, query
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -85,12 +86,8 @@ class AuditEntryObject(Struct, frozen=True, kw_only=True):
     after: State
 
 
-class AuditEntryList(Struct, frozen=True, kw_only=True):
+class AuditEntryList(Page[AuditEntryObject]):
     """Entries, the newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[AuditEntryObject]
-    has_more: bool
 
 
 class AuditChainObject(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, NotFound
 from gateway.http.operations import describes, page
+from gateway.http.pages import Page
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
@@ -44,12 +45,8 @@ class SettingObject(Struct, frozen=True, kw_only=True):
     values: list[str]
 
 
-class SettingList(Struct, frozen=True, kw_only=True):
+class SettingList(Page[SettingObject]):
     """All settings."""
-
-    object: Literal["list"] = "list"
-    data: list[SettingObject]
-    has_more: bool
 
 
 class SettingChange(Struct, frozen=True, kw_only=True):
@@ -65,12 +62,8 @@ class SettingChange(Struct, frozen=True, kw_only=True):
     at: str
 
 
-class SettingChanges(Struct, frozen=True, kw_only=True):
+class SettingChanges(Page[SettingChange]):
     """Changes, the latest first; `after` is the number of the last one."""
-
-    object: Literal["list"] = "list"
-    data: list[SettingChange]
-    has_more: bool
 
 
 _NEW = msgspec.json.Decoder(NewValue)

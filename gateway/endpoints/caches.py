@@ -22,6 +22,7 @@ from gateway.errors import InvalidField, NotFound
 from gateway.generation_request import tag_of
 from gateway.http.authentication import project_payer
 from gateway.http.operations import describes, page, query
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -57,12 +58,8 @@ class CacheObject(Struct, frozen=True, kw_only=True):
     reads: int
 
 
-class CacheList(Struct, frozen=True, kw_only=True):
+class CacheList(Page[CacheObject]):
     """A page of leases."""
-
-    object: Literal["list"] = "list"
-    data: list[CacheObject]
-    has_more: bool
 
 
 class PurgedCache(Struct, frozen=True, kw_only=True):

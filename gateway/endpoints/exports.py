@@ -20,6 +20,7 @@ from gateway.endpoints.request_body import read_management_body
 from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import Conflict, InvalidField, NotFound, RateLimited, Unavailable
 from gateway.http.operations import describes, files, page
+from gateway.http.pages import Page
 from gateway.http.responses import json_response
 from gateway.request_context import request_context
 from gateway.services import Gateway
@@ -66,12 +67,8 @@ class ExportObject(Struct, frozen=True, kw_only=True):
     manifest: Manifest | None
 
 
-class ExportList(Struct, frozen=True, kw_only=True):
+class ExportList(Page[ExportObject]):
     """A page of exports."""
-
-    object: Literal["list"] = "list"
-    data: list[ExportObject]
-    has_more: bool
 
 
 _PATH = {"name": "export_01934f6e0d2a7b3c8e51a9c4d7f60b12"}

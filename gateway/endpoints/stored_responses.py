@@ -30,6 +30,7 @@ from gateway.errors import InvalidField, NotFound
 from gateway.http.authentication import project_payer
 from gateway.http.body_budget import BodyShare
 from gateway.http.operations import Events, describes, page, query
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.kept_responses.earlier_items import input_of
@@ -62,12 +63,8 @@ class ResponseSummary(Struct, frozen=True, kw_only=True):
     previous_response_id: ResponseName | None
 
 
-class ResponseList(Struct, frozen=True, kw_only=True):
+class ResponseList(Page[ResponseSummary]):
     """A page of kept responses."""
-
-    object: Literal["list"] = "list"
-    data: list[ResponseSummary]
-    has_more: bool
 
 
 class DeletedResponse(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,6 +18,7 @@ from gateway.endpoints.request_body import read_management_body
 from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
+from gateway.http.pages import Page
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from webhooks.dispatch import event_name
@@ -99,11 +100,9 @@ class DeliveryObject(Struct, frozen=True, kw_only=True):
 Listed = TypeVar("Listed", EndpointObject, DeliveryObject)
 
 
-class ObjectList(Struct, Generic[Listed], frozen=True, kw_only=True):
+class ObjectList(Page[Listed], kw_only=True):
     """A page of endpoints or deliveries."""
 
-    object: Literal["list"] = "list"
-    data: list[Listed]
     has_more: bool = False
 
 

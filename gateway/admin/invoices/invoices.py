@@ -21,6 +21,7 @@ from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -60,12 +61,8 @@ class InvoiceObject(Struct, frozen=True, kw_only=True):
     sha256: str | None
 
 
-class InvoiceList(Struct, frozen=True, kw_only=True):
+class InvoiceList(Page[InvoiceObject]):
     """Invoices and credit notes, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[InvoiceObject]
-    has_more: bool
 
 
 class TaxObject(Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotAllowed, NotFound
 from gateway.http.operations import describes, page
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -133,12 +134,8 @@ class SellerObject(PartyObject, frozen=True, kw_only=True):
     versions: list[SellerVersion]
 
 
-class SellerList(Struct, frozen=True, kw_only=True):
+class SellerList(Page[SellerObject]):
     """Sellers, ordered by id."""
-
-    object: Literal["list"] = "list"
-    data: list[SellerObject]
-    has_more: bool
 
 
 class BuyerObject(PartyObject, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes, page
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -50,12 +51,8 @@ class PeriodObject(Struct, frozen=True, kw_only=True):
     waits_for: list[str]
 
 
-class PeriodList(Struct, frozen=True, kw_only=True):
+class PeriodList(Page[PeriodObject]):
     """Periods, the latest first; `after` is the last one's month."""
-
-    object: Literal["list"] = "list"
-    data: list[PeriodObject]
-    has_more: bool
 
 
 class EpochObject(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from billing.calendar import InvalidInstant, format_instant, parse_instant
 from gateway.errors import Conflict, InvalidField, NotAllowed, NotFound
+from gateway.http.pages import Page
 from protocol.requests import LANES
 from storage.database.base import to_instant
 from storage.free_text import InvalidText
@@ -120,12 +121,8 @@ class KeyCheck(Struct, frozen=True, kw_only=True):
     permissions: list[str]
 
 
-class KeyList(Struct, frozen=True, kw_only=True):
+class KeyList(Page[KeyObject]):
     """Keys, the newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[KeyObject]
-    has_more: bool
 
 
 def key_object(key: ApiKey) -> KeyObject:

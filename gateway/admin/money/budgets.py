@@ -22,6 +22,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -65,12 +66,8 @@ class BudgetObject(Struct, frozen=True, kw_only=True):
     resets_at: str | None
 
 
-class BudgetList(Struct, frozen=True, kw_only=True):
+class BudgetList(Page[BudgetObject]):
     """Budgets by scope, subject and window."""
-
-    object: Literal["list"] = "list"
-    data: list[BudgetObject]
-    has_more: bool
 
 
 class BudgetCheck(Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
+from gateway.http.pages import Page
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
@@ -92,12 +93,8 @@ class GrantObject(Struct, frozen=True, kw_only=True):
     held: str
 
 
-class GrantList(Struct, frozen=True, kw_only=True):
+class GrantList(Page[GrantObject]):
     """Grants, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[GrantObject]
-    has_more: bool
 
 
 class RefundObject(Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField
 from gateway.http.operations import describes, page
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -41,12 +42,8 @@ class BookObject(Struct, frozen=True, kw_only=True):
     tenant_id: str | None
 
 
-class BookList(Struct, frozen=True, kw_only=True):
+class BookList(Page[BookObject]):
     """Books in the order of creation; `after` is the name of the last one."""
-
-    object: Literal["list"] = "list"
-    data: list[BookObject]
-    has_more: bool
 
 
 _NEW = msgspec.json.Decoder(NewBook)

@@ -24,6 +24,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField
 from gateway.http.operations import describes, page, query
+from gateway.http.pages import Page
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
@@ -137,12 +138,8 @@ class ContractObject(Struct, frozen=True, kw_only=True):
     schedule: list[CommitmentMonthObject] | None = None
 
 
-class ContractList(Struct, frozen=True, kw_only=True):
+class ContractList(Page[ContractObject]):
     """All that was set, the latest first; rows never change, later ones follow."""
-
-    object: Literal["list"] = "list"
-    data: list[ContractObject]
-    has_more: bool
 
 
 _NEW = msgspec.json.Decoder(NewTerms)

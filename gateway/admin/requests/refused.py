@@ -16,6 +16,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField
 from gateway.generation.request_history import request_id_of
 from gateway.http.operations import describes, page, query
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.request_context import public_name
@@ -40,12 +41,8 @@ class RefusedRequestObject(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class RefusedRequestList(Struct, frozen=True, kw_only=True):
+class RefusedRequestList(Page[RefusedRequestObject]):
     """Refused requests, the newest first: at most the last 1,000 of a tenant, for as long as waterfalls are kept."""
-
-    object: Literal["list"] = "list"
-    data: list[RefusedRequestObject]
-    has_more: bool
 
 
 def refused_request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:

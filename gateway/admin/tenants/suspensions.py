@@ -16,6 +16,7 @@ from gateway.admin.keys.key_objects import key_errors
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -50,11 +51,9 @@ class SuspensionObject(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class SuspensionList(Struct, frozen=True, kw_only=True):
+class SuspensionList(Page[SuspensionObject], kw_only=True):
     """Everything that is suspended."""
 
-    object: Literal["list"] = "list"
-    data: list[SuspensionObject]
     has_more: bool = False
 
 

@@ -29,6 +29,7 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
+from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
@@ -61,12 +62,8 @@ class TenantObject(Struct, frozen=True, kw_only=True):
     balance: BalanceObject | UnsetType | None = UNSET
 
 
-class TenantList(Struct, frozen=True, kw_only=True):
+class TenantList(Page[TenantObject]):
     """Tenants, ordered by name."""
-
-    object: Literal["list"] = "list"
-    data: list[TenantObject]
-    has_more: bool
 
 
 class ProjectObject(Struct, frozen=True, kw_only=True):
@@ -81,12 +78,8 @@ class ProjectObject(Struct, frozen=True, kw_only=True):
     suspended_at: str | None
 
 
-class ProjectList(Struct, frozen=True, kw_only=True):
+class ProjectList(Page[ProjectObject]):
     """A tenant's projects, ordered by name."""
-
-    object: Literal["list"] = "list"
-    data: list[ProjectObject]
-    has_more: bool
 
 
 _TENANT, _PROJECT = msgspec.json.Decoder(NewTenant), msgspec.json.Decoder(NewProject)
