@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from functools import wraps
 from typing import Any
 
@@ -389,7 +389,7 @@ class Gateway:
 def guarded(gateway: Gateway, routes: Iterable[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
     """The routes, each of which waits for the database by a circuit breaker of its own."""
 
-    def guard(handler: Callable[..., Coroutine[Any, Any, Any]], breaker: CircuitBreaker) -> Callable[..., Any]:
+    def guard(handler: Callable[..., Any], breaker: CircuitBreaker) -> Callable[..., Any]:
         @wraps(handler)
         async def answer(*args: Any, **kwargs: Any) -> Any:
             return await breaker.guard(handler(*args, **kwargs))

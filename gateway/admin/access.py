@@ -6,7 +6,7 @@ names. One that it may see, but where it may not do this, answers 403.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from litestar import Request
@@ -23,6 +23,8 @@ from tenancy.rights.permissions import Permission
 from tenancy.rights.principals import Principal
 from tenancy.tables import Project, Tenant
 
+PartOfTenant: TypeAlias = tuple[Tenant, frozenset[UUID] | None]
+"""A tenant, and those of its projects that are meant; None: the whole tenant."""
 _SHOWN = 80
 """Characters of an unknown name that an error message repeats."""
 
@@ -61,7 +63,7 @@ class NamedTenant(TenantScope):
 
 async def partly_visible_tenant(
     gateway: Gateway, request: Request[Any, Any, Any], reference: str, permission: Permission
-) -> tuple[Tenant, frozenset[UUID] | None]:
+) -> PartOfTenant:
     """As `visible_tenant`, but the permission may be for some projects only: their ids; None: the whole tenant."""
     tenant = await seen_tenant(gateway, request, reference)
     projects = allowed_projects(principal_of(request), permission, tenant.id)

@@ -22,10 +22,10 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, InvalidField, InvalidRequest, NotAllowed, NotFound
 from gateway.http.operations import describes, page, query
-from gateway.http.pages import Page
 from gateway.http.pending import ChangeObject, change_object
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import InvalidText
@@ -48,7 +48,7 @@ class WithdrawalDecision(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     reason: str = ""
 
 
-class ChangeList(Page[ChangeObject]):
+class ChangeList(Page[ChangeObject], frozen=True):
     """Changes, the newest first."""
 
 

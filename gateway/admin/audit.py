@@ -21,9 +21,9 @@ from gateway.admin.access import principal_of, refusal, seen_tenant
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField
 from gateway.http.operations import describes, files, page, query
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 from storage.database.public_ids import prefixed_id
@@ -86,7 +86,7 @@ class AuditEntryObject(Struct, frozen=True, kw_only=True):
     after: State
 
 
-class AuditEntryList(Page[AuditEntryObject]):
+class AuditEntryList(Page[AuditEntryObject], frozen=True):
     """Entries, the newest first."""
 
 

@@ -21,10 +21,10 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import Conflict, NotFound
 from gateway.http.operations import describes, page
-from gateway.http.pages import Page
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from tenancy.administration.operators import two_decide
 
@@ -45,7 +45,7 @@ class SettingObject(Struct, frozen=True, kw_only=True):
     values: list[str]
 
 
-class SettingList(Page[SettingObject]):
+class SettingList(Page[SettingObject], frozen=True):
     """All settings."""
 
 
@@ -62,7 +62,7 @@ class SettingChange(Struct, frozen=True, kw_only=True):
     at: str
 
 
-class SettingChanges(Page[SettingChange]):
+class SettingChanges(Page[SettingChange], frozen=True):
     """Changes, the latest first; `after` is the number of the last one."""
 
 

@@ -19,15 +19,16 @@ from gateway.admin.invoices.lines import invoice_line_routes
 from gateway.admin.invoices.parties import party_routes
 from gateway.admin.invoices.periods import period_routes
 from gateway.admin.invoices.verification import invoice_verification_routes
-from gateway.admin.keys.keys import key_routes
-from gateway.admin.keys.operator_keys import operator_key_routes
+from gateway.admin.keys.keys import KeyOperations
+from gateway.admin.keys.operator_keys import OperatorKeyOperations
 from gateway.admin.money.balances import balance_routes
-from gateway.admin.money.budgets import budget_routes
+from gateway.admin.money.budgets import BudgetOperations
 from gateway.admin.money.grants import grant_routes
 from gateway.admin.money.price_books import price_book_routes
 from gateway.admin.money.price_impact import price_impact_routes
 from gateway.admin.money.prices import price_routes
 from gateway.admin.money.terms import terms_routes
+from gateway.admin.operation import operations_of
 from gateway.admin.overview import overview_routes
 from gateway.admin.platform import platform_routes
 from gateway.admin.playground import playground_routes
@@ -52,16 +53,25 @@ from gateway.services import Gateway, guarded
 def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
-        *(tenant_routes, balance_routes, grant_routes, budget_routes, price_routes, price_impact_routes),
+        *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
         *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
-        *(draining_routes, stored_response_admin_routes, audit_routes, key_routes, operator_key_routes),
+        *(
+            draining_routes,
+            stored_response_admin_routes,
+            audit_routes,
+        ),
         *(suspension_routes, approval_routes, limit_routes),
         *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
-    routes = [*(route for part in parts for route in part(gateway)), *shared]
+    typed = (BudgetOperations, KeyOperations, OperatorKeyOperations)
+    routes = [
+        *(route for part in typed for route in operations_of(gateway, part)),
+        *(route for part in parts for route in part(gateway)),
+        *shared,
+    ]
     return [*guarded(gateway, routes), *playground_routes(gateway)]

@@ -22,9 +22,9 @@ from gateway.errors import InvalidField, NotFound
 from gateway.generation_request import tag_of
 from gateway.http.authentication import project_payer
 from gateway.http.operations import describes, page, query
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from prompt_cache.kv.block_keys import KEY_BYTES
 from prompt_cache.promise.lease_decisions import LIFE_S, Lease
@@ -58,7 +58,7 @@ class CacheObject(Struct, frozen=True, kw_only=True):
     reads: int
 
 
-class CacheList(Page[CacheObject]):
+class CacheList(Page[CacheObject], frozen=True):
     """A page of leases."""
 
 

@@ -20,8 +20,8 @@ from gateway.endpoints.request_body import read_management_body
 from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import Conflict, InvalidField, NotFound, RateLimited, Unavailable
 from gateway.http.operations import describes, files, page
-from gateway.http.pages import Page
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.database.public_ids import public_id
@@ -67,7 +67,7 @@ class ExportObject(Struct, frozen=True, kw_only=True):
     manifest: Manifest | None
 
 
-class ExportList(Page[ExportObject]):
+class ExportList(Page[ExportObject], frozen=True):
     """A page of exports."""
 
 

@@ -30,9 +30,9 @@ from gateway.errors import InvalidField, NotFound
 from gateway.http.authentication import project_payer
 from gateway.http.body_budget import BodyShare
 from gateway.http.operations import Events, describes, page, query
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.kept_responses.earlier_items import input_of
 from gateway.kept_responses.keeper import PREFIX, response_id_of, unknown
 from gateway.services import Gateway
@@ -63,7 +63,7 @@ class ResponseSummary(Struct, frozen=True, kw_only=True):
     previous_response_id: ResponseName | None
 
 
-class ResponseList(Page[ResponseSummary]):
+class ResponseList(Page[ResponseSummary], frozen=True):
     """A page of kept responses."""
 
 

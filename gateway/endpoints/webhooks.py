@@ -18,8 +18,8 @@ from gateway.endpoints.request_body import read_management_body
 from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
-from gateway.http.pages import Page
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from webhooks.dispatch import event_name
 from webhooks.endpoints import (
@@ -100,7 +100,7 @@ class DeliveryObject(Struct, frozen=True, kw_only=True):
 Listed = TypeVar("Listed", EndpointObject, DeliveryObject)
 
 
-class ObjectList(Page[Listed], kw_only=True):
+class ObjectList(Page[Listed], frozen=True, kw_only=True):
     """A page of endpoints or deliveries."""
 
     has_more: bool = False

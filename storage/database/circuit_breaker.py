@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -61,8 +61,23 @@ class _Work:
         if answered and not self._guarded:
             self._breaker._answered = time.monotonic()
 
-    def ask(self) -> None:
-        """A session opens. Raises DatabaseUnavailable if the circuit is open, or nobody waits for the work any more."""
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """The body is a session. Raises DatabaseUnavailable if the circuit is open, or nobody waits for the work any
+        more."""
+        self._ask()
+        answered = True
+        try:
+            yield
+        except (DatabaseUnavailable, asyncio.CancelledError):
+            answered = False
+            raise
+        finally:
+            if answered and self._guarded:
+                self._breaker._answered = time.monotonic()
+                self._restart()
+
+    def _ask(self) -> None:
         if not self._guarded or self._ended:
             return
         if self.given_up and self.task is asyncio.current_task():
@@ -71,12 +86,6 @@ class _Work:
             self._breaker.enter()
             self._asked = True
         self._restart()
-
-    def hear(self) -> None:
-        """The database answered a session."""
-        if self._guarded:
-            self._breaker._answered = time.monotonic()
-            self._restart()
 
     def _restart(self) -> None:
         if self.since is not None:

@@ -7,9 +7,8 @@ a transaction inside another: on SQLite it would wait for itself.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
@@ -113,22 +112,10 @@ present_work: ContextVar[Any] = ContextVar("present_work", default=None)
 """What a circuit breaker (`storage.database.circuit_breaker`) counts here; None: nobody does."""
 
 
-@asynccontextmanager
-async def _asking() -> AsyncIterator[None]:
+def _asking() -> AbstractAsyncContextManager[Any]:
     """Let the circuit breaker of this work count a session, or refuse it. Raises DatabaseUnavailable."""
-    if (work := present_work.get()) is None:
-        yield
-        return
-    work.ask()
-    answered = True
-    try:
-        yield
-    except (DatabaseUnavailable, asyncio.CancelledError):
-        answered = False
-        raise
-    finally:
-        if answered:
-            work.hear()
+    work = present_work.get()
+    return nullcontext() if work is None else work.asking()
 
 
 def retried_after_conflict(work: Callable[Given, Awaitable[Made]]) -> Callable[Given, Coroutine[Any, Any, Made]]:

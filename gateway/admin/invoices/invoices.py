@@ -21,9 +21,9 @@ from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.public_ids import PREFIXES, prefixed_id, public_id
 from tenancy.directory import tenant_public_id
@@ -61,7 +61,7 @@ class InvoiceObject(Struct, frozen=True, kw_only=True):
     sha256: str | None
 
 
-class InvoiceList(Page[InvoiceObject]):
+class InvoiceList(Page[InvoiceObject], frozen=True):
     """Invoices and credit notes, newest first."""
 
 

@@ -33,9 +33,9 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotAllowed, NotFound
 from gateway.http.operations import describes, page
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from tenancy.directory import tenant_public_id
 
@@ -134,7 +134,7 @@ class SellerObject(PartyObject, frozen=True, kw_only=True):
     versions: list[SellerVersion]
 
 
-class SellerList(Page[SellerObject]):
+class SellerList(Page[SellerObject], frozen=True):
     """Sellers, ordered by id."""
 
 

@@ -18,9 +18,9 @@ from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes, page
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from prompt_cache.promise.lease_storage import LeaseStorage
 
@@ -51,7 +51,7 @@ class PeriodObject(Struct, frozen=True, kw_only=True):
     waits_for: list[str]
 
 
-class PeriodList(Page[PeriodObject]):
+class PeriodList(Page[PeriodObject], frozen=True):
     """Periods, the latest first; `after` is the last one's month."""
 
 

@@ -24,10 +24,10 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
-from gateway.http.pages import Page
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from tenancy.directory import project_public_id
 from tenancy.tables import Tenant
@@ -93,7 +93,7 @@ class GrantObject(Struct, frozen=True, kw_only=True):
     held: str
 
 
-class GrantList(Page[GrantObject]):
+class GrantList(Page[GrantObject], frozen=True):
     """Grants, newest first."""
 
 

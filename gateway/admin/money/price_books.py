@@ -16,9 +16,9 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField
 from gateway.http.operations import describes, page
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from tenancy.directory import tenant_public_id
 
@@ -42,7 +42,7 @@ class BookObject(Struct, frozen=True, kw_only=True):
     tenant_id: str | None
 
 
-class BookList(Page[BookObject]):
+class BookList(Page[BookObject], frozen=True):
     """Books in the order of creation; `after` is the name of the last one."""
 
 

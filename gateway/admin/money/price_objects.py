@@ -14,7 +14,7 @@ from billing.prices.sheets import PriceSheet, SheetKind
 from billing.prices.version import Rows
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.errors import InvalidField
-from gateway.http.pages import Page
+from gateway.http.shapes import Page
 
 
 class Cell(Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +105,7 @@ class Check(Struct, frozen=True, kw_only=True):
     difference: list[Difference]
 
 
-class SheetList(Page[SheetObject]):
+class SheetList(Page[SheetObject], frozen=True):
     """A page of price sheets."""
 
 

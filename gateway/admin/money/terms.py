@@ -24,10 +24,10 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField
 from gateway.http.operations import describes, page, query
-from gateway.http.pages import Page
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.free_text import REASON, check_text
 from tenancy.directory import tenant_public_id
@@ -138,7 +138,7 @@ class ContractObject(Struct, frozen=True, kw_only=True):
     schedule: list[CommitmentMonthObject] | None = None
 
 
-class ContractList(Page[ContractObject]):
+class ContractList(Page[ContractObject], frozen=True):
     """All that was set, the latest first; rows never change, later ones follow."""
 
 

@@ -16,9 +16,9 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField
 from gateway.generation.request_history import request_id_of
 from gateway.http.operations import describes, page, query
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.request_context import public_name
 from gateway.services import Gateway
 from tenancy.directory import Directory, project_public_id
@@ -41,7 +41,7 @@ class RefusedRequestObject(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class RefusedRequestList(Page[RefusedRequestObject]):
+class RefusedRequestList(Page[RefusedRequestObject], frozen=True):
     """Refused requests, the newest first: at most the last 1,000 of a tenant, for as long as waterfalls are kept."""
 
 

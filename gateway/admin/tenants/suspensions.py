@@ -16,9 +16,9 @@ from gateway.admin.keys.key_objects import key_errors
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.base import to_instant
 from tenancy.administration.suspension import Running, Suspension
@@ -51,7 +51,7 @@ class SuspensionObject(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class SuspensionList(Page[SuspensionObject], kw_only=True):
+class SuspensionList(Page[SuspensionObject], frozen=True, kw_only=True):
     """Everything that is suspended."""
 
     has_more: bool = False

@@ -29,9 +29,9 @@ from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
-from gateway.http.pages import Page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.base import to_instant
 from tenancy.directory import project_public_id, tenant_public_id
@@ -62,7 +62,7 @@ class TenantObject(Struct, frozen=True, kw_only=True):
     balance: BalanceObject | UnsetType | None = UNSET
 
 
-class TenantList(Page[TenantObject]):
+class TenantList(Page[TenantObject], frozen=True):
     """Tenants, ordered by name."""
 
 
@@ -78,7 +78,7 @@ class ProjectObject(Struct, frozen=True, kw_only=True):
     suspended_at: str | None
 
 
-class ProjectList(Page[ProjectObject]):
+class ProjectList(Page[ProjectObject], frozen=True):
     """A tenant's projects, ordered by name."""
 
 

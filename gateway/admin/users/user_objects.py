@@ -21,7 +21,7 @@ from gateway.errors import (
     RateLimited,
     Unavailable,
 )
-from gateway.http.pages import Page
+from gateway.http.shapes import Page
 from storage.free_text import InvalidText
 from tenancy.directory import project_public_id, tenant_public_id
 from tenancy.rights.permissions import Permission, Role, permissions_of_role
@@ -90,7 +90,7 @@ class OwnUserObject(UserObject, frozen=True, kw_only=True):
     rights: list[RightsObject]
 
 
-class UserList(Page[UserObject]):
+class UserList(Page[UserObject], frozen=True):
     """A page of users, ordered by e-mail address."""
 
 
@@ -110,7 +110,7 @@ class SessionObject(Struct, frozen=True, kw_only=True):
     current: bool
 
 
-class SessionList(Page[SessionObject]):
+class SessionList(Page[SessionObject], frozen=True):
     """The user's sessions, newest first."""
 
 
@@ -137,7 +137,7 @@ class MemberObject(Struct, frozen=True, kw_only=True):
     has_second_factor: bool
 
 
-class MemberList(Page[MemberObject]):
+class MemberList(Page[MemberObject], frozen=True):
     """Who has a role at this very scope, ordered by e-mail address."""
 
 
@@ -155,7 +155,7 @@ class InvitationObject(Struct, frozen=True, kw_only=True):
     expires_at: str
 
 
-class InvitationList(Page[InvitationObject]):
+class InvitationList(Page[InvitationObject], frozen=True):
     """Invitations to this very scope that may still be accepted, oldest first."""
 
 

@@ -1,4 +1,4 @@
-"""Handlers that a circuit breaker guards: what of them counts as waiting for the database, and when they are given up."""
+"""Handlers that a circuit breaker guards: what of them is a wait for the database, and when they are given up."""
 
 from __future__ import annotations
 
@@ -56,13 +56,15 @@ async def test_a_handler_that_was_given_up_opens_no_further_session(database: Da
 
 
 async def test_while_the_database_is_silent_sessions_are_refused_at_once(database: Database) -> None:
-    breaker, gate = CircuitBreaker(SECONDS), asyncio.Event()
+    breaker, gate, probing = CircuitBreaker(SECONDS), asyncio.Event(), asyncio.Event()
     sessions = 0
 
     async def ask() -> None:
         nonlocal sessions
         async with database.reading():
             sessions += 1
+            if sessions == 2:
+                probing.set()
             await gate.wait()
 
     async def ask_nothing() -> int:
@@ -71,8 +73,7 @@ async def test_while_the_database_is_silent_sessions_are_refused_at_once(databas
     with pytest.raises(DatabaseUnavailable):
         await breaker.guard(ask())
     probe = asyncio.create_task(breaker.guard(ask()))
-    while sessions < 2:
-        await asyncio.sleep(0)
+    await probing.wait()
     with pytest.raises(DatabaseUnavailable):
         await breaker.guard(ask())
     assert await breaker.guard(ask_nothing()) == 1, "it does not need the database"
