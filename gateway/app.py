@@ -13,18 +13,7 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
-from gateway.admin.approvals import approval_routes
-from gateway.admin.audit import audit_routes
-from gateway.admin.keys.keys import key_routes
-from gateway.admin.keys.operator_keys import operator_key_routes
 from gateway.admin.routes import admin_routes
-from gateway.admin.tenants.limits import limit_routes
-from gateway.admin.tenants.suspensions import suspension_routes
-from gateway.admin.users.account import account_routes
-from gateway.admin.users.members import member_routes
-from gateway.admin.users.one_time_links import one_time_link_routes
-from gateway.admin.users.sign_in import sign_in_routes
-from gateway.admin.users.users import user_routes
 from gateway.console.built_console import BuiltConsole
 from gateway.console.routes import console_routes
 from gateway.endpoints.cache_explanations import cache_explanation_routes
@@ -49,7 +38,7 @@ from gateway.http.responses import dialect_of, error_response
 from gateway.http.sessions import session_headers
 from gateway.openapi.routes import document_routes
 from gateway.request_context import RequestContext, request_context
-from gateway.services import Gateway, GatewayServices
+from gateway.services import Gateway, GatewayServices, guarded
 from waterfall.refused_requests import RefusedRequest
 
 log = structlog.get_logger("gateway.http")
@@ -87,6 +76,7 @@ def application_of(gateway: Gateway) -> Litestar:
             message["headers"] = [*headers, *session_headers(scope, headers)]
             _record_response(gateway, scope, message["status"])
 
+    management = (usage_routes, export_routes, cache_routes, cache_explanation_routes, webhook_routes)
     app = Litestar(
         route_handlers=[
             chat_completions(gateway),
@@ -95,26 +85,11 @@ def application_of(gateway: Gateway) -> Litestar:
             *stored_response_routes(gateway),
             *message_routes(gateway),
             *model_routes(gateway),
-            *usage_routes(gateway),
-            *export_routes(gateway),
             list_prices(gateway),
             estimate_route(gateway),
-            *audit_routes(gateway),
+            *guarded(gateway, [route for part in management for route in part(gateway)]),
             *admin_routes(gateway),
-            *key_routes(gateway),
-            *operator_key_routes(gateway),
-            *suspension_routes(gateway),
-            *approval_routes(gateway),
-            *sign_in_routes(gateway),
-            *account_routes(gateway),
-            *one_time_link_routes(gateway),
-            *user_routes(gateway),
             *console_routes(BuiltConsole.load()),
-            *member_routes(gateway),
-            *limit_routes(gateway),
-            *cache_routes(gateway),
-            *cache_explanation_routes(gateway),
-            *webhook_routes(gateway),
             *document_routes(),
             *health_routes(gateway),
             *([metrics_route(gateway)] if services.options.public_metrics else []),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
+from functools import wraps
+from typing import Any
 
+from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct, field
 
 from billing.exports.jobs import ExportJobs
@@ -143,27 +146,6 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     options: GatewayOptions = field(default_factory=GatewayOptions)
 
 
-class ManagementBreakers:
-    """How long managing requests wait for the database, by what they ask for: a slow report delays no request of
-    another kind."""
-
-    def __init__(self, seconds: float, witness: CircuitBreaker) -> None:
-        self.reports = CircuitBreaker(seconds, witness)
-        self.exports = CircuitBreaker(seconds, witness)
-        self.webhooks = CircuitBreaker(seconds, witness)
-        self.caches = CircuitBreaker(seconds, witness)
-        self.prices = CircuitBreaker(seconds, witness)
-        self.tenancy = CircuitBreaker(seconds, witness)
-        self.audit = CircuitBreaker(seconds, witness)
-        self.users = CircuitBreaker(seconds, witness)
-        self.money = CircuitBreaker(seconds, witness)
-        self.requests = CircuitBreaker(seconds, witness)
-        self.invoices = CircuitBreaker(seconds, witness)
-        self.periods = CircuitBreaker(seconds, witness)
-        self.limits = CircuitBreaker(seconds, witness)
-        self.responses = CircuitBreaker(seconds, witness)
-
-
 class Gateway:
     """One running worker. `on_over` is called when its epoch turns out to be over although it lives: it has to stop."""
 
@@ -206,7 +188,8 @@ class Gateway:
         self.threads = FairThreads()
         self.bodies = BodyBudget()
         self.pings = CircuitBreaker(services.options.database_timeout)
-        self.management_breakers = ManagementBreakers(services.options.database_timeout, self.pings)
+        self.questions = self.new_breaker()
+        """How long handlers that are not guarded (`guarded`) wait for the database."""
         self.admission = Admission(
             epoch,
             fleet=services.fleet,
@@ -260,7 +243,7 @@ class Gateway:
         self.response_keeper = ResponseKeeper(
             store,
             ResponsePolicies(services.database),
-            self.management_breakers.responses,
+            self.new_breaker(),
             services.options.response_retention,
             self.threads,
         )
@@ -298,6 +281,10 @@ class Gateway:
         self._epoch.on_over = self._end
         self._tasks = BackgroundTasks()
         self._drain: asyncio.Task[None] | None = None
+
+    def new_breaker(self) -> CircuitBreaker:
+        """How long something of its own kind waits for the database: slow ones of it delay nothing else."""
+        return CircuitBreaker(self.services.options.database_timeout, self.pings)
 
     async def start(self) -> None:
         """Begin. Raises ModelWithoutPrice, GatewayNameTaken, DatabaseUnavailable. What earlier spools hold is read
@@ -397,3 +384,16 @@ class Gateway:
         await self.services.limiter.close()
         await self.services.authenticator.close()
         await self.services.prices.close()
+
+
+def guarded(gateway: Gateway, routes: Iterable[HTTPRouteHandler]) -> list[HTTPRouteHandler]:
+    """The routes, each of which waits for the database by a circuit breaker of its own."""
+
+    def guard(handler: Callable[..., Any], breaker: CircuitBreaker) -> Callable[..., Any]:
+        @wraps(handler)
+        async def answer(*args: Any, **kwargs: Any) -> Any:
+            return await breaker.guard(handler(*args, **kwargs))
+
+        return answer
+
+    return [route(guard(route.fn, gateway.new_breaker())) for route in routes]

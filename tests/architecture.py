@@ -127,7 +127,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         *("admin", "console", "app", "server"),
     ),
     "gateway/admin": (
-        *("access", "refusals", "users", "keys", "money", "tenants", "invoices"),
+        *("access", "refusals", "operation", "users", "keys", "money", "tenants", "invoices"),
         *(
             "usage",
             "figures",

@@ -6,7 +6,7 @@ names. One that it may see, but where it may not do this, answers 403.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from litestar import Request
@@ -23,6 +23,8 @@ from tenancy.rights.permissions import Permission
 from tenancy.rights.principals import Principal
 from tenancy.tables import Project, Tenant
 
+PartOfTenant: TypeAlias = tuple[Tenant, frozenset[UUID] | None]
+"""A tenant, and those of its projects that are meant; None: the whole tenant."""
 _SHOWN = 80
 """Characters of an unknown name that an error message repeats."""
 
@@ -61,7 +63,7 @@ class NamedTenant(TenantScope):
 
 async def partly_visible_tenant(
     gateway: Gateway, request: Request[Any, Any, Any], reference: str, permission: Permission
-) -> tuple[Tenant, frozenset[UUID] | None]:
+) -> PartOfTenant:
     """As `visible_tenant`, but the permission may be for some projects only: their ids; None: the whole tenant."""
     tenant = await seen_tenant(gateway, request, reference)
     projects = allowed_projects(principal_of(request), permission, tenant.id)
@@ -88,7 +90,7 @@ async def visible_project(
 async def seen_tenant(gateway: Gateway, request: Request[Any, Any, Any], reference: str) -> Tenant:
     """The tenant of a path, if the principal has any role in it. Raises NotFound, SuspendedError (where the request
     would change something), DatabaseUnavailable."""
-    tenant = await gateway.management_breakers.tenancy.wait(_directory(gateway).tenant(reference))
+    tenant = await _directory(gateway).tenant(reference)
     if tenant is None or not _sees(principal_of(request), tenant.id):
         raise NotFound(f"There is no tenant {reference[:_SHOWN]!r}.")
     check_may_change(gateway, request, tenant.id)
@@ -106,7 +108,7 @@ def check_may_change(gateway: Gateway, request: Request[Any, Any, Any], tenant_i
 
 async def project_named(gateway: Gateway, tenant_id: UUID, reference: str) -> Project | None:
     """The tenant's project of this name or `project_<hex>`. Raises DatabaseUnavailable."""
-    return await gateway.management_breakers.tenancy.wait(_directory(gateway).project(tenant_id, reference))
+    return await _directory(gateway).project(tenant_id, reference)
 
 
 def allowed_projects(principal: Principal, permission: Permission, tenant_id: UUID) -> frozenset[UUID] | None:
@@ -139,7 +141,7 @@ async def list_visible_tenants(
     """The tenants where the principal has this permission, there or in a project, ordered by name, and whether there
     are more. `after`: only those of later names. Raises DatabaseUnavailable."""
     ids = allowed_tenants(principal_of(request), permission)
-    return await gateway.management_breakers.tenancy.wait(_directory(gateway).tenants(limit, after, ids))
+    return await _directory(gateway).tenants(limit, after, ids)
 
 
 async def list_visible_projects(
@@ -147,9 +149,7 @@ async def list_visible_projects(
 ) -> tuple[list[Project], bool]:
     """A tenant's projects, of those that `partly_visible_tenant` allows, ordered by name, and whether there are more.
     Raises DatabaseUnavailable."""
-    return await gateway.management_breakers.tenancy.wait(
-        _directory(gateway).projects(tenant_id, limit, after, projects)
-    )
+    return await _directory(gateway).projects(tenant_id, limit, after, projects)
 
 
 def refusal(permission: Permission) -> NotAllowed:
@@ -161,7 +161,7 @@ async def check_second_operator(gateway: Gateway, what: str) -> None:
     """Raise NotAllowed while approvals are on: nobody alone makes somebody who has a role at the platform, or becomes
     one, since they could then approve what they proposed. `what` begins the message."""
     platform = PlatformSettings(gateway.services.database)
-    if await gateway.management_breakers.tenancy.wait(platform.value(APPROVALS)) == "on":
+    if await platform.value(APPROVALS) == "on":
         raise NotAllowed(
             f"{what} takes two operators while approvals are on: `turnpike keys …` or `turnpike users …` with "
             "--operator-key-file and --second-operator-key-file.",

@@ -25,6 +25,7 @@ from gateway.http.operations import describes, page, query
 from gateway.http.pending import ChangeObject, change_object
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import InvalidText
@@ -47,12 +48,8 @@ class WithdrawalDecision(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     reason: str = ""
 
 
-class ChangeList(Struct, frozen=True, kw_only=True):
+class ChangeList(Page[ChangeObject], frozen=True):
     """Changes, the newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[ChangeObject]
-    has_more: bool
 
 
 _DECISION = msgspec.json.Decoder(ApprovalDecision)
@@ -62,7 +59,7 @@ _WITHDRAWAL = msgspec.json.Decoder(WithdrawalDecision)
 def approval_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     approvals = Approvals(gateway.services.database, gateway.services.prices)
-    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.tenancy.wait
+    client_timeout = gateway.services.options.client_timeout
 
     @get(
         _PATH,
@@ -77,7 +74,7 @@ def approval_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         state, limit, after = parameters.choice("state", _STATES), parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = await wait(approvals.list(state))
+        found = await approvals.list(state)
         ids = [change.id for change in found]
         if after is not None and after not in ids:
             raise InvalidField("after", "there is no such change")
@@ -89,7 +86,7 @@ def approval_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def retrieve_approval(change: FromPath[str]) -> Response[bytes]:
         """One change, with its arguments."""
         with _approval_errors():
-            return json_response(change_object(await wait(approvals.get(change))))
+            return json_response(change_object(await approvals.get(change)))
 
     @post(
         f"{_ONE}/approve",
@@ -107,7 +104,7 @@ def approval_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _approval_errors():
             approving = approvals.approve(change, principal_of(request).may, body.reason, dry_run=body.dry_run)
-            return json_response(change_object(await wait(approving)))
+            return json_response(change_object(await approving))
 
     @post(
         f"{_ONE}/withdraw",
@@ -125,7 +122,7 @@ def approval_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, client_timeout, _WITHDRAWAL, default=b"{}")
         with _approval_errors():
             return json_response(
-                change_object(await wait(approvals.withdraw(change, principal_of(request).may, body.reason)))
+                change_object(await approvals.withdraw(change, principal_of(request).may, body.reason))
             )
 
     return [list_approvals, retrieve_approval, approve_change, withdraw_change]

@@ -23,6 +23,7 @@ from gateway.errors import InvalidField
 from gateway.http.operations import describes, files, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 from storage.database.public_ids import prefixed_id
@@ -85,12 +86,8 @@ class AuditEntryObject(Struct, frozen=True, kw_only=True):
     after: State
 
 
-class AuditEntryList(Struct, frozen=True, kw_only=True):
+class AuditEntryList(Page[AuditEntryObject], frozen=True):
     """Entries, the newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[AuditEntryObject]
-    has_more: bool
 
 
 class AuditChainObject(Struct, frozen=True, kw_only=True):
@@ -128,7 +125,7 @@ _QUERY = (
 def audit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database = gateway.services.database
-    log, wait = AuditLog(database), gateway.management_breakers.audit.wait
+    log = AuditLog(database)
 
     async def wanted(request: Request[Any, Any, Any], parameters: Parameters) -> Filter:
         tenant, project = parameters.text("tenant"), parameters.text("project")
@@ -158,10 +155,10 @@ def audit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         scopes = scopes_of(principal_of(request))
         whole = any(scope.tenant_id is None for scope in scopes)
         if form == "csv":
-            first = await wait(log.page(filters, scopes, 1))  # so that an absent database is an error, not half a file
+            first = await log.page(filters, scopes, 1)  # so that an absent database is an error, not half a file
             return _csv(log.stream(filters, scopes) if first else _nothing(), whole=whole)
         position = None if after is None else _position(after)
-        found = await wait(log.page(filters, scopes, limit + 1, position))
+        found = await log.page(filters, scopes, limit + 1, position)
         shown = [_object(entry if whole else for_tenant(entry)) for entry in found[:limit]]
         return json_response(AuditEntryList(data=shown, has_more=len(found) > limit))
 
@@ -186,7 +183,7 @@ def audit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         tenant = None if name is None else await seen_tenant(gateway, request, name)
         if not principal_of(request).may("audit.read", None if tenant is None else tenant.id):
             raise refusal("audit.read")
-        end = await wait(end_of_chain(PLATFORM if tenant is None else tenant.id))
+        end = await end_of_chain(PLATFORM if tenant is None else tenant.id)
         problems = [f"{one.what}, number {one.number}: {one.detail}" for one in end.findings[:_LINES]]
         return json_response(
             AuditChainObject(

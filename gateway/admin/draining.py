@@ -23,6 +23,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from protocol.replicas import DRAIN_VERSION
+from storage.database.circuit_breaker import beside_the_database
 from tenancy.administration.replicas import record_drain
 
 
@@ -37,7 +38,7 @@ _CHANGE = msgspec.json.Decoder(DrainChange)
 
 def draining_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    services, wait = gateway.services, gateway.management_breakers.tenancy.wait
+    services = gateway.services
     described = demands("fleet.write") | describes(
         ReplicaObject,
         body=DrainChange(reason="new driver"),
@@ -50,11 +51,10 @@ def draining_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, services.options.client_timeout, _CHANGE, default=b"{}")
         _check(link)
         with refusals():
-            await wait(
-                record_drain(services.database, link.replica, before=link.draining, drain=drain, reason=body.reason)
-            )
+            await record_drain(services.database, link.replica, before=link.draining, drain=drain, reason=body.reason)
         try:
-            await link.drain(drain=drain)
+            with beside_the_database():
+                await link.drain(drain=drain)
         except TimeoutError as error:
             raise _silent(link) from error
         return json_response(replica_object(link))

@@ -115,20 +115,20 @@ class PlatformOverview(Struct, frozen=True, kw_only=True):
 
 def overview_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    reader, wait = _Reader(gateway), gateway.management_breakers.reports.wait
+    reader = _Reader(gateway)
 
     @get("/admin/v1/tenants/{tenant:str}/overview", opt=demands("usage.read") | describes(Overview))
     async def tenant_overview(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """How the tenant stands: spend against budgets, balance, requests, waits, hit rate, saved money, notices."""
         owner, projects = await partly_visible_tenant(gateway, request, tenant, "usage.read")
         Parameters.of(request).reject_unknown()
-        return json_response(await wait(reader.of_tenant(request, owner.id, projects)))
+        return json_response(await reader.of_tenant(request, owner.id, projects))
 
     @get("/admin/v1/overview", opt=demands("usage.read") | describes(PlatformOverview))
     async def platform_overview(request: Request[Any, Any, Any]) -> Response[bytes]:
         """How all tenants that you may see stand together, and what waits for somebody."""
         Parameters.of(request).reject_unknown()
-        return json_response(await wait(reader.of_platform(request)))
+        return json_response(await reader.of_platform(request))
 
     return [tenant_overview, platform_overview]
 

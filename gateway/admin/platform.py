@@ -24,6 +24,7 @@ from gateway.http.operations import describes, page
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from tenancy.administration.operators import two_decide
 
@@ -44,12 +45,8 @@ class SettingObject(Struct, frozen=True, kw_only=True):
     values: list[str]
 
 
-class SettingList(Struct, frozen=True, kw_only=True):
+class SettingList(Page[SettingObject], frozen=True):
     """All settings."""
-
-    object: Literal["list"] = "list"
-    data: list[SettingObject]
-    has_more: bool
 
 
 class SettingChange(Struct, frozen=True, kw_only=True):
@@ -65,12 +62,8 @@ class SettingChange(Struct, frozen=True, kw_only=True):
     at: str
 
 
-class SettingChanges(Struct, frozen=True, kw_only=True):
+class SettingChanges(Page[SettingChange], frozen=True):
     """Changes, the latest first; `after` is the number of the last one."""
-
-    object: Literal["list"] = "list"
-    data: list[SettingChange]
-    has_more: bool
 
 
 _NEW = msgspec.json.Decoder(NewValue)
@@ -78,12 +71,12 @@ _NEW = msgspec.json.Decoder(NewValue)
 
 def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
+    client_timeout = gateway.services.options.client_timeout
     database, tenancy = gateway.services.database, gateway.services.tenancy
     platform = PlatformSettings(database)
 
     async def shown(name: str) -> SettingObject:
-        return SettingObject(name=name, value=await wait(platform.value(name)), values=list(VALUES.get(name, ())))
+        return SettingObject(name=name, value=await platform.value(name), values=list(VALUES.get(name, ())))
 
     @get("/admin/v1/platform/settings", opt=demands("platform.read") | describes(SettingList))
     async def list_settings(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -97,7 +90,7 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.integer("after")
         parameters.reject_unknown()
-        numbered = reversed(list(enumerate(await wait(platform.history()), 1)))
+        numbered = reversed(list(enumerate(await platform.history(), 1)))
         found = [(number, change) for number, change in numbered if after is None or number < after]
         data = [
             SettingChange(
@@ -130,11 +123,11 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             raise NotFound(f"There is no platform setting {name[:80]!r}.")
         with refusals():
             check_platform_setting(name, body.value)
-            if await wait(platform.value(APPROVALS)) == "on":
+            if await platform.value(APPROVALS) == "on":
                 change, summary = SettingArguments(name, body.value), f"{name}: {body.value}"
-                await wait(propose(database, "platform_setting.set", change, summary, reason=body.reason))
+                await propose(database, "platform_setting.set", change, summary, reason=body.reason)
             turns_on = name == APPROVALS and body.value == "on"
-            if turns_on and not two_decide(await wait(tenancy.list_operator_keys())):
+            if turns_on and not two_decide(await tenancy.list_operator_keys()):
                 raise Conflict(
                     "Approvals take two operators, each with an owner's key that does not expire: "
                     "`turnpike keys create --operator --name WHO`; the keys of both name a user, or neither's.",
@@ -143,7 +136,7 @@ def platform_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             principal = principal_of(request)
             via = BY_KEY if principal.kind == "operator_key" else principal.kind.replace("_", " ")
             by = principal.name or principal.public_id
-            await wait(platform.set(name, body.value, by=by, via=via, reason=body.reason))
+            await platform.set(name, body.value, by=by, via=via, reason=body.reason)
         return json_response(await shown(name))
 
     return [list_settings, list_changes, change_setting]

@@ -56,14 +56,15 @@ _EXAMPLE = PlaygroundObject(models=[PlaygroundModel(id="tiny", context_tokens=81
 
 
 def playground_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
+    """The routes, for one worker. What they ask of the database is bounded here: generating may take any time."""
+    wait = gateway.questions.wait
 
     @get(_PATH, opt=demands("inference") | describes(_EXAMPLE))
     async def retrieve_playground(
         request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
     ) -> Response[bytes]:
         """The models and lanes that the project can ask for."""
-        await visible_project(gateway, request, tenant, project, "inference")
+        await wait(visible_project(gateway, request, tenant, project, "inference"))
         models = [
             PlaygroundModel(id=model.name, context_tokens=gateway.admission.context_tokens(model))
             for model in gateway.services.models
@@ -76,14 +77,14 @@ def playground_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     ) -> ASGIApp:
         """Answer a conversation, whole or streamed, as /v1/chat/completions does. It is billed to the project, by a key
         that stands for you."""
-        return await answer_chat(gateway, request, await _payer(gateway, request, tenant, project))
+        return await answer_chat(gateway, request, await wait(_payer(gateway, request, tenant, project)))
 
     @post(f"{_PATH}/estimate", status_code=200, opt=demands("inference") | ESTIMATE)
     async def create_playground_estimate(
         request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
     ) -> Response[bytes]:
         """What a request of the playground would cost if it were sent now, as /v1/estimate says it."""
-        return await answer_estimate(gateway, request, await _payer(gateway, request, tenant, project))
+        return await answer_estimate(gateway, request, await wait(_payer(gateway, request, tenant, project)))
 
     return [retrieve_playground, create_playground_completion, create_playground_estimate]
 
@@ -97,9 +98,7 @@ async def _payer(gateway: Gateway, request: Request[Any, Any, Any], tenant: str,
     name = f"playground, {principal.name or principal.public_id}"[:NAME]
     now = time.time_ns() // 1000
     with key_errors():
-        key = await gateway.management_breakers.tenancy.wait(
-            gateway.services.tenancy.stand_in_key(owner.id, found.id, person, name, now=now)
-        )
+        key = await gateway.services.tenancy.stand_in_key(owner.id, found.id, person, name, now=now)
     grant = grant_of(key)
     if key.revoked_at is not None:
         raise NotAllowed(f"The key {key.public_id}, which stands for you here, was revoked: ask with another key.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.access import NamedTenant
+from gateway.admin.approvals import approval_routes
+from gateway.admin.audit import audit_routes
 from gateway.admin.draining import draining_routes
 from gateway.admin.figures.cache_leases import cache_lease_routes
 from gateway.admin.figures.cache_summary import cache_summary_routes
@@ -17,37 +19,59 @@ from gateway.admin.invoices.lines import invoice_line_routes
 from gateway.admin.invoices.parties import party_routes
 from gateway.admin.invoices.periods import period_routes
 from gateway.admin.invoices.verification import invoice_verification_routes
+from gateway.admin.keys.keys import KeyOperations
+from gateway.admin.keys.operator_keys import OperatorKeyOperations
 from gateway.admin.money.balances import balance_routes
-from gateway.admin.money.budgets import budget_routes
+from gateway.admin.money.budgets import BudgetOperations
 from gateway.admin.money.grants import grant_routes
 from gateway.admin.money.price_books import price_book_routes
 from gateway.admin.money.price_impact import price_impact_routes
 from gateway.admin.money.prices import price_routes
 from gateway.admin.money.terms import terms_routes
+from gateway.admin.operation import operations_of
 from gateway.admin.overview import overview_routes
 from gateway.admin.platform import platform_routes
 from gateway.admin.playground import playground_routes
 from gateway.admin.requests.refused import refused_request_routes
 from gateway.admin.requests.requests import request_routes
 from gateway.admin.requests.waterfalls import request_waterfall_routes
+from gateway.admin.tenants.limits import limit_routes
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
+from gateway.admin.tenants.suspensions import suspension_routes
 from gateway.admin.tenants.tenants import tenant_routes
 from gateway.admin.usage import usage_routes
+from gateway.admin.users.account import account_routes
+from gateway.admin.users.members import member_routes
+from gateway.admin.users.one_time_links import one_time_link_routes
+from gateway.admin.users.sign_in import sign_in_routes
+from gateway.admin.users.users import user_routes
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.webhooks import webhook_routes
-from gateway.services import Gateway
+from gateway.services import Gateway, guarded
 
 
 def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
-        *(tenant_routes, balance_routes, grant_routes, budget_routes, price_routes, price_impact_routes),
+        *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
         *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
-        *(draining_routes, stored_response_admin_routes, playground_routes),
+        *(
+            draining_routes,
+            stored_response_admin_routes,
+            audit_routes,
+        ),
+        *(suspension_routes, approval_routes, limit_routes),
+        *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
-    return [*(route for part in parts for route in part(gateway)), *shared]
+    typed = (BudgetOperations, KeyOperations, OperatorKeyOperations)
+    routes = [
+        *(route for part in typed for route in operations_of(gateway, part)),
+        *(route for part in parts for route in part(gateway)),
+        *shared,
+    ]
+    return [*guarded(gateway, routes), *playground_routes(gateway)]

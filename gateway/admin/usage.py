@@ -92,7 +92,7 @@ _SPAN = (
 
 def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # two reports
     """The routes, for one worker."""
-    database, wait = gateway.services.database, gateway.management_breakers.reports.wait
+    database = gateway.services.database
     directory = Directory(database)
 
     @get(
@@ -125,22 +125,20 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         keys = await key_filter(gateway, owner.id, parameters)
         parameters.reject_unknown()
         try:
-            found = await wait(
-                usage_buckets(
-                    database,
-                    owner.id,
-                    start_at=start_at,
-                    end_at=end_at,
-                    width=width,
-                    project_ids=projects,
-                    key_ids=keys,
-                    models=models,
-                    lanes=lanes,
-                    group_by=[_GROUPS[name] for name in group_by],
-                    limit=limit,
-                    limits=(31, 168),
-                    page=after,
-                )
+            found = await usage_buckets(
+                database,
+                owner.id,
+                start_at=start_at,
+                end_at=end_at,
+                width=width,
+                project_ids=projects,
+                key_ids=keys,
+                models=models,
+                lanes=lanes,
+                group_by=[_GROUPS[name] for name in group_by],
+                limit=limit,
+                limits=(31, 168),
+                page=after,
             )
         except InvalidReport as error:
             names = {"page": "after", "start_time": "since"}
@@ -148,8 +146,8 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         ids = [result.group for bucket in found.buckets for result in bucket.results]
         project_ids = {group["project_id"] for group in ids if "project_id" in group}
         key_ids = {group["api_key_id"] for group in ids if "api_key_id" in group}
-        named = await wait(directory.project_names(owner.id, project_ids)) if project_ids else {}
-        keyed = await wait(directory.named_keys(owner.id, key_ids)) if key_ids else {}
+        named = await directory.project_names(owner.id, project_ids) if project_ids else {}
+        keyed = await directory.named_keys(owner.id, key_ids) if key_ids else {}
         return json_response(
             UsageReport(
                 bucket=width,
@@ -190,12 +188,12 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         principal = principal_of(request)
         whole = [tenant.id for tenant in tenants if principal.may("usage.read", tenant.id)]
         groups = [_TENANT_GROUPS[name] for name in group_by]
-        lines = await wait(usage_of_tenants(database, whole, start_at=start_at, end_at=end_at, group_by=groups))
+        lines = await usage_of_tenants(database, whole, start_at=start_at, end_at=end_at, group_by=groups)
         project_names = dict[UUID, str]()
         if "project_id" in groups:
             for tenant_id in {line.tenant_id for line in lines}:
                 ids = {line.group["project_id"] for line in lines if line.tenant_id == tenant_id}
-                project_names |= await wait(directory.project_names(tenant_id, ids))
+                project_names |= await directory.project_names(tenant_id, ids)
         data = [
             TenantUsageObject(
                 tenant_id=tenant_public_id(tenant.id),
@@ -212,7 +210,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     async def span(parameters: Parameters) -> tuple[int, int]:
         """Whole hours, which the roll-ups have: by default the last seven days."""
         since, until = parameters.instant("since"), parameters.instant("until")
-        end = await wait(database.now()) if until is None else until
+        end = await database.now() if until is None else until
         start = end - _DAYS_US if since is None else since
         return start - start % HOUR, -(-end // HOUR) * HOUR
 
@@ -226,10 +224,10 @@ async def project_filter(
     names = parameters.texts("project")
     if names is None:
         return None if visible is None else list(visible)
-    directory, wait = Directory(gateway.services.database), gateway.management_breakers.tenancy.wait
+    directory = Directory(gateway.services.database)
     found = []
     for name in dict.fromkeys(names[:_MOST_FILTERS]):
-        project = await wait(directory.project(tenant_id, name))
+        project = await directory.project(tenant_id, name)
         if project is None or (visible is not None and project.id not in visible):
             raise InvalidField("project", f"there is no project {name[:80]!r}")
         found.append(project.id)
@@ -241,10 +239,10 @@ async def key_filter(gateway: Gateway, tenant_id: UUID, parameters: Parameters) 
     names = parameters.texts("key")
     if names is None:
         return None
-    directory, wait = Directory(gateway.services.database), gateway.management_breakers.tenancy.wait
+    directory = Directory(gateway.services.database)
     found = []
     for name in dict.fromkeys(names[:_MOST_FILTERS]):
-        key = await wait(directory.key(tenant_id, name))
+        key = await directory.key(tenant_id, name)
         if key is None:
             raise InvalidField("key", f"there is no key {name[:80]!r}")
         found.append(key)

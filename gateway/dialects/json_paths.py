@@ -39,14 +39,14 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes, *, at: str = "$") -
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid_at_path(str(error), at, decoder.type) from error
+        raise _invalid_at_path(str(error), at, decoder.type, getattr(error.__cause__, "code", None)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from error
 
 
-def _invalid_at_path(text: str, at: str, kind: Any) -> InvalidRequest:
+def _invalid_at_path(text: str, at: str, kind: Any, code: str | None = None) -> InvalidRequest:
     match = _AT.match(text)
     problem, path = (match["problem"], match["path"] or "$") if match else (text, "$")
     if problem.startswith("Invalid enum value"):
@@ -56,7 +56,7 @@ def _invalid_at_path(text: str, at: str, kind: Any) -> InvalidRequest:
     if missing:
         path = f"{path}.{missing['name']}"
         return InvalidField(path, "it is missing", code="missing_required_parameter")
-    return InvalidField(path, problem)
+    return InvalidField(path, problem, code=code)
 
 
 def _instead(kind: Any, path: str) -> str:

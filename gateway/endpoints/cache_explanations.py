@@ -33,7 +33,6 @@ _Day: TypeAlias = Annotated[str, Meta(pattern=f"^{_DAY.pattern}$", examples=["20
 
 def cache_explanation_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    wait = gateway.management_breakers.caches.wait
 
     @get(
         "/v1/requests/{name:str}/cache",
@@ -43,7 +42,7 @@ def cache_explanation_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def explain_request(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """What the cache did for one request, and why it missed."""
         principal = request_context(request.scope).authenticated_principal
-        found = await wait(gateway.history.finding(own_tenant(request.scope), principal.project_id, name))
+        found = await gateway.history.finding(own_tenant(request.scope), principal.project_id, name)
         if found is None:
             raise NotFound(f"There is no explanation of a request {name[:80]!r}: none of yours, or not kept any more.")
         return json_response(explanation_of(found))
@@ -63,10 +62,10 @@ def cache_explanation_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Missed tokens by day, project, model and cause, with what they cost beyond reads."""
         principal = request_context(request.scope).authenticated_principal
         parameters = Parameters.of(request)
-        today = day_of(await wait(gateway.services.prices.now()))
+        today = day_of(await gateway.services.prices.now())
         first, last = _day(parameters, "start_date", today), _day(parameters, "end_date", today)
         parameters.reject_unknown()
-        rows = await wait(gateway.history.history.days(own_tenant(request.scope), principal.project_id, first, last))
+        rows = await gateway.history.history.days(own_tenant(request.scope), principal.project_id, first, last)
         return json_response(cache_days(rows))
 
     return [explain_request, cache_usage]

@@ -24,6 +24,7 @@ from gateway.http.authentication import project_payer
 from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from prompt_cache.kv.block_keys import KEY_BYTES
 from prompt_cache.promise.lease_decisions import LIFE_S, Lease
@@ -57,12 +58,8 @@ class CacheObject(Struct, frozen=True, kw_only=True):
     reads: int
 
 
-class CacheList(Struct, frozen=True, kw_only=True):
+class CacheList(Page[CacheObject], frozen=True):
     """A page of leases."""
-
-    object: Literal["list"] = "list"
-    data: list[CacheObject]
-    has_more: bool
 
 
 class PurgedCache(Struct, frozen=True, kw_only=True):
@@ -89,7 +86,6 @@ _EXTENSION = msgspec.json.Decoder(Extension)
 def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     leases, client_timeout = gateway.leases, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.caches.wait
 
     def project_of(request: Request[Any, Any, Any]) -> UUID:
         return project_payer(request.scope).project_id
@@ -108,13 +104,13 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         limit, after, tag = parameters.page_size(), parameters.text("after"), _tag(parameters)
         parameters.reject_unknown()
         before = None if after is None else _id(after)
-        found = await wait(leases.page(project, limit=limit + 1, after=before, tag=tag))
+        found = await leases.page(project, limit=limit + 1, after=before, tag=tag)
         return json_response(CacheList(data=[_object(one) for one in found[:limit]], has_more=len(found) > limit))
 
     @get("/v1/caches/{name:str}", opt=demands("caches.read", "project_key") | describes(CacheObject))
     async def retrieve_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """One lease."""
-        return json_response(_object(_known(await wait(leases.get(project_of(request), _id(name))), name)))
+        return json_response(_object(_known(await leases.get(project_of(request), _id(name)), name)))
 
     @patch(
         "/v1/caches/{name:str}",
@@ -127,14 +123,14 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, client_timeout, _EXTENSION, default=b"{}")
         if body.ttl is not None and body.ttl not in LIFE_S:
             raise InvalidField("$.ttl", f"{body.ttl[:40]!r} is not one of {', '.join(LIFE_S)}")
-        found = _known(await wait(leases.get(project, _id(name))), name)
+        found = _known(await leases.get(project, _id(name)), name)
         if body.ttl is not None and body.ttl != found.lease_class:
             raise InvalidField(
                 "$.ttl",
                 f"this cache was written for {found.lease_class}, and is extended by that; "
                 "another ttl is a write, which a request with a marker of that ttl makes once this one has ended",
             )
-        return json_response(_object(_known(await wait(leases.extend(project, found.id)), name)))
+        return json_response(_object(_known(await leases.extend(project, found.id), name)))
 
     @delete(
         "/v1/caches/{name:str}", status_code=200, opt=demands("caches.write", "project_key") | describes(PurgedCache)
@@ -142,7 +138,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def purge_cache(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         """End a lease."""
         identity = _id(name)
-        gone = await wait(leases.purge(project_of(request), identity=identity))
+        gone = await leases.purge(project_of(request), identity=identity)
         _known(gone.leases[0] if gone.leases else None, name)
         purge_blocks(gone)
         return json_response(PurgedCache(id=_name(identity)))
@@ -159,7 +155,7 @@ def cache_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters.required("tag")
         tag = _tag(parameters)
         parameters.reject_unknown()
-        gone = await wait(leases.purge(project, tag=tag, most=_MOST_PURGED))
+        gone = await leases.purge(project, tag=tag, most=_MOST_PURGED)
         purge_blocks(gone)
         ended = len(gone.leases)
         return json_response(PurgedCaches(tag=tag or "", deleted=ended, has_more=ended == _MOST_PURGED))

@@ -112,7 +112,7 @@ async def answer_estimate(gateway: Gateway, request: Request[Any, Any, Any], pay
         if truncated:
             generation = await fitted(gateway.admission, payer, model, generation, share.grow_to)
         prepared = await gateway.admission.prepare(context.id, payer, model, generation, share.grow_to)
-    found = await gateway.management_breakers.caches.wait(estimate(prepared, gateway.leases))
+    found = await gateway.questions.wait(estimate(prepared, gateway.leases))
     expires = found.expires_at
     return json_response(
         EstimateObject(

@@ -21,6 +21,7 @@ from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import Conflict, InvalidField, NotFound, RateLimited, Unavailable
 from gateway.http.operations import describes, files, page
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.database.public_ids import public_id
@@ -66,12 +67,8 @@ class ExportObject(Struct, frozen=True, kw_only=True):
     manifest: Manifest | None
 
 
-class ExportList(Struct, frozen=True, kw_only=True):
+class ExportList(Page[ExportObject], frozen=True):
     """A page of exports."""
-
-    object: Literal["list"] = "list"
-    data: list[ExportObject]
-    has_more: bool
 
 
 _PATH = {"name": "export_01934f6e0d2a7b3c8e51a9c4d7f60b12"}
@@ -83,15 +80,14 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
     """The routes, for one worker; `at`: where, below /v1 without it."""
     at = at or OwnTenant()
     jobs, client_timeout = gateway.services.exports, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.exports.wait
 
     async def shown(*found: ExportJob) -> list[ExportObject]:
-        ahead = await wait(jobs.ahead(found))
+        ahead = await jobs.ahead(found)
         return [_object(job, ahead.get(job.id), jobs.kept_until(job)) for job in found]
 
     async def find(request: Request[Any, Any, Any], name: str) -> ExportJob:
         try:
-            return await wait(jobs.get(await at.tenant(request, "exports.read"), _id(name)))
+            return await jobs.get(await at.tenant(request, "exports.read"), _id(name))
         except ExportNotFound as error:
             raise NotFound(f"There is no export {name[:80]!r}.") from error
 
@@ -111,7 +107,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
         )
         body = await read_management_body(request, client_timeout, _DECODER)
         try:
-            job = await wait(jobs.queue(tenant, principal.id, body.dataset, body.period, body.format))
+            job = await jobs.queue(tenant, principal.id, body.dataset, body.period, body.format)
         except InvalidExport as error:
             raise InvalidField(f"$.{error.field}", error.problem) from error
         except TooManyExports as error:
@@ -125,7 +121,7 @@ def export_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTPR
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
         tenant = await at.tenant(request, "exports.read")
-        found = await wait(jobs.list(tenant, limit + 1, None if after is None else _id(after)))
+        found = await jobs.list(tenant, limit + 1, None if after is None else _id(after))
         return json_response(ExportList(data=await shown(*found[:limit]), has_more=len(found) > limit))
 
     @get(

@@ -60,7 +60,7 @@ class PriceList(Struct, frozen=True, kw_only=True):
 def list_prices(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
     services = gateway.services
-    wait = gateway.management_breakers.prices.wait
+    wait = gateway.questions.wait
     access: Access = "keyless" if services.options.public_prices else "authenticated"
 
     @get(

@@ -18,6 +18,7 @@ from gateway.errors import BodyTooLarge, BodyTooSlow, ClientLeft, UnsupportedEnc
 from gateway.http.body_budget import BodyShare
 from gateway.request_context import request_context
 from gateway.services import Gateway
+from storage.database.circuit_breaker import beside_the_database
 from waterfall.marks import BODY, PARSE
 
 Call = TypeVar("Call")
@@ -70,12 +71,13 @@ async def read_body(request: Request[Any, Any, Any], client_timeout: float, coun
     if "content-encoding" in request.headers:
         _check_encoding(request.headers.getall("content-encoding"))
     try:
-        async with asyncio.timeout(client_timeout):
-            chunks = []
-            async for chunk in request.stream():
-                counter.take(len(chunk))
-                chunks.append(chunk)
-            return b"".join(chunks)
+        with beside_the_database():
+            async with asyncio.timeout(client_timeout):
+                chunks = []
+                async for chunk in request.stream():
+                    counter.take(len(chunk))
+                    chunks.append(chunk)
+                return b"".join(chunks)
     except TimeoutError as error:
         raise BodyTooSlow(f"The request body did not arrive within {client_timeout:g} s.") from error
     except InternalServerException as error:  # Litestar's error for a closed connection

@@ -32,6 +32,7 @@ from gateway.http.body_budget import BodyShare
 from gateway.http.operations import Events, describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.kept_responses.earlier_items import input_of
 from gateway.kept_responses.keeper import PREFIX, response_id_of, unknown
 from gateway.services import Gateway
@@ -62,12 +63,8 @@ class ResponseSummary(Struct, frozen=True, kw_only=True):
     previous_response_id: ResponseName | None
 
 
-class ResponseList(Struct, frozen=True, kw_only=True):
+class ResponseList(Page[ResponseSummary], frozen=True):
     """A page of kept responses."""
-
-    object: Literal["list"] = "list"
-    data: list[ResponseSummary]
-    has_more: bool
 
 
 class DeletedResponse(Struct, frozen=True, kw_only=True):
@@ -103,7 +100,7 @@ _ITEM_PAGE = (
 
 def stored_response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    keeper, wait = gateway.response_keeper, gateway.management_breakers.responses.wait
+    keeper, wait = gateway.response_keeper, gateway.questions.wait
     readable = partial(_readable, gateway)
 
     @get(

@@ -40,7 +40,6 @@ _ANTHROPIC_NAMES = {"start_time": "starting_at"}
 def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, prices = gateway.services.database, gateway.services.prices
-    wait = gateway.management_breakers.reports.wait
 
     async def usage(
         request: Request[Any, Any, Any],
@@ -52,7 +51,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             return UsagePage([], None)
         arguments = asdict(query) | {"project_ids": _visible(principal, query.project_ids)}
         with _invalid_report_as_request(names):
-            return await wait(usage_buckets(database, own_tenant(request.scope), **arguments))
+            return await usage_buckets(database, own_tenant(request.scope), **arguments)
 
     async def costs(
         request: Request[Any, Any, Any], parse: Callable[[Parameters], CostQuery | None], names: dict[str, str]
@@ -62,7 +61,7 @@ def usage_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             return CostPage([], None)
         arguments = asdict(query) | {"project_ids": _visible(principal, query.project_ids)}
         with _invalid_report_as_request(names):
-            return await wait(cost_buckets(database, prices, own_tenant(request.scope), **arguments))
+            return await cost_buckets(database, prices, own_tenant(request.scope), **arguments)
 
     @get(
         "/v1/organization/usage/completions",

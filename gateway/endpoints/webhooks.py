@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -19,6 +19,7 @@ from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from webhooks.dispatch import event_name
 from webhooks.endpoints import (
@@ -99,11 +100,9 @@ class DeliveryObject(Struct, frozen=True, kw_only=True):
 Listed = TypeVar("Listed", EndpointObject, DeliveryObject)
 
 
-class ObjectList(Struct, Generic[Listed], frozen=True, kw_only=True):
+class ObjectList(Page[Listed], frozen=True, kw_only=True):
     """A page of endpoints or deliveries."""
 
-    object: Literal["list"] = "list"
-    data: list[Listed]
     has_more: bool = False
 
 
@@ -123,7 +122,6 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
     """The routes, for one worker; `at`: where, below /v1 without it."""
     at = at or OwnTenant()
     endpoints, client_timeout = gateway.services.webhooks, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.webhooks.wait
 
     @post(
         f"{at.base}/webhooks",
@@ -138,7 +136,7 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         tenant = await at.tenant(request, "webhooks.write")
         body = await read_management_body(request, client_timeout, _NEW)
         with _webhook_errors():
-            endpoint, secret = await wait(endpoints.add(tenant, body.url, list(body.topics), body.description))
+            endpoint, secret = await endpoints.add(tenant, body.url, list(body.topics), body.description)
         return json_response(_endpoint(endpoint, secret), 201)
 
     @get(f"{at.base}/webhooks", opt=at.demands("webhooks.read") | describes(ObjectList[EndpointObject]))
@@ -148,7 +146,7 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
             ObjectList[EndpointObject](
                 data=[
                     _endpoint(endpoint)
-                    for endpoint in await wait(endpoints.list_all(await at.tenant(request, "webhooks.read")))
+                    for endpoint in await endpoints.list_all(await at.tenant(request, "webhooks.read"))
                 ]
             )
         )
@@ -158,7 +156,7 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         """One endpoint."""
         tenant = await at.tenant(request, "webhooks.read")
         with _webhook_errors():
-            return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name)))))
+            return json_response(_endpoint(await endpoints.get(tenant, _id(name))))
 
     @delete(
         f"{at.base}/webhooks/{{name:str}}",
@@ -169,7 +167,7 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         """Remove an endpoint."""
         tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
-            await wait(endpoints.remove(tenant, _id(name)))
+            await endpoints.remove(tenant, _id(name))
         return json_response(RemovedEndpoint(id=str(_id(name))))
 
     @post(
@@ -185,8 +183,8 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         if not 0 <= rotation.overlap_s <= _LONGEST_OVERLAP_S:
             raise InvalidField("$.overlap_s", f"it must be from 0 to {_LONGEST_OVERLAP_S}")
         with _webhook_errors():
-            secret = await wait(endpoints.rotate(tenant, _id(name), rotation.overlap_s))
-            return json_response(_endpoint(await wait(endpoints.get(tenant, _id(name))), secret))
+            secret = await endpoints.rotate(tenant, _id(name), rotation.overlap_s)
+            return json_response(_endpoint(await endpoints.get(tenant, _id(name)), secret))
 
     @post(
         f"{at.base}/webhooks/{{name:str}}/enable",
@@ -197,7 +195,7 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         """Enable a disabled endpoint."""
         tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
-            return json_response(_endpoint(await wait(endpoints.enable(tenant, _id(name)))))
+            return json_response(_endpoint(await endpoints.enable(tenant, _id(name))))
 
     @post(
         f"{at.base}/webhooks/{{name:str}}/test",
@@ -208,8 +206,8 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         """Queue a test message."""
         tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
-            delivery_id = await wait(endpoints.send_test(tenant, _id(name)))
-            delivery, attempts = await wait(endpoints.delivery(tenant, delivery_id))
+            delivery_id = await endpoints.send_test(tenant, _id(name))
+            delivery, attempts = await endpoints.delivery(tenant, delivery_id)
         return json_response(_delivery(delivery, attempts), 202)
 
     @get(
@@ -228,13 +226,11 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         limit, after = parameters.page_size(least=0), parameters.text("after")
         endpoint = parameters.text("endpoint_id")
         parameters.reject_unknown()
-        found = await wait(
-            endpoints.deliveries(
-                tenant,
-                (endpoint and _id(endpoint)) or None,
-                limit=limit + 1,
-                after=None if after is None else _id(after),
-            )
+        found = await endpoints.deliveries(
+            tenant,
+            (endpoint and _id(endpoint)) or None,
+            limit=limit + 1,
+            after=None if after is None else _id(after),
         )
         return json_response(
             ObjectList[DeliveryObject](
@@ -250,7 +246,7 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         """One delivery and its attempts."""
         tenant = await at.tenant(request, "webhooks.read")
         with _webhook_errors():
-            return json_response(_delivery(*await wait(endpoints.delivery(tenant, _id(name)))))
+            return json_response(_delivery(*await endpoints.delivery(tenant, _id(name))))
 
     @post(
         f"{at.base}/webhook_deliveries/{{name:str}}/resend",
@@ -261,7 +257,7 @@ def webhook_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         """Send the same message again."""
         tenant = await at.tenant(request, "webhooks.write")
         with _webhook_errors():
-            return json_response(_delivery(await wait(endpoints.resend(tenant, _id(name)))), 202)
+            return json_response(_delivery(await endpoints.resend(tenant, _id(name))), 202)
 
     return [
         create_webhook_endpoint,

@@ -31,6 +31,7 @@ from gateway.errors import (
 )
 from gateway.generation_request import Dialect
 from gateway.http.pending import PENDING_STATUS, change_object
+from gateway.http.shapes import encode_value
 from gateway.request_context import request_context
 from storage.database.database import DatabaseUnavailable, UnstorableText
 
@@ -56,7 +57,7 @@ _PLAIN_PATH = re.compile(r"\$?[A-Za-z0-9_.\[\]-]{1,120}")
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
     """A response of what msgspec encodes as JSON, or of JSON that is encoded already."""
-    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body, enc_hook=encode_value)
     return Response(data, status_code=status, media_type=MediaType.JSON, headers=headers)
 
 

@@ -14,6 +14,8 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import fields
 
+from billing.money import format_amount
+from gateway.http.shapes import Pico, encode_value
 from gateway.openapi.schemas import Schema, resolved
 
 _ID = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
@@ -326,13 +328,15 @@ def shown(value: Any, *, whole: bool) -> Any:
     writes a body."""
     if isinstance(value, Struct):
         return _struct(value, whole)
+    if isinstance(value, Pico) and not whole:
+        return format_amount(value)
     if isinstance(value, Raw):
         return msgspec.json.decode(value)
     if isinstance(value, Mapping):
         return {str(key): shown(inner, whole=whole) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [shown(inner, whole=whole) for inner in value]
-    return msgspec.to_builtins(value)
+    return msgspec.to_builtins(value, enc_hook=encode_value)
 
 
 def _struct(value: Struct, whole: bool) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import msgspec
 from msgspec import Struct
 from msgspec import inspect as types
 
+from gateway.http.shapes import json_schema
+
 Schema: TypeAlias = dict[str, Any]
 
 _VENDORS = {"gateway.dialects.openai": "OpenAI", "gateway.dialects.anthropic": "Anthropic"}
@@ -27,7 +29,9 @@ class ComponentSchemas:
 
     def __init__(self, bodies: Sequence[Any], answers: Sequence[Any]) -> None:
         kinds = list(dict.fromkeys([*bodies, *answers]))
-        schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF + "{name}")
+        schemas, components = msgspec.json.schema_components(
+            kinds, schema_hook=json_schema, ref_template=_REF + "{name}"
+        )
         structs = _named(kinds)
         names = _component_names([structs[name] for name in components])
         renamed = {_REF + name: _REF + names[structs[name]] for name in components}

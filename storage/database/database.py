@@ -8,7 +8,8 @@ a transaction inside another: on SQLite it would wait for itself.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, cast
@@ -105,6 +106,16 @@ class DatabaseDamaged(DatabaseUnavailable):
 class UnstorableText(ReportedError, ValueError):
     """A statement has a text with U+0000, which PostgreSQL neither stores nor compares. SQLite does both, so that there
     what is looked up is merely not found."""
+
+
+present_work: ContextVar[Any] = ContextVar("present_work", default=None)
+"""What a circuit breaker (`storage.database.circuit_breaker`) counts here; None: nobody does."""
+
+
+def _asking() -> AbstractAsyncContextManager[Any]:
+    """Let the circuit breaker of this work count a session, or refuse it. Raises DatabaseUnavailable."""
+    work = present_work.get()
+    return nullcontext() if work is None else work.asking()
 
 
 def retried_after_conflict(work: Callable[Given, Awaitable[Made]]) -> Callable[Given, Coroutine[Any, Any, Made]]:
@@ -243,7 +254,7 @@ class Database:
 
         Raises DatabaseUnavailable, UnstorableText.
         """
-        async with self._session(self.engine) as session:
+        async with _asking(), self._session(self.engine) as session:
             yield session
             if not write:
                 session.info[_LAST_STEPS].clear()
@@ -253,7 +264,7 @@ class Database:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
         """A read-only session that sees one snapshot. Raises DatabaseUnavailable, UnstorableText."""
-        async with self._session(self._reader) as session:
+        async with _asking(), self._session(self._reader) as session:
             yield session
 
     @asynccontextmanager
@@ -310,17 +321,18 @@ class Database:
         """
         if self._direct is None:
             raise RuntimeError("SQLite has no direct connections")
-        try:
-            async with self._direct.transaction() if transaction else self._direct.connection() as connection:
-                yield connection
-        except Exception as error:
-            if _state(error) == _POSTGRESQL_CANCELED:
-                raise StatementTimeout(_CANCELED) from error
-            if _is_unavailable(error):
-                raise DatabaseUnavailable(type(error).__name__) from error
-            if _state(error) == _POSTGRESQL_UNSTORABLE:
-                raise UnstorableText(_UNSTORABLE) from error
-            raise
+        async with _asking():
+            try:
+                async with self._direct.transaction() if transaction else self._direct.connection() as connection:
+                    yield connection
+            except Exception as error:
+                if _state(error) == _POSTGRESQL_CANCELED:
+                    raise StatementTimeout(_CANCELED) from error
+                if _is_unavailable(error):
+                    raise DatabaseUnavailable(type(error).__name__) from error
+                if _state(error) == _POSTGRESQL_UNSTORABLE:
+                    raise UnstorableText(_UNSTORABLE) from error
+                raise
 
     async def now(self) -> int:
         """The database's clock, in microseconds since the Unix epoch."""

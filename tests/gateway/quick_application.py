@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import unwrap
 from typing import Any
 
 from litestar import Litestar
@@ -33,7 +34,7 @@ def read_signatures_once() -> None:
     decoders: dict[int, type[SignatureModel]] = {}  # id of a signature, which stays in `signatures` -> its decoder
 
     def from_fn(function: Any, namespace: dict[str, Any]) -> ParsedSignature:
-        code = getattr(function, "__code__", None)
+        code = getattr(unwrap(function), "__code__", None)
         if code is None or function.__defaults__ or function.__kwdefaults__:
             return read(function, namespace)
         if code not in signatures:
@@ -41,7 +42,7 @@ def read_signatures_once() -> None:
         return signatures[code]
 
     def create(*, parsed_signature: ParsedSignature, **rest: Any) -> type[SignatureModel]:
-        shared = signatures.get(getattr(rest["fn"], "__code__", None)) is parsed_signature
+        shared = signatures.get(getattr(unwrap(rest["fn"]), "__code__", None)) is parsed_signature
         if not shared or rest["dependency_name_set"] or rest["data_dto"]:
             return make(parsed_signature=parsed_signature, **rest)
         name = id(parsed_signature)

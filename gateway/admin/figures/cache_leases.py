@@ -103,7 +103,7 @@ _WITHIN = query("within", int, "Only those that end in so many seconds, a day at
 
 def cache_lease_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    database, wait = gateway.services.database, gateway.management_breakers.caches.wait
+    database = gateway.services.database
     report, shapes = LeaseReport(database), _Shapes(gateway)
 
     async def asked(request: Request[Any, Any, Any], tenant: str) -> tuple[UUID, dict[UUID, str], Parameters]:
@@ -111,7 +111,7 @@ def cache_lease_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         owner, visible = await partly_visible_tenant(gateway, request, tenant, "caches.read")
         parameters = Parameters.of(request)
         only = await project_filter(gateway, owner.id, parameters, visible)
-        names = await wait(Directory(database).all_project_names(owner.id))
+        names = await Directory(database).all_project_names(owner.id)
         return owner.id, {key: name for key, name in names.items() if only is None or key in only}, parameters
 
     @get(
@@ -123,7 +123,7 @@ def cache_lease_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         tenant_id, projects, parameters = await asked(request, tenant)
         limit, models = parameters.page_size(), parameters.texts("model")
         parameters.reject_unknown()
-        found = await wait(report.most_read(list(projects), models, limit + 1))
+        found = await report.most_read(list(projects), models, limit + 1)
         return json_response(await shapes.page(tenant_id, projects, found, limit))
 
     @get(
@@ -141,8 +141,8 @@ def cache_lease_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         before = None if after is None else prefixed_id(after, PREFIXES["cache"])
         if after is not None and before is None:
             raise InvalidField("after", "there is no such promise")
-        until = await wait(database.now()) + (300 if within is None else within) * _SECOND
-        found = await wait(report.ending(list(projects), models, until=until, limit=limit + 1, after=before))
+        until = await database.now() + (300 if within is None else within) * _SECOND
+        found = await report.ending(list(projects), models, until=until, limit=limit + 1, after=before)
         return json_response(await shapes.page(tenant_id, projects, found, limit))
 
     @get(
@@ -154,9 +154,9 @@ def cache_lease_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         tenant_id, projects, parameters = await asked(request, tenant)
         limit, models = parameters.page_size(), parameters.texts("model")
         parameters.reject_unknown()
-        now = await wait(database.now())
+        now = await database.now()
         since = now - _DAY_S * _SECOND
-        found = await wait(report.wasted(list(projects), models, since=since, limit=limit + 1))
+        found = await report.wasted(list(projects), models, since=since, limit=limit + 1)
         data = [await shapes.wasted(tenant_id, projects, one) for one in found[:limit]]
         as_of, more = format_instant(now), len(found) > limit
         return json_response(WastedList(as_of=as_of, since=format_instant(since), data=data, has_more=more))
@@ -169,12 +169,11 @@ class _Shapes:
 
     def __init__(self, gateway: Gateway) -> None:
         self._database, self._prices = gateway.services.database, gateway.services.prices
-        self._wait = gateway.management_breakers.caches.wait
 
     async def page(
         self, tenant_id: UUID, projects: Mapping[UUID, str], found: list[LabelledLease], limit: int
     ) -> PrefixList:
-        now = await self._wait(self._database.now())
+        now = await self._database.now()
         data = [await self._prefix(tenant_id, projects, one) for one in found[:limit]]
         return PrefixList(as_of=format_instant(now), data=data, has_more=len(found) > limit)
 
@@ -219,4 +218,4 @@ class _Shapes:
         )
 
     async def _worth(self, tenant_id: UUID, model: str, lease_class: str, tokens: int) -> LeaseWorth | None:
-        return await self._wait(lease_worth(self._prices, model, lease_class, tokens, tenant_id=tenant_id))
+        return await lease_worth(self._prices, model, lease_class, tokens, tenant_id=tenant_id)

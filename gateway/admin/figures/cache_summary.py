@@ -109,7 +109,6 @@ class CacheMisses(Struct, frozen=True, kw_only=True):
 def cache_summary_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, prices = gateway.services.database, gateway.services.prices
-    wait = gateway.management_breakers.reports.wait
 
     async def asked(request: Request[Any, Any, Any], tenant: str) -> tuple[Figures, UUID]:
         """What is asked for, in whole days, and of which tenant."""
@@ -124,7 +123,7 @@ def cache_summary_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def missed(selection: Selection, tenant_id: UUID) -> MissSums:
         first, last = day_of(selection.start_at), day_of(selection.end_at - 1)
         projects, models = selection.projects, selection.models
-        return await wait(miss_sums(database, tenant_id, first, last, projects=projects, models=models))
+        return await miss_sums(database, tenant_id, first, last, projects=projects, models=models)
 
     @get(
         "/admin/v1/tenants/{tenant:str}/cache/summary",
@@ -134,9 +133,9 @@ def cache_summary_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Hit rate and hit ceiling, what each class saved and cost, and advice with amounts."""
         figures, tenant_id = await asked(request, tenant)
         selection = figures.selection
-        until = await wait(complete_until(database, [tenant_id], figures.now))
-        sums = await wait(usage_totals(database, selection, PRICED_BY, most=_ALL_GROUPS))
-        classes = await wait(savings_by_class(prices, sums))
+        until = await complete_until(database, [tenant_id], figures.now)
+        sums = await usage_totals(database, selection, PRICED_BY, most=_ALL_GROUPS)
+        classes = await savings_by_class(prices, sums)
         misses = await missed(selection, tenant_id)
         prompt = sum(used.tokens.get(meter, 0) for used in sums.values() for meter in _PROMPT)
         read, written = sum(one.read for one in classes.values()), sum(one.written for one in classes.values())
@@ -169,9 +168,9 @@ def cache_summary_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def show_cache_misses(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """Every token of the prompts by what became of it: read, or missed for one cause."""
         figures, tenant_id = await asked(request, tenant)
-        until = await wait(complete_until(database, [tenant_id], figures.now))
+        until = await complete_until(database, [tenant_id], figures.now)
         misses = await missed(figures.selection, tenant_id)
-        (sums,) = (await wait(usage_totals(database, figures.selection))).values() or (None,)
+        (sums,) = (await usage_totals(database, figures.selection)).values() or (None,)
         billed = 0 if sums is None else sum(sums.tokens.get(meter, 0) for meter in _PROMPT)
         # the history may know of requests whose usage is not settled yet
         prompt = max(billed, misses.diagnosed)

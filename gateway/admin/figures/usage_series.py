@@ -128,7 +128,6 @@ class _Explorer:
 
     def __init__(self, gateway: Gateway) -> None:
         self._database = gateway.services.database
-        self._wait = gateway.management_breakers.reports.wait
         self._directory = Directory(gateway.services.database)
 
     async def answer(self, figures: Figures, parameters: Parameters, groups: list[str]) -> Response[bytes]:
@@ -145,19 +144,17 @@ class _Explorer:
         parameters.reject_unknown()
         columns = [_COLUMNS[name] for name in group_by]
         selection = figures.selection
-        until = await self._wait(complete_until(self._database, selection.tenants, figures.now))
+        until = await complete_until(self._database, selection.tenants, figures.now)
         end_at = min(selection.end_at, _hour_after(figures.now))  # there is no usage after that
         shown = replace(selection, end_at=max(selection.start_at + HOUR, end_at))
         bucket = fitting_bucket(asked, shown.start_at, shown.end_at, top + 1 if columns else 1)
-        series = await self._wait(
-            usage_series(self._database, shown, bucket=bucket, group_by=columns, top=top, measure=measure)
-        )
+        series = await usage_series(self._database, shown, bucket=bucket, group_by=columns, top=top, measure=measure)
         earlier, before = shown.earlier, None
         previous = None
         if compares:
-            whole = await self._wait(usage_series(self._database, earlier, bucket=bucket))
+            whole = await usage_series(self._database, earlier, bucket=bucket)
             previous = previous_span(whole, earlier.start_at)
-            before = await self._wait(usage_totals(self._database, earlier, columns)) if columns else {}
+            before = await usage_totals(self._database, earlier, columns) if columns else {}
         answer = UsageSeries(
             bucket=bucket,
             asked=asked,
@@ -192,12 +189,12 @@ class _Explorer:
         for owner in tenants or ({tenant_id} if tenant_id is not None else ()):
             ids = {group["project"] for group in groups if "project" in group and group.get("tenant", owner) == owner}
             if ids and owner is not None:
-                projects |= await self._wait(self._directory.project_names(owner, ids))
+                projects |= await self._directory.project_names(owner, ids)
         keys = {group["key"] for group in groups if "key" in group}
         return Names(
-            await self._wait(self._directory.tenant_names(tenants)) if tenants else {},
+            await self._directory.tenant_names(tenants) if tenants else {},
             projects,
-            await self._wait(self._directory.named_keys(tenant_id, keys)) if keys and tenant_id is not None else {},
+            await self._directory.named_keys(tenant_id, keys) if keys and tenant_id is not None else {},
         )
 
 

@@ -119,7 +119,7 @@ _REASONED_CHANGES = (
 def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, prices = gateway.services.database, gateway.services.prices
-    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.invoices.wait
+    client_timeout = gateway.services.options.client_timeout
     finder, directory = InvoiceFinder(gateway), Directory(gateway.services.database)
 
     @post(
@@ -137,8 +137,8 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         owner = await visible_tenant(gateway, request, tenant, "invoices.write")
         body = await read_management_body(request, client_timeout, _DRAFT)
         with refusals():
-            names = await wait(directory.all_project_names(owner.id))
-            record, document = await wait(draft(database, prices, owner.id, body.period, names, write=not body.dry_run))
+            names = await directory.all_project_names(owner.id)
+            record, document = await draft(database, prices, owner.id, body.period, names, write=not body.dry_run)
         if body.dry_run:
             return json_response(_check(tenant_public_id(owner.id), body.period, document))
         if record is None:
@@ -167,7 +167,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         if record.kind != "invoice" or record.state == "void":
             raise Conflict(f"{record.name} cannot be finalized.", code="wrong_state")
         with refusals():
-            done = await wait(finalize(database, prices, owner.id, record.period, issued, write=not body.dry_run))
+            done = await finalize(database, prices, owner.id, record.period, issued, write=not body.dry_run)
         return json_response(invoice_object(done))
 
     @post(
@@ -186,7 +186,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, client_timeout, _PAYMENT)
         amount = None if body.amount is None else _minor("$.amount", body.amount, record.currency)
         with refusals():
-            done = await wait(pay(database, record, body.reference, amount, write=not body.dry_run))
+            done = await pay(database, record, body.reference, amount, write=not body.dry_run)
         return json_response(invoice_object(done))
 
     def change_route(
@@ -200,7 +200,7 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             _, record = await finder.find(request, tenant, invoice, "invoices.write")
             body = await read_management_body(request, client_timeout, _CHANGE)
             with refusals():
-                done = await wait(change(database, record, body.reason, write=not body.dry_run))
+                done = await change(database, record, body.reason, write=not body.dry_run)
             return json_response(invoice_object(done))
 
         change_invoice.__name__, change_invoice.__doc__ = name, doc
@@ -225,16 +225,14 @@ def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         owner, record = await finder.find(request, tenant, invoice, "invoices.write")
         body = await read_management_body(request, client_timeout, _NOTE)
         with refusals():
-            note, document = await wait(
-                credit(
-                    database,
-                    record,
-                    body.reason,
-                    request=body.request,
-                    amounts=_amounts(body, record),
-                    issued=_date("$.issued", body.issued),
-                    write=not body.dry_run,
-                )
+            note, document = await credit(
+                database,
+                record,
+                body.reason,
+                request=body.request,
+                amounts=_amounts(body, record),
+                issued=_date("$.issued", body.issued),
+                write=not body.dry_run,
             )
         if note is None:
             return json_response(_check(tenant_public_id(owner.id), record.period, document))

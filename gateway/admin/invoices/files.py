@@ -27,6 +27,7 @@ from gateway.errors import Conflict
 from gateway.http.operations import Files, describes, files
 from gateway.http.policies import demands
 from gateway.services import Gateway
+from storage.database.circuit_breaker import beside_the_database
 
 _EXAMPLE = {"invoice": "INV-2026-000042"}
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -85,14 +86,14 @@ class Form(Struct, frozen=True, kw_only=True):
 
 def invoice_file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    wait, finder = gateway.management_breakers.invoices.wait, InvoiceFinder(gateway)
+    finder = InvoiceFinder(gateway)
 
     async def file_of(request: Request[Any, Any, Any], tenant: str, invoice: str, form: Form) -> Response[bytes]:
         owner, record = await finder.find(request, tenant, invoice)
         with refusals():
-            document = await wait(finder.invoices.document(record))
-            text = await wait(finder.invoices.content(record))
-            content = Content(record, document, text, await wait(finder.invoices.settlements(record)))
+            document = await finder.invoices.document(record)
+            text = await finder.invoices.content(record)
+            content = Content(record, document, text, await finder.invoices.settlements(record))
         made = await _in_thread(gateway, owner.id, partial(form.make, content))
         headers = {"content-disposition": f'attachment; filename="{content.name}.{form.ending}"'}
         return Response(made, media_type=form.file.media_types[0], headers=headers)
@@ -112,7 +113,8 @@ def invoice_file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 
 async def _in_thread(gateway: Gateway, tenant_id: UUID, make: Callable[[], bytes]) -> bytes:
     """Laying out a document takes a while: tenants have equal shares of the threads."""
-    return await gateway.threads.run(tenant_id, make)
+    with beside_the_database():
+        return await gateway.threads.run(tenant_id, make)
 
 
 def to_pdf(content: Content) -> bytes:

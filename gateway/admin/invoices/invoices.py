@@ -22,6 +22,7 @@ from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.public_ids import PREFIXES, prefixed_id, public_id
 from tenancy.directory import tenant_public_id
@@ -59,12 +60,8 @@ class InvoiceObject(Struct, frozen=True, kw_only=True):
     sha256: str | None
 
 
-class InvoiceList(Struct, frozen=True, kw_only=True):
+class InvoiceList(Page[InvoiceObject], frozen=True):
     """Invoices and credit notes, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[InvoiceObject]
-    has_more: bool
 
 
 class TaxObject(Struct, frozen=True, kw_only=True):
@@ -114,9 +111,8 @@ class InvoiceFinder:
         DatabaseUnavailable."""
         owner = await visible_tenant(self._gateway, request, tenant, permission)
         identity = prefixed_id(reference, INVOICE_PREFIX)
-        wait = self._gateway.management_breakers.invoices.wait
         try:
-            record = await wait(self.invoices.of_tenant(owner.id, reference if identity is None else identity))
+            record = await self.invoices.of_tenant(owner.id, reference if identity is None else identity)
         except UnknownInvoice as error:
             raise NotFound(f"There is no invoice {reference[:80]!r}.") from error
         if record.state == "draft" and not sees_drafts(request):
@@ -131,7 +127,7 @@ def sees_drafts(request: Request[Any, Any, Any]) -> bool:
 
 def invoice_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    wait, finder = gateway.management_breakers.invoices.wait, InvoiceFinder(gateway)
+    finder = InvoiceFinder(gateway)
     invoices = finder.invoices
 
     async def listed(request: Request[Any, Any, Any], tenant_ids: frozenset[UUID] | None) -> Response[bytes]:
@@ -144,16 +140,14 @@ def invoice_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         if after is not None and last is None:
             raise InvalidField("after", "it is not the id of an invoice")
         with refusals():
-            found = await wait(
-                invoices.page(
-                    tenant_ids,
-                    limit=limit + 1,
-                    after=last,
-                    period=period,
-                    state=state,
-                    kind=kind,
-                    drafts=sees_drafts(request),
-                )
+            found = await invoices.page(
+                tenant_ids,
+                limit=limit + 1,
+                after=last,
+                period=period,
+                state=state,
+                kind=kind,
+                drafts=sees_drafts(request),
             )
         return json_response(
             InvoiceList(data=[invoice_object(record) for record in found[:limit]], has_more=len(found) > limit)
@@ -187,8 +181,8 @@ def invoice_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """One invoice or credit note, by its number or id."""
         _, record = await finder.find(request, tenant, invoice)
         with refusals():
-            document = await wait(invoices.document(record))
-            settled = await wait(invoices.settlements(record))
+            document = await invoices.document(record)
+            settled = await invoices.settlements(record)
         currency = record.currency
         return json_response(
             InvoiceDetails(

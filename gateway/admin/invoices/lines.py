@@ -119,7 +119,7 @@ class Drill(Struct, Generic[Part], frozen=True, kw_only=True):
 
 def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    database, wait = gateway.services.database, gateway.management_breakers.invoices.wait
+    database = gateway.services.database
     finder, directory = InvoiceFinder(gateway), Directory(gateway.services.database)
     invoices = finder.invoices
 
@@ -141,7 +141,7 @@ def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         limit, after = parameters.page_size(), parameters.integer("after") or 0
         parameters.reject_unknown()
         with refusals():
-            document = await wait(invoices.document(record))
+            document = await invoices.document(record)
         shown = list(enumerate(document.lines, 1))[after:]
         return json_response(
             LineList(
@@ -178,18 +178,17 @@ def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         hour = parameters.integer("hour") if by == "request" else None
         parameters.reject_unknown()
         with refusals():
-            document = await wait(invoices.document(record))
+            document = await invoices.document(record)
         opened = _opened(document, line)
-        slow = gateway.management_breakers.reports.wait
         if by == "request":
             if hour is None or hour > 23:
                 raise InvalidField("hour", "it must be from 0 to 23")
             assert day is not None, "it is required"
             at = day + hour * drill_down.HOUR
-            parent = await slow(drill_down.hour_slice(database, record, line, at))
-            found = await slow(drill_down.requests(database, record, line, at, after=_cursor(after), limit=limit))
+            parent = await drill_down.hour_slice(database, record, line, at)
+            found = await drill_down.requests(database, record, line, at, after=_cursor(after), limit=limit)
             keys = {billed.key_id for billed in found.requests}
-            names = await wait(directory.named_keys(owner.id, keys)) if keys else {}
+            names = await directory.named_keys(owner.id, keys) if keys else {}
             return json_response(
                 Drill[BilledRequestObject](
                     line=line,
@@ -203,10 +202,10 @@ def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             )
         if by == "hour":
             assert day is not None, "it is required"
-            parent = await slow(drill_down.day_slice(database, record, line, day))
-            slices, total = await slow(drill_down.hours(database, record, line, day)), _sum(parent)
+            parent = await drill_down.day_slice(database, record, line, day)
+            slices, total = await drill_down.hours(database, record, line, day), _sum(parent)
         else:
-            slices = await slow(drill_down.days(database, record, line))
+            slices = await drill_down.days(database, record, line)
             total = Sum(units=int(opened.units), exact=format_pico(int(opened.exact)))
         return json_response(
             Drill[SliceObject](

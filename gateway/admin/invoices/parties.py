@@ -35,6 +35,7 @@ from gateway.errors import InvalidField, NotAllowed, NotFound
 from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from tenancy.directory import tenant_public_id
 
@@ -133,12 +134,8 @@ class SellerObject(PartyObject, frozen=True, kw_only=True):
     versions: list[SellerVersion]
 
 
-class SellerList(Struct, frozen=True, kw_only=True):
+class SellerList(Page[SellerObject], frozen=True):
     """Sellers, ordered by id."""
-
-    object: Literal["list"] = "list"
-    data: list[SellerObject]
-    has_more: bool
 
 
 class BuyerObject(PartyObject, frozen=True, kw_only=True):
@@ -167,7 +164,7 @@ _EXAMPLE: dict[str, Any] = {
 
 def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.invoices.wait
+    client_timeout = gateway.services.options.client_timeout
     parties = Parties(gateway.services.database)
 
     @get("/admin/v1/sellers", opt=demands("sellers.read") | describes(SellerList, query=page()))
@@ -176,7 +173,7 @@ def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = [each for each in await wait(parties.dated_sellers()) if after is None or each.party.id > after]
+        found = [each for each in await parties.dated_sellers() if after is None or each.party.id > after]
         listed = [_seller(seller) for seller in found[:limit]]
         return json_response(SellerList(data=listed, has_more=len(found) > limit))
 
@@ -184,7 +181,7 @@ def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def retrieve_seller(request: Request[Any, Any, Any], seller: FromPath[str]) -> Response[bytes]:
         """One seller."""
         try:
-            return json_response(_seller(await wait(parties.dated_seller(seller))))
+            return json_response(_seller(await parties.dated_seller(seller)))
         except NoProfile as error:
             raise NotFound(f"There is no seller {seller[:80]!r}.") from error
 
@@ -197,18 +194,18 @@ def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, client_timeout, _SELLER)
         with refusals():
             valid_from = _valid_from(body)
-            changed = await wait(changed_seller(parties, seller, _fields(body), valid_from))
+            changed = await changed_seller(parties, seller, _fields(body), valid_from)
             if body.dry_run:
                 return json_response(_seller(DatedParty(changed)))
-            await wait(parties.set_seller(changed, valid_from=valid_from, reason=body.reason))
-            return json_response(_seller(await wait(parties.dated_seller(seller))))
+            await parties.set_seller(changed, valid_from=valid_from, reason=body.reason)
+            return json_response(_seller(await parties.dated_seller(seller)))
 
     @get("/admin/v1/tenants/{tenant:str}/buyer", opt=demands("parties.read") | describes(BuyerObject))
     async def retrieve_buyer(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """The tenant's billing profile."""
         owner = await visible_tenant(gateway, request, tenant, "parties.read")
         try:
-            return json_response(_buyer(tenant_public_id(owner.id), await wait(parties.dated_buyer(owner.id))))
+            return json_response(_buyer(tenant_public_id(owner.id), await parties.dated_buyer(owner.id)))
         except NoProfile as error:
             raise NotFound("The tenant has no billing profile yet.") from error
 
@@ -227,11 +224,11 @@ def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                     raise NotAllowed(f"$.{name}: the platform's finance sets this.", path=f"$.{name}")
         with refusals():
             valid_from = _valid_from(body)
-            changed = await wait(changed_buyer(parties, owner.id, _fields(body), valid_from))
+            changed = await changed_buyer(parties, owner.id, _fields(body), valid_from)
             if body.dry_run:
                 return json_response(_buyer(tenant_public_id(owner.id), DatedParty(changed)))
-            await wait(parties.set_buyer(owner.id, changed, valid_from=valid_from, reason=body.reason))
-            return json_response(_buyer(tenant_public_id(owner.id), await wait(parties.dated_buyer(owner.id))))
+            await parties.set_buyer(owner.id, changed, valid_from=valid_from, reason=body.reason)
+            return json_response(_buyer(tenant_public_id(owner.id), await parties.dated_buyer(owner.id)))
 
     return [list_sellers, retrieve_seller, change_seller, retrieve_buyer, change_buyer]
 

@@ -20,6 +20,7 @@ from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from prompt_cache.promise.lease_storage import LeaseStorage
 
@@ -50,12 +51,8 @@ class PeriodObject(Struct, frozen=True, kw_only=True):
     waits_for: list[str]
 
 
-class PeriodList(Struct, frozen=True, kw_only=True):
+class PeriodList(Page[PeriodObject], frozen=True):
     """Periods, the latest first; `after` is the last one's month."""
-
-    object: Literal["list"] = "list"
-    data: list[PeriodObject]
-    has_more: bool
 
 
 class EpochObject(Struct, frozen=True, kw_only=True):
@@ -78,11 +75,11 @@ _EXAMPLE = {"period": "2026-11"}
 def period_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    wait, periods = gateway.management_breakers.periods.wait, Periods(database, LeaseStorage(database))
+    periods = Periods(database, LeaseStorage(database))
 
     async def shown(request: Request[Any, Any, Any], period: Period) -> PeriodObject:
         on_platform = principal_of(request).may("periods.read")
-        waiting = await wait(periods.waiting(period.period)) if on_platform and period.state == "closing" else None
+        waiting = await periods.waiting(period.period) if on_platform and period.state == "closing" else None
         return _object(period, waiting)
 
     @get("/admin/v1/periods", opt=demands("periods.read") | describes(PeriodList, query=page()))
@@ -91,7 +88,7 @@ def period_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = [one for one in reversed(await wait(periods.list())) if after is None or one.period < after]
+        found = [one for one in reversed(await periods.list()) if after is None or one.period < after]
         listed = [await shown(request, period) for period in found[:limit]]
         return json_response(PeriodList(data=listed, has_more=len(found) > limit))
 
@@ -99,7 +96,7 @@ def period_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def retrieve_period(request: Request[Any, Any, Any], period: FromPath[str]) -> Response[bytes]:
         """One period; one that nothing was used in yet is open."""
         with refusals():
-            return json_response(await shown(request, await wait(periods.get(period))))
+            return json_response(await shown(request, await periods.get(period)))
 
     @post(
         "/admin/v1/periods/{period:str}/close",
@@ -111,7 +108,7 @@ def period_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Close a period that has ended and waits for nothing, for good. The worker does so by itself."""
         body = await read_management_body(request, client_timeout, _CLOSING, default=b"{}")
         with refusals():
-            closed = await wait(periods.close(period, dry_run=body.dry_run))
+            closed = await periods.close(period, dry_run=body.dry_run)
         return json_response(_object(closed, None))
 
     @post(
@@ -129,7 +126,7 @@ def period_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Let no period wait for a gateway epoch that is lost together with its spool."""
         body = await read_management_body(request, client_timeout, _DEAD)
         with refusals():
-            dead = await wait(declare_dead(database, epoch, body.reason, gateway.services.spool.folder))
+            dead = await declare_dead(database, epoch, body.reason, gateway.services.spool.folder)
         return json_response(_epoch(dead))
 
     return [list_periods, retrieve_period, close_period, declare_epoch_dead]

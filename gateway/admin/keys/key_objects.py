@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
-from billing.calendar import InvalidInstant, format_instant, parse_instant
 from gateway.errors import Conflict, InvalidField, NotAllowed, NotFound
+from gateway.http.shapes import Instant, Page, ProjectId, TenantId, show
 from protocol.requests import LANES
-from storage.database.base import to_instant
 from storage.free_text import InvalidText
-from tenancy.directory import project_public_id, tenant_public_id
+from tenancy.administration.operators import TooFewOperators
 from tenancy.repositories import InvalidKeyChange, KeyChange, NoSuchRecord, grant_of
 from tenancy.rights.delegation import GivesTooMuch
 from tenancy.rights.key_limits import InvalidLimit, KeyLimits, key_limits
@@ -41,7 +39,7 @@ class NewKey(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     networks: Texts | None = None
     models: Texts | None = None
     lanes: Texts | None = None
-    expires_at: str | None = None
+    expires_at: Instant | None = None
     dry_run: bool = False
 
 
@@ -54,7 +52,7 @@ class NewOperatorKey(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     role: Role = "owner"
     scopes: Texts | None = None
     networks: Texts | None = None
-    expires_at: str | None = None
+    expires_at: Instant | None = None
     dry_run: bool = False
 
 
@@ -67,14 +65,14 @@ class KeyPatch(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     networks: Texts | UnsetType | None = UNSET
     models: Texts | UnsetType | None = UNSET
     lanes: Texts | UnsetType | None = UNSET
-    expires_at: str | UnsetType | None = UNSET
+    expires_at: Instant | UnsetType | None = UNSET
     reason: str = ""
 
 
 class Rotation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When the present secret ends; without it, in 24 hours. An instant that has passed ends it now."""
 
-    old_secret_until: str | None = None
+    old_secret_until: Instant | None = None
     reason: str = ""
 
 
@@ -87,8 +85,8 @@ class KeyObject(Struct, frozen=True, kw_only=True):
     object: Literal["api_key"] = "api_key"
     id: str
     kind: Literal["project", "admin", "operator"]
-    tenant_id: str | None
-    project_id: str | None
+    tenant_id: TenantId | None
+    project_id: ProjectId | None
     name: str
     role: Role | None
     state: Literal["active", "expired", "revoked"]
@@ -97,13 +95,13 @@ class KeyObject(Struct, frozen=True, kw_only=True):
     networks: list[str] | None
     models: list[str] | None
     lanes: list[str] | None
-    created_at: str
-    expires_at: str | None
-    revoked_at: str | None
-    last_used_at: str | None
-    rotated_at: str | None
-    old_secret_until: str | None
-    old_secret_used_at: str | None
+    created_at: Instant
+    expires_at: Instant | None
+    revoked_at: Instant | None
+    last_used_at: Instant | None
+    rotated_at: Instant | None
+    old_secret_until: Instant | None
+    old_secret_used_at: Instant | None
     stands_in: bool
 
 
@@ -120,40 +118,28 @@ class KeyCheck(Struct, frozen=True, kw_only=True):
     permissions: list[str]
 
 
-class KeyList(Struct, frozen=True, kw_only=True):
+class KeyList(Page[KeyObject], frozen=True):
     """Keys, the newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[KeyObject]
-    has_more: bool
 
 
 def key_object(key: ApiKey) -> KeyObject:
     """A key as answers have it."""
     grant = grant_of(key)
     limits, ended = grant.limits, grant.expires_at is not None and grant.expires_at <= time.time_ns() // 1000
-    overlap = key.previous_until if key.previous_mac is not None else None
-    return KeyObject(
+    return show(
+        KeyObject,
+        key,
         id=key.public_id,
         kind=grant.kind,
-        tenant_id=None if key.tenant_id is None else tenant_public_id(key.tenant_id),
-        project_id=None if key.project_id is None else project_public_id(key.project_id),
-        name=key.name,
         role=None if key.kind == "project" else grant.role,
         state="revoked" if key.revoked_at else "expired" if ended else "active",
         permissions=sorted(grant.permissions()),
-        scopes=_listed(limits.permissions),
-        networks=_listed(limits.networks),
-        models=_listed(limits.models),
-        lanes=_listed(limits.lanes),
-        created_at=format_instant(to_instant(key.created_at)),
-        expires_at=_instant(key.expires_at),
-        revoked_at=_instant(key.revoked_at),
-        last_used_at=_instant(key.last_used_at),
-        rotated_at=_instant(key.rotated_at),
-        old_secret_until=_instant(overlap),
-        old_secret_used_at=_instant(key.previous_used_at),
-        stands_in=key.stands_in,
+        scopes=limits.permissions,
+        networks=limits.networks,
+        models=limits.models,
+        lanes=limits.lanes,
+        old_secret_until=key.previous_until if key.previous_mac is not None else None,
+        old_secret_used_at=key.previous_used_at,
     )
 
 
@@ -180,24 +166,15 @@ def change_of(body: KeyPatch, key: ApiKey) -> KeyChange:
         name=body.name,
         role=body.role,
         limits=limits,
-        expires_at=UNSET if isinstance(expires, UnsetType) else future_instant("expires_at", expires),
+        expires_at=UNSET if isinstance(expires, UnsetType) else check_future("expires_at", expires),
     )
 
 
-def instant(field: str, text: str | None) -> int | None:
-    """An RFC 3339 instant of a body. Raises InvalidField."""
-    try:
-        return None if text is None else parse_instant(text)
-    except InvalidInstant as error:
-        raise InvalidField(f"$.{field}", str(error)) from error
-
-
-def future_instant(field: str, text: str | None) -> int | None:
-    """As `instant`, and it has not passed. Raises InvalidField."""
-    found = instant(field, text)
-    if found is not None and found <= time.time_ns() // 1000:
+def check_future(field: str, instant: int | None) -> int | None:
+    """The instant of a body. Raises InvalidField if it has passed."""
+    if instant is not None and instant <= time.time_ns() // 1000:
         raise InvalidField(f"$.{field}", "it has passed")
-    return found
+    return instant
 
 
 @contextmanager
@@ -209,6 +186,8 @@ def key_errors() -> Iterator[None]:
         raise NotFound(f"{error}.") from error
     except InvalidKeyChange as error:
         raise Conflict(f"{error}.", code="wrong_state") from error
+    except TooFewOperators as error:
+        raise NotAllowed(f"{error}.", code="second_operator_required") from error
     except GivesTooMuch as error:
         raise NotAllowed(f"{error}.", path=f"$.{error.field}", code="exceeds_own_rights") from error
     except (InvalidLimit, InvalidText) as error:
@@ -219,11 +198,3 @@ def _check_lanes(lanes: tuple[str, ...] | UnsetType | None) -> None:
     for lane in lanes or ():
         if lane not in LANES:
             raise InvalidLimit("lanes", f"{lane[:80]!r} is not one of {', '.join(LANES)}")
-
-
-def _listed(values: tuple[str, ...] | None) -> list[str] | None:
-    return None if values is None else list(values)
-
-
-def _instant(moment: datetime | None) -> str | None:
-    return None if moment is None else format_instant(to_instant(moment))

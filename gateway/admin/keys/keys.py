@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
-from litestar import Request, Response, delete, get, patch, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Meta, UnsetType
 from msgspec.structs import replace
 
-from gateway.admin.access import partly_visible_tenant, principal_of, project_named, refusal
+from gateway.admin.access import PartOfTenant, project_named, refusal
 from gateway.admin.keys.key_objects import (
     DEFAULT_OVERLAP_S,
     KeyCheck,
@@ -24,86 +22,64 @@ from gateway.admin.keys.key_objects import (
     NewKey,
     Rotation,
     change_of,
-    future_instant,
-    instant,
+    check_future,
     key_errors,
     key_object,
     limits_of,
 )
-from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.request_body import read_management_body
+from gateway.admin.operation import Call, Query, operation
 from gateway.errors import InvalidField
-from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import PageQuery
 from gateway.services import Gateway
-from storage.free_text import problem_of_text
 from tenancy.repositories import KeyChange, NoSuchRecord, grant_of
 from tenancy.rights.delegation import KeyGrant, check_delegation, may_end
 from tenancy.rights.permissions import Permission
 from tenancy.tables import ApiKey
 
-_NEW, _PATCH = msgspec.json.Decoder(NewKey), msgspec.json.Decoder(KeyPatch)
-_ROTATION = msgspec.json.Decoder(Rotation)
 _PATH, _ONE = "/admin/v1/tenants/{tenant:str}/keys", "/admin/v1/tenants/{tenant:str}/keys/{key:str}"
 _EXAMPLE = NewKey(project="default", name="search", scopes=("inference", "models.read"), models=("stdlib-qa",))
 _TOO_MUCH = {"exceeds_own_rights": 403}
 _ENDED = {**_TOO_MUCH, "wrong_state": 409}
-REASON = query("reason", Annotated[str, Meta(max_length=500)], "Why; kept in the audit log.", example="leaked")
+CREATED = {KeyCheck: 200, KeyWithSecret: 201}
+Reason: TypeAlias = Annotated[str, Meta(max_length=500), Query("Why; kept in the audit log.", example="leaked")]
 Value = TypeVar("Value")
 
 
-def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # six routes
-    """The routes, for one worker."""
-    tenancy, client_timeout = gateway.services.tenancy, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.tenancy.wait
+class KeyOperations:
+    """Lists, makes, changes and revokes keys of a tenant."""
 
-    async def visible_key(
-        request: Request[Any, Any, Any], tenant: str, key: str, permission: Permission
-    ) -> tuple[UUID, ApiKey]:
-        """The id of the tenant of a path, and the key; one that the principal may not see is not there."""
-        owner, _ = await partly_visible_tenant(gateway, request, tenant, permission)
-        principal = principal_of(request)
-        with key_errors():
-            found = await wait(tenancy.key(key, owner.id))
-        if not principal.may("keys.read", owner.id, found.project_id):
-            with key_errors():
-                raise NoSuchRecord(f"there is no key {key!r}")
-        if not principal.may(permission, owner.id, found.project_id):
-            raise refusal(permission)
-        return owner.id, found
+    errors = staticmethod(key_errors)
 
-    @get(
-        _PATH,
-        opt=demands("keys.read")
-        | describes(KeyList, query=(query("project", str, "Only keys of this project.", example="default"), *page())),
-    )
-    async def list_keys(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    def __init__(self, gateway: Gateway) -> None:
+        self._tenancy = gateway.services.tenancy
+
+    @operation("GET", _PATH, demands("keys.read"))
+    async def list_keys(
+        self,
+        call: Call,
+        tenant: PartOfTenant,
+        project: Annotated[str | None, Query("Only keys of this project.", example="default")] = None,
+        *,
+        page: PageQuery,
+    ) -> KeyList:
         """The keys of the tenant and its projects that you may see, with revoked ones, the newest first."""
-        owner, projects = await partly_visible_tenant(gateway, request, tenant, "keys.read")
-        parameters = Parameters.of(request)
-        project, limit, after = parameters.text("project"), parameters.page_size(), parameters.text("after")
-        parameters.reject_unknown()
-        only = None if project is None else await project_named(gateway, owner.id, project)
+        owner, projects = tenant
+        only = None if project is None else await project_named(call.gateway, owner.id, project)
         if project is not None and (only is None or (projects is not None and only.id not in projects)):
             raise InvalidField("project", "there is no such project")
-        found = [
+        keys = [
             key
-            for key in reversed(await wait(tenancy.list_keys(owner.id)))
+            for key in reversed(await self._tenancy.list_keys(owner.id))
             if (projects is None or key.project_id in projects) and (only is None or key.project_id == only.id)
         ]
-        return json_response(page_of_keys(found, limit, after))
+        return page_of_keys(keys, page)
 
-    @post(
-        _PATH,
-        status_code=201,
-        opt=demands("keys.write") | describes({200: KeyCheck, 201: KeyWithSecret}, body=_EXAMPLE, errors=_TOO_MUCH),
-    )
-    async def create_key(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    @operation("POST", _PATH, demands("keys.write"), status=CREATED, example=_EXAMPLE, errors=_TOO_MUCH)
+    async def create_key(self, call: Call, tenant: PartOfTenant, body: NewKey) -> KeyCheck | KeyWithSecret:
         """Create a key. The answer has the whole key, which is shown this once."""
-        owner, allowed = await partly_visible_tenant(gateway, request, tenant, "keys.write")
-        body = await read_management_body(request, client_timeout, _NEW)
-        project = None if body.project is None else await project_named(gateway, owner.id, body.project)
+        owner, allowed = tenant
+        project = None if body.project is None else await project_named(call.gateway, owner.id, body.project)
         if body.project is not None and (project is None or (allowed is not None and project.id not in allowed)):
             raise InvalidField("$.project", "there is no such project")
         if project is not None and body.role is not None:
@@ -111,86 +87,72 @@ def key_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # 
         if project is None and allowed is not None:
             raise refusal("keys.write")
         project_id, role = None if project is None else project.id, body.role or "owner"
-        expires_at = future_instant("expires_at", body.expires_at)
-        with key_errors():
-            limits = limits_of(body)
-            grant = KeyGrant("project" if project else "admin", owner.id, project_id, role, limits, expires_at)
-            check_delegation(principal_of(request), grant)
-            grant.check_scopes(body.scopes or ())
-            if body.dry_run:
-                return json_response(KeyCheck(permissions=sorted(grant.permissions())))
-            creating = tenancy.create_key(
-                owner.id, project_id, body.name, expires_at=expires_at, role=role, limits=limits
-            )
-            issued = await wait(creating)
-            made = await wait(tenancy.key(issued.public_id, owner.id))
-        return json_response(with_secret(made, issued.key), 201)
+        expires_at = check_future("expires_at", body.expires_at)
+        limits = limits_of(body)
+        grant = KeyGrant("project" if project else "admin", owner.id, project_id, role, limits, expires_at)
+        check_delegation(call.principal, grant)
+        grant.check_scopes(body.scopes or ())
+        if body.dry_run:
+            return KeyCheck(permissions=sorted(grant.permissions()))
+        issued = await self._tenancy.create_key(
+            owner.id, project_id, body.name, expires_at=expires_at, role=role, limits=limits
+        )
+        return with_secret(await self._tenancy.key(issued.public_id, owner.id), issued.key)
 
-    @get(_ONE, opt=demands("keys.read") | describes(KeyObject))
-    async def retrieve_key(
-        request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]
-    ) -> Response[bytes]:
+    @operation("GET", _ONE, demands("keys.read"))
+    async def retrieve_key(self, call: Call, tenant: PartOfTenant, key: str) -> KeyObject:
         """One key, without its secret."""
-        _, found = await visible_key(request, tenant, key, "keys.read")
-        return json_response(key_object(found))
+        return key_object((await self._visible(call, tenant, key, "keys.read"))[1])
 
-    @patch(
-        _ONE,
-        opt=demands("keys.write") | describes(KeyObject, body=KeyPatch(name="search, staging"), errors=_ENDED),
-    )
-    async def change_key(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[bytes]:
+    @operation("PATCH", _ONE, demands("keys.write"), example=KeyPatch(name="search, staging"), errors=_ENDED)
+    async def change_key(self, call: Call, tenant: PartOfTenant, key: str, body: KeyPatch) -> KeyObject:
         """Change a key's name, end or limits, everywhere within a second. What is left out stays."""
-        owner, found = await visible_key(request, tenant, key, "keys.write")
-        body = await read_management_body(request, client_timeout, _PATCH)
-        with key_errors():
-            change = change_of(body, found)
-            after = changed_grant(found, change)
-            check_delegation(principal_of(request), after)
-            after.check_scopes(body.scopes or ())
-            return json_response(key_object(await wait(tenancy.change_key(key, change, owner, body.reason))))
+        owner, row = await self._visible(call, tenant, key, "keys.write")
+        change = change_of(body, row)
+        after = changed_grant(row, change)
+        check_delegation(call.principal, after)
+        after.check_scopes(body.scopes or ())
+        return key_object(await self._tenancy.change_key(key, change, owner, body.reason))
 
-    @post(
+    @operation(
+        "POST",
         f"{_ONE}/rotate",
-        status_code=200,
-        opt=demands("keys.write")
-        | describes(KeyWithSecret, body=Rotation(reason="yearly"), body_required=False, errors=_ENDED),
+        demands("keys.write"),
+        example=Rotation(reason="yearly"),
+        body_required=False,
+        errors=_ENDED,
     )
-    async def rotate_key(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[bytes]:
+    async def rotate_key(self, call: Call, tenant: PartOfTenant, key: str, body: Rotation) -> KeyWithSecret:
         """Give a key a new secret. The present one is valid until a stated instant, by default for a day."""
-        owner, found = await visible_key(request, tenant, key, "keys.write")
-        body = await read_management_body(request, client_timeout, _ROTATION, default=b"{}")
-        with key_errors():
-            check_delegation(principal_of(request), grant_of(found))
-            rotating = tenancy.rotate_key(key, owner, until=overlap_end(body), reason=body.reason)
-            issued, rotated = await wait(rotating)
-        return json_response(with_secret(rotated, issued.key))
+        owner, row = await self._visible(call, tenant, key, "keys.write")
+        check_delegation(call.principal, grant_of(row))
+        issued, rotated = await self._tenancy.rotate_key(key, owner, until=overlap_end(body), reason=body.reason)
+        return with_secret(rotated, issued.key)
 
-    @delete(
-        _ONE,
-        status_code=200,
-        opt=demands("keys.write") | describes(KeyObject, query=(REASON,), errors=_TOO_MUCH),
-    )
-    async def revoke_key(request: Request[Any, Any, Any], tenant: FromPath[str], key: FromPath[str]) -> Response[bytes]:
+    @operation("DELETE", _ONE, demands("keys.write"), errors=_TOO_MUCH)
+    async def revoke_key(self, call: Call, tenant: PartOfTenant, key: str, reason: Reason = "") -> KeyObject:
         """Revoke a key for good, everywhere within a second."""
-        owner, found = await visible_key(request, tenant, key, "keys.write")
-        reason = reason_of(request)
-        if not may_end(principal_of(request), grant_of(found)):
+        owner, row = await self._visible(call, tenant, key, "keys.write")
+        if not may_end(call.principal, grant_of(row)):
             raise refusal("keys.write")
-        with key_errors():
-            await wait(tenancy.revoke(key, owner, reason))
-            return json_response(key_object(await wait(tenancy.key(key, owner))))
+        await self._tenancy.revoke(key, owner, reason)
+        return key_object(await self._tenancy.key(key, owner))
 
-    return [list_keys, create_key, retrieve_key, change_key, rotate_key, revoke_key]
+    async def _visible(self, call: Call, tenant: PartOfTenant, key: str, permission: Permission) -> tuple[UUID, ApiKey]:
+        """The id of the tenant of a path, and the key; one that the principal may not see is not there."""
+        owner, _ = tenant
+        row = await self._tenancy.key(key, owner.id)
+        if not call.principal.may("keys.read", owner.id, row.project_id):
+            raise NoSuchRecord(f"there is no key {key!r}")
+        if not call.principal.may(permission, owner.id, row.project_id):
+            raise refusal(permission)
+        return owner.id, row
 
 
-def page_of_keys(found: list[ApiKey], limit: int, after: str | None) -> KeyList:
-    """A page of keys behind the one with the public id `after`. Raises InvalidField if there is no such key."""
-    ids = [key.public_id for key in found]
-    if after is not None and after not in ids:
-        raise InvalidField("after", "there is no such key")
-    first = 0 if after is None else ids.index(after) + 1
-    listed = [key_object(key) for key in found[first : first + limit]]
-    return KeyList(data=listed, has_more=len(found) > first + limit)
+def page_of_keys(keys: Sequence[ApiKey], page: PageQuery) -> KeyList:
+    """A page of all these keys."""
+    rest = page.rest(keys, lambda key: key.public_id, str, "key")
+    return KeyList.of([key_object(key) for key in rest[: page.limit + 1]], page.limit)
 
 
 def with_secret(key: ApiKey, whole: str) -> KeyWithSecret:
@@ -199,8 +161,8 @@ def with_secret(key: ApiKey, whole: str) -> KeyWithSecret:
 
 
 def overlap_end(body: Rotation) -> int:
-    """Until when the present secret is valid, in microseconds since the Unix epoch. Raises InvalidField."""
-    stated = instant("old_secret_until", body.old_secret_until)
+    """Until when the present secret is valid, in microseconds since the Unix epoch."""
+    stated = body.old_secret_until
     return stated if stated is not None else time.time_ns() // 1000 + DEFAULT_OVERLAP_S * 1_000_000
 
 
@@ -213,16 +175,6 @@ def changed_grant(key: ApiKey, change: KeyChange) -> KeyGrant:
         limits=_set(change.limits, grant.limits),
         expires_at=_set(change.expires_at, grant.expires_at),
     )
-
-
-def reason_of(request: Request[Any, Any, Any]) -> str:
-    """The reason in the query of a request without a body. Raises InvalidField."""
-    parameters = Parameters.of(request)
-    reason = parameters.text("reason") or ""
-    parameters.reject_unknown()
-    if problem := problem_of_text(reason, 500, empty=True):
-        raise InvalidField("reason", problem)
-    return reason
 
 
 def _set(value: Value | UnsetType, default: Value) -> Value:

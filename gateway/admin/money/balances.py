@@ -118,13 +118,13 @@ _SPAN = (
 def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    wait, balances = gateway.management_breakers.money.wait, Balances(gateway.services.database)
+    balances = Balances(gateway.services.database)
 
     @get("/admin/v1/tenants/{tenant:str}/balance", opt=demands("balance.read") | describes(BalanceObject))
     async def retrieve_balance(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
         """What the tenant has."""
         owner = await visible_tenant(gateway, request, tenant, "balance.read")
-        return json_response(balance_object(await wait(balances.get_or_empty(owner.id))))
+        return json_response(balance_object(await balances.get_or_empty(owner.id)))
 
     @put(
         "/admin/v1/tenants/{tenant:str}/credit-line",
@@ -138,12 +138,10 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, client_timeout, _LINE)
         amount = amount_at("$.amount", body.amount, zero=True)
         with refusals():
-            before = await wait(balances.get_or_empty(owner.id))
+            before = await balances.get_or_empty(owner.id)
             if body.dry_run:
                 return json_response(balance_object(before.with_credit_line(amount)))
-            return json_response(
-                balance_object(await wait(balances.set_credit_line(owner.id, amount, before.currency)))
-            )
+            return json_response(balance_object(await balances.set_credit_line(owner.id, amount, before.currency)))
 
     @get(
         "/admin/v1/tenants/{tenant:str}/statement",
@@ -165,20 +163,18 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         since, until = parameters.instant("since"), parameters.instant("until")
         every = parameters.boolean("every")
         parameters.reject_unknown()
-        found = await gateway.management_breakers.reports.wait(
-            statement_page(
-                database,
-                owner.id,
-                start_at=0 if since is None else since,
-                end_at=2**62 if until is None else until,
-                after=None if after is None else _cursor(after),
-                limit=limit,
-                days=not every,
-            )
+        found = await statement_page(
+            database,
+            owner.id,
+            start_at=0 if since is None else since,
+            end_at=2**62 if until is None else until,
+            after=None if after is None else _cursor(after),
+            limit=limit,
+            days=not every,
         )
         return json_response(
             Statement(
-                currency=await wait(balances.currency_of(owner.id)),
+                currency=await balances.currency_of(owner.id),
                 data=[_line(line) for line in found.lines],
                 has_more=found.after is not None,
                 next=None if found.after is None else str(found.after),
@@ -205,20 +201,18 @@ def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         prices = gateway.services.prices
         identity = uuid_at("$.id", body.id)
         with refusals():
-            repeated = identity is not None and await wait(balances.posted(identity))
-            event = await wait(
-                adjust(
-                    database,
-                    prices,
-                    owner.id,
-                    event_id,
-                    body.units,
-                    reason=body.reason,
-                    adjustment_id=identity,
-                    dry_run=body.dry_run,
-                )
+            repeated = identity is not None and await balances.posted(identity)
+            event = await adjust(
+                database,
+                prices,
+                owner.id,
+                event_id,
+                body.units,
+                reason=body.reason,
+                adjustment_id=identity,
+                dry_run=body.dry_run,
             )
-            version = await wait(prices.version(event.price_version))
+            version = await prices.version(event.price_version)
         made = AdjustmentObject(
             id=str(event.id),
             request=public_name(event_id),

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 from uuid import UUID
 
-import msgspec
-from litestar import Request, Response, delete, get, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import THRESHOLDS, BudgetSettings
 from billing.budgets.windows import Action, BudgetScope, BudgetWindow, Span
-from billing.calendar import format_instant
-from billing.money import format_pico
-from gateway.admin.access import partly_visible_tenant, project_named, visible_tenant
-from gateway.admin.refusals import amount_at, refusals
-from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.request_body import read_management_body
+from gateway.admin.access import PartOfTenant, project_named
+from gateway.admin.operation import Call, Query, operation
 from gateway.errors import InvalidField, NotFound
-from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import BudgetId, Instant, Page, PageQuery, Pico, show
 from gateway.services import Gateway
 from storage.database.database import Database
-from storage.database.public_ids import PREFIXES, public_id
+from storage.database.public_ids import PREFIXES
 from tenancy.directory import Directory, project_public_id
+from tenancy.tables import Tenant
 
 
 class NewBudget(Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +28,7 @@ class NewBudget(Struct, frozen=True, forbid_unknown_fields=True):
     on. A budget of the same subject and window is replaced. `thresholds`: percentages of the limit at which webhooks
     are sent. `dry_run`: only check."""
 
-    limit: str
+    limit: Pico
     project: str | None = None
     key: str | None = None
     tag: str | None = None
@@ -50,7 +43,7 @@ class BudgetObject(Struct, frozen=True, kw_only=True):
     that project or key, or the tag. `available`: what may still be reserved; none if nothing is ever refused."""
 
     object: Literal["budget"] = "budget"
-    id: str
+    id: BudgetId
     scope: BudgetScope
     subject: str
     name: str
@@ -58,49 +51,105 @@ class BudgetObject(Struct, frozen=True, kw_only=True):
     action: Action
     thresholds: list[int]
     currency: str
-    limit: str
-    spent: str
-    held: str
-    available: str | None
-    resets_at: str | None
+    limit: Pico
+    spent: Pico
+    held: Pico
+    available: Pico | None
+    resets_at: Instant | None
 
 
-class BudgetList(Struct, frozen=True, kw_only=True):
+class BudgetList(Page[BudgetObject], frozen=True):
     """Budgets by scope, subject and window."""
-
-    object: Literal["list"] = "list"
-    data: list[BudgetObject]
-    has_more: bool
 
 
 class BudgetCheck(Struct, frozen=True, kw_only=True):
     """The result of a dry run: whether a budget would be replaced."""
 
     object: Literal["budget.check"] = "budget.check"
-    replaces: str | None
+    replaces: BudgetId | None
 
 
 class RemovedBudget(Struct, frozen=True, kw_only=True):
     """A budget that is out of force; with `dry_run`, that would be."""
 
     object: Literal["budget.deleted"] = "budget.deleted"
-    id: str
+    id: BudgetId
     deleted: bool
 
 
-_NEW = msgspec.json.Decoder(NewBudget)
+_PATH = "/admin/v1/tenants/{tenant:str}/budgets"
 
 
-def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # three routes
-    """The routes, for one worker."""
-    database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    wait, budgets = gateway.management_breakers.money.wait, BudgetSettings(gateway.services.database)
-    balances, directory, shapes = Balances(database), Directory(database), BudgetShapes(database)
+class BudgetOperations:
+    """Lists, sets and removes budgets."""
 
-    async def shown(tenant_id: UUID, windows: list[BudgetWindow]) -> list[BudgetObject]:
-        return await wait(shapes.of(tenant_id, windows, await wait(balances.currency_of(tenant_id))))
+    def __init__(self, gateway: Gateway) -> None:
+        database = gateway.services.database
+        self._budgets, self._balances = BudgetSettings(database), Balances(database)
+        self._directory, self._shapes = Directory(database), BudgetShapes(database)
 
-    async def subject_of(tenant_id: UUID, body: NewBudget) -> tuple[BudgetScope, str]:
+    @operation("GET", _PATH, demands("budgets.read"))
+    async def list_budgets(self, tenant: PartOfTenant, page: PageQuery) -> BudgetList:
+        """The tenant's budgets, with what was used of them in their present windows."""
+        owner, projects = tenant
+        windows: Sequence[BudgetWindow] = await self._budgets.list(owner.id)
+        if projects is not None:
+            own = {str(project) for project in projects}
+            windows = [window for window in windows if window.scope == "project" and window.subject in own]
+        windows = page.rest(windows, lambda window: window.budget_id, _id, "budget")
+        return BudgetList.of(await self._shown(owner.id, windows[: page.limit + 1]), page.limit)
+
+    @operation(
+        "POST",
+        _PATH,
+        demands("budgets.write"),
+        example=NewBudget(limit=Pico(100 * 10**12)),
+        errors={"invalid_budget": 400, "invalid_amount": 400},
+    )
+    async def set_budget(self, call: Call, tenant: Tenant, body: NewBudget) -> BudgetObject | BudgetCheck:
+        """Set a budget, in place of one for the same subject and window."""
+        scope, subject = await self._subject_of(call.gateway, tenant.id, body)
+        present = await self._budgets.list(tenant.id) if body.dry_run else []
+        budget_id = await self._budgets.set(
+            tenant.id,
+            scope,
+            subject,
+            body.window,
+            limit_pico=body.limit,
+            currency=await self._balances.currency_of(tenant.id),
+            action=body.action,
+            thresholds=body.thresholds,
+            dry_run=body.dry_run,
+            key=body.key or "",
+        )
+        if body.dry_run:
+            same = (scope, subject, body.window)
+            replaced = [each for each in present if (each.scope, each.subject, each.span) == same]
+            return BudgetCheck(replaces=BudgetId.of(replaced[0].budget_id) if replaced else None)
+        windows = [window for window in await self._budgets.list(tenant.id) if window.budget_id == budget_id]
+        return (await self._shown(tenant.id, windows))[0]
+
+    @operation("DELETE", f"{_PATH}/{{budget:str}}", demands("budgets.write"))
+    async def remove_budget(
+        self,
+        tenant: Tenant,
+        budget: str,
+        dry_run: Annotated[bool, Query("Only check.", example=False)] = False,  # by name
+    ) -> RemovedBudget:
+        """Take a budget out of force."""
+        budget_id = _id(budget)
+        windows = [window for window in await self._budgets.list(tenant.id) if window.budget_id == budget_id]
+        if budget_id is None or not windows:
+            raise NotFound(f"There is no budget {budget[:80]!r}.")
+        if not dry_run:
+            subject = (await self._shown(tenant.id, windows))[0].subject
+            await self._budgets.remove(tenant.id, budget_id, key=subject)
+        return RemovedBudget(id=BudgetId.of(budget_id), deleted=not dry_run)
+
+    async def _shown(self, tenant_id: UUID, windows: Sequence[BudgetWindow]) -> list[BudgetObject]:
+        return await self._shapes.of(tenant_id, windows, await self._balances.currency_of(tenant_id))
+
+    async def _subject_of(self, gateway: Gateway, tenant_id: UUID, body: NewBudget) -> tuple[BudgetScope, str]:
         if sum(name is not None for name in (body.project, body.key, body.tag)) > 1:
             raise InvalidField("$", "a budget is for one of project, key and tag, or without them for the tenant")
         if body.project is not None:
@@ -109,95 +158,11 @@ def budget_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915 
                 raise InvalidField("$.project", f"the tenant has no project {body.project[:80]!r}")
             return "project", str(project.id)
         if body.key is not None:
-            key = await wait(directory.key(tenant_id, body.key))
+            key = await self._directory.key(tenant_id, body.key)
             if key is None:
                 raise InvalidField("$.key", f"the tenant has no key {body.key[:80]!r}")
             return "key", str(key)
         return ("tenant", "") if body.tag is None else ("tag", body.tag)
-
-    @get("/admin/v1/tenants/{tenant:str}/budgets", opt=demands("budgets.read") | describes(BudgetList, query=page()))
-    async def list_budgets(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """The tenant's budgets, with what was used of them in their present windows."""
-        owner, projects = await partly_visible_tenant(gateway, request, tenant, "budgets.read")
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
-        parameters.reject_unknown()
-        found = await wait(budgets.list(owner.id))
-        if projects is not None:
-            own = {str(project) for project in projects}
-            found = [window for window in found if window.scope == "project" and window.subject in own]
-        if after is not None:
-            places = [place for place, window in enumerate(found) if window.budget_id == _id(after)]
-            if not places:
-                raise InvalidField("after", "there is no such budget")
-            found = found[places[0] + 1 :]
-        listed = await shown(owner.id, found[:limit])
-        return json_response(BudgetList(data=listed, has_more=len(found) > limit))
-
-    @post(
-        "/admin/v1/tenants/{tenant:str}/budgets",
-        status_code=200,
-        opt=demands("budgets.write")
-        | describes(
-            (BudgetObject, BudgetCheck),
-            body=NewBudget(limit="100.00"),
-            errors={"invalid_budget": 400, "invalid_amount": 400},
-        ),
-    )
-    async def set_budget(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """Set a budget, in place of one for the same subject and window."""
-        owner = await visible_tenant(gateway, request, tenant, "budgets.write")
-        body = await read_management_body(request, client_timeout, _NEW)
-        limit = amount_at("$.limit", body.limit)
-        scope, subject = await subject_of(owner.id, body)
-        with refusals():
-            same = (scope, subject, body.window)
-            present = await wait(budgets.list(owner.id)) if body.dry_run else []
-            replaced = [each for each in present if (each.scope, each.subject, each.span) == same]
-            made = await wait(
-                budgets.set(
-                    owner.id,
-                    scope,
-                    subject,
-                    body.window,
-                    limit_pico=limit,
-                    currency=await wait(balances.currency_of(owner.id)),
-                    action=body.action,
-                    thresholds=body.thresholds,
-                    dry_run=body.dry_run,
-                    key=body.key or "",
-                )
-            )
-        if body.dry_run:
-            return json_response(BudgetCheck(replaces=_name(replaced[0].budget_id) if replaced else None))
-        windows = [window for window in await wait(budgets.list(owner.id)) if window.budget_id == made]
-        return json_response((await shown(owner.id, windows))[0])
-
-    @delete(
-        "/admin/v1/tenants/{tenant:str}/budgets/{budget:str}",
-        status_code=200,
-        opt=demands("budgets.write")
-        | describes(RemovedBudget, query=(query("dry_run", bool, "Only check.", example=False),)),
-    )
-    async def remove_budget(
-        request: Request[Any, Any, Any], tenant: FromPath[str], budget: FromPath[str]
-    ) -> Response[bytes]:
-        """Take a budget out of force."""
-        owner = await visible_tenant(gateway, request, tenant, "budgets.write")
-        parameters = Parameters.of(request)
-        dry_run = parameters.boolean("dry_run") or False
-        parameters.reject_unknown()
-        identity = _id(budget)
-        found = [window for window in await wait(budgets.list(owner.id)) if window.budget_id == identity]
-        if identity is None or not found:
-            raise NotFound(f"There is no budget {budget[:80]!r}.")
-        if not dry_run:
-            subject = (await shown(owner.id, found))[0].subject
-            with refusals():
-                await wait(budgets.remove(owner.id, identity, key=subject))
-        return json_response(RemovedBudget(id=_name(identity), deleted=not dry_run))
-
-    return [list_budgets, set_budget, remove_budget]
 
 
 class BudgetShapes:
@@ -206,18 +171,18 @@ class BudgetShapes:
     def __init__(self, database: Database) -> None:
         self._directory = Directory(database)
 
-    async def of(self, tenant_id: UUID, windows: list[BudgetWindow], currency: str) -> list[BudgetObject]:
+    async def of(self, tenant_id: UUID, windows: Sequence[BudgetWindow], currency: str) -> list[BudgetObject]:
         """The budgets of a tenant whose balance has this currency. Raises DatabaseUnavailable."""
         key_ids = _subjects(windows, "key")
         keys = await self._directory.named_keys(tenant_id, key_ids) if key_ids else {}
         project_ids = _subjects(windows, "project")
         projects = await self._directory.project_names(tenant_id, project_ids) if project_ids else {}
-        known = {str(key): (named.public_id, named.name) for key, named in keys.items()}
-        known |= {str(project): (project_public_id(project), name) for project, name in projects.items()}
-        return [_object(window, currency, *known.get(window.subject, (window.subject,) * 2)) for window in windows]
+        names = {str(key): (named.public_id, named.name) for key, named in keys.items()}
+        names |= {str(project): (project_public_id(project), name) for project, name in projects.items()}
+        return [_object(window, currency, *names.get(window.subject, (window.subject,) * 2)) for window in windows]
 
 
-def _subjects(windows: list[BudgetWindow], scope: BudgetScope) -> list[UUID]:
+def _subjects(windows: Sequence[BudgetWindow], scope: BudgetScope) -> list[UUID]:
     return [UUID(window.subject) for window in windows if window.scope == scope]
 
 
@@ -228,23 +193,15 @@ def _id(name: str) -> UUID | None:
         return None
 
 
-def _name(budget_id: UUID) -> str:
-    return public_id("budget", budget_id)
-
-
 def _object(window: BudgetWindow, currency: str, subject: str, name: str) -> BudgetObject:
-    return BudgetObject(
-        id=_name(window.budget_id),
-        scope=window.scope,
+    return show(
+        BudgetObject,
+        window,
+        id=window.budget_id,
         subject=subject,
         name=name,
         window=window.span,
-        action=window.action,
         thresholds=[int(percent) for percent in window.thresholds.split(",")],
         currency=currency,
-        limit=format_pico(window.limit_pico),
-        spent=format_pico(window.spent),
-        held=format_pico(window.held),
-        available=None if window.available is None else format_pico(window.available),
-        resets_at=None if window.resets_at is None else format_instant(window.resets_at),
+        limit=window.limit_pico,
     )

@@ -27,6 +27,7 @@ from gateway.http.operations import describes, page, query
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from tenancy.directory import project_public_id
 from tenancy.tables import Tenant
@@ -92,12 +93,8 @@ class GrantObject(Struct, frozen=True, kw_only=True):
     held: str
 
 
-class GrantList(Struct, frozen=True, kw_only=True):
+class GrantList(Page[GrantObject], frozen=True):
     """Grants, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[GrantObject]
-    has_more: bool
 
 
 class RefundObject(Struct, frozen=True, kw_only=True):
@@ -129,10 +126,10 @@ _ERRORS = {"idempotency_conflict": 409, "wrong_currency": 409, "invalid_amount":
 def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # five routes
     """The routes, for one worker."""
     database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    wait, balances = gateway.management_breakers.money.wait, Balances(gateway.services.database)
+    balances = Balances(gateway.services.database)
 
     async def checked(tenant: Tenant, currency: str, change: int) -> Response[bytes]:
-        available = (await wait(balances.get_or_empty(tenant.id))).available
+        available = (await balances.get_or_empty(tenant.id)).available
         return json_response(
             MoneyCheck(
                 currency=currency,
@@ -149,27 +146,25 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             project_id, model = await _project(gateway, tenant, body.project), body.model
         expires_at = instant_at("$.expires_at", body.expires_at)
         with refusals():
-            currency = await wait(balances.currency_of(tenant.id)) if body.currency is None else body.currency
-            repeated = identity is not None and await wait(balances.posted(identity))
-            made = await wait(
-                balances.grant(
-                    tenant.id,
-                    amount,
-                    currency,
-                    kind=kind,
-                    reason=body.reason,
-                    grant_id=identity,
-                    priority=body.priority,
-                    expires_at=expires_at,
-                    model=model,
-                    project_id=project_id,
-                    dry_run=body.dry_run,
-                )
+            currency = await balances.currency_of(tenant.id) if body.currency is None else body.currency
+            repeated = identity is not None and await balances.posted(identity)
+            made = await balances.grant(
+                tenant.id,
+                amount,
+                currency,
+                kind=kind,
+                reason=body.reason,
+                grant_id=identity,
+                priority=body.priority,
+                expires_at=expires_at,
+                model=model,
+                project_id=project_id,
+                dry_run=body.dry_run,
             )
         if body.dry_run:
             restricted = model is not None or project_id is not None
             return await checked(tenant, currency, 0 if repeated or restricted else amount)
-        found = await wait(find_grant(database, tenant.id, made))
+        found = await find_grant(database, tenant.id, made)
         assert found is not None, "a grant is never deleted"
         return json_response(_object(found), 200 if repeated else 201)
 
@@ -185,7 +180,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         limit, after, kind = parameters.page_size(), parameters.text("after"), parameters.choice("kind", _KINDS)
         parameters.reject_unknown()
         last = uuid_at("after", after)
-        found = await wait(list_grants(database, owner.id, limit=limit + 1, after=last, kind=kind))
+        found = await list_grants(database, owner.id, limit=limit + 1, after=last, kind=kind)
         return json_response(GrantList(data=[_object(row) for row in found[:limit]], has_more=len(found) > limit))
 
     @get("/admin/v1/tenants/{tenant:str}/grants/{grant:str}", opt=demands("balance.read") | describes(GrantObject))
@@ -195,7 +190,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         """One grant or payment."""
         owner = await visible_tenant(gateway, request, tenant, "balance.read")
         identity = _grant_id(grant)
-        found = None if identity is None else await wait(find_grant(database, owner.id, identity))
+        found = None if identity is None else await find_grant(database, owner.id, identity)
         if found is None:
             raise NotFound(f"There is no grant {grant[:80]!r}.")
         return json_response(_object(found))
@@ -250,12 +245,10 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         body = await read_management_body(request, client_timeout, _REFUND)
         amount, identity = amount_at("$.amount", body.amount), uuid_at("$.id", body.id)
         with refusals():
-            currency = await wait(balances.currency_of(owner.id)) if body.currency is None else body.currency
-            repeated = identity is not None and await wait(balances.posted(identity))
-            made = await wait(
-                balances.refund(
-                    owner.id, amount, currency, reason=body.reason, refund_id=identity, dry_run=body.dry_run
-                )
+            currency = await balances.currency_of(owner.id) if body.currency is None else body.currency
+            repeated = identity is not None and await balances.posted(identity)
+            made = await balances.refund(
+                owner.id, amount, currency, reason=body.reason, refund_id=identity, dry_run=body.dry_run
             )
         if body.dry_run:
             return await checked(owner, currency, 0 if repeated else -amount)
@@ -264,7 +257,7 @@ def grant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
             amount=format_pico(amount),
             currency=currency,
             reason=body.reason,
-            available=format_pico((await wait(balances.get_or_empty(owner.id))).available),
+            available=format_pico((await balances.get_or_empty(owner.id)).available),
         )
         return json_response(refund, 200 if repeated else 201)
 

@@ -18,6 +18,7 @@ from gateway.errors import InvalidField
 from gateway.http.operations import describes, page
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from tenancy.directory import tenant_public_id
 
@@ -41,12 +42,8 @@ class BookObject(Struct, frozen=True, kw_only=True):
     tenant_id: str | None
 
 
-class BookList(Struct, frozen=True, kw_only=True):
+class BookList(Page[BookObject], frozen=True):
     """Books in the order of creation; `after` is the name of the last one."""
-
-    object: Literal["list"] = "list"
-    data: list[BookObject]
-    has_more: bool
 
 
 _NEW = msgspec.json.Decoder(NewBook)
@@ -54,7 +51,7 @@ _NEW = msgspec.json.Decoder(NewBook)
 
 def price_book_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
+    client_timeout = gateway.services.options.client_timeout
     books = PriceBooks(gateway.services.database)
 
     @get("/admin/v1/prices/books", opt=demands("prices.read", platform=True) | describes(BookList, query=page()))
@@ -63,7 +60,7 @@ def price_book_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
         parameters.reject_unknown()
-        found = await wait(books.list())
+        found = await books.list()
         names = {book.id: book.name for book in found}
         if after is not None:
             places = [place for place, book in enumerate(found) if book.name == after]
@@ -93,11 +90,11 @@ def price_book_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             raise InvalidField("$.base", "only a tenant's book has a base book")
         with refusals():
             if body.tenant is None:
-                made = await wait(books.create(body.name, body.currency or ""))
+                made = await books.create(body.name, body.currency or "")
             else:
                 owner = await visible_tenant(gateway, request, body.tenant, "prices.propose")
-                made = await wait(books.create_for(owner.id, body.name, body.base or BASE))
-        names = {book.id: book.name for book in await wait(books.list())}
+                made = await books.create_for(owner.id, body.name, body.base or BASE)
+        names = {book.id: book.name for book in await books.list()}
         return json_response(_object(made, names), 201)
 
     return [list_books, create_book]

@@ -44,7 +44,6 @@ class ImpactObject(Struct, frozen=True, kw_only=True):
 def price_impact_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The route, for one worker."""
     database, catalog = gateway.services.database, gateway.services.prices
-    wait, slow = gateway.management_breakers.prices.wait, gateway.management_breakers.reports.wait
     sheets, periods = PriceSheets(database), Periods(database)
 
     @get(
@@ -58,13 +57,13 @@ def price_impact_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         period = parameters.required("period")
         parameters.reject_unknown()
         try:
-            sheet = await wait(sheets.get(number))
+            sheet = await sheets.get(number)
         except UnknownSheet as error:
             raise NotFound(f"There is no price sheet {error.sheet}.") from error
         with refusals():
-            _, after, currency = await wait(sheets.effect(sheet))
-            found = await slow(price_impact(database, catalog, sheet, after, period))
-            month = await wait(periods.get(period))
+            _, after, currency = await sheets.effect(sheet)
+            found = await price_impact(database, catalog, sheet, after, period)
+            month = await periods.get(period)
         return json_response(
             ImpactObject(
                 sheet=number,

@@ -14,6 +14,7 @@ from billing.prices.sheets import PriceSheet, SheetKind
 from billing.prices.version import Rows
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.errors import InvalidField
+from gateway.http.shapes import Page
 
 
 class Cell(Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,12 +105,8 @@ class Check(Struct, frozen=True, kw_only=True):
     difference: list[Difference]
 
 
-class SheetList(Struct, frozen=True, kw_only=True):
+class SheetList(Page[SheetObject], frozen=True):
     """A page of price sheets."""
-
-    object: Literal["list"] = "list"
-    data: list[SheetObject]
-    has_more: bool
 
 
 class BookPrices(Struct, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ _NEW, _DECISION = msgspec.json.Decoder(NewSheet), msgspec.json.Decoder(Decision)
 def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # six routes
     """The routes, for one worker."""
     prices, database = gateway.services.prices, gateway.services.database
-    client_timeout, wait = gateway.services.options.client_timeout, gateway.management_breakers.prices.wait
+    client_timeout = gateway.services.options.client_timeout
     sheets, books, approvals = PriceSheets(database), PriceBooks(database), Approvals(database, prices)
 
     def sheets_now() -> PriceSheets:
@@ -112,15 +112,15 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         parameters = Parameters.of(request)
         model, name, at = parameters.text("model"), parameters.text("book") or BASE, parameters.instant("at")
         parameters.reject_unknown()
-        at = await wait(prices.now()) if at is None else at
+        at = await prices.now() if at is None else at
         with _price_errors():
-            book_of = {book.name: book for book in await wait(books.list())}
+            book_of = {book.name: book for book in await books.list()}
             if name not in book_of and name != BASE:
                 raise UnknownBook(name)
             versions = []
-            for priced_model in [model] if model else await wait(prices.models()):
+            for priced_model in [model] if model else await prices.models():
                 try:
-                    versions.append(await wait(prices.in_book(book_of.get(name), priced_model, at)))
+                    versions.append(await prices.in_book(book_of.get(name), priced_model, at))
                 except PriceMissing:
                     continue
         data = [
@@ -158,7 +158,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         parameters.reject_unknown()
         found = [
             sheet
-            for sheet in await wait(sheets.history(model, book))
+            for sheet in await sheets.history(model, book)
             if state in (None, sheet.state) and (after is None or sheet.id < after)
         ]
         listed = [sheet_object(sheet, SheetObject) for sheet in found[:limit]]
@@ -171,7 +171,7 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
     async def retrieve_price_sheet(number: FromPath[int]) -> Response[bytes]:
         """One sheet, and the prices that it changes."""
         with _price_errors():
-            return json_response(await wait(current_sheet(number)))
+            return json_response(await current_sheet(number))
 
     @post(
         "/admin/v1/prices/sheets",
@@ -200,10 +200,10 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
                 currency=body.currency,
             )
             if body.dry_run:
-                before, after, currency = await wait(sheets.check(proposal, body.force))
+                before, after, currency = await sheets.check(proposal, body.force)
                 return json_response(Check(currency=currency, difference=differences(before, after)))
-            draft = await wait(sheets_now().draft(proposal, author.name, body.reason, body.force))
-            return json_response(await wait(current_sheet(draft.id)), 201)
+            draft = await sheets_now().draft(proposal, author.name, body.reason, body.force)
+            return json_response(await current_sheet(draft.id), 201)
 
     @post(
         "/admin/v1/prices/sheets/{number:int}/activate",
@@ -215,8 +215,8 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         approver = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
-            await wait(sheets_now().approve(number, approver.name, body.reason))
-            return json_response(await wait(current_sheet(number)))
+            await sheets_now().approve(number, approver.name, body.reason)
+            return json_response(await current_sheet(number))
 
     @post(
         "/admin/v1/prices/sheets/{number:int}/withdraw",
@@ -228,8 +228,8 @@ def price_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  
         operator = request_context(request.scope).authenticated_principal
         body = await read_management_body(request, client_timeout, _DECISION, default=b"{}")
         with _price_errors():
-            await wait(approvals.withdraw_sheet(number, operator.may, body.reason))
-            return json_response(await wait(current_sheet(number)))
+            await approvals.withdraw_sheet(number, operator.may, body.reason)
+            return json_response(await current_sheet(number))
 
     return [
         list_prices,

@@ -27,6 +27,7 @@ from gateway.http.operations import describes, page, query
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.free_text import REASON, check_text
 from tenancy.directory import tenant_public_id
@@ -137,12 +138,8 @@ class ContractObject(Struct, frozen=True, kw_only=True):
     schedule: list[CommitmentMonthObject] | None = None
 
 
-class ContractList(Struct, frozen=True, kw_only=True):
+class ContractList(Page[ContractObject], frozen=True):
     """All that was set, the latest first; rows never change, later ones follow."""
-
-    object: Literal["list"] = "list"
-    data: list[ContractObject]
-    has_more: bool
 
 
 _NEW = msgspec.json.Decoder(NewTerms)
@@ -153,10 +150,10 @@ _EXAMPLE = NewTerms(terms=TermsObject(discounts=(DiscountObject(basis_points=100
 def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    wait, contracts = gateway.management_breakers.money.wait, Contracts(database, gateway.services.prices)
+    contracts = Contracts(database, gateway.services.prices)
 
     async def this_period() -> str:
-        return period_of(await wait(database.now()))
+        return period_of(await database.now())
 
     @get(
         "/admin/v1/tenants/{tenant:str}/terms",
@@ -172,8 +169,8 @@ def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         period = parameters.text("period") or await this_period()
         parameters.reject_unknown()
         with refusals():
-            await wait(contracts.terms_of(owner.id, period))  # which checks the period
-            in_force = [one for one in await wait(contracts.list(owner.id)) if one.from_period <= period]
+            await contracts.terms_of(owner.id, period)  # which checks the period
+            in_force = [one for one in await contracts.list(owner.id) if one.from_period <= period]
         if in_force:
             return json_response(_shown(request, max(in_force, key=lambda one: (one.from_period, one.id))))
         none = Contract(0, owner.id, period, ContractTerms(), "", "", 0)
@@ -189,7 +186,7 @@ def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.integer("after")
         parameters.reject_unknown()
-        found = sorted(await wait(contracts.list(owner.id)), key=lambda one: -one.id)
+        found = sorted(await contracts.list(owner.id), key=lambda one: -one.id)
         shown = [contract for contract in found if after is None or contract.id < after]
         return json_response(
             ContractList(data=[_shown(request, one) for one in shown[:limit]], has_more=len(shown) > limit)
@@ -216,13 +213,13 @@ def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             check_text("reason", body.reason, REASON, empty=True)
             terms = parse_terms(_given(body.terms))
             period = body.from_period or await this_period()
-            await wait(contracts.check(owner.id, terms, period))
+            await contracts.check(owner.id, terms, period)
             if body.dry_run:
-                months = await wait(preview_commitment(database, gateway.services.prices, owner.id, terms, period))
+                months = await preview_commitment(database, gateway.services.prices, owner.id, terms, period)
                 checked = _object(Contract(0, owner.id, period, terms, author, body.reason, 0))
                 return json_response(msgspec.structs.replace(checked, schedule=[_month(one) for one in months]))
-            number = await wait(contracts.put(owner.id, terms, period, author, body.reason))
-            made = [one for one in await wait(contracts.list(owner.id)) if one.id == number]
+            number = await contracts.put(owner.id, terms, period, author, body.reason)
+            made = [one for one in await contracts.list(owner.id) if one.id == number]
         return json_response(_object(made[0]), 201)
 
     return [retrieve_terms, list_terms, set_terms]

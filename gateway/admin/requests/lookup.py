@@ -51,25 +51,24 @@ async def find_request(gateway: Gateway, tenant_id: UUID, name: str, visible: Co
 async def owner_of(gateway: Gateway, name: str) -> tuple[UUID, UUID] | None:
     """The tenant and project of a request, of whichever tenant: the caller decides who may see it. Raises
     DatabaseUnavailable."""
-    request_id, wait = request_id_of(name), gateway.management_breakers.requests.wait
+    request_id = request_id_of(name)
     if request_id is None:
         return None
     if (task := gateway.requests.find(request_id)) is not None:
         return task.prepared.payer.tenant_id, task.prepared.payer.project_id
     if (entry := gateway.waterfalls.waiting(request_id)) is not None:
         return entry.tenant_id, entry.project_id
-    if (owner := await wait(owner_of_event(gateway.services.database, request_id))) is not None:
+    if (owner := await owner_of_event(gateway.services.database, request_id)) is not None:
         return owner
-    if (row := await wait(gateway.waterfalls.store.find(request_id))) is not None:
+    if (row := await gateway.waterfalls.store.find(request_id)) is not None:
         return row.tenant_id, row.project_id
-    hold = await wait(gateway.services.holds.get(request_id))
+    hold = await gateway.services.holds.get(request_id)
     return None if hold is None else (hold.tenant_id, hold.project_id)
 
 
 async def _known(gateway: Gateway, tenant_id: UUID, request_id: UUID) -> KnownRequest | None:
-    wait = gateway.management_breakers.requests.wait
-    event, adjustments = await wait(find_event(gateway.services.database, tenant_id, request_id))
-    hold = None if event is not None else await wait(gateway.services.holds.get(request_id))
+    event, adjustments = await find_event(gateway.services.database, tenant_id, request_id)
+    hold = None if event is not None else await gateway.services.holds.get(request_id)
     if hold is not None and hold.tenant_id != tenant_id:
         hold = None
     task = gateway.requests.find(request_id)
@@ -91,7 +90,7 @@ async def _record(gateway: Gateway, tenant_id: UUID, request_id: UUID) -> tuple[
     """The times of a request, and its project."""
     if (entry := gateway.waterfalls.waiting(request_id)) is not None and entry.tenant_id == tenant_id:
         return entry.complete(), entry.project_id
-    row = await gateway.management_breakers.requests.wait(gateway.waterfalls.store.find(request_id))
+    row = await gateway.waterfalls.store.find(request_id)
     if row is None or row.tenant_id != tenant_id:
         return None, None
     return row.record, row.project_id

@@ -18,6 +18,7 @@ from gateway.generation.request_history import request_id_of
 from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.request_context import public_name
 from gateway.services import Gateway
 from tenancy.directory import Directory, project_public_id
@@ -40,17 +41,13 @@ class RefusedRequestObject(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class RefusedRequestList(Struct, frozen=True, kw_only=True):
+class RefusedRequestList(Page[RefusedRequestObject], frozen=True):
     """Refused requests, the newest first: at most the last 1,000 of a tenant, for as long as waterfalls are kept."""
-
-    object: Literal["list"] = "list"
-    data: list[RefusedRequestObject]
-    has_more: bool
 
 
 def refused_request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    store, wait = gateway.refused_requests.store, gateway.management_breakers.requests.wait
+    store = gateway.refused_requests.store
     directory = Directory(gateway.services.database)
 
     @get(
@@ -77,10 +74,10 @@ def refused_request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         newest = None if after is None else request_id_of(after)
         if after is not None and newest is None:
             raise InvalidField("after", f"{after[:80]!r} is not the id of a request")
-        found = await wait(store.page(owner.id, limit + 1, projects=projects, keys=keys, after=newest))
+        found = await store.page(owner.id, limit + 1, projects=projects, keys=keys, after=newest)
         shown = found[:limit]
         of_projects = {one.project_id for one in shown if one.project_id is not None}
-        names = await wait(directory.project_names(owner.id, of_projects)) if of_projects else {}
+        names = await directory.project_names(owner.id, of_projects) if of_projects else {}
         data = [
             RefusedRequestObject(
                 id=public_name(one.request_id),

@@ -122,17 +122,17 @@ class RequestDetails(Struct, frozen=True, kw_only=True):
 
 def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    database, wait = gateway.services.database, gateway.management_breakers.requests.wait
+    database = gateway.services.database
     directory, prices = Directory(database), gateway.services.prices
 
     async def shown(tenant_id: UUID, events: Collection[ListedEvent]) -> list[RequestObject]:
         """The events with the names of their projects and keys."""
         projects, keys = {event.project_id for event in events}, {event.key_id for event in events}
-        project_names = await wait(directory.project_names(tenant_id, projects)) if events else {}
-        key_names = await wait(directory.named_keys(tenant_id, keys)) if events else {}
-        versions = {number: await wait(prices.version(number)) for number in {e.price_version for e in events}}
+        project_names = await directory.project_names(tenant_id, projects) if events else {}
+        key_names = await directory.named_keys(tenant_id, keys) if events else {}
+        versions = {number: await prices.version(number) for number in {e.price_version for e in events}}
         ids = [event.id for event in events if event.corrects is None]
-        times = await wait(gateway.waterfalls.store.find_many(tenant_id, ids))
+        times = await gateway.waterfalls.store.find_many(tenant_id, ids)
         first = {request_id: waterfall(record).first_token for request_id, record in times.items()}
         return [_object(event, project_names, key_names, versions, first.get(event.id)) for event in events]
 
@@ -175,7 +175,7 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         parameters.reject_unknown()
         newest = None if after is None else _place("after", after)
         oldest = None if before is None else _place("before", before)
-        found = await wait(list_events(database, owner.id, filters, limit=limit, after=newest, before=oldest))
+        found = await list_events(database, owner.id, filters, limit=limit, after=newest, before=oldest)
         return json_response(
             RequestList(
                 data=await shown(owner.id, found.events),
@@ -195,12 +195,12 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
         known = await find_request(gateway, owner.id, name, visible)
         event, project_id = known.event, known.project_id
-        finding = await gateway.management_breakers.caches.wait(gateway.history.finding(owner.id, project_id, name))
+        finding = await gateway.history.finding(owner.id, project_id, name)
         cache = None if finding is None else explanation_of(finding)
-        projects = await wait(directory.project_names(owner.id, {project_id}))
+        projects = await directory.project_names(owner.id, {project_id})
         if event is None:
             return json_response(_unfinished(known, projects.get(project_id), cache))
-        version = await wait(prices.version(event.price_version))
+        version = await prices.version(event.price_version)
         own = (await shown(owner.id, [event]))[0]
         return json_response(
             RequestDetails(

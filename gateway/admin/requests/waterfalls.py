@@ -74,7 +74,7 @@ _MOST_RUNNING = 100
 
 def request_waterfall_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    services, breakers = gateway.services, gateway.management_breakers
+    services = gateway.services
 
     @get(
         "/admin/v1/tenants/{tenant:str}/requests/{name:str}/waterfall",
@@ -91,7 +91,7 @@ def request_waterfall_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         event = known.event
         version = None
         if event is not None:
-            version = await breakers.requests.wait(services.prices.version(event.price_version))
+            version = await services.prices.version(event.price_version)
         if known.record is not None:
             return json_response(waterfall_object(shown, known.record, event, version))
         if known.task is not None:
@@ -108,7 +108,7 @@ def request_waterfall_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     ) -> Response[bytes]:
         """What the cache did for one request, and why it missed."""
         owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
-        found = await breakers.caches.wait(gateway.history.finding(owner.id, None, name))
+        found = await gateway.history.finding(owner.id, None, name)
         if found is None or (visible is not None and found.record.project_id not in visible):
             raise NotFound(f"There is no explanation of a request {name[:80]!r}: none of yours, or not kept any more.")
         return json_response(explanation_of(found))
@@ -135,7 +135,7 @@ def request_waterfall_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         allowed = allowed_projects(principal_of(request), "requests.read", tenant_id)
         if allowed is not None and project_id not in allowed:
             raise no_such_request(name)
-        tenant = await breakers.tenancy.wait(Directory(services.database).tenant(tenant_public_id(tenant_id)))
+        tenant = await Directory(services.database).tenant(tenant_public_id(tenant_id))
         if tenant is None:
             raise no_such_request(name)
         return json_response(

@@ -82,7 +82,7 @@ _PROJECT = {"project": f"{PROJECT_PREFIX}{_EXAMPLE_HEX}"}
 
 def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    limits, wait = gateway.services.rate_limits, gateway.management_breakers.limits.wait
+    limits = gateway.services.rate_limits
     client_timeout = gateway.services.options.client_timeout
 
     def permitted(
@@ -100,14 +100,14 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         if project_id is None:
             raise _no_such("project")
         with _limit_errors("project"):
-            return permitted(request, await wait(limits.subject_of_project(project_id)), permission, "project")
+            return permitted(request, await limits.subject_of_project(project_id), permission, "project")
 
     async def key_of(request: Request[Any, Any, Any], key: str, permission: Permission) -> LimitSubject:
         with _limit_errors("key"):
-            return permitted(request, await wait(limits.subject_of_key(key)), permission, "key")
+            return permitted(request, await limits.subject_of_key(key), permission, "key")
 
     async def read(subject: LimitSubject) -> Response[bytes]:
-        found = await wait(limits.get(subject))
+        found = await limits.get(subject)
         if found is None:
             raise NotFound("No limits are set.")
         return json_response(_object(found))
@@ -123,11 +123,11 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             body.concurrent_requests,
         )
         with _limit_errors("project"):
-            await wait(limits.set(subject, wanted, body.reason))
+            await limits.set(subject, wanted, body.reason)
         return await read(subject)
 
     async def remove(subject: LimitSubject) -> Response[bytes]:
-        if await wait(limits.remove(subject)) is None:
+        if await limits.remove(subject) is None:
             raise NotFound("No limits are set.")
         return json_response(RemovedLimits())
 
@@ -155,7 +155,7 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         tenant, project = _id(parameters, "tenant_id", TENANT_PREFIX), _id(parameters, "project_id", PROJECT_PREFIX)
         parameters.reject_unknown()
         principal = principal_of(request)
-        found = await wait(limits.list(tenant_id=tenant or principal.tenant_id, project_id=project))
+        found = await limits.list(tenant_id=tenant or principal.tenant_id, project_id=project)
         return json_response(
             LimitsList(
                 data=[_object(one) for one in found if principal.may("limits.read", one.tenant_id, one.project_id)]

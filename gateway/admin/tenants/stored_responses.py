@@ -67,7 +67,7 @@ _CONTENT = ResponseContent(
 
 def stored_response_admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
-    keeper, wait = gateway.response_keeper, gateway.management_breakers.responses.wait
+    keeper = gateway.response_keeper
     client_timeout = gateway.services.options.client_timeout
 
     def policy_object(policy: ResponsePolicy) -> Response[bytes]:
@@ -85,7 +85,7 @@ def stored_response_admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     ) -> Response[bytes]:
         """What the project keeps of its responses."""
         owner, found = await visible_project(gateway, request, tenant, project, "projects.read")
-        return policy_object(await wait(keeper.policies.get(owner.id, found.id, fresh=True)))
+        return policy_object(await keeper.policies.get(owner.id, found.id, fresh=True))
 
     @patch(
         f"{_PROJECT}/response-policy",
@@ -107,7 +107,7 @@ def stored_response_admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             readable=change.readable,
             reason=change.reason,
         )
-        return policy_object(await wait(changed))
+        return policy_object(await changed)
 
     @get(f"{_PROJECT}/responses", opt=demands("requests.read") | describes(ResponseList, query=page()))
     async def list_project_responses(
@@ -123,7 +123,7 @@ def stored_response_admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             raise unknown(after)
         listed: list[ListedResponse] = []
         if keeper.store is not None:
-            listed = await wait(keeper.store.page(owner.id, found.id, limit=limit + 1, before=before))
+            listed = await keeper.store.page(owner.id, found.id, limit=limit + 1, before=before)
         data = [summary(one) for one in listed[:limit]]
         return json_response(ResponseList(data=data, has_more=len(listed) > limit))
 
@@ -136,7 +136,7 @@ def stored_response_admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     ) -> Response[bytes]:
         """A kept response with its content, where the project allows people to read it; the audit log says who did."""
         owner, found = await visible_project(gateway, request, tenant, project, "content.read")
-        policy = await wait(keeper.policies.get(owner.id, found.id, fresh=True))
+        policy = await keeper.policies.get(owner.id, found.id, fresh=True)
         if not policy.readable:
             raise NotAllowed(
                 "This project does not let people read what its responses say; its response policy can allow it.",
@@ -145,7 +145,7 @@ def stored_response_admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         with gateway.bodies.share(owner.id) as share:
             stored = await keeper.get(owner.id, found.id, response, share.load)
         assert keeper.store is not None, "it has the response"
-        await wait(keeper.store.record_reading(owner.id, found.id, stored.id))
+        await keeper.store.record_reading(owner.id, found.id, stored.id)
         items = raw_items(list(map(listed, input_of(stored))))
         return json_response(ResponseContent(response=msgspec.Raw(shown(stored)), input=items))
 
@@ -160,7 +160,7 @@ def stored_response_admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Delete a kept response. One that runs ends."""
         owner, found = await visible_project(gateway, request, tenant, project, "projects.write")
         id_ = response_id_of(response)
-        if keeper.store is None or id_ is None or not await wait(keeper.store.delete(owner.id, found.id, id_)):
+        if keeper.store is None or id_ is None or not await keeper.store.delete(owner.id, found.id, id_):
             raise unknown(response)
         return json_response(DeletedResponse(id=response))
 

@@ -18,6 +18,7 @@ from gateway.endpoints.request_body import read_management_body
 from gateway.http.operations import describes
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.base import to_instant
 from tenancy.administration.suspension import Running, Suspension
@@ -50,11 +51,9 @@ class SuspensionObject(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class SuspensionList(Struct, frozen=True, kw_only=True):
+class SuspensionList(Page[SuspensionObject], frozen=True, kw_only=True):
     """Everything that is suspended."""
 
-    object: Literal["list"] = "list"
-    data: list[SuspensionObject]
     has_more: bool = False
 
 
@@ -66,7 +65,6 @@ _PROJECT = "/admin/v1/tenants/{tenant:str}/projects/{project:str}"
 def suspension_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     suspensions, client_timeout = gateway.services.suspensions, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.tenancy.wait
     suspending = demands("tenants.write") | describes(
         SuspensionObject, body=NewSuspension(running="end", reason="fraud"), body_required=False
     )
@@ -75,7 +73,7 @@ def suspension_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
 
     async def state(tenant_id: Any, project_id: Any = None) -> Response[bytes]:
-        for one in await wait(suspensions.list()):
+        for one in await suspensions.list():
             if (one.tenant_id, one.project_id) == (tenant_id, project_id):
                 return json_response(_object(one))
         nothing = SuspensionObject(
@@ -91,20 +89,20 @@ def suspension_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def suspend(request: Request[Any, Any, Any], tenant_id: Any, project_id: Any = None) -> Response[bytes]:
         body = await read_management_body(request, client_timeout, _SUSPENSION, default=b"{}")
         with key_errors():
-            await wait(suspensions.suspend(tenant_id, project_id, running=body.running, reason=body.reason))
+            await suspensions.suspend(tenant_id, project_id, running=body.running, reason=body.reason)
         return await state(tenant_id, project_id)
 
     async def resume(request: Request[Any, Any, Any], tenant_id: Any, project_id: Any = None) -> Response[bytes]:
         body = await read_management_body(request, client_timeout, _RESUMPTION, default=b"{}")
         with key_errors():
-            await wait(suspensions.resume(tenant_id, project_id, reason=body.reason))
+            await suspensions.resume(tenant_id, project_id, reason=body.reason)
         return await state(tenant_id, project_id)
 
     @get("/admin/v1/suspensions", opt=demands("tenants.read", platform=True) | describes(SuspensionList))
     async def list_suspensions(request: Request[Any, Any, Any]) -> Response[bytes]:
         """All tenants and projects that are suspended."""
         Parameters.of(request).reject_unknown()
-        return json_response(SuspensionList(data=[_object(one) for one in await wait(suspensions.list())]))
+        return json_response(SuspensionList(data=[_object(one) for one in await suspensions.list()]))
 
     @post(f"{_TENANT}/suspend", status_code=200, opt=suspending)
     async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:

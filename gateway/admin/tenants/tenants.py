@@ -31,6 +31,7 @@ from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.shapes import Page
 from gateway.services import Gateway
 from storage.database.base import to_instant
 from tenancy.directory import project_public_id, tenant_public_id
@@ -61,12 +62,8 @@ class TenantObject(Struct, frozen=True, kw_only=True):
     balance: BalanceObject | UnsetType | None = UNSET
 
 
-class TenantList(Struct, frozen=True, kw_only=True):
+class TenantList(Page[TenantObject], frozen=True):
     """Tenants, ordered by name."""
-
-    object: Literal["list"] = "list"
-    data: list[TenantObject]
-    has_more: bool
 
 
 class ProjectObject(Struct, frozen=True, kw_only=True):
@@ -81,12 +78,8 @@ class ProjectObject(Struct, frozen=True, kw_only=True):
     suspended_at: str | None
 
 
-class ProjectList(Struct, frozen=True, kw_only=True):
+class ProjectList(Page[ProjectObject], frozen=True):
     """A tenant's projects, ordered by name."""
-
-    object: Literal["list"] = "list"
-    data: list[ProjectObject]
-    has_more: bool
 
 
 _TENANT, _PROJECT = msgspec.json.Decoder(NewTenant), msgspec.json.Decoder(NewProject)
@@ -95,7 +88,7 @@ _TENANT, _PROJECT = msgspec.json.Decoder(NewTenant), msgspec.json.Decoder(NewPro
 def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     tenancy, client_timeout = gateway.services.tenancy, gateway.services.options.client_timeout
-    wait, balances = gateway.management_breakers.tenancy.wait, Balances(gateway.services.database)
+    balances = Balances(gateway.services.database)
 
     @get(
         "/admin/v1/tenants",
@@ -116,7 +109,7 @@ def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         found, more = await list_visible_tenants(gateway, request, "tenants.read", limit, after)
         objects = [tenant_object(tenant) for tenant in found]
         if expands:
-            money = await wait(balances.of_tenants([tenant.id for tenant in found]))
+            money = await balances.of_tenants([tenant.id for tenant in found])
             principal = principal_of(request)
             objects = [
                 structs.replace(
@@ -137,7 +130,7 @@ def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Create a tenant with a project `default`."""
         body = await read_management_body(request, client_timeout, _TENANT)
         with refusals():
-            tenant, _ = await wait(tenancy.open_tenant(body.name))
+            tenant, _ = await tenancy.open_tenant(body.name)
         return json_response(tenant_object(tenant), 201)
 
     @get("/admin/v1/tenants/{tenant:str}", opt=demands("tenants.read") | describes(TenantObject))
@@ -171,7 +164,7 @@ def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         owner = await visible_tenant(gateway, request, tenant, "projects.write")
         body = await read_management_body(request, client_timeout, _PROJECT)
         with refusals():
-            project = await wait(tenancy.create_project(owner.id, body.name))
+            project = await tenancy.create_project(owner.id, body.name)
         return json_response(project_object(project), 201)
 
     @get(

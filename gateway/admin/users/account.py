@@ -72,12 +72,11 @@ _CODE = msgspec.json.Decoder(FirstCode)
 def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     users, timeout = gateway.services.users, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.users.wait
 
     async def own(request: Request[Any, Any, Any]) -> OwnUserObject:
         user_id = session_of(request.scope).session.user_id
-        user = await wait(users.accounts.get(user_id))
-        return own_user_object(user, await wait(users.second_factors.recovery_codes_left(user_id)))
+        user = await users.accounts.get(user_id)
+        return own_user_object(user, await users.second_factors.recovery_codes_left(user_id))
 
     @get(_ME, opt=demands(None, "session") | _describes(OwnUserObject))
     async def get_own_user(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -97,7 +96,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         if body.email is not None:
             await check_second_operator(gateway, "Changing the e-mail address of who has a role at the platform")
         with user_errors():
-            await wait(users.accounts.rename(session.user_id, name=body.name, email=body.email))
+            await users.accounts.rename(session.user_id, name=body.name, email=body.email)
             return json_response(await own(request))
 
     @post(
@@ -112,7 +111,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         session, client = session_of(request.scope).session, client_of(request.scope)
         changing = users.password_changes.change(session.user_id, session.id, body.current, body.new, client)
         with user_errors():
-            await wait(changing)
+            await changing
         return await renewed(gateway, request, await own(request))
 
     @post(
@@ -123,7 +122,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def set_up_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Begin to set up an authenticator. It is asked for when a code of it was confirmed."""
         with user_errors():
-            made = await wait(users.second_factors.begin(session_of(request.scope).session.user_id, users.clock()))
+            made = await users.second_factors.begin(session_of(request.scope).session.user_id, users.clock())
         return json_response(AuthenticatorObject(secret=made.secret, uri=made.uri), 201, _NO_STORE)
 
     @post(
@@ -136,7 +135,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         body = await read_management_body(request, timeout, _CODE)
         session, client = session_of(request.scope).session, client_of(request.scope)
         with user_errors():
-            codes = await wait(users.sign_in.confirm_second_factor(session.user_id, body.code, client))
+            codes = await users.sign_in.confirm_second_factor(session.user_id, body.code, client)
         return await renewed(gateway, request, RecoveryCodes(codes=codes))
 
     @delete(
@@ -147,7 +146,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     async def remove_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Remove your second factor, with its recovery codes."""
         with user_errors():
-            await wait(users.second_factors.remove(session_of(request.scope).session.user_id))
+            await users.second_factors.remove(session_of(request.scope).session.user_id)
         return json_response(await own(request))
 
     @post(
@@ -159,7 +158,7 @@ def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Other recovery codes; the present ones are void."""
         user_id = session_of(request.scope).session.user_id
         with user_errors():
-            codes = await wait(users.second_factors.renew_recovery_codes(user_id, users.clock()))
+            codes = await users.second_factors.renew_recovery_codes(user_id, users.clock())
         return json_response(RecoveryCodes(codes=codes), 201, _NO_STORE)
 
     return [

@@ -85,7 +85,6 @@ def member_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
 def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTTPRouteHandler]:
     """The routes at one kind of scope. Their names, of which clients are generated, say which."""
     users, timeout = gateway.services.users, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.users.wait
 
     def named(name: str) -> dict[str, Any]:
         return {"operation_id": f"admin_{name.format(what)}", "tags": ("members",)}
@@ -95,7 +94,7 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
         """Who has a role at this very scope. Roles at what contains it hold here too."""
         scope = await scope_of(request, "members.read")
         return json_response(
-            MemberList(data=[member_object(one) for one in await wait(users.members.at(scope))], has_more=False)
+            MemberList(data=[member_object(one) for one in await users.members.at(scope)], has_more=False)
         )
 
     @put(
@@ -112,8 +111,8 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
         body = await read_management_body(request, timeout, _ROLE)
         user_id = _user_id(request)
         with user_errors():
-            await wait(users.members.set(principal_of(request), user_id, scope, body.role, users.clock()))
-        member = next(one for one in await wait(users.members.at(scope)) if one.user_id == user_id)
+            await users.members.set(principal_of(request), user_id, scope, body.role, users.clock())
+        member = next(one for one in await users.members.at(scope) if one.user_id == user_id)
         return json_response(member_object(member))
 
     @delete(
@@ -127,14 +126,14 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
         own = principal.public_id == user_public_id(user_id)
         scope = await scope_of(request, "models.read" if own else "members.write")
         with user_errors():
-            await wait(users.members.remove(principal, user_id, scope, own=own))
+            await users.members.remove(principal, user_id, scope, own=own)
         return Response(None, status_code=204)
 
     @get(f"{at}/invitations", opt=demands("members.read") | describes(InvitationList, **named("list_{}_invitations")))
     async def list_invitations(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Invitations to this very scope that may still be accepted."""
         scope = await scope_of(request, "members.read")
-        found = await wait(users.links.invitations(scope, users.clock()))
+        found = await users.links.invitations(scope, users.clock())
         return json_response(InvitationList(data=[invitation_object(one) for one in found], has_more=False))
 
     @post(
@@ -152,7 +151,7 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
         body = await read_management_body(request, timeout, _INVITATION)
         with user_errors():
             inviting = users.links.invite(principal_of(request), body.email, body.role, scope, users.clock())
-            return json_response(link_object(await wait(inviting)), 201, _NO_STORE)
+            return json_response(link_object(await inviting), 201, _NO_STORE)
 
     @delete(
         f"{at}/invitations/{{invitation:str}}",
@@ -167,7 +166,7 @@ def _routes(gateway: Gateway, at: str, what: str, scope_of: ScopeOf) -> list[HTT
         if identity is None:
             raise NotFound(f"There is no invitation {reference[:_SHOWN]!r}.")
         with user_errors():
-            await wait(users.links.withdraw(identity, scope, users.clock()))
+            await users.links.withdraw(identity, scope, users.clock())
         return Response(None, status_code=204)
 
     return [list_members, set_member, remove_member, list_invitations, create_invitation, withdraw_invitation]

@@ -46,7 +46,6 @@ _ACCEPTANCE, _REDEMPTION = msgspec.json.Decoder(Acceptance), msgspec.json.Decode
 def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     users, timeout = gateway.services.users, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.users.wait
 
     @post(
         "/admin/v1/invitations/accept",
@@ -68,7 +67,7 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
                 signed_in=None if present is None else present.session,
                 email=body.email,
             )
-            return json_response(user_object(await wait(users.accounts.get(await wait(accepting)))), headers=_NO_STORE)
+            return json_response(user_object(await users.accounts.get(await accepting)), headers=_NO_STORE)
 
     @post(
         "/admin/v1/password-resets/redeem",
@@ -79,7 +78,7 @@ def one_time_link_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """Set another password with a reset link. All sessions of the user end; sign in then."""
         body = await read_public_body(request, timeout, _REDEMPTION)
         with user_errors():
-            user_id = await wait(users.password_changes.reset(body.token, body.password, client_of(request.scope)))
-            return json_response(user_object(await wait(users.accounts.get(user_id))), headers=_NO_STORE)
+            user_id = await users.password_changes.reset(body.token, body.password, client_of(request.scope))
+            return json_response(user_object(await users.accounts.get(user_id)), headers=_NO_STORE)
 
     return [accept_invitation, redeem_password_reset]

@@ -87,7 +87,6 @@ _CODE, _PROOF = msgspec.json.Decoder(SecondFactor), msgspec.json.Decoder(Proof)
 def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # eight routes
     """The routes, for one worker."""
     users, timeout = gateway.services.users, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.users.wait
 
     async def entered(request: Request[Any, Any, Any], outcome: SignedInOrStep, to: str | None) -> Response[bytes]:
         """The answer to a step of a sign-in, with its cookie; the session that the browser had ends."""
@@ -113,7 +112,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         present = await users.authenticator.authenticate(token) if token else None
         if present is not None:
             with acting_as_user(present.session.user_id, present.session.email):
-                await wait(users.sessions.revoke(present.session.user_id, present.session.id, users.clock()))
+                await users.sessions.revoke(present.session.user_id, present.session.id, users.clock())
 
     @post(
         "/admin/v1/session",
@@ -127,7 +126,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         to = next_page(body.next)
         client = client_of(request.scope)
         with user_errors():
-            outcome = await wait(users.sign_in.with_password(body.email, body.password, client))
+            outcome = await users.sign_in.with_password(body.email, body.password, client)
             return await entered(request, outcome, to)
 
     @post(
@@ -140,7 +139,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         body = await read_public_body(request, timeout, _LINK)
         to = next_page(body.next)
         with user_errors():
-            outcome = await wait(users.sign_in.with_link(body.token, client_of(request.scope)))
+            outcome = await users.sign_in.with_link(body.token, client_of(request.scope))
             return await entered(request, outcome, to)
 
     @post(
@@ -156,7 +155,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         if not step:
             raise NotAuthenticated("Sign in with your password first.", code="sign_in_refused")
         with user_errors():
-            outcome = await wait(users.sign_in.with_code(step, body.code, client_of(request.scope)))
+            outcome = await users.sign_in.with_code(step, body.code, client_of(request.scope))
             return await entered(request, outcome, to)
 
     @get("/admin/v1/session", opt=demands(None, "session") | _describes(SessionObject))
@@ -168,7 +167,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     async def sign_out(request: Request[Any, Any, Any]) -> Response[None]:
         """Sign out of this browser."""
         session = session_of(request.scope).session
-        await wait(users.sessions.revoke(session.user_id, session.id, users.clock()))
+        await users.sessions.revoke(session.user_id, session.id, users.clock())
         return _signed_out(request)
 
     @post(
@@ -185,9 +184,9 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         session, client = session_of(request.scope).session, client_of(request.scope)
         with user_errors():
             if body.code is not None:
-                await wait(users.sign_in.check_code(session.user_id, body.code, client))
+                await users.sign_in.check_code(session.user_id, body.code, client)
             else:
-                await wait(users.sign_in.check_password(session.email, body.password or "", client))
+                await users.sign_in.check_password(session.email, body.password or "", client)
             return await renewed(gateway, request, await _present(request))
 
     async def _present(request: Request[Any, Any, Any]) -> SessionObject:
@@ -198,7 +197,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     async def list_sessions(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Your sessions, newest first."""
         present = session_of(request.scope).session
-        found = await wait(users.sessions.alive(present.user_id, users.clock()))
+        found = await users.sessions.alive(present.user_id, users.clock())
         data = [session_object(each, current=each.id == present.id) for each in found]
         return json_response(SessionList(data=data, has_more=False))
 
@@ -211,7 +210,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         """End one of your sessions, wherever it is."""
         present = session_of(request.scope).session
         identity = prefixed_id(session, SESSION_PREFIX)
-        ended = identity is not None and await wait(users.sessions.revoke(present.user_id, identity, users.clock()))
+        ended = identity is not None and await users.sessions.revoke(present.user_id, identity, users.clock())
         if not ended:
             raise NotFound(f"There is no session {session[:80]!r}.")
         return _signed_out(request) if identity == present.id else Response(None, status_code=204)
@@ -219,7 +218,7 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
     @post("/admin/v1/sessions/revoke-all", status_code=204, opt=demands(None, "session") | _describes(None, status=204))
     async def end_all_sessions(request: Request[Any, Any, Any]) -> Response[None]:
         """Sign out everywhere, here too."""
-        await wait(users.sessions.revoke_all(session_of(request.scope).session.user_id, users.clock()))
+        await users.sessions.revoke_all(session_of(request.scope).session.user_id, users.clock())
         return _signed_out(request)
 
     return [
@@ -235,7 +234,7 @@ async def renewed(gateway: Gateway, request: Request[Any, Any, Any], body: Struc
     signed_in = session_of(request.scope)
     mac = signed_in.token_mac if signed_in.new_token is None else users.sessions.token_mac(signed_in.new_token)
     work = users.sessions.rotate(signed_in.session.id, mac, users.clock(), proven=True)
-    token = await gateway.management_breakers.users.wait(work)
+    token = await work
     if token is None:
         raise Conflict("Your session changed meanwhile; try again.", code="wrong_state")
     response = json_response(body, headers=_NO_STORE)

@@ -21,6 +21,7 @@ from gateway.errors import (
     RateLimited,
     Unavailable,
 )
+from gateway.http.shapes import Page
 from storage.free_text import InvalidText
 from tenancy.directory import project_public_id, tenant_public_id
 from tenancy.rights.permissions import Permission, Role, permissions_of_role
@@ -89,12 +90,8 @@ class OwnUserObject(UserObject, frozen=True, kw_only=True):
     rights: list[RightsObject]
 
 
-class UserList(Struct, frozen=True, kw_only=True):
+class UserList(Page[UserObject], frozen=True):
     """A page of users, ordered by e-mail address."""
-
-    object: Literal["list"] = "list"
-    data: list[UserObject]
-    has_more: bool
 
 
 class SessionObject(Struct, frozen=True, kw_only=True):
@@ -113,12 +110,8 @@ class SessionObject(Struct, frozen=True, kw_only=True):
     current: bool
 
 
-class SessionList(Struct, frozen=True, kw_only=True):
+class SessionList(Page[SessionObject], frozen=True):
     """The user's sessions, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[SessionObject]
-    has_more: bool
 
 
 class SignInObject(Struct, frozen=True, kw_only=True):
@@ -144,12 +137,8 @@ class MemberObject(Struct, frozen=True, kw_only=True):
     has_second_factor: bool
 
 
-class MemberList(Struct, frozen=True, kw_only=True):
+class MemberList(Page[MemberObject], frozen=True):
     """Who has a role at this very scope, ordered by e-mail address."""
-
-    object: Literal["list"] = "list"
-    data: list[MemberObject]
-    has_more: bool
 
 
 class InvitationObject(Struct, frozen=True, kw_only=True):
@@ -166,12 +155,8 @@ class InvitationObject(Struct, frozen=True, kw_only=True):
     expires_at: str
 
 
-class InvitationList(Struct, frozen=True, kw_only=True):
+class InvitationList(Page[InvitationObject], frozen=True):
     """Invitations to this very scope that may still be accepted, oldest first."""
-
-    object: Literal["list"] = "list"
-    data: list[InvitationObject]
-    has_more: bool
 
 
 class LinkObject(Struct, frozen=True, kw_only=True):

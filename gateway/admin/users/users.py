@@ -61,7 +61,6 @@ _WHY, _LINK = msgspec.json.Decoder(Why), msgspec.json.Decoder(NewLink)
 def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  # six routes
     """The routes, for one worker."""
     users, timeout = gateway.services.users, gateway.services.options.client_timeout
-    wait = gateway.management_breakers.users.wait
 
     async def seen(request: Request[Any, Any, Any], reference: str) -> User:
         """The user of a path, if the principal sees it: operators see all, others those with a role in their tenant.
@@ -69,7 +68,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         principal = principal_of(request)
         with user_errors():
             try:
-                user = await wait(users.accounts.find(reference))
+                user = await users.accounts.find(reference)
             except LookupError as error:
                 raise _unknown(reference) from error
         if not _sees(principal, user):
@@ -105,7 +104,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
             raise refusal("members.read")
         if after is not None and not after.isprintable():
             raise InvalidField("after", "not an e-mail address")
-        found, more = await wait(users.accounts.page(limit, after))
+        found, more = await users.accounts.page(limit, after)
         return json_response(UserList(data=[user_object(user) for user in found], has_more=more))
 
     @get(_USER, opt=demands("members.read") | _describes(UserObject))
@@ -133,8 +132,8 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
             raise Conflict("The user is disabled.", code="wrong_state")
         await check_taken_over(request, found)
         with user_errors():
-            link = await wait(
-                users.links.create(found.id, body.kind, users.clock(), by=principal_of(request), reason=body.reason)
+            link = await users.links.create(
+                found.id, body.kind, users.clock(), by=principal_of(request), reason=body.reason
             )
         return json_response(link_object(link), 201, _NO_STORE)
 
@@ -152,9 +151,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         if principal_of(request).public_id == user_public_id(found.id):
             raise Conflict("Nobody disables the own account.", code="wrong_state")
         with user_errors():
-            return json_response(
-                user_object(await wait(users.accounts.disable(found.id, users.clock(), reason=body.reason)))
-            )
+            return json_response(user_object(await users.accounts.disable(found.id, users.clock(), reason=body.reason)))
 
     @post(
         f"{_USER}/enable",
@@ -168,7 +165,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         found = await ruled(request, user)
         await check_taken_over(request, found)
         with user_errors():
-            return json_response(user_object(await wait(users.accounts.enable(found.id, reason=body.reason))))
+            return json_response(user_object(await users.accounts.enable(found.id, reason=body.reason)))
 
     @post(
         f"{_USER}/revoke-sessions",
@@ -180,7 +177,7 @@ def user_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915  #
         body = await read_management_body(request, timeout, _WHY, default=b"{}")
         _check_reason(body.reason)
         found = await ruled(request, user)
-        await wait(users.sessions.revoke_all(found.id, users.clock(), reason=body.reason))
+        await users.sessions.revoke_all(found.id, users.clock(), reason=body.reason)
         return json_response(user_object(found))
 
     return [list_users, get_user, create_user_link, disable_user, enable_user, end_user_sessions]

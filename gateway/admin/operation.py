@@ -1,0 +1,212 @@
+"""An operation of /admin/v1, written once: its handler's signature says what is read, checked, answered and documented.
+
+    class ProjectOperations:
+        def __init__(self, gateway: Gateway) -> None: ...
+
+        @operation("POST", "/admin/v1/tenants/{tenant:str}/projects", demands("projects.write"), status=201)
+        async def create_project(self, call: Call, tenant: Tenant, body: NewProject) -> ProjectObject:
+            '''Add a project. It has no keys yet.'''
+
+- `call`: who asks, and the request.
+- A name in the path is a `str` or `int`. `tenant: Tenant` is the tenant of that name, where the caller has the policy's
+  permission; `tenant: PartOfTenant` also has the projects to which the permission is limited.
+- `body` is a struct, decoded from JSON. With `body_required=False` an empty body is `{}`.
+- `page: PageQuery` are `limit` and `after`; `Annotated[PageQuery, PageSizes(...)]` has other bounds.
+- All else are query parameters: `Annotated[<type>, Query("What it says.", example=...)]`, with a default if they need
+  not be there.
+- The return type says the answers; several are a union. A `Response` is passed on as it is.
+
+They are read in the order of the signature. What is read cannot be found, is not allowed or is wrong: then the handler
+is not called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from inspect import Parameter, isawaitable, signature
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from litestar import Request, Response
+from litestar.handlers import HTTPRouteHandler
+from msgspec import UNSET, Meta, Struct
+
+from gateway.admin.access import PartOfTenant, partly_visible_tenant, principal_of, visible_tenant
+from gateway.admin.refusals import refusals
+from gateway.dialects.query_parameters import Parameters
+from gateway.endpoints.request_body import read_management_body
+from gateway.errors import InvalidField
+from gateway.http.operations import QueryParameter, Shape, describes, page
+from gateway.http.policies import POLICY
+from gateway.http.responses import json_response
+from gateway.http.shapes import Instant, PageQuery, decode_value
+from gateway.services import Gateway
+from storage.free_text import problem_of_text
+from tenancy.rights.principals import Principal
+from tenancy.tables import Tenant
+
+Method: TypeAlias = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+_Read: TypeAlias = Callable[["Call", Parameters], Any]
+_OPERATION = "__operation__"
+
+
+class Call(Struct, frozen=True):
+    """A request of an operation, and the worker that answers it."""
+
+    gateway: Gateway
+    request: Request[Any, Any, Any]
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks."""
+        return principal_of(self.request)
+
+
+class Query(Struct, frozen=True):
+    """What a query parameter says. An example is needed where its type does not give one."""
+
+    description: str
+    example: Any = UNSET
+
+
+class PageSizes(Struct, frozen=True):
+    """How many objects a page may have, and has without `limit`."""
+
+    most: int = 100
+    default: int = 20
+    least: int = 1
+
+
+def operation(
+    method: Method,
+    path: str,
+    opt: Mapping[str, Any],
+    *,
+    status: int | Mapping[Any, int] = 200,
+    example: Shape = None,
+    **described: Any,
+) -> Callable[[Handler], Handler]:
+    """Make a method an operation. `opt`: its policy. `status`: of its answers, or of each of their types. `example`: of
+    its body. `described`: what else `describes` takes, such as `errors` and `path`."""
+
+    def mark(handler: Handler) -> Handler:
+        setattr(handler, _OPERATION, partial(_route, method, path, opt, status, example, described))
+        return handler
+
+    return mark
+
+
+def operations_of(gateway: Gateway, part: type[Any]) -> list[HTTPRouteHandler]:
+    """The routes of a class whose methods are operations, for one worker. Its `errors`, else `refusals`, turn errors of
+    other rooms into errors of the request."""
+    operations, errors = part(gateway), getattr(part, "errors", refusals)
+    methods = [getattr(operations, name) for name, value in vars(part).items() if hasattr(value, _OPERATION)]
+    return [getattr(method, _OPERATION)(gateway, method, errors) for method in methods]
+
+
+def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made for
+    method: Method,
+    path: str,
+    opt: Mapping[str, Any],
+    status: int | Mapping[Any, int],
+    example: Shape,
+    described: Mapping[str, Any],
+    gateway: Gateway,
+    handler: Callable[..., Awaitable[Any]],
+    errors: Callable[[], AbstractContextManager[None]],
+) -> HTTPRouteHandler:
+    hints, readers, query = get_type_hints(handler, include_extras=True), dict[str, _Read](), list[QueryParameter]()
+    for name, parameter in signature(handler).parameters.items():
+        if name == "call":
+            readers[name] = lambda call, _: call
+        elif name == "body":
+            readers[name] = _body_reader(hints[name], b"" if described.get("body_required", True) else b"{}")
+        elif f"{{{name}:" in path:
+            readers[name] = _path_reader(name, hints[name], opt)
+        else:
+            documented, readers[name] = _query_reader(name, hints[name], parameter.default)
+            query += documented
+    kinds = _members(hints["return"])
+    statuses = status if isinstance(status, Mapping) else dict.fromkeys(kinds, status)
+
+    async def answer(request: Request[Any, Any, Any]) -> Response[Any]:
+        call, parameters, values = Call(gateway, request), Parameters.of(request), dict[str, Any]()
+        for name, read in readers.items():
+            value = read(call, parameters)
+            values[name] = await value if isawaitable(value) else value
+        if query:
+            parameters.reject_unknown()
+        with errors():
+            result = await handler(**values)
+        return result if isinstance(result, Response) else json_response(result, statuses[type(result)])
+
+    answer.__name__, answer.__doc__ = handler.__name__, handler.__doc__
+    answers = {code: tuple(kind for kind in kinds if statuses[kind] == code) for code in statuses.values()}
+    says = describes(
+        {code: same if len(same) > 1 else same[0] for code, same in answers.items()},
+        body=example or hints.get("body"),
+        query=query,
+        **described,
+    )
+    return HTTPRouteHandler(path, http_method=method, status_code=min(answers), opt={**opt, **says})(answer)
+
+
+def _body_reader(kind: Any, default: bytes) -> _Read:
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind, dec_hook=decode_value)
+
+    def read(call: Call, _: Parameters) -> Awaitable[Any]:
+        timeout = call.gateway.services.options.client_timeout
+        return read_management_body(call.request, timeout, decoder, default=default)
+
+    return read
+
+
+def _path_reader(name: str, hint: Any, opt: Mapping[str, Any]) -> _Read:
+    permission = opt[POLICY].permission
+    if hint is Tenant:
+        return lambda call, _: visible_tenant(call.gateway, call.request, call.request.path_params[name], permission)
+    if hint == PartOfTenant:
+        return lambda call, _: partly_visible_tenant(
+            call.gateway, call.request, call.request.path_params[name], permission
+        )
+    return lambda call, _: call.request.path_params[name]
+
+
+def _query_reader(name: str, hint: Any, default: Any) -> tuple[Sequence[QueryParameter], _Read]:
+    kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if kind is PageQuery:
+        sizes = next((each for each in metadata if isinstance(each, PageSizes)), PageSizes())
+        return page(sizes.most, sizes.default, sizes.least), lambda _, parameters: PageQuery(
+            parameters.page_size(sizes.default, sizes.least, sizes.most), parameters.text("after")
+        )
+    says = next(each for each in metadata if isinstance(each, Query))
+    (kind,) = (each for each in _members(kind) if each is not NoneType)
+    bounds = [each for each in metadata if isinstance(each, Meta)]
+    documented = Annotated[(kind, *bounds)] if bounds else str if kind is Instant else kind
+    most = next((each.max_length for each in bounds), None)
+    required = default is Parameter.empty
+    read_value = _value_reader(kind)
+
+    def read(_: Call, parameters: Parameters) -> Any:
+        if required:
+            parameters.required(name)
+        value = read_value(parameters, name)
+        if most is not None and (problem := problem_of_text(value or "", most, empty=True)):
+            raise InvalidField(name, problem)
+        return default if value is None else value
+
+    return [QueryParameter(name, documented, says.description, required, says.example)], read
+
+
+def _value_reader(kind: Any) -> Callable[[Parameters, str], Any]:
+    if get_origin(kind) is Literal:
+        return lambda parameters, name: parameters.choice(name, get_args(kind))
+    return {bool: Parameters.boolean, int: Parameters.integer, Instant: Parameters.instant, str: Parameters.text}[kind]
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
