@@ -17,6 +17,8 @@ from litestar.params import FromPath
 from msgspec import Meta, Struct
 
 from gateway.admin.access import check_may_change, principal_of
+from gateway.admin.keys.keys import REASON as WHY
+from gateway.admin.keys.keys import reason_of
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField, InvalidRequest, NotFound
@@ -126,8 +128,8 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             await wait(limits.set(subject, wanted, body.reason))
         return await read(subject)
 
-    async def remove(subject: LimitSubject) -> Response[bytes]:
-        if await wait(limits.remove(subject)) is None:
+    async def remove(request: Request[Any, Any, Any], subject: LimitSubject) -> Response[bytes]:
+        if await wait(limits.remove(subject, reason_of(request))) is None:
             raise NotFound("No limits are set.")
         return json_response(RemovedLimits())
 
@@ -181,11 +183,11 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         "/admin/v1/limits/projects/{project:str}",
         status_code=200,
-        opt=demands("limits.write") | describes(RemovedLimits, path=_PROJECT),
+        opt=demands("limits.write") | describes(RemovedLimits, query=(WHY,), path=_PROJECT),
     )
     async def remove_project_limits(request: Request[Any, Any, Any], project: FromPath[str]) -> Response[bytes]:
         """Remove the limits of a project; its keys keep theirs."""
-        return await remove(await project_of(request, project, "limits.write"))
+        return await remove(request, await project_of(request, project, "limits.write"))
 
     @get("/admin/v1/limits/keys/{key:str}", opt=demands("limits.read") | describes(LimitsObject))
     async def retrieve_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
@@ -203,11 +205,11 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         "/admin/v1/limits/keys/{key:str}",
         status_code=200,
-        opt=demands("limits.write") | describes(RemovedLimits),
+        opt=demands("limits.write") | describes(RemovedLimits, query=(WHY,)),
     )
     async def remove_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Remove the limits of a key."""
-        return await remove(await key_of(request, key, "limits.write"))
+        return await remove(request, await key_of(request, key, "limits.write"))
 
     return [
         list_limits,

@@ -40,9 +40,9 @@ def test_what_is_wrong_is_said(
     for words, said in (
         (("set", "acme"), "--requests NUMBER"),
         (("set", "acme", "--requests", "many"), "a whole number or none"),
-        (("set", "acme", "--requests", "0"), "requests_per_minute: it must be from 1"),
+        (("set", "acme", "--requests", "0"), "--requests: it must be from 1"),
         (("set", "acme", "--requests", "none"), "remove the limits instead"),
-        (("set", "other", "--key", key, "--requests", "1"), "tenant other has no key"),
+        (("set", "other", "--key", key, "--requests", "1"), "there is no key"),
         (("set", "acme", "--key", "nobody", "--requests", "1"), "nobody"),
         (("remove", "acme"), "turnpike limits list"),
     ):
