@@ -91,11 +91,6 @@ long_admin_command = functools.partial(admin_command, long=True)
 """As `admin_command`, for one that reads all that was ever recorded: an audit."""
 
 
-async def currency_of(admin: AdminServices, tenant_id: UUID) -> str:
-    """The currency of the tenant's balance; the default if it never had money."""
-    return await admin.balances.currency_of(tenant_id)
-
-
 async def tenant_id_of(admin: AdminServices, name: str | None) -> UUID | None:
     """The id of the tenant of this name; None without a name. Raises NoSuchRecord."""
     return (await admin.tenancy.tenant(name)).id if name else None

@@ -6,9 +6,10 @@ import argparse
 
 from turnpike.api.actions import Flag, Object, add_fields, add_work, field_values, print_json, print_objects
 from turnpike.api.client import Api, ApiError
+from turnpike.command_context import DEFAULT_PROJECT
 from turnpike.command_line import CommandError, CommandParser
 
-_DEFAULT_PROJECT, _NONE = "default", "none"
+_NONE = "none"
 _LIMITS = {
     "requests_per_minute": ("requests", "requests a minute"),
     "input_tokens_per_minute": ("input-tokens", "input tokens a minute that are not read from the cache"),
@@ -36,14 +37,14 @@ def add_arguments(parser: CommandParser) -> None:
 
 def _add_subject(action: CommandParser) -> None:
     action.add_tenant_first()
-    action.add_argument("--project", help=f"the project; default: {_DEFAULT_PROJECT}")
+    action.add_argument("--project", help=f"the project; default: {DEFAULT_PROJECT}")
     action.add_argument("--key", help="one key instead: its public id")
 
 
 async def _subject(api: Api, parsed: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """`key` or `project`, and which."""
     if parsed.key is None:
-        project = await api.call("retrieve_project", tenant=parsed.tenant, project=parsed.project or _DEFAULT_PROJECT)
+        project = await api.call("retrieve_project", tenant=parsed.tenant, project=parsed.project or DEFAULT_PROJECT)
         return "project", {"project": project["id"]}
     if parsed.project is not None:
         raise CommandError("limits are of --project or of --key, not of both")

@@ -26,7 +26,8 @@ def test_limits_are_set_listed_and_removed(
     assert own == ["acme", "default", key, "-", "-", "500", "-"]
     assert len(terminal.run("limits", "list", "other").splitlines()) == 1
 
-    assert "removed" in terminal.run("limits", "remove", "acme", "--key", key)
+    assert "removed" in terminal.run("limits", "remove", "acme", "--key", key, "--reason", "moved on")
+    assert "moved on" in terminal.run("audit", "log", "--action", "limits.removed")
     assert len(terminal.run("limits", "list", "acme").splitlines()) == 2
 
 
