@@ -146,6 +146,7 @@ format: install-dev ## Format and mend what can be mended
 docs: install-dev ## Regenerate the generated pages of docs/
 	$(BIN)/turnpike settings --markdown > docs/settings.md
 	$(BIN)/python scripts/module_page.py
+	$(BIN)/python scripts/command_operations.py
 
 golden: install-dev ## Write the golden month and all goldens anew: read what differs before you commit it
 	$(BIN)/python -m tests.billing.golden.month

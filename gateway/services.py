@@ -1,72 +1,47 @@
-"""Puts a gateway worker together: the objects it is given, those it makes of them, their start and stop."""
+"""Puts a gateway worker together: the objects it is given, those it makes of them, their start and stop.
+
+What a worker is made of is imported when one is made: commands have routes, and no worker.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sized
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct, field
 
-from billing.exports.jobs import ExportJobs
-from billing.prices import PriceCatalog
-from billing.reservation.allowances import BUSY, Allowances
-from billing.reservation.hold_service import HoldService
-from billing.reservation.hooked_holds import HookedHolds
-from billing.service_levels.service_hours import ServiceHours
-from billing.settlement.settler import Settler
-from billing.spool.gateway_epochs import EpochKeeper
-from billing.spool.spool import Spool
-from gateway.admission.admission import Admission
-from gateway.admission.cache_leases import LeaseHook
-from gateway.admission.fair_threads import FairThreads
-from gateway.admission.lease_confirmations import LeaseConfirmations
-from gateway.admission.prepared_request import Payer
+from billing.reservation.allowances import BUSY
 from gateway.admission.request_timeouts import RequestTimeouts
 from gateway.errors import NotAuthenticated, SuspendedError
-from gateway.fleet.fleet import Fleet
-from gateway.fleet.forgotten_scopes import ForgottenScopes
-from gateway.generation.dependencies import GenerationDependencies
-from gateway.generation.leased_blocks import LeasedBlocks
-from gateway.generation.request_history import RequestHistory
-from gateway.generation.running_tasks import RunningTasks
-from gateway.generation.shared_writes import SharedWrites
-from gateway.http.body_budget import BodyBudget
-from gateway.kept_responses.background import BackgroundResponses
-from gateway.kept_responses.event_feeds import EventFeeds
-from gateway.kept_responses.keeper import ResponseKeeper
-from gateway.limits.limiter import Limiter
-from gateway.metering.lease_outcomes import LeaseOutcomes
-from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
-from gateway.metrics.gateway_metrics import GatewayMetrics
-from gateway.recovery.background_tasks import BackgroundTasks
-from gateway.recovery.journal_recovery import JournalRecovery
-from gateway.recovery.lost_attempts import LostAttempts
-from gateway.recovery.orphaned_holds import OrphanedHolds
-from gateway.served_models.registry import ModelRegistry
-from prompt_cache.promise.cache_domains import CacheDomains
-from prompt_cache.promise.lease_store import LeaseStore
-from prompt_cache.promise.scope_keys import ScopeKeys
-from response_store.policies import ResponsePolicies
-from response_store.running import RunningResponses
-from response_store.sealing import ThinkingSeal
-from response_store.store import ResponseStore
 from storage.database.circuit_breaker import CircuitBreaker
-from storage.database.database import Database, DatabaseUnavailable
-from storage.disk_space import DiskWatch
-from tenancy.administration.suspension import Suspension, Suspensions
-from tenancy.authenticator import AuthenticationFailed, Authenticator
-from tenancy.rate_limits import RateLimits
-from tenancy.repositories import Tenancy
-from tenancy.rights.key_limits import Network
-from tenancy.users.service import Users
-from waterfall.refused_requests import RefusedRequestStore
-from waterfall.refused_writer import RefusedRequestWriter
-from waterfall.store import WaterfallStore
-from waterfall.writer import WaterfallWriter
-from webhooks.endpoints import WebhookEndpoints
+from storage.database.database import DatabaseUnavailable
+from tenancy.authenticator import AuthenticationFailed
+
+if TYPE_CHECKING:
+    from billing.exports.jobs import ExportJobs
+    from billing.prices import PriceCatalog
+    from billing.reservation.hold_service import HoldService
+    from billing.settlement.settler import Settler
+    from billing.spool.gateway_epochs import EpochKeeper
+    from billing.spool.spool import Spool
+    from gateway.admission.prepared_request import Payer
+    from gateway.fleet.fleet import Fleet
+    from gateway.limits.limiter import Limiter
+    from gateway.served_models.registry import ModelRegistry
+    from prompt_cache.promise.cache_domains import CacheDomains
+    from prompt_cache.promise.scope_keys import ScopeKeys
+    from response_store.sealing import ThinkingSeal
+    from storage.database.database import Database
+    from tenancy.administration.suspension import Suspension, Suspensions
+    from tenancy.authenticator import Authenticator
+    from tenancy.rate_limits import RateLimits
+    from tenancy.repositories import Tenancy
+    from tenancy.rights.key_limits import Network
+    from tenancy.users.service import Users
+    from webhooks.endpoints import WebhookEndpoints
 
 _SETTLE_S = 10
 _DAY_S = 86_400
@@ -150,6 +125,40 @@ class Gateway:
     """One running worker. `on_over` is called when its epoch turns out to be over although it lives: it has to stop."""
 
     def __init__(self, services: GatewayServices) -> None:
+        from billing.reservation.allowances import Allowances
+        from billing.reservation.hooked_holds import HookedHolds
+        from billing.service_levels.service_hours import ServiceHours
+        from billing.spool.gateway_epochs import EpochKeeper
+        from gateway.admission.admission import Admission
+        from gateway.admission.cache_leases import LeaseHook
+        from gateway.admission.fair_threads import FairThreads
+        from gateway.admission.lease_confirmations import LeaseConfirmations
+        from gateway.generation.dependencies import GenerationDependencies
+        from gateway.generation.leased_blocks import LeasedBlocks
+        from gateway.generation.request_history import RequestHistory
+        from gateway.generation.running_tasks import RunningTasks
+        from gateway.generation.shared_writes import SharedWrites
+        from gateway.http.body_budget import BodyBudget
+        from gateway.kept_responses.background import BackgroundResponses
+        from gateway.kept_responses.event_feeds import EventFeeds
+        from gateway.kept_responses.keeper import ResponseKeeper
+        from gateway.metering.lease_outcomes import LeaseOutcomes
+        from gateway.metering.usage_recorder import RefusedEntries, UsageRecorder
+        from gateway.metrics.gateway_metrics import GatewayMetrics
+        from gateway.recovery.background_tasks import BackgroundTasks
+        from gateway.recovery.journal_recovery import JournalRecovery
+        from gateway.recovery.lost_attempts import LostAttempts
+        from gateway.recovery.orphaned_holds import OrphanedHolds
+        from prompt_cache.promise.lease_store import LeaseStore
+        from response_store.policies import ResponsePolicies
+        from response_store.running import RunningResponses
+        from response_store.store import ResponseStore
+        from storage.disk_space import DiskWatch
+        from waterfall.refused_requests import RefusedRequestStore
+        from waterfall.refused_writer import RefusedRequestWriter
+        from waterfall.store import WaterfallStore
+        from waterfall.writer import WaterfallWriter
+
         self.services = services
         self.on_over: Callable[[], None] = lambda: None
         self.over = False
@@ -289,6 +298,8 @@ class Gateway:
     async def start(self) -> None:
         """Begin. Raises ModelWithoutPrice, GatewayNameTaken, DatabaseUnavailable. What earlier spools hold is read
         before a replica can repeat it."""
+        from gateway.fleet.forgotten_scopes import ForgottenScopes
+
         services = self.services
         await services.models.check_prices(services.prices)
         await services.authenticator.start()

@@ -140,11 +140,12 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "approvals",
             "platform",
             "routes",
+            "in_process",
         ),
     ),
     "turnpike": (
-        *("logs", "settings", "admin_services", "processes", "command_line", "command_context", "operator_identity"),
-        *("demonstration", "commands", "cli"),
+        *("logs", "settings", "admin_services", "processes", "command_line", "operator_identity", "command_context"),
+        *("api", "demonstration", "commands", "cli"),
     ),
 }
 """The folders of each room, or of a large folder in it, and modules beside them: each may import those before it."""

@@ -26,7 +26,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/startup/options.py", "billing/rating/lines.py"),
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
-        "tenancy/users/identifiers.py",
+        *("tenancy/users/identifiers.py", "turnpike/api/operations.py"),
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
         *("billing/budgets/store.py", "billing/reservation/hold_hooks.py", "engine/grammar/guide.py"),
@@ -87,6 +87,7 @@ LONG_MODULES: Mapping[str, str] = {
     "gateway/conversation/output/output_formats.py": "one class a way of writing, and the table of families over them",
     "gateway/generation/generation_task.py": "one state machine: a request's transitions, in one place",
     "gateway/http/http_protocol.py": "one class of uvicorn's, whose hooks share one state",
+    "gateway/services.py": "all that a worker is made of, beside what it is given",
     "prompt_cache/history/diagnosis.py": "the causes of a miss are tried in one order",
     "prompt_cache/placement/hit_density.py": "one estimator, whose tables are only meant for it",
     "tenancy/repositories.py": "the queries of three small tables, which one transaction may change together",

@@ -10,91 +10,191 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Literal
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
-import msgspec
+from msgspec import Struct
 
-from billing.accounts.balances import Balances
-from billing.accounts.budgets import BudgetSettings
-from billing.exports.datasets import DisplayNames
-from billing.invoices.recording import CREDITED, DRAFTED, TOPICS
-from billing.platform_settings import PlatformSettings
-from billing.prices import PriceCatalog
-from billing.prices.approval import PriceSheets
-from billing.prices.price_books import PriceBooks
-from billing.rating.contract_store import Contracts
-from billing.reservation.hold_service import HoldService
-from billing.settlement.settlement import OVERDRAWN
-from billing.transaction.budget_charges import THRESHOLD, name_budget_subjects
-from storage.bus import Bus, LocalBus, RedisBus
 from storage.database import migrate
 from storage.database.database import STATEMENT_S, Database
-from tenancy.authenticator import Authenticator
-from tenancy.directory import project_public_id
-from tenancy.keys import Peppers
-from tenancy.rate_limits import RateLimits
-from tenancy.repositories import Tenancy
-from tenancy.users.service import Users
 from turnpike.settings import secrets
 from turnpike.settings.data_folder import check_data, prepare_data_folder, read_secrets
 from turnpike.settings.secrets import Secrets
 from turnpike.settings.settings import Settings
-from webhooks.addresses import AddressPolicy, parse_networks
-from webhooks.dispatch import Dispatcher
-from webhooks.endpoints import WebhookEndpoints
-from webhooks.sending import WebhookSender
-from webhooks.signing import SecretCipher
 
-_DAY_S = 86_400
-WEBHOOK_TOPICS = (OVERDRAWN, THRESHOLD, DRAFTED, *TOPICS.values(), CREDITED)
-"""The topics of all messages that go to the outbox: webhooks may subscribe to these."""
-
-
-def webhook_endpoints(settings: Settings, database: Database, keys: Secrets) -> WebhookEndpoints:
-    """The webhook endpoints that tenants change. Raises UrlRefused for a malformed network in the settings."""
-    return WebhookEndpoints(database, SecretCipher(keys.master_key), _address_policy(settings), WEBHOOK_TOPICS)
-
-
-def webhook_dispatcher(
-    settings: Settings, tenancy: Tenancy, database: Database, keys: Secrets, sender: WebhookSender | None = None
-) -> Dispatcher:
-    """What sends webhooks, in a worker; `sender`: by another way than HTTP. Raises UrlRefused for a malformed network
-    in the settings."""
-
-    async def names(tenant_id: UUID) -> dict[str, tuple[str, str]]:
-        projects = await tenancy.list_projects(tenant_id)
-        shown = {str(project.id): (project_public_id(project.id), project.name) for project in projects}
-        return shown | {str(key.id): (key.public_id, key.public_id) for key in await tenancy.list_keys(tenant_id)}
-
-    cipher, sender = SecretCipher(keys.master_key), sender or WebhookSender(_address_policy(settings))
-    payloads = partial(name_budget_subjects, names_of=names)
-    return Dispatcher(database, cipher, sender, settings.webhook_give_up_days * _DAY_S, payloads)
+if TYPE_CHECKING:
+    from billing.accounts.balances import Balances
+    from billing.accounts.budgets import BudgetSettings
+    from billing.exports.datasets import DisplayNames
+    from billing.platform_settings import PlatformSettings
+    from billing.prices import PriceCatalog
+    from billing.prices.approval import PriceSheets
+    from billing.prices.price_books import PriceBooks
+    from billing.rating.contract_store import Contracts
+    from billing.reservation.hold_service import HoldService
+    from gateway.services import GatewayOptions
+    from storage.bus import Bus
+    from tenancy.administration.suspension import Suspensions
+    from tenancy.authenticator import Authenticator
+    from tenancy.keys import Peppers
+    from tenancy.rate_limits import RateLimits
+    from tenancy.repositories import Tenancy
+    from tenancy.users.service import Users
+    from webhooks.addresses import AddressPolicy
+    from webhooks.endpoints import WebhookEndpoints
 
 
-def _address_policy(settings: Settings) -> AddressPolicy:
-    return AddressPolicy(settings.webhook_allow_http, parse_networks(settings.webhook_allow_networks))
+class SpoolFolder(Struct, frozen=True):
+    """What a command knows of a gateway's spool."""
+
+    folder: Path
 
 
-class AdminServices(msgspec.Struct, frozen=True):
-    """What an administrator works with, and the settings from which it was opened."""
+class AdminServices:
+    """What an administrator works with, and the settings from which it was opened. Each part is imported and made when
+    it is first asked for: a command needs few of them.
 
-    settings: Settings
-    database: Database
-    bus: Bus
-    tenancy: Tenancy
-    authenticator: Authenticator
-    users: Users
-    prices: PriceCatalog
-    sheets: PriceSheets
-    platform: PlatformSettings
-    books: PriceBooks
-    contracts: Contracts
-    balances: Balances
-    budgets: BudgetSettings
-    limits: RateLimits
-    holds: HoldService
+    It has the parts that the routes of /admin/v1 use of a gateway's services, by the same names.
+    """
+
+    def __init__(self, settings: Settings, database: Database, keys: Secrets) -> None:
+        self.settings = settings
+        self.database = database
+        self.secrets = keys
+
+    async def close(self) -> None:
+        """Close what was made. The database stays open."""
+        for name in ("users", "authenticator", "prices", "holds", "bus"):
+            if name in self.__dict__:
+                await self.__dict__[name].close()
+
+    @cached_property
+    def bus(self) -> Bus:
+        """Tells other processes what changed."""
+        return open_bus(self.settings)
+
+    @cached_property
+    def peppers(self) -> Peppers:
+        """The peppers of API keys."""
+        from tenancy.keys import Peppers
+
+        return Peppers(self.secrets.peppers, self.secrets.pepper_current)
+
+    @cached_property
+    def tenancy(self) -> Tenancy:
+        """Tenants, projects and keys."""
+        from tenancy.repositories import Tenancy
+
+        return Tenancy(self.database, self.peppers, self.bus)
+
+    @cached_property
+    def authenticator(self) -> Authenticator:
+        """Knows API keys."""
+        from tenancy.authenticator import Authenticator
+
+        return Authenticator(self.database, self.peppers, self.bus, timeout=self.settings.database_wait)
+
+    @cached_property
+    def users(self) -> Users:
+        """Accounts, roles, sessions and links."""
+        from tenancy.users.service import Users
+
+        return Users(self.database, self.secrets.master_key, self.bus, timeout=self.settings.database_wait)
+
+    @cached_property
+    def suspensions(self) -> Suspensions:
+        """Who is suspended."""
+        from tenancy.administration.suspension import Suspensions
+
+        return Suspensions(self.database, self.bus)
+
+    @cached_property
+    def prices(self) -> PriceCatalog:
+        """The prices in force."""
+        from billing.prices import PriceCatalog
+
+        return PriceCatalog(self.database)
+
+    @cached_property
+    def sheets(self) -> PriceSheets:
+        """Price sheets, as who runs this process."""
+        from billing.prices.approval import PriceSheets
+
+        return PriceSheets(self.database, via=system_user())
+
+    @cached_property
+    def platform(self) -> PlatformSettings:
+        """The platform's settings."""
+        from billing.platform_settings import PlatformSettings
+
+        return PlatformSettings(self.database)
+
+    @cached_property
+    def books(self) -> PriceBooks:
+        """Price books."""
+        from billing.prices.price_books import PriceBooks
+
+        return PriceBooks(self.database)
+
+    @cached_property
+    def contracts(self) -> Contracts:
+        """Contract terms."""
+        from billing.rating.contract_store import Contracts
+
+        return Contracts(self.database, self.prices)
+
+    @cached_property
+    def balances(self) -> Balances:
+        """What money tenants have."""
+        from billing.accounts.balances import Balances
+
+        return Balances(self.database)
+
+    @cached_property
+    def budgets(self) -> BudgetSettings:
+        """Budgets."""
+        from billing.accounts.budgets import BudgetSettings
+
+        return BudgetSettings(self.database)
+
+    @cached_property
+    def rate_limits(self) -> RateLimits:
+        """Rate limits."""
+        from tenancy.rate_limits import RateLimits
+
+        return RateLimits(self.database, self.bus)
+
+    @cached_property
+    def options(self) -> GatewayOptions:
+        """What routes ask of a gateway's options."""
+        from gateway.services import GatewayOptions
+
+        return GatewayOptions(
+            response_retention=self.settings.response_retention, waterfall_days=self.settings.waterfall_keep_days
+        )
+
+    @property
+    def spool(self) -> SpoolFolder:
+        """Where the spools of this folder's gateways are."""
+        return SpoolFolder(self.settings.data / "spool")
+
+    @cached_property
+    def holds(self) -> HoldService:
+        """Holds of money."""
+        from billing.reservation.hold_service import HoldService
+
+        return HoldService(self.database)
+
+    @cached_property
+    def webhooks(self) -> WebhookEndpoints:
+        """Tenants' webhook endpoints. Raises UrlRefused for a malformed network in the settings."""
+        from webhooks.endpoints import WebhookEndpoints
+        from webhooks.signing import SecretCipher
+
+        cipher = SecretCipher(self.secrets.master_key)
+        return WebhookEndpoints(self.database, cipher, address_policy(self.settings), webhook_topics())
 
     async def tenant_names(self) -> dict[UUID, str]:
         """The names of all tenants."""
@@ -102,11 +202,29 @@ class AdminServices(msgspec.Struct, frozen=True):
 
     async def display_names(self) -> DisplayNames:
         """The names of all tenants and of their projects."""
+        from billing.exports.datasets import DisplayNames
+
         tenants = await self.tenant_names()
         projects = {
             project.id: project.name for tenant in tenants for project in await self.tenancy.list_projects(tenant)
         }
         return DisplayNames(tenants, projects)
+
+
+def webhook_topics() -> tuple[str, ...]:
+    """The topics of all messages that go to the outbox: webhooks may subscribe to these."""
+    from billing.invoices.recording import CREDITED, DRAFTED, TOPICS
+    from billing.settlement.settlement import OVERDRAWN
+    from billing.transaction.budget_charges import THRESHOLD
+
+    return OVERDRAWN, THRESHOLD, DRAFTED, *TOPICS.values(), CREDITED
+
+
+def address_policy(settings: Settings) -> AddressPolicy:
+    """Where webhooks may go. Raises UrlRefused for a malformed network in the settings."""
+    from webhooks.addresses import AddressPolicy, parse_networks
+
+    return AddressPolicy(settings.webhook_allow_http, parse_networks(settings.webhook_allow_networks))
 
 
 def system_user() -> str:
@@ -120,6 +238,8 @@ def system_user() -> str:
 
 def open_bus(settings: Settings) -> Bus:
     """Redis where one was set, else the twin inside this process. Raises InvalidRedisUrl."""
+    from storage.bus import LocalBus, RedisBus
+
     return RedisBus(settings.redis_url) if settings.redis_url else LocalBus()
 
 
@@ -162,33 +282,9 @@ async def open_admin_services(
     keys = read_secrets(settings)
     await prepare_database(settings, setup)
     database = await Database.open(settings.database, statement_s=statement_s)
-    bus = open_bus(settings)
-    peppers = Peppers(keys.peppers, keys.pepper_current)
-    holds, prices = HoldService(database), PriceCatalog(database)
-    authenticator = Authenticator(database, peppers, bus, timeout=settings.database_wait)
-    users = Users(database, keys.master_key, bus, timeout=settings.database_wait)
+    admin = AdminServices(settings, database, keys)
     try:
-        yield AdminServices(
-            settings=settings,
-            database=database,
-            bus=bus,
-            tenancy=Tenancy(database, peppers, bus),
-            authenticator=authenticator,
-            users=users,
-            prices=prices,
-            sheets=PriceSheets(database, via=system_user()),
-            platform=PlatformSettings(database),
-            books=PriceBooks(database),
-            contracts=Contracts(database, prices),
-            balances=Balances(database),
-            budgets=BudgetSettings(database),
-            limits=RateLimits(database, bus),
-            holds=holds,
-        )
+        yield admin
     finally:
-        await users.close()
-        await authenticator.close()
-        await prices.close()
-        await holds.close()
-        await bus.close()
+        await admin.close()
         await database.close()

@@ -11,6 +11,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from protocol.addresses import AddressError
@@ -23,6 +24,8 @@ from turnpike.settings import loading
 from turnpike.settings.data_folder import OWNER_ONLY
 from turnpike.settings.settings import SettingError, Settings
 
+_REMOTE = ("--url", "--key")
+"""Flags before the command that have a value."""
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
 """As shells say that a program ended by SIGINT or SIGPIPE: 128 and the signal's number."""
 
@@ -33,6 +36,15 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         prog="turnpike",
         description="A multi-tenant inference gateway with prompt caching and exact billing.",
         epilog="Start with `turnpike serve`: it needs nothing set up.",
+    )
+    root.add_argument(
+        "--url",
+        dest="remote_url",
+        metavar="URL",
+        help="call a gateway elsewhere, not the data folder here [TURNPIKE_URL]",
+    )
+    root.add_argument(
+        "--key", dest="remote_key", metavar="KEY", help="… with this admin or operator key [TURNPIKE_KEY]"
     )
     parsers = root.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     for name, text in _summaries():
@@ -58,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     database is away or the disk is full.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    named = next((word for word in words if not word.startswith("-")), "")
+    named = next(
+        (word for before, word in pairwise(["", *words]) if not word.startswith("-") and before not in _REMOTE), ""
+    )
     parsed = build_parser(named).parse_args(words)
     try:
         loaded = loading.load(vars(parsed))

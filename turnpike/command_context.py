@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from audit_log.actors import Actor, become
-from turnpike.command_line import Command
+from turnpike.command_line import URL_VARIABLE, Command, CommandError
 from turnpike.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def with_admin_services(
     from storage.database import database
     from turnpike.admin_services import open_admin_services
 
+    if os.environ.get(URL_VARIABLE):
+        raise CommandError(f"{URL_VARIABLE} names a gateway elsewhere, and this works on the data folder: unset it")
     statement_s = database.LONG_STATEMENT_S if long else database.JOB_STATEMENT_S
 
     async def run() -> int:
@@ -64,24 +66,15 @@ async def _until_pending(work: Awaitable[int | None]) -> int | None:
 
 
 async def _actor(admin: AdminServices) -> Actor:
-    """Who runs this command: the operator whose key is in `--operator-key-file`, else USER@HOST.
-
-    With a key that is not valid it is USER@HOST too; a command that needs the key says what is wrong with it.
-    """
-    from tenancy.authenticator import AuthenticationFailed
+    """Who runs this command. With a key that is not valid it is USER@HOST; a command that needs the key says what is
+    wrong with it."""
     from turnpike.admin_services import system_user
+    from turnpike.operator_identity import find_caller
 
-    user = system_user()
-    if admin.settings.operator_key_file:
-        try:
-            file = Path(admin.settings.operator_key_file)
-            key = file.read_text(encoding="utf-8").strip()  # noqa: ASYNC240  # nothing else runs yet
-            operator = await admin.authenticator.authenticate_operator(key)
-        except (OSError, UnicodeDecodeError, AuthenticationFailed):
-            pass
-        else:
-            return Actor("operator_key", operator.public_id, operator.name, through=user, user=operator.user)
-    return Actor("command", user, user)
+    try:
+        return (await find_caller(admin))[1]
+    except CommandError:
+        return Actor("command", system_user(), system_user())
 
 
 def admin_command(work: _Work, *, long: bool = False) -> Command:
@@ -96,11 +89,6 @@ def admin_command(work: _Work, *, long: bool = False) -> Command:
 
 long_admin_command = functools.partial(admin_command, long=True)
 """As `admin_command`, for one that reads all that was ever recorded: an audit."""
-
-
-async def currency_of(admin: AdminServices, tenant_id: UUID) -> str:
-    """The currency of the tenant's balance; without money, that of its prices."""
-    return await admin.balances.currency_of(tenant_id)
 
 
 async def tenant_id_of(admin: AdminServices, name: str | None) -> UUID | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ from turnpike.settings.settings import ADMIN, Settings
 
 Command: TypeAlias = Callable[[Settings, argparse.Namespace], int]
 """Runs with the settings and the parsed arguments; returns the exit status."""
+URL_VARIABLE = "TURNPIKE_URL"
 _TENANT_FLAG = "--tenant"
 
 
@@ -35,23 +37,27 @@ class CommandParser(argparse.ArgumentParser):
     _action_parsers: argparse._SubParsersAction[CommandParser] | None = None
     _tenant_first = False
 
-    def runs(self, command: Command, role: str = ADMIN) -> None:
-        """Run `command` when this parser has parsed. It takes the settings of `role` as flags.
+    def runs(self, command: Command, role: str = ADMIN, *, calls_api: bool = False) -> None:
+        """Run `command` when this parser has parsed. It takes the settings of `role` as flags. `calls_api`: it works at
+        a gateway elsewhere too.
 
         An administrator's command serves nothing: its models and replicas are those of the data folder's `serve`.
         """
         self.formatter_class = _Help
-        self.set_defaults(run=_beside_serve(command) if role == ADMIN else command, parent_pid=None)
+        run = _beside_serve(command) if role == ADMIN else command
+        self.set_defaults(run=run if calls_api else _here(run), parent_pid=None)
         self.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
         loading.add_flags(self, role)
 
-    def add_action(self, name: str, text: str, command: Command | None = None) -> CommandParser:
+    def add_action(
+        self, name: str, text: str, command: Command | None = None, *, calls_api: bool = False
+    ) -> CommandParser:
         """Add `turnpike … NAME` with its one line of help; without `command` it is a group of actions."""
         if self._action_parsers is None:
             self._action_parsers = self.add_subparsers(metavar="ACTION", required=True, parser_class=CommandParser)
         parser = self._action_parsers.add_parser(name, help=text, description=text)
         if command is not None:
-            parser.runs(command)
+            parser.runs(command, calls_api=calls_api)
         return parser
 
     def add_tenant_first(self, *, optional: bool = False) -> None:
@@ -71,6 +77,20 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, with the value of `--tenant` put where the argument stands."""
         return super().parse_known_args(_tenant_in_front(args) if self._tenant_first and args else args, namespace)
+
+
+def remote_url(arguments: argparse.Namespace) -> str | None:
+    """The gateway that `--url` or TURNPIKE_URL names."""
+    return getattr(arguments, "remote_url", None) or os.environ.get(URL_VARIABLE) or None
+
+
+def _here(command: Command) -> Command:
+    def run(settings: Settings, arguments: argparse.Namespace) -> int:
+        if arguments.remote_url:
+            raise CommandError("--url: this command works on the machine itself alone: leave --url out")
+        return command(settings, arguments)
+
+    return run
 
 
 def _beside_serve(command: Command) -> Command:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from audit_log.actors import are_two_people, become, current_actor
+from audit_log.actors import Actor, are_two_people, become, current_actor
 from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
@@ -87,6 +87,20 @@ def act_for(name: str | None) -> str | None:
     if name is not None:
         become(msgspec.structs.replace(current_actor(), name=name))
     return name
+
+
+async def find_caller(admin: AdminServices) -> tuple[Principal, Actor]:
+    """Who gives this command: the operator whose key is in `--operator-key-file`, else USER@HOST, who may do
+    everything. Raises CommandError for a key that is not valid."""
+    from storage.database.base import new_id
+    from tenancy.rights.principals import Membership, Principal
+    from turnpike.admin_services import system_user
+
+    user, key_file = system_user(), admin.settings.operator_key_file
+    if not key_file:
+        return Principal("command", new_id(), user, user, (Membership("owner"),)), Actor("command", user, user)
+    operator = await _operator(admin, Path(key_file), None)
+    return operator, Actor("operator_key", operator.public_id, operator.name, through=user, user=operator.user)
 
 
 async def check_operators(admin: AdminServices, arguments: argparse.Namespace) -> list[str]:

@@ -52,6 +52,8 @@ Method: TypeAlias = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 _Read: TypeAlias = Callable[["Call", Parameters], Any]
 _OPERATION = "__operation__"
+MADE_BY = "__made_by__"
+"""Attribute of a route's function: the class that the operation is of, as MODULE:CLASS."""
 
 
 class Call(Struct, frozen=True):
@@ -145,6 +147,7 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
         return result if isinstance(result, Response) else json_response(result, statuses[type(result)])
 
     answer.__name__, answer.__doc__ = handler.__name__, handler.__doc__
+    setattr(answer, MADE_BY, f"{handler.__module__}:{handler.__qualname__.rpartition('.')[0]}")
     answers = {code: tuple(kind for kind in kinds if statuses[kind] == code) for code in statuses.values()}
     says = describes(
         {code: same if len(same) > 1 else same[0] for code, same in answers.items()},

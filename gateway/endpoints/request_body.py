@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from litestar import Request
 from litestar.exceptions import InternalServerException
 from msgspec.json import Decoder
 
-from gateway.admission.prepared_request import Payer
 from gateway.dialects.json_paths import decode
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.errors import BodyTooLarge, BodyTooSlow, ClientLeft, UnsupportedEncoding
@@ -20,6 +19,9 @@ from gateway.request_context import request_context
 from gateway.services import Gateway
 from storage.database.circuit_breaker import beside_the_database
 from waterfall.marks import BODY, PARSE
+
+if TYPE_CHECKING:
+    from gateway.admission.prepared_request import Payer
 
 Call = TypeVar("Call")
 Body = TypeVar("Body")

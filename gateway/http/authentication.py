@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from litestar.datastructures import Headers
@@ -14,7 +14,6 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec.structs import replace
 
 from audit_log.actors import OPERATOR, Actor, Means, acting_as, anonymous
-from gateway.admission.prepared_request import Payer
 from gateway.errors import AddressRefused, NotAllowed, NotAuthenticated, SuspendedError, Unavailable
 from gateway.http.client_address import client_address
 from gateway.http.csrf import has_key
@@ -29,6 +28,9 @@ from tenancy.rights.permissions import ROLE_PERMISSIONS, ROLES
 from tenancy.rights.principals import Principal, PrincipalKind
 from tenancy.users.session_authenticator import SessionAuthenticator
 from waterfall.marks import AUTH
+
+if TYPE_CHECKING:
+    from gateway.admission.prepared_request import Payer
 
 _SLOW_BODY_S = 0.1
 _NAMES: dict[PrincipalKind, str] = {
@@ -94,7 +96,7 @@ class Authentication(ASGIMiddleware):
                 principal = await self._principal(headers, kinds, context.address)
             context.principal = principal
             check_not_suspended(self._suspensions, principal.tenant_id, principal.project_id)
-            _check(principal, policy, scope["path"])
+            check_allowed(principal, policy, scope["path"])
             return principal
 
         principal = await authenticate()
@@ -160,7 +162,7 @@ def _with_slow_bodies_checked(receive: Receive, authenticate: Callable[[], Await
     return checked
 
 
-def _check(principal: Principal, policy: Policy, path: str) -> None:
+def check_allowed(principal: Principal, policy: Policy, path: str) -> None:
     """Raise NotAllowed where this principal may not call the route at all."""
     kinds = policy.kinds_for(path)
     permission = policy.permission
@@ -212,6 +214,8 @@ def api_key(headers: Headers) -> str:
 
 def project_payer(scope: Scope) -> Payer:
     """The project whose key was presented, and who pays. Raises NotAllowed for a principal without a project."""
+    from gateway.admission.prepared_request import Payer  # noqa: PLC0415  # commands authenticate, and generate nothing
+
     return Payer.of(request_context(scope).authenticated_principal)
 
 

@@ -223,6 +223,6 @@ async def _meet(url: str) -> None:
         from billing.tables.books import gateway_epoch, replica_journal
 
         await session.execute(insert(replica_journal).values(journal="j9", replica="r9", since=1, seen_at=1))
-        epoch = {"epoch": "lost-1", "gateway": "lost", "started_at": 1, "seen_at": 1, "watermark": 2**60}
+        epoch = {"epoch": "lost-1", "gateway": "lost", "started_at": 1, "seen_at": 1, "watermark": 2**51}
         await session.execute(insert(gateway_epoch).values(**epoch, state="live", reason="", folder=""))
     await database.close()

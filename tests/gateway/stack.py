@@ -46,7 +46,7 @@ from tenancy.repositories import Tenancy
 from tenancy.users.service import Users
 from tests.gateway.fake_replica import LINK_KEY, FakeReplica, Script
 from tests.gateway.quick_application import read_signatures_once, registering_at_once
-from turnpike.admin_services import WEBHOOK_TOPICS
+from turnpike.admin_services import webhook_topics
 from webhooks.addresses import AddressPolicy
 from webhooks.endpoints import WebhookEndpoints
 from webhooks.signing import SecretCipher
@@ -273,7 +273,7 @@ async def running_stack(
         models=stack.models,
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
-        webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), WEBHOOK_TOPICS),
+        webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), webhook_topics()),
         limiter=Limiter(
             LimitCache(stack.database, bus, timeout=(options or GatewayOptions()).database_timeout), limit_buckets, name
         ),

@@ -12,7 +12,7 @@ from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ProjectKey
 from tenancy.keys import Peppers, parse_key
 from tests.goldens import golden
-from turnpike.admin_services import WEBHOOK_TOPICS
+from turnpike.admin_services import webhook_topics
 from webhooks import signing
 
 KEPT_KEY = "tp_live_z4aguXQy0iVU_KOy253poVVLtPwbpIi58rLNJSA9alzGtFJqhdEj8JA2_4LxcNS"
@@ -42,7 +42,7 @@ def test_webhooks() -> None:
     golden.check(
         "webhooks",
         {
-            "topics": sorted(WEBHOOK_TOPICS),
+            "topics": sorted(webhook_topics()),
             "secret": signing.encode_secret(b"s" * 32),
             "headers": signing.headers("msg_1", 1_795_000_000, b'{"a":1}', [b"s" * 32, b"t" * 32]),
         },

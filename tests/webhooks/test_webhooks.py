@@ -26,7 +26,7 @@ from storage.database.outbox import outbox
 from tests.billing.money import Tenant
 from tests.waiting import until
 from tests.webhooks.receiver import Received, Receiver, receiver, status
-from turnpike.admin_services import WEBHOOK_TOPICS
+from turnpike.admin_services import webhook_topics
 from webhooks import dispatch
 from webhooks.addresses import AddressPolicy, parse_networks
 from webhooks.dispatch import Dispatcher, delay_us
@@ -44,6 +44,7 @@ from webhooks.signing import SecretCipher, encode_secret, headers, new_secret
 from webhooks.tables import webhook_delivery, webhook_endpoint
 
 POLICY = AddressPolicy(allow_http=True, networks=parse_networks("127.0.0.1/32"))
+WEBHOOK_TOPICS = webhook_topics()
 CIPHER = SecretCipher(b"m" * 32)
 PAYLOAD = {"subject": "", "spent": "12.50", "über": True}
 

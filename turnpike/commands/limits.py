@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from turnpike.command_context import DEFAULT_PROJECT, admin_command, print_table
+from turnpike.api.actions import Flag, Object, add_fields, add_work, field_values, print_json, print_objects
+from turnpike.api.client import Api, ApiError
+from turnpike.command_context import DEFAULT_PROJECT
 from turnpike.command_line import CommandError, CommandParser
 
-if TYPE_CHECKING:
-    from tenancy.rate_limits import LimitSubject
-    from turnpike.admin_services import AdminServices
-
-_FLAGS = {
-    "requests": ("requests_per_minute", "requests a minute"),
-    "input-tokens": ("input_tokens_per_minute", "input tokens a minute that are not read from the cache"),
-    "output-tokens": ("output_tokens_per_minute", "output tokens a minute"),
-    "concurrent": ("concurrent_requests", "requests that run at once"),
-}
-"""Flag → the limit that it sets, and what that is."""
 _NONE = "none"
+_LIMITS = {
+    "requests_per_minute": ("requests", "requests a minute"),
+    "input_tokens_per_minute": ("input-tokens", "input tokens a minute that are not read from the cache"),
+    "output_tokens_per_minute": ("output-tokens", "output tokens a minute"),
+    "concurrent_requests": ("concurrent", "requests that run at once"),
+}
+"""Limit → the flag that sets it, and what it is."""
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike limits …`."""
-    put = parser.add_action("set", "set limits of a project or key; those not named stay", set_limits)
+    put = add_work(parser, "set", "set limits of a project or key; those not named stay", _set)
     _add_subject(put)
-    for flag, (name, text) in _FLAGS.items():
-        put.add_argument(f"--{flag}", dest=name, metavar="NUMBER", help=f"{text}; {_NONE}: no limit")
-    put.add_argument("--reason", default="", help="is recorded")
-    listing = parser.add_action("list", "limits by tenant and project", list_limits)
+    flags = {
+        name: Flag(f"{text}; {_NONE}: no limit", flag, _number, "NUMBER") for name, (flag, text) in _LIMITS.items()
+    }
+    add_fields(put, "set_project_limits", (), flags | {"reason": Flag("is recorded", default="")})
+    listing = add_work(parser, "list", "limits by tenant and project", _list)
     listing.add_tenant_first(optional=True)
-    remove = parser.add_action("remove", "remove all limits of a project or key", remove_limits)
+    listing.add_format("json")
+    remove = add_work(parser, "remove", "remove all limits of a project or key", _remove)
     _add_subject(remove)
-    remove.add_argument("--reason", default="", help="is recorded")
+    add_fields(remove, "remove_project_limits", (), {"reason": Flag("is recorded", default="")})
 
 
 def _add_subject(action: CommandParser) -> None:
@@ -42,71 +41,69 @@ def _add_subject(action: CommandParser) -> None:
     action.add_argument("--key", help="one key instead: its public id")
 
 
-@admin_command
-async def set_limits(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike limits set TENANT`."""
-    from msgspec.structs import asdict
-
-    from tenancy.rate_limits import Limits
-
-    named = {name: getattr(arguments, name) for name, _ in _FLAGS.values() if getattr(arguments, name) is not None}
-    if not named:
-        raise CommandError(f"say at least one of {', '.join(f'--{flag} NUMBER' for flag in _FLAGS)}")
-    subject = await _subject(admin, arguments)
-    found = await admin.limits.get(subject)
-    before = asdict(found.limits if found else Limits())
-    limits = Limits(**before | {name: _number(name, text) for name, text in named.items()})
-    await admin.limits.set(subject, limits, arguments.reason)
-    said = ", ".join(f"{_shown(getattr(limits, name))} {text}" for name, text in _FLAGS.values())
-    print(f"set: {said}")
+async def _subject(api: Api, parsed: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """`key` or `project`, and which."""
+    if parsed.key is None:
+        project = await api.call("retrieve_project", tenant=parsed.tenant, project=parsed.project or DEFAULT_PROJECT)
+        return "project", {"project": project["id"]}
+    if parsed.project is not None:
+        raise CommandError("limits are of --project or of --key, not of both")
+    key = await api.call("retrieve_key", tenant=parsed.tenant, key=parsed.key)
+    return "key", {"key": key["id"]}
 
 
-@admin_command
-async def list_limits(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike limits list`."""
-    tenant = await admin.tenancy.tenant(arguments.tenant) if arguments.tenant else None
-    rows = [
-        (
-            one.tenant,
-            one.project,
-            one.key or "(project)",
-            *(_shown(getattr(one.limits, name)) for name, _ in _FLAGS.values()),
-        )
-        for one in await admin.limits.list(tenant_id=tenant.id if tenant else None)
-    ]
-    print_table(("tenant", "project", "key", *(flag.replace("-", " ") for flag in _FLAGS)), rows)
+async def _set(api: Api, parsed: argparse.Namespace) -> None:
+    named = field_values(parsed, "set_project_limits")
+    if not named.keys() - {"reason"}:
+        raise CommandError(f"say at least one of {', '.join(f'--{flag} NUMBER' for flag, _ in _LIMITS.values())}")
+    kind, subject = await _subject(api, parsed)
+    try:
+        before = await api.call(f"retrieve_{kind}_limits", **subject)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        before = {}
+    values = {name: before.get(name) for name in _LIMITS} | named
+    limits = {name: None if value == _NONE else value for name, value in values.items()}
+    after = await api.call(f"set_{kind}_limits", **subject, **limits)
+    if not print_json(parsed, after):
+        print("set: " + ", ".join(f"{_shown(after, name)} {text}" for name, (_, text) in _LIMITS.items()))
 
 
-@admin_command
-async def remove_limits(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike limits remove TENANT`."""
-    subject = await _subject(admin, arguments)
-    if await admin.limits.remove(subject, arguments.reason) is None:
-        raise CommandError("no limits are set there: see `turnpike limits list`")
+async def _list(api: Api, parsed: argparse.Namespace) -> None:
+    of = {"tenant_id": (await api.call("retrieve_tenant", tenant=parsed.tenant))["id"]} if parsed.tenant else {}
+    limits = await api.call("list_limits", **of)
+    if print_json(parsed, limits):
+        return
+    columns = {"tenant": "tenant", "project": "project"}
+    print_objects(
+        limits["data"],
+        {
+            **columns,
+            "key": lambda one: one["key"] or "(project)",
+            **{flag.replace("-", " "): name for name, (flag, _) in _LIMITS.items()},
+        },
+    )
+
+
+async def _remove(api: Api, parsed: argparse.Namespace) -> None:
+    kind, subject = await _subject(api, parsed)
+    try:
+        await api.call(f"remove_{kind}_limits", **subject, **field_values(parsed, "remove_project_limits"))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise CommandError("no limits are set there: see `turnpike limits list`") from error
     print("removed")
 
 
-async def _subject(admin: AdminServices, arguments: argparse.Namespace) -> LimitSubject:
-    """The project or key that is meant. Raises CommandError, NoSuchRecord."""
-    tenant = await admin.tenancy.tenant(arguments.tenant)
-    if arguments.key is None:
-        project = await admin.tenancy.project(tenant.id, arguments.project or DEFAULT_PROJECT)
-        return await admin.limits.subject_of_project(project.id)
-    if arguments.project is not None:
-        raise CommandError("limits are of --project or of --key, not of both")
-    subject = await admin.limits.subject_of_key(arguments.key)
-    if subject.tenant_id != tenant.id:
-        raise CommandError(f"tenant {tenant.name} has no key {arguments.key}")
-    return subject
-
-
-def _number(name: str, text: str) -> int | None:
+def _number(text: str) -> int | str:
     if text == _NONE:
-        return None
+        return text
     if not (text.isascii() and text.isdigit()):
-        raise CommandError(f"{name}: a whole number or {_NONE}, not {text!r}")
+        raise CommandError(f"a whole number or {_NONE}, not {text!r}")
     return int(text[:20])
 
 
-def _shown(limit: int | None) -> str:
-    return "-" if limit is None else str(limit)
+def _shown(limits: Object, name: str) -> object:
+    return "-" if limits[name] is None else limits[name]

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from turnpike.api.actions import Object, add_work, print_json, print_objects
+from turnpike.api.client import Api
 from turnpike.command_context import admin_command, print_table, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
 from turnpike.operator_identity import add_second_operator, approvals_are_on, check_operators, own_operator
@@ -16,8 +20,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike platform …`."""
-    parser.add_action("show", "the settings, and who set them", show_platform)
-    put = parser.add_action("set", "change a setting", set_platform)
+    add_work(parser, "show", "the settings, and who set them", _show, show_platform)
+    put = add_work(parser, "set", "change a setting", _set, set_platform)
     put.add_argument(
         "name",
         metavar="NAME",
@@ -29,6 +33,27 @@ def add_arguments(parser: CommandParser) -> None:
     add_second_operator(put)
 
 
+async def _show(api: Api, parsed: argparse.Namespace) -> None:
+    """`turnpike platform show` at a gateway elsewhere, which does not say whether two operators remain."""
+    settings = await api.call("list_settings")
+    if print_json(parsed, settings):
+        return
+    print_objects(settings["data"], {"setting": "name", "value": "value"})
+    for change in reversed(await api.list("list_changes")):
+        _print_change(change)
+
+
+async def _set(api: Api, parsed: argparse.Namespace) -> None:
+    """`turnpike platform set` at a gateway elsewhere: with one operator's key."""
+    setting = await api.call("change_setting", name=parsed.name, value=parsed.value, reason=parsed.reason)
+    print(f"{setting['name']}: {setting['value']}")
+
+
+def _print_change(change: Object) -> None:
+    why = f": {change['reason']}" if change["reason"] else ""
+    print(f"{change['at']}  {change['name']} {change['value']} by {change['actor']} ({change['via']}){why}")
+
+
 @admin_command
 async def show_platform(admin: AdminServices, _arguments: argparse.Namespace) -> None:
     """`turnpike platform show`."""
@@ -38,9 +63,7 @@ async def show_platform(admin: AdminServices, _arguments: argparse.Namespace) ->
 
     print_table(("setting", "value"), [(name, await admin.platform.value(name)) for name in NAMES])
     for change in await admin.platform.history():
-        why = f": {change.reason}" if change.reason else ""
-        at = format_instant(change.at)
-        print(f"{at}  {change.name} {change.value} by {change.actor} ({change.via}){why}")
+        _print_change(msgspec.structs.asdict(change) | {"at": format_instant(change.at)})
     if await approvals_are_on(admin) and not two_decide(await admin.tenancy.list_operator_keys()):
         print(
             "approvals are on, and fewer than two operators have an owner's key that does not expire: without two, "

@@ -3,115 +3,101 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tomllib
+from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-import msgspec
-
-from turnpike.command_context import admin_command, print_table, tenant_id_of, this_month, with_admin_services
+from turnpike.api.actions import Flag, Object, add_fields, add_work, field_values, print_json, print_objects
+from turnpike.api.client import Api
+from turnpike.command_context import print_table
 from turnpike.command_line import CommandError, CommandParser
-from turnpike.operator_identity import add_author, find_author
-from turnpike.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from billing.rating.commitments import CommitmentMonth
-    from billing.rating.terms import ContractTerms
-    from turnpike.admin_services import AdminServices
+from turnpike.operator_identity import add_author
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike terms …`."""
-    put = parser.add_action("set", "all terms of a tenant, from a period on; see docs/prices.md", set_terms)
-    put.add_tenant_first()
-    put.add_argument("file", metavar="FILE", help="TOML with tiers, discounts, minimum, commitment; empty: list prices")
-    put.add_argument("--from", dest="from_period", metavar="YYYY-MM", help="the first period; default: this one")
-    put.add_dry_run()
+    text = "TOML with tiers, discounts, minimum, commitment; empty: list prices"
+    put = add_work(parser, "set", "all terms of a tenant, from a period on; see docs/prices.md", _set)
+    first = Flag("the first period; default: this one", "from", metavar="YYYY-MM")
+    add_fields(put, "set_terms", ("tenant", "terms"), {"terms": Flag(text, "file", _read), "from_period": first})
     add_author(put)
-    listing = parser.add_action("list", "terms by tenant and period", list_terms)
+    listing = add_work(parser, "list", "terms by tenant and period", _list)
     listing.add_tenant_first(optional=True)
     listing.add_format("json")
 
 
-def set_terms(settings: Settings, arguments: argparse.Namespace) -> int:
-    """`turnpike terms set`."""
-    from billing.rating.rated_lines import preview_commitment
-    from billing.rating.terms import parse_terms
-
-    path = Path(arguments.file)
+def _read(file: str) -> dict[str, Any]:
+    path = Path(file)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise CommandError(f"{path} is not TOML: {error}") from error
-    terms = parse_terms(content)
-    period = arguments.from_period or this_month()
-
-    async def work(admin: AdminServices) -> None:
-        tenant = await admin.tenancy.tenant(arguments.tenant)
-        await admin.contracts.check(tenant.id, terms, period)
-        _print_months(await preview_commitment(admin.database, admin.prices, tenant.id, terms, period))
-        if arguments.dry_run:
-            print(f"{tenant.name}: checked, nothing written")
-            return
-        author = await find_author(admin, arguments, "terms.write")
-        number = await admin.contracts.put(tenant.id, terms, period, author.name, arguments.reason)
-        print(f"{tenant.name}: terms {number}, from {period} on")
-
-    return with_admin_services(settings, work)
+    return content
 
 
-@admin_command
-async def list_terms(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike terms list`."""
-    names = await admin.tenant_names()
-    contracts = await admin.contracts.list(await tenant_id_of(admin, arguments.tenant))
-    if arguments.format == "json":
-        rows = [msgspec.to_builtins(entry) | {"tenant": names[entry.tenant_id]} for entry in contracts]
-        print(json.dumps(rows, indent=2, default=str))
+async def _set(api: Api, parsed: argparse.Namespace) -> None:
+    """Print what each month of a commitment asks for and draws, then set the terms."""
+    values = field_values(parsed, "set_terms")
+    terms = await api.call("set_terms", **values | {"dry_run": True})
+    _print_months(terms["schedule"] or [])
+    if parsed.api_dry_run:
+        print(f"{parsed.tenant}: checked, nothing written")
         return
-    print_table(
-        ("terms", "tenant", "from", "says", "who", "why"),
-        [
-            (entry.id, names[entry.tenant_id], entry.from_period, _summary(entry.terms), entry.author, entry.reason)
-            for entry in contracts
-        ],
+    terms = await api.call("set_terms", **values)
+    print(f"{parsed.tenant}: terms {terms['number']}, from {terms['from_period']} on")
+
+
+def _print_months(months: list[Object]) -> None:
+    rows = [
+        (
+            month["period"],
+            _money(month["asked"]) if Decimal(month["asked"]) else "–",
+            _money(month["funded"]),
+            "–" if month["drawn"] is None else _money(month["drawn"]),
+            _money(month["left"]),
+        )
+        for month in months
+    ]
+    if rows:
+        print_table(("month", "invoiced", "funded", "drawn", "left"), rows)
+
+
+async def _list(api: Api, parsed: argparse.Namespace) -> None:
+    tenants = [parsed.tenant] if parsed.tenant else [one["name"] for one in await api.list("list_tenants")]
+    contracts = [one | {"tenant": name} for name in tenants for one in await api.list("list_terms", tenant=name)]
+    contracts.sort(key=lambda one: one["number"])
+    if print_json(parsed, contracts):
+        return
+    columns = {"terms": "number", "tenant": "tenant", "from": "from_period"}
+    print_objects(
+        contracts, {**columns, "says": lambda one: "; ".join(_says(one["terms"])), "who": "author", "why": "reason"}
     )
 
 
-def _print_months(months: list[CommitmentMonth]) -> None:
-    """What each month of a commitment asks for and draws; nothing for terms without one."""
-    from billing.rating.lines import money_text
+def _says(terms: Object) -> Iterator[str]:
+    if not any(terms.values()):
+        yield "list prices"
+    for tiers in terms["tiers"]:
+        yield f"{tiers['kind']} {tiers['meter']} of {tiers['model']}"
+    for discount in terms["discounts"]:
+        yield f"{Decimal(discount['basis_points']) / 100:.2f} % off {', '.join(discount['models']) or 'all'}"
+    if least := terms["minimum"]:
+        span = (f" from {least['first']}" if least["first"] else "") + (f" to {least['last']}" if least["last"] else "")
+        prorated = "" if least["prorated"] else ", not prorated"
+        yield f"at least {_money(least['amount'])} a month{span}{prorated}"
+    if committed := terms["commitment"]:
+        how = "invoiced" if committed["invoiced"] else "not invoiced"
+        otherwise = sum((Decimal(payment["amount"]) for payment in committed["payments"]), Decimal())
+        paid = f", {_money(otherwise)} of it paid otherwise" if committed["payments"] else ""
+        yield f"{_money(committed['amount'])} committed for {committed['first']} to {committed['last']}, {how}{paid}"
 
-    if not months:
-        return
-    rows = []
-    for month in months:
-        drawn = "–" if month.drawn is None else money_text(month.drawn)
-        asked = money_text(month.asked) if month.asked else "–"
-        rows.append((month.period, asked, money_text(month.funded), drawn, money_text(month.left)))
-    print_table(("month", "invoiced", "funded", "drawn", "left"), rows)
 
-
-def _summary(terms: ContractTerms) -> str:
-    from billing.rating.lines import money_text
-
-    parts = [f"{tiers.kind} {tiers.meter} of {tiers.model}" for tiers in terms.tiers]
-    for discount in terms.discounts:
-        percent = f"{discount.basis_points // 100}.{discount.basis_points % 100:02d}"
-        parts.append(f"{percent} % off {', '.join(discount.models) or 'all'}")
-    if terms.minimum is not None:
-        least = terms.minimum
-        span = (f" from {least.first}" if least.first else "") + (f" to {least.last}" if least.last else "")
-        parts.append(
-            f"at least {money_text(least.amount_pico)} a month{span}{'' if least.prorated else ', not prorated'}"
-        )
-    if terms.commitment is not None:
-        committed = terms.commitment
-        how = "invoiced" if committed.invoiced else "not invoiced"
-        paid = f", {money_text(committed.paid_pico)} of it paid otherwise" if committed.payments else ""
-        amount, first, last = money_text(committed.amount_pico), committed.first, committed.last
-        parts.append(f"{amount} committed for {first} to {last}, {how}{paid}")
-    return "; ".join(parts) or "list prices"
+def _money(amount: str | Decimal) -> str:
+    """An amount without zeros that say nothing, but with two decimal places."""
+    text = f"{Decimal(amount):f}"
+    whole, _, places = text.partition(".")
+    return f"{whole}.{places.rstrip('0').ljust(2, '0')}"

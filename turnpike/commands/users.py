@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from turnpike.command_context import admin_command, print_table, tenant_id_of
+from turnpike.api.actions import Object, add_work, print_json, print_objects, tenant_names
+from turnpike.api.client import Api
+from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
 from turnpike.operator_identity import add_second_operator, check_second_operator
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from tenancy.rights.permissions import Role
-    from tenancy.rights.principals import Membership, Principal
+    from tenancy.rights.principals import Principal
     from tenancy.users.accounts import User
     from tenancy.users.links import Link, LinkKind
     from tenancy.users.members import Scope
@@ -36,7 +35,7 @@ def add_arguments(parser: CommandParser) -> None:
     invite.add_argument("email", metavar="EMAIL")
     _add_scope(invite, "--role", required=True)
     _add_url(invite)
-    listing = parser.add_action("list", "users with their roles", list_users)
+    listing = add_work(parser, "list", "users with their roles", _list)
     listing.add_argument("--tenant", help="with a role in one tenant alone")
     reset = parser.add_action("reset", "a one-time link by which a user sets another password", reset_user)
     reset.add_argument("email", metavar="EMAIL")
@@ -101,27 +100,33 @@ async def invite_user(admin: AdminServices, arguments: argparse.Namespace) -> No
     _print_link(await users.links.invite(_machine(), arguments.email, role, scope, users.clock()), admin, arguments)
 
 
-@admin_command
-async def list_users(admin: AdminServices, arguments: argparse.Namespace) -> None:
+async def _list(api: Api, parsed: argparse.Namespace) -> None:
     """`turnpike users list`."""
-    tenant_id = await tenant_id_of(admin, arguments.tenant)
-    names = await admin.display_names()
-    rows = []
-    more, after = True, None
-    while more:
-        found, more = await admin.users.accounts.page(100, after)
-        for user in found:
-            after = user.email
-            roles = [one for one in user.memberships if tenant_id in (None, one.tenant_id)]
-            if tenant_id is not None and not roles:
-                continue
-            factors = " + ".join(
-                text for text, has in (("password", user.has_password), ("code", user.has_second_factor)) if has
-            )
-            state = "disabled" if user.disabled_at else "active"
-            held = ", ".join(_role_text(one, names.tenants, names.projects) for one in roles) or "-"
-            rows.append((user.email, user.name, state, factors or "-", held))
-    print_table(("e-mail", "name", "state", "signs in with", "roles"), rows)
+    users = await api.pages("list_users")
+    if parsed.tenant:
+        tenant = (await api.call("retrieve_tenant", tenant=parsed.tenant))["id"]
+        for user in users["data"]:
+            user["memberships"] = [one for one in user["memberships"] if one["tenant"] == tenant]
+        users["data"] = [user for user in users["data"] if user["memberships"]]
+    if print_json(parsed, users):
+        return
+    names = await tenant_names(api)
+    for tenant in {one["tenant"] for user in users["data"] for one in user["memberships"] if one["project"]}:
+        names |= {project["id"]: project["name"] for project in await api.list("list_projects", tenant=tenant)}
+    print_objects(
+        users["data"],
+        {
+            **{"e-mail": "email", "name": "name"},
+            "state": lambda user: "disabled" if user["disabled_at"] else "active",
+            "signs in with": lambda user: (
+                " + ".join(
+                    text for text, has in (("password", "has_password"), ("code", "has_second_factor")) if user[has]
+                )
+                or "-"
+            ),
+            "roles": lambda user: ", ".join(_role_text(one, names) for one in user["memberships"]) or "-",
+        },
+    )
 
 
 @admin_command
@@ -216,11 +221,10 @@ def _machine() -> Principal:
     return Principal("command", new_id(), system_user(), system_user(), (Membership("owner"),))
 
 
-def _role_text(one: Membership, tenants: Mapping[UUID, str], projects: Mapping[UUID, str]) -> str:
-    if one.tenant_id is None:
-        return one.role
-    project = f"/{projects.get(one.project_id, '?')}" if one.project_id else ""
-    return f"{one.role} of {tenants.get(one.tenant_id, '?')}{project}"
+def _role_text(one: Object, names: dict[str, str]) -> str:
+    if one["tenant"] is None:
+        return str(one["role"])
+    return f"{one['role']} of {names.get(one['tenant'], '?')}" + (f"/{names[one['project']]}" if one["project"] else "")
 
 
 def _print_link(link: Link, admin: AdminServices, arguments: argparse.Namespace) -> None:

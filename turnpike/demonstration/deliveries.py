@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from billing.exports.jobs import ExportJobs
 from storage.database import clock
-from turnpike.admin_services import AdminServices, webhook_dispatcher, webhook_endpoints
+from turnpike.admin_services import AdminServices
 from turnpike.demonstration.cast import NORDLICHT, QUILLSTONE
 from turnpike.demonstration.past import MINUTE, Past
 from turnpike.demonstration.people import Population, payer_name
+from turnpike.processes.worker import webhook_dispatcher
 from turnpike.settings.data_folder import read_secrets
 from webhooks.addresses import AddressPolicy
 from webhooks.dispatch import Dispatcher
@@ -59,7 +60,7 @@ def past_dispatcher(admin: AdminServices) -> Dispatcher:
 
 async def add_endpoints(admin: AdminServices, population: Population) -> None:
     """Three endpoints of two customers."""
-    endpoints = webhook_endpoints(admin.settings, admin.database, read_secrets(admin.settings))
+    endpoints = admin.webhooks
     nordlicht, quillstone = population.tenants[NORDLICHT.name], population.tenants[QUILLSTONE.name]
     with population.acting(NORDLICHT.people[1].email):
         await endpoints.add(nordlicht, _ACCOUNTING, ["invoice.*", "credit_note.*"], "accounting")

@@ -151,9 +151,9 @@ class Office:
             editorial = made.projects[NORDLICHT.name, "editorial"]
             search = made.payers[payer_name(NORDLICHT, "archive-search", "search front end")]
             limits = Limits(requests_per_minute=120, input_tokens_per_minute=400_000, concurrent_requests=20)
-            await admin.limits.set(LimitSubject(nordlicht, editorial), limits, "as agreed with the editors")
+            await admin.rate_limits.set(LimitSubject(nordlicht, editorial), limits, "as agreed with the editors")
             subject = LimitSubject(nordlicht, search.project_id, search.key_id)
-            await admin.limits.set(subject, Limits(requests_per_minute=60), "one page, one request")
+            await admin.rate_limits.set(subject, Limits(requests_per_minute=60), "one page, one request")
         with made.acting(MIA):
             budgets = admin.budgets
             await budgets.set(nordlicht, "tenant", "", "month", limit_pico=60 * PICO, currency="EUR", action="notify")

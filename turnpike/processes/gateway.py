@@ -25,12 +25,11 @@ from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.scope_keys import ScopeKeys
 from prompt_cache.promise.shared_prefixes import SharedPrefixes
 from response_store.sealing import ThinkingSeal
-from tenancy.administration.suspension import Suspensions
 from tenancy.authenticator import Authenticator
 from tenancy.keys import Peppers
 from tenancy.rate_limits import LimitCache
 from tenancy.rights.key_limits import parse_networks
-from turnpike.admin_services import AdminServices, webhook_endpoints
+from turnpike.admin_services import AdminServices
 from turnpike.processes.listener import is_loopback
 from turnpike.settings.data_folder import folder_identity
 from turnpike.settings.secrets import Secrets
@@ -76,7 +75,7 @@ async def open_gateway_services(
                 timeout=settings.database_wait,
             ),
             tenancy=admin.tenancy,
-            suspensions=Suspensions(admin.database, admin.bus),
+            suspensions=admin.suspensions,
             users=admin.users,
             holds=admin.holds,
             prices=admin.prices,
@@ -87,9 +86,9 @@ async def open_gateway_services(
                 settings.replica_addresses, gateway=name, link_key=secrets.link_key, models=registry, epoch=epoch
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports, settings.export_keep_days * 86_400),
-            webhooks=webhook_endpoints(settings, admin.database, secrets),
+            webhooks=admin.webhooks,
             limiter=Limiter(LimitCache(admin.database, admin.bus, timeout=settings.database_wait), buckets, name),
-            rate_limits=admin.limits,
+            rate_limits=admin.rate_limits,
             epoch=keeper,
             domains=CacheDomains(
                 secrets.scope_secret,

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from uuid import UUID
 
 import msgspec
 import structlog
@@ -18,17 +20,24 @@ from billing.exports.journal import parse_account_codes
 from billing.periods.periods import Periods
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
 from billing.service_levels.service_hours import forget_old as forget_service_hours
+from billing.transaction.budget_charges import name_budget_subjects
 from prompt_cache.history.store import History
 from prompt_cache.promise.lease_storage import LeaseStorage
 from response_store.store import FORGOTTEN, forget_expired
 from storage.backoff import Backoff
 from storage.database.database import JOB_STATEMENT_S, Database, DatabaseUnavailable, StatementTimeout
-from turnpike.admin_services import AdminServices, webhook_dispatcher
+from tenancy.directory import project_public_id
+from tenancy.repositories import Tenancy
+from turnpike.admin_services import AdminServices, address_policy
 from turnpike.processes.lease_upkeep import LeaseUpkeep
 from turnpike.settings.data_folder import read_secrets
+from turnpike.settings.secrets import Secrets
+from turnpike.settings.settings import Settings
 from waterfall.refused_requests import RefusedRequestStore
 from waterfall.store import WaterfallStore
-from webhooks.dispatch import REMOVAL_BATCH
+from webhooks.dispatch import REMOVAL_BATCH, Dispatcher
+from webhooks.sending import WebhookSender
+from webhooks.signing import SecretCipher
 
 _DAY_S = 86_400
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
@@ -183,3 +192,19 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         Job("clean", 3600.0, clean),
         Job("anchor", 3600.0, anchor),
     ]
+
+
+def webhook_dispatcher(
+    settings: Settings, tenancy: Tenancy, database: Database, keys: Secrets, sender: WebhookSender | None = None
+) -> Dispatcher:
+    """What sends webhooks, in a worker; `sender`: by another way than HTTP. Raises UrlRefused for a malformed network
+    in the settings."""
+
+    async def names(tenant_id: UUID) -> dict[str, tuple[str, str]]:
+        projects = await tenancy.list_projects(tenant_id)
+        shown = {str(project.id): (project_public_id(project.id), project.name) for project in projects}
+        return shown | {str(key.id): (key.public_id, key.public_id) for key in await tenancy.list_keys(tenant_id)}
+
+    cipher, sender = SecretCipher(keys.master_key), sender or WebhookSender(address_policy(settings))
+    payloads = partial(name_budget_subjects, names_of=names)
+    return Dispatcher(database, cipher, sender, settings.webhook_give_up_days * _DAY_S, payloads)

@@ -80,6 +80,9 @@ _EXAMPLE = NewLimits(600, 200_000, 40_000, 32, "agreed with the customer")
 _PROJECT = {"project": f"{PROJECT_PREFIX}{_EXAMPLE_HEX}"}
 
 
+_WHY = query("reason", Annotated[str, Meta(max_length=REASON)], "Why; kept in the audit log.", example="trial ended")
+
+
 def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     limits = gateway.services.rate_limits
@@ -126,8 +129,8 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             await limits.set(subject, wanted, body.reason)
         return await read(subject)
 
-    async def remove(subject: LimitSubject) -> Response[bytes]:
-        if await limits.remove(subject) is None:
+    async def remove(request: Request[Any, Any, Any], subject: LimitSubject) -> Response[bytes]:
+        if await limits.remove(subject, _reason_of(request)) is None:
             raise NotFound("No limits are set.")
         return json_response(RemovedLimits())
 
@@ -181,11 +184,11 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         "/admin/v1/limits/projects/{project:str}",
         status_code=200,
-        opt=demands("limits.write") | describes(RemovedLimits, path=_PROJECT),
+        opt=demands("limits.write") | describes(RemovedLimits, query=(_WHY,), path=_PROJECT),
     )
     async def remove_project_limits(request: Request[Any, Any, Any], project: FromPath[str]) -> Response[bytes]:
         """Remove the limits of a project; its keys keep theirs."""
-        return await remove(await project_of(request, project, "limits.write"))
+        return await remove(request, await project_of(request, project, "limits.write"))
 
     @get("/admin/v1/limits/keys/{key:str}", opt=demands("limits.read") | describes(LimitsObject))
     async def retrieve_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
@@ -203,11 +206,11 @@ def limit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     @delete(
         "/admin/v1/limits/keys/{key:str}",
         status_code=200,
-        opt=demands("limits.write") | describes(RemovedLimits),
+        opt=demands("limits.write") | describes(RemovedLimits, query=(_WHY,)),
     )
     async def remove_key_limits(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
         """Remove the limits of a key."""
-        return await remove(await key_of(request, key, "limits.write"))
+        return await remove(request, await key_of(request, key, "limits.write"))
 
     return [
         list_limits,
@@ -253,3 +256,13 @@ def _object(found: SubjectLimits) -> LimitsObject:
         key=found.key,
         **msgspec.structs.asdict(found.limits),
     )
+
+
+def _reason_of(request: Request[Any, Any, Any]) -> str:
+    """The reason in the query of a request without a body. Raises InvalidField."""
+    parameters = Parameters.of(request)
+    reason = parameters.text("reason") or ""
+    parameters.reject_unknown()
+    if problem := problem_of_text(reason, REASON, empty=True):
+        raise InvalidField("reason", problem)
+    return reason

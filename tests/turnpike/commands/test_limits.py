@@ -26,7 +26,8 @@ def test_limits_are_set_listed_and_removed(
     assert own == ["acme", "default", key, "-", "-", "500", "-"]
     assert len(terminal.run("limits", "list", "other").splitlines()) == 1
 
-    assert "removed" in terminal.run("limits", "remove", "acme", "--key", key)
+    assert "removed" in terminal.run("limits", "remove", "acme", "--key", key, "--reason", "moved on")
+    assert "moved on" in terminal.run("audit", "log", "--action", "limits.removed")
     assert len(terminal.run("limits", "list", "acme").splitlines()) == 2
 
 
@@ -40,9 +41,9 @@ def test_what_is_wrong_is_said(
     for words, said in (
         (("set", "acme"), "--requests NUMBER"),
         (("set", "acme", "--requests", "many"), "a whole number or none"),
-        (("set", "acme", "--requests", "0"), "requests_per_minute: it must be from 1"),
+        (("set", "acme", "--requests", "0"), "--requests: it must be from 1"),
         (("set", "acme", "--requests", "none"), "remove the limits instead"),
-        (("set", "other", "--key", key, "--requests", "1"), "tenant other has no key"),
+        (("set", "other", "--key", key, "--requests", "1"), "there is no key"),
         (("set", "acme", "--key", "nobody", "--requests", "1"), "nobody"),
         (("remove", "acme"), "turnpike limits list"),
     ):

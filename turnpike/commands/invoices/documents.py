@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from billing.invoices.document import warnings_of
-from billing.money import format_minor, format_pico
+from billing.money import format_minor, format_pico, minor_digits
 from storage.free_text import counted
-from turnpike.command_context import admin_command, print_table, tenant_id_of
+from turnpike.api.actions import Object, add_work, print_json, tenant_names
+from turnpike.api.client import Api
+from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
+from turnpike.commands.invoices import elsewhere
 from turnpike.commands.invoices.records import (
     add_number,
     amount_text,
@@ -25,6 +26,9 @@ from turnpike.commands.invoices.records import (
     record_line,
     totals_line,
 )
+
+_SIGNS = {"invoice": 1, "credit_note": -1}
+_SUMS = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
 
 if TYPE_CHECKING:
     from billing.invoices.document import Document
@@ -35,69 +39,66 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare these actions of `turnpike invoices`."""
-    listing = parser.add_action("list", "invoices and credit notes", list_invoices)
+    listing = add_work(parser, "list", "invoices and credit notes", _list)
     listing.add_argument("--tenant", help="of one tenant alone")
     listing.add_argument("--period", help="of one period alone, such as 2026-11")
     states = ["draft", "finalized", "partially_paid", "paid", "credited", "void", "uncollectible"]
     listing.add_argument("--state", choices=states, help="in one state alone")
     listing.add_format("json")
-    show = parser.add_action("show", "what an invoice says, opened down to its requests", show_invoice)
+    show = add_work(
+        parser, "show", "what an invoice says, opened down to its requests", elsewhere.show_invoice, show_invoice
+    )
     add_number(show, drafts=True)
     show.add_argument("--line", type=int, metavar="N", help="the days of this line")
     show.add_argument("--day", metavar="DATE", help="… the hours of this day, such as 2026-11-30")
     show.add_argument("--hour", type=int, metavar="H", help="… the requests of this hour, 0 to 23 (UTC)")
     show.add_format("json")
-    pdf = parser.add_action("pdf", "an invoice as PDF/A-3", print_invoice)
+    pdf = add_work(parser, "pdf", "an invoice as PDF/A-3", elsewhere.print_invoice, print_invoice)
     add_number(pdf, drafts=True)
     pdf.add_argument("--all", action="store_true", help="instead of NUMBER: all invoices of --period")
     pdf.add_argument("-o", "--output", metavar="FILE", help="file or folder; default: NUMBER.pdf here")
     pdf.add_argument("--fonts", metavar="FOLDER", help="fonts for scripts that the built-in ones lack")
 
 
-@admin_command
-async def list_invoices(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike invoices list`."""
-    from billing.invoices.store import Invoices
-
-    names = await admin.tenant_names()
-    tenant_id = await tenant_id_of(admin, arguments.tenant)
-    records = await Invoices(admin.database).list(tenant_id, arguments.period, arguments.state)
+async def _list(api: Api, parsed: argparse.Namespace) -> None:
+    filters = {"period": parsed.period, "state": parsed.state}
+    if parsed.tenant:
+        invoices = await api.pages("list_invoices", tenant=parsed.tenant, **filters)
+    else:
+        invoices = await api.pages("list_all_invoices", **filters)
+    if print_json(parsed, invoices):
+        return
+    names = await tenant_names(api)
     rows = [
-        {
-            "number": record.number or "",
-            "kind": record.kind,
-            "state": record.state,
-            "tenant": names.get(record.tenant_id, str(record.tenant_id)),
-            "period": record.period,
-            "issued": record.issued or "",
-            "due": record.due or "",
-            "currency": record.currency,
-            **{name: format_minor(amount, record.currency) for name, amount in record.counted.items()},
-        }
-        for record in records
+        [one[name] or "" for name in ("number", "kind", "state")]
+        + [names.get(one["tenant_id"], one["tenant_id"])]
+        + [one[name] or "" for name in ("period", "issued", "due", "currency")]
+        + [_amount(_counted(one, name), one["currency"]) for name in _SUMS]
+        for one in invoices["data"]
     ]
-    if arguments.format == "json":
-        print(json.dumps(rows, indent=2))
-    elif rows:
-        print_table(list(rows[0]), [list(row.values()) for row in (*rows, *_sums(records))])
+    if rows:
+        header = ("number", "kind", "state", "tenant", "period", "issued", "due", "currency", *_SUMS)
+        print_table(header, [*rows, *_sums(invoices["data"])])
     else:
         print("no invoices")
 
 
-def _sums(records: Sequence[InvoiceRecord]) -> list[dict[str, str]]:
+def _sums(invoices: Sequence[Object]) -> Iterator[list[str]]:
     """What documents come to, a row a currency. Credit notes are subtracted, drafts and void invoices left out."""
-    rows = []
-    for currency in sorted({record.currency for record in records}):
-        issued = [record for record in records if record.currency == currency and record.state not in ("void", "draft")]
-        sums = Counter[str]()
-        for record in issued:
-            sign = -1 if record.kind == "credit_note" else 1
-            sums.update({name: sign * amount for name, amount in record.counted.items()})
-        empty = dict.fromkeys(("number", "kind", "state", "tenant", "period", "issued", "due"), "")
-        total = empty | {"number": "total", "kind": counted(len(issued), "document"), "currency": currency}
-        names = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
-        rows.append(total | {name: format_minor(sums[name], currency) for name in names})
-    return rows
+    for currency in sorted({one["currency"] for one in invoices}):
+        issued = [one for one in invoices if one["currency"] == currency and one["state"] not in ("void", "draft")]
+        sums = {name: sum((_SIGNS[one["kind"]] * _counted(one, name) for one in issued), Decimal()) for name in _SUMS}
+        amounts = (_amount(sums[name], currency) for name in _SUMS)
+        yield ["total", counted(len(issued), "document"), *[""] * 5, currency, *amounts]
+
+
+def _counted(invoice: Object, name: str) -> Decimal:
+    """An amount; none of a void document counts."""
+    return Decimal() if invoice["state"] == "void" else Decimal(invoice[name])
+
+
+def _amount(amount: Decimal, currency: str) -> str:
+    return f"{amount:.{minor_digits(currency)}f}"
 
 
 @admin_command
@@ -142,12 +143,18 @@ async def print_invoice(admin: AdminServices, arguments: argparse.Namespace) -> 
         settlements = await invoices.settlements(record)
         content = to_pdf(document, record.state, record.sha256 or "", settlements, fonts=fonts)
         name = record.number or f"draft-{record.period}-{str(record.tenant_id)[-12:]}"
-        file_name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.pdf"
+        file_name = file_name_of(name)
         path = Path(arguments.output or ".", file_name) if arguments.all else Path(arguments.output or file_name)
-        print(_write(path / file_name if path.is_dir() else path, content))
+        print(write_file(path / file_name if path.is_dir() else path, content))
 
 
-def _write(path: Path, content: bytes) -> Path:
+def file_name_of(name: str) -> str:
+    """The file of an invoice as PDF."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.pdf"
+
+
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a file where `-o` says. Raises CommandError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -23,8 +23,10 @@ from billing.invoices.parties.parties import (
     parse_rate,
     vat_warning,
 )
+from turnpike.api.actions import add_work
 from turnpike.command_context import admin_command, tenant_id_of
 from turnpike.command_line import CommandError, CommandParser
+from turnpike.commands.invoices import elsewhere
 from turnpike.commands.invoices.records import parse_day
 
 if TYPE_CHECKING:
@@ -34,7 +36,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike invoices seller …` and `turnpike invoices buyer …`."""
     sellers = parser.add_action("seller", "legal entities that sell")
-    seller = sellers.add_action("set", "make a legal entity, or change the fields that are given", set_seller)
+    seller = add_work(
+        sellers,
+        "set",
+        "make a legal entity, or change the fields that are given",
+        elsewhere.set_seller,
+        set_seller,
+    )
     seller.add_argument("id", metavar="ID", help="a short name, such as acme-eu")
     _add_address(seller)
     seller.add_argument("--registration", help="register and number")
@@ -52,11 +60,17 @@ def add_arguments(parser: CommandParser) -> None:
     text = "charge no VAT there any more; may be repeated"
     seller.add_argument("--remove-rate", action="append", metavar="COUNTRY", help=text)
     _add_day(seller, "country, VAT id and rates", "why; needed where the seller exists")
-    show = sellers.add_action("show", "the legal entities", show_sellers)
+    show = add_work(sellers, "show", "the legal entities", elsewhere.show_sellers, show_sellers)
     show.add_argument("id", nargs="?", metavar="ID", help="one alone")
 
     buyers = parser.add_action("buyer", "billing profiles of tenants")
-    buyer = buyers.add_action("set", "make a tenant's billing profile, or change the fields that are given", set_buyer)
+    buyer = add_work(
+        buyers,
+        "set",
+        "make a tenant's billing profile, or change the fields that are given",
+        elsewhere.set_buyer,
+        set_buyer,
+    )
     buyer.add_tenant_first()
     buyer.add_argument("--seller", help="who sells to it; may be left out while there is one seller")
     _add_address(buyer)
@@ -67,7 +81,8 @@ def add_arguments(parser: CommandParser) -> None:
     buyer.add_argument("--exemption", metavar="TEXT", help="the reason that invoices shall state")
     buyer.add_argument("--detail", choices=["model", "project"], help="what has lines of its own; default model")
     _add_day(buyer, "country, VAT id, seller, treatment and exemption", "why")
-    buyers.add_action("show", "billing profiles", show_buyers).add_tenant_first(optional=True)
+    show = add_work(buyers, "show", "billing profiles", elsewhere.show_buyers, show_buyers)
+    show.add_tenant_first(optional=True)
 
 
 def _add_day(parser: CommandParser, facts: str, reason: str) -> None:

@@ -10,6 +10,8 @@ import msgspec
 
 from billing.money import format_minor, format_pico
 from storage.free_text import counted
+from turnpike.api.actions import Object
+from turnpike.api.client import Api
 from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
@@ -46,6 +48,40 @@ async def find_record(admin: AdminServices, arguments: argparse.Namespace) -> In
             f"`turnpike invoices draft --tenant {tenant.name} --period {arguments.period}`"
         )
     return record
+
+
+async def find_invoice(api: Api, arguments: argparse.Namespace) -> Object:
+    """The invoice that the command line names, as `find_record`. Raises CommandError."""
+    tenant, period = getattr(arguments, "tenant", None), getattr(arguments, "period", None)
+    if arguments.number:
+        listed = await api.list("list_all_invoices")
+        found = [
+            one for one in listed if arguments.number == one["number"] and arguments.seller in (None, one["seller"])
+        ]
+        if not found:
+            raise CommandError(f"there is no invoice {arguments.number}")
+        if len(found) > 1:
+            sellers = ", ".join(sorted(one["seller"] for one in found))
+            raise CommandError(f"several sellers have {arguments.number}: say --seller, one of {sellers}")
+        return found[0]
+    if not (tenant and period):
+        raise CommandError("say which: its NUMBER, or --tenant and --period")
+    listed = await api.list("list_invoices", tenant=tenant, period=period, kind="invoice")
+    for invoice in listed:
+        if invoice["state"] != "void":
+            return invoice
+    raise CommandError(
+        f"{tenant} has no invoice of {period}: `turnpike invoices draft --tenant {tenant} --period {period}`"
+    )
+
+
+def invoice_line(invoice: Object) -> str:
+    """How an invoice or credit note stands, as `record_line`."""
+    name, currency = invoice["number"] or f"the draft of {invoice['period']}", invoice["currency"]
+    parts = [f"{name}: {invoice['state'].replace('_', ' ')}", f"total {invoice['gross']} {currency}"]
+    if invoice["kind"] == "invoice" and invoice["state"] not in ("draft", "void"):
+        parts.append(f"left to pay {invoice['left']} {currency}")
+    return ", ".join(parts)
 
 
 def amount_text(minor: int, currency: str) -> str:

@@ -16,8 +16,10 @@ from billing.invoices.document import warnings_of
 from billing.invoices.errors import InvoiceRefused, NoProfile
 from billing.invoices.parties.parties import InvalidParty
 from storage.free_text import counted
+from turnpike.api.actions import add_work
 from turnpike.command_context import admin_command, print_progress, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
+from turnpike.commands.invoices import elsewhere
 from turnpike.commands.invoices.records import NOTHING_WRITTEN, parse_day, record_line, totals_line
 from turnpike.settings.settings import Settings
 
@@ -31,8 +33,16 @@ class NothingToDo(Exception):
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare these actions of `turnpike invoices`."""
-    draft = parser.add_action("draft", "make the drafts of a period, or make them again", draft_invoices)
-    finalize = parser.add_action("finalize", "number and seal the drafts of a closed period", finalize_invoices)
+    draft = add_work(
+        parser, "draft", "make the drafts of a period, or make them again", elsewhere.draft_invoice, draft_invoices
+    )
+    finalize = add_work(
+        parser,
+        "finalize",
+        "number and seal the drafts of a closed period",
+        elsewhere.finalize_invoice,
+        finalize_invoices,
+    )
     for action in (draft, finalize):
         tenants = action.add_mutually_exclusive_group(required=True)
         tenants.add_argument("--tenant", help="one tenant")

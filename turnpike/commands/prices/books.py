@@ -7,7 +7,9 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from turnpike.command_context import admin_command, print_table, with_admin_services
+from turnpike.api.actions import add_work, print_json, print_objects, tenant_names
+from turnpike.api.client import Api
+from turnpike.command_context import admin_command, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
 from turnpike.commands.prices.cells import instant
 from turnpike.operator_identity import add_second_operator, approvals_are_on, check_operators
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare these actions of `turnpike prices`."""
-    listing = parser.add_action("list", "the prices in force", list_prices)
+    listing = add_work(parser, "list", "the prices in force", _list, list_prices)
     listing.add_argument("served_model", nargs="?", metavar="NAME", help="one served model alone")
     add_book(listing)
     listing.add_argument("--at", metavar="WHEN", help="in force then, such as 2027-01-01T00:00:00Z; default: now")
     listing.add_format("csv", "json")
-    parser.add_action("books", "the price books", list_books)
+    add_work(parser, "books", "the price books", _list_books)
     book = parser.add_action("book", "make a price book: a tenant's own over a base book, or a base book", make_book)
     book.add_argument("name", metavar="BOOK")
     book.add_argument("--tenant", help="whose it is; prices that it does not have are those of its base book")
@@ -65,6 +67,21 @@ async def find_book(admin: AdminServices, arguments: argparse.Namespace, *, writ
     return books.get(name)
 
 
+async def _list(api: Api, parsed: argparse.Namespace) -> None:
+    """`turnpike prices list` at a gateway elsewhere."""
+    from turnpike.commands.prices.tables import print_prices, rows_of_cells
+
+    if parsed.tenant or parsed.format == "csv":
+        raise CommandError("--tenant and --format csv work on the data folder, not at --url")
+    at = None if parsed.at == "now" else parsed.at
+    prices = await api.call("list_prices", model=parsed.served_model, book=parsed.book, at=at)
+    if print_json(parsed, prices):
+        return
+    for version in prices["data"]:
+        print(f"{version['model']}: version {version['version']}, from {version['effective_at']}")
+        print_prices(rows_of_cells(version["prices"]), version["currency"])
+
+
 @admin_command
 async def list_prices(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike prices list`."""
@@ -95,22 +112,18 @@ async def list_prices(admin: AdminServices, arguments: argparse.Namespace) -> No
         print("no prices; set some: `turnpike prices set NAME --uncached … --read … --output …`")
 
 
-@admin_command
-async def list_books(admin: AdminServices, _arguments: argparse.Namespace) -> None:
-    """`turnpike prices books`."""
-    books = await admin.books.list()
-    names = {book.id: book.name for book in books}
-    tenants = await admin.tenant_names()
-    rows = [
-        (
-            book.name,
-            book.currency,
-            names[book.base] if book.base else "-",
-            tenants.get(book.tenant_id, str(book.tenant_id)) if book.tenant_id else "-",
-        )
-        for book in books
-    ]
-    print_table(("book", "currency", "base", "tenant"), rows)
+async def _list_books(api: Api, parsed: argparse.Namespace) -> None:
+    books = await api.pages("list_books")
+    if print_json(parsed, books):
+        return
+    tenants = await tenant_names(api)
+    print_objects(
+        books["data"],
+        {
+            **{"book": "name", "currency": "currency", "base": "base"},
+            "tenant": lambda book: tenants.get(book["tenant_id"], book["tenant_id"] or "-"),
+        },
+    )
 
 
 def make_book(settings: Settings, arguments: argparse.Namespace) -> int:

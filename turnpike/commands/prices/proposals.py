@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from billing.money import InvalidPrice
+from turnpike.api.actions import add_work
+from turnpike.api.client import Api
 from turnpike.command_context import CURRENCY, with_admin_services
 from turnpike.command_line import CommandError, CommandParser
 from turnpike.commands.prices.books import add_book, find_book
@@ -25,7 +27,7 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare these actions of `turnpike prices`."""
     put = parser.add_action("set", "prices of a model, from now on or from --at", set_prices)
     put.add_argument("--from-model-folder", action="store_true", help="take the prices of the folder's turnpike.toml")
-    draft = parser.add_action("draft", "prices of a model, for somebody else to approve", draft_prices)
+    draft = add_work(parser, "draft", "prices of a model, for somebody else to approve", _draft, draft_prices)
     for action in (put, draft):
         action.add_argument("served_model", nargs="?", metavar="NAME", help="name of the served model")
         add_cells(action)
@@ -93,6 +95,37 @@ def _propose(settings: Settings, arguments: argparse.Namespace, *, draft: bool) 
     return with_admin_services(settings, work)
 
 
+async def _draft(api: Api, parsed: argparse.Namespace) -> None:
+    """`turnpike prices draft` at a gateway elsewhere."""
+    from billing.prices.grid import amount
+    from turnpike.commands.prices.tables import print_difference, print_sheet, rows_of_difference
+
+    rows = rows_of_arguments(parsed)
+    if not (parsed.served_model and rows) or parsed.tenant:
+        raise CommandError("say NAME and its prices (--uncached, --read, --output, …), and the book by --book")
+    books = {book["name"]: book for book in await api.list("list_books")}
+    own = books.get(parsed.book, {}).get("tenant_id") is not None and not parsed.whole
+    sheet = await api.call(
+        "propose_price_sheet",
+        model=parsed.served_model,
+        prices=[
+            {"meter": meter, "lane": lane, "context_from": tier, "price": amount(micro)}
+            for (meter, lane, tier), micro in rows.items()
+        ],
+        book=parsed.book,
+        kind="overrides" if own else "whole",
+        currency=parsed.currency,
+        effective_at=parsed.at,
+        effective_until=parsed.until,
+        reason=parsed.reason or None,
+        force=parsed.force,
+        dry_run=parsed.dry_run or None,
+    )
+    print_difference(*rows_of_difference(sheet["difference"]), sheet["currency"])
+    if not parsed.dry_run:
+        print_sheet(sheet)
+
+
 def _proposal(
     arguments: argparse.Namespace, book: PriceBook | None, model: str, rows: Rows, currency: str | None
 ) -> PriceProposal:
@@ -113,7 +146,7 @@ def _proposal(
 
 async def _write(admin: AdminServices, arguments: argparse.Namespace, proposal: PriceProposal, *, draft: bool) -> None:
     """Show what changes, then write it, unless this is a dry run."""
-    from turnpike.commands.prices.tables import print_difference, print_sheet, print_unchanged
+    from turnpike.commands.prices.tables import print_difference, print_sheet, print_unchanged, sheet_fields
 
     before, after, currency = await admin.sheets.check(proposal, arguments.force)
     print_difference(before, after, currency)
@@ -124,7 +157,7 @@ async def _write(admin: AdminServices, arguments: argparse.Namespace, proposal: 
         return
     author = await find_author(admin, arguments)
     write = author.sheets.draft if draft else author.sheets.put
-    print_sheet(await write(proposal, author.name, arguments.reason, arguments.force))
+    print_sheet(sheet_fields(await write(proposal, author.name, arguments.reason, arguments.force)))
 
 
 def import_prices(settings: Settings, arguments: argparse.Namespace) -> int:

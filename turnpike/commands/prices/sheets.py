@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
-from turnpike.command_context import admin_command, print_table
-from turnpike.command_line import CommandParser
+from turnpike.api.actions import Flag, Object, add_action, add_work, print_json
+from turnpike.api.client import Api
+from turnpike.command_context import admin_command
+from turnpike.command_line import CommandError, CommandParser
 from turnpike.operator_identity import add_author, find_author
 
 if TYPE_CHECKING:
@@ -17,20 +18,53 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare these actions of `turnpike prices`."""
-    approve = parser.add_action("approve", "bring a draft into force; its author cannot", approve_sheet)
-    withdraw = parser.add_action("withdraw", "take back a draft, or prices that have not begun", withdraw_sheet)
-    show = parser.add_action("show", "one price sheet: prices, state, who did what", show_sheet)
-    diff = parser.add_action("diff", "what a price sheet changes", diff_sheet)
+    text = "bring a draft into force; its author cannot"
+    approve = add_work(parser, "approve", text, _approve, approve_sheet)
+    text = "take back a draft, or prices that have not begun"
+    withdraw = add_work(parser, "withdraw", text, _withdraw, withdraw_sheet)
+    show = add_work(parser, "show", "one price sheet: prices, state, who did what", _show)
+    diff = add_work(parser, "diff", "what a price sheet changes", _diff)
     for action in (approve, withdraw, show, diff):
         action.add_argument("sheet", type=int, metavar="SHEET", help="number of the price sheet")
     for action in (approve, withdraw):
         add_author(action)
         action.add_dry_run()
     diff.add_argument("other", type=int, nargs="?", metavar="OTHER", help="compare with this one instead")
-    history = parser.add_action("history", "every price sheet, the newest first", list_sheets)
-    history.add_argument("served_model", nargs="?", metavar="NAME", help="one served model alone")
-    history.add_argument("--book", metavar="BOOK", help="one price book alone")
-    history.add_format("json")
+    add_action(
+        parser,
+        "history",
+        "every price sheet, the newest first",
+        "list_price_sheets",
+        arguments=("model",),
+        flags={
+            "model": Flag("one served model alone", metavar="NAME", nargs="?"),
+            "book": Flag("one price book alone", metavar="BOOK"),
+        },
+        columns={
+            **{"sheet": "id", "book": "book", "model": "model", "state": "state"},
+            "from": lambda sheet: sheet["effective_at"] or "at approval",
+            "until": lambda sheet: sheet["effective_until"] or "",
+            "who": lambda sheet: ", ".join(f"{change['action']} {change['actor']}" for change in sheet["changes"]),
+            "why": "reason",
+        },
+    )
+
+
+async def _approve(api: Api, parsed: argparse.Namespace) -> None:
+    await _decide(api, parsed, "activate_price_sheet")
+
+
+async def _withdraw(api: Api, parsed: argparse.Namespace) -> None:
+    await _decide(api, parsed, "withdraw_price_sheet")
+
+
+async def _decide(api: Api, parsed: argparse.Namespace, operation: str) -> None:
+    """Decide on a sheet at a gateway elsewhere, which takes the key's owner for who does."""
+    from turnpike.commands.prices.tables import print_sheet
+
+    if parsed.dry_run:
+        raise CommandError("--dry-run: at --url a decision cannot only be checked")
+    print_sheet(await api.call(operation, number=parsed.sheet, reason=parsed.reason or None))
 
 
 @admin_command
@@ -61,60 +95,37 @@ async def withdraw_sheet(admin: AdminServices, arguments: argparse.Namespace) ->
 
 
 def _print_decided(sheet: PriceSheet, arguments: argparse.Namespace) -> None:
-    from turnpike.commands.prices.tables import print_sheet
+    from turnpike.commands.prices.tables import print_sheet, sheet_fields
 
     if arguments.dry_run:
         print(f"{sheet.model}: price sheet {sheet.id} would be {sheet.state}; nothing written")
     else:
-        print_sheet(sheet)
+        print_sheet(sheet_fields(sheet))
 
 
-@admin_command
-async def show_sheet(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike prices show`."""
-    from billing.calendar import format_instant
-    from turnpike.commands.prices.tables import print_prices, print_sheet
+async def _show(api: Api, parsed: argparse.Namespace) -> None:
+    from turnpike.commands.prices.tables import print_prices, print_sheet, rows_of_cells
 
-    sheet = await admin.sheets.get(arguments.sheet)
+    sheet = await api.call("retrieve_price_sheet", number=parsed.sheet)
+    if print_json(parsed, sheet):
+        return
     print_sheet(sheet)
-    print_prices(sheet.rows, sheet.book.currency)
-    if sheet.forced:
-        print(f"unusual, and meant: {sheet.forced}")
-    for change in sheet.changes:
-        why = f": {change.reason}" if change.reason else ""
-        hashes = f"{change.before_sha256[:12] or 'nothing'} → {change.after_sha256[:12] or 'nothing'}"
-        via = f" ({change.via})" if change.via not in ("", change.actor) else ""
-        print(f"{format_instant(change.at)}  {change.action} by {change.actor}{via}{why} ({hashes})")
+    print_prices(rows_of_cells(sheet["prices"]), sheet["currency"])
+    if sheet["forced"]:
+        print(f"unusual, and meant: {sheet['forced']}")
+    for change in sheet["changes"]:
+        why = f": {change['reason']}" if change["reason"] else ""
+        hashes = f"{change['before_sha256'][:12] or 'nothing'} → {change['after_sha256'][:12] or 'nothing'}"
+        via = f" ({change['via']})" if change["via"] not in ("", change["actor"]) else ""
+        print(f"{change['at']}  {change['action']} by {change['actor']}{via}{why} ({hashes})")
 
 
-@admin_command
-async def diff_sheet(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike prices diff`."""
-    from turnpike.commands.prices.tables import print_difference
+async def _diff(api: Api, parsed: argparse.Namespace) -> None:
+    from turnpike.commands.prices.tables import print_difference, rows_of_cells, rows_of_difference
 
-    sheet = await admin.sheets.get(arguments.sheet)
-    if arguments.other is not None:
-        other = await admin.sheets.get(arguments.other)
-        print_difference(other.rows, sheet.rows, sheet.book.currency)
-        return
-    before, after, _ = await admin.sheets.effect(sheet)
-    print_difference(before, after, sheet.book.currency)
-
-
-@admin_command
-async def list_sheets(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """`turnpike prices history`."""
-    from billing.calendar import format_instant
-    from turnpike.commands.prices.tables import sheet_as_json
-
-    sheets = await admin.sheets.history(arguments.served_model, arguments.book)
-    if arguments.format == "json":
-        print(json.dumps([sheet_as_json(sheet) for sheet in sheets], indent=2))
-        return
-    rows = []
-    for sheet in sheets:
-        people = ", ".join(f"{change.action} {change.actor}" for change in sheet.changes)
-        until = format_instant(sheet.effective_until) if sheet.effective_until is not None else ""
-        starts = format_instant(sheet.effective_at) if sheet.effective_at is not None else "at approval"
-        rows.append((sheet.id, sheet.book.name, sheet.model, sheet.state, starts, until, people, sheet.reason))
-    print_table(("sheet", "book", "model", "state", "from", "until", "who", "why"), rows)
+    sheet: Object = await api.call("retrieve_price_sheet", number=parsed.sheet)
+    before, after = rows_of_difference(sheet["difference"])
+    if parsed.other is not None:
+        other = await api.call("retrieve_price_sheet", number=parsed.other)
+        before, after = rows_of_cells(other["prices"]), rows_of_cells(sheet["prices"])
+    print_difference(before, after, sheet["currency"])

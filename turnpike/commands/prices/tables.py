@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from decimal import Decimal
+
 from billing.calendar import format_instant
 from billing.prices.grid import amount, difference, in_order
 from billing.prices.price_books import BASE
 from billing.prices.sheets import PriceSheet
 from billing.prices.version import EVERY_LANE, Rows
+from turnpike.api.actions import Object
 from turnpike.command_context import print_table
 
 
@@ -52,17 +56,44 @@ def _change(old: int | None, new: int | None) -> str:
     return f"{'+' if new > old else '-'}{amount(abs(new - old))}{percent}"
 
 
-def print_sheet(sheet: PriceSheet) -> None:
-    """Print a sheet's model, state and time, and for a draft how it is approved."""
-    book = "" if sheet.book.name == BASE else f" in the book {sheet.book.name}"
-    when = "from its approval on" if sheet.effective_at is None else f"from {format_instant(sheet.effective_at)}"
-    until = "" if sheet.effective_until is None else f" until {format_instant(sheet.effective_until)}"
-    print(f"{sheet.model}{book}: price sheet {sheet.id}, {sheet.state}, {when}{until}")
-    if sheet.state == "draft":
+def print_sheet(sheet: Object) -> None:
+    """Print a sheet's model, state and time, as the API has them, and for a draft how it is approved."""
+    book = "" if sheet["book"] == BASE else f" in the book {sheet['book']}"
+    when = "from its approval on" if sheet["effective_at"] is None else f"from {sheet['effective_at']}"
+    until = "" if sheet["effective_until"] is None else f" until {sheet['effective_until']}"
+    print(f"{sheet['model']}{book}: price sheet {sheet['id']}, {sheet['state']}, {when}{until}")
+    if sheet["state"] == "draft":
         print(
-            f"somebody else brings it into force: `turnpike prices approve {sheet.id} --operator-key-file FILE` "
+            f"somebody else brings it into force: `turnpike prices approve {sheet['id']} --operator-key-file FILE` "
             f"(or --by NAME, while approvals are off)"
         )
+
+
+def sheet_fields(sheet: PriceSheet) -> Object:
+    """What `print_sheet` says of a sheet."""
+    return {
+        **{"id": sheet.id, "model": sheet.model, "book": sheet.book.name, "state": sheet.state},
+        "effective_at": None if sheet.effective_at is None else format_instant(sheet.effective_at),
+        "effective_until": None if sheet.effective_until is None else format_instant(sheet.effective_until),
+    }
+
+
+def rows_of_cells(cells: Iterable[Object]) -> Rows:
+    """Rows of prices as the API has them."""
+    return {(cell["meter"], cell["lane"], cell["context_from"]): cell["price_micro"] for cell in cells}
+
+
+def rows_of_difference(difference: Iterable[Object]) -> tuple[Rows, Rows]:
+    """The rows before and after a difference as the API has it."""
+    before, after = (
+        {
+            (cell["meter"], cell["lane"], cell["context_from"]): int(Decimal(cell[when]) * 1_000_000)
+            for cell in difference
+            if cell[when] is not None
+        }
+        for when in ("before", "after")
+    )
+    return before, after
 
 
 def rows_as_json(model: str, currency: str, rows: Rows, **more: object) -> dict[str, object]:
@@ -72,30 +103,3 @@ def rows_as_json(model: str, currency: str, rows: Rows, **more: object) -> dict[
         for (meter, lane, tier), micro in in_order(rows)
     ]
     return {"model": model, "currency": currency, **more, "prices": prices}
-
-
-def sheet_as_json(sheet: PriceSheet) -> dict[str, object]:
-    """A sheet with its changes as an object for JSON."""
-    changes = [
-        {
-            name: format_instant(change.at) if name == "at" else getattr(change, name)
-            for name in ("action", "actor", "via", "reason", "at", "before_sha256", "after_sha256")
-        }
-        for change in sheet.changes
-    ]
-    return rows_as_json(
-        sheet.model,
-        sheet.book.currency,
-        sheet.rows,
-        sheet=sheet.id,
-        book=sheet.book.name,
-        kind=sheet.kind,
-        state=sheet.state,
-        effective_at=None if sheet.effective_at is None else format_instant(sheet.effective_at),
-        effective_until=None if sheet.effective_until is None else format_instant(sheet.effective_until),
-        author=sheet.author,
-        reason=sheet.reason,
-        forced=sheet.forced,
-        sha256=sheet.sha256,
-        changes=changes,
-    )

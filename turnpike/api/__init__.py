@@ -1,0 +1,1 @@
+"""Commands that call operations of /admin/v1, in this process or at a gateway elsewhere."""
