@@ -4,6 +4,7 @@ import { IconArrowDown, IconArrowUp } from '@tabler/icons-react';
 import type { ReactNode } from 'react';
 
 import { useListView } from './list_view';
+import { Words } from './values';
 
 export interface Column<Row> {
   header: string;
@@ -61,17 +62,18 @@ export function DataTable<Row>({ caption, columns, rows, rowKey, empty }: DataTa
             ))}
           </Table.Tr>
         </Table.Thead>
-        <Table.Tbody>
+        {/* Plain elements: Mantine's own cells take five times as long to draw, of which a list has thousands. */}
+        <tbody className="rows">
           {shown.map((row) => (
-            <Table.Tr key={rowKey(row)}>
+            <tr key={rowKey(row)}>
               {columns.map((column) => (
-                <Table.Td key={column.header} className={column.numeric ? 'numeric' : undefined}>
-                  {column.cell(row)}
-                </Table.Td>
+                <td key={column.header} className={column.numeric ? 'numeric' : undefined}>
+                  {inWords(column.cell(row))}
+                </td>
               ))}
-            </Table.Tr>
+            </tr>
           ))}
-        </Table.Tbody>
+        </tbody>
         {hasTotals && (
           <Table.Tfoot>
             <Table.Tr>
@@ -86,6 +88,10 @@ export function DataTable<Row>({ caption, columns, rows, rowKey, empty }: DataTa
       </Table>
     </Table.ScrollContainer>
   );
+}
+
+function inWords(cell: ReactNode): ReactNode {
+  return typeof cell === 'string' ? <Words text={cell} /> : cell;
 }
 
 interface SortButtonProps {

@@ -4,7 +4,7 @@
  */
 import { Button, Stack, Text } from '@mantine/core';
 import { useInfiniteQuery } from '@tanstack/react-query';
-import { useEffect } from 'react';
+import { useDeferredValue, useEffect } from 'react';
 
 import { type Column, DataTable } from './DataTable';
 import { useListView } from './list_view';
@@ -40,8 +40,9 @@ export function PagedTable<Row extends { id: string }>(props: PagedTableProps<Ro
     initialPageParam: undefined as string | undefined,
     getNextPageParam: (last) => (last.has_more ? (last.next ?? last.data.at(-1)?.id) : undefined),
   });
-  const { data, error, fetchNextPage, hasNextPage, isFetching } = list;
-  const pages = data?.pages.length ?? 0;
+  const { error, fetchNextPage, hasNextPage, isFetching } = list;
+  const data = useDeferredValue(list.data); // what comes page by page is drawn when there is time, not each time
+  const pages = list.data?.pages.length ?? 0;
   const read = data?.pages.flatMap((page) => page.data) ?? [];
   const rows = props.shown === undefined ? read : read.filter(props.shown);
   const readsOn = hasNextPage && (pages < wanted || (props.shown !== undefined && rows.length < FULL_SCREEN));

@@ -108,7 +108,6 @@ function columns(tenant: string): Column<Listed>[] {
           search={((now: object) => ({ ...now, open: one.id })) as never}
           resetScroll={false}
           size="sm"
-          style={{ whiteSpace: 'nowrap' }}
         >
           <Instant at={one.admitted_at} />
         </Anchor>
@@ -116,10 +115,9 @@ function columns(tenant: string): Column<Listed>[] {
     },
     {
       header: 'Model',
-      cell: (one) => <span style={{ whiteSpace: 'nowrap' }}>{one.model}</span>,
-      sort: (one) => one.model,
+      cell: (one) => <TwoLines first={one.model} second={one.lane} />,
+      sort: (one) => `${one.model} ${one.lane}`,
     },
-    { header: 'Lane', cell: (one) => one.lane, sort: (one) => one.lane },
     { header: 'Status', cell: (one) => <State tone={TONES[one.status] ?? 'neutral'}>{shownStatus(one)}</State> },
     tokenColumn('Uncached', (meter) => meter === 'uncached'),
     tokenColumn('Read', (meter) => meter.startsWith('read_')),
@@ -143,9 +141,24 @@ function columns(tenant: string): Column<Listed>[] {
       numeric: true,
       sort: (one) => one.total_ms,
     },
-    { header: 'Key', cell: (one) => one.key_name || (one.key ?? '–'), sort: (one) => one.key_name || one.key },
-    { header: 'Project', cell: (one) => one.project ?? one.project_id, sort: (one) => one.project },
+    {
+      header: 'Key',
+      cell: (one) => <TwoLines first={one.key_name || (one.key ?? '–')} second={one.project ?? one.project_id} />,
+      sort: (one) => one.key_name || one.key,
+    },
   ];
+}
+
+/** A value above what it belongs to: what the table has no room for beside each other. */
+function TwoLines({ first, second }: { first: string; second: string }) {
+  return (
+    <>
+      <div className="unbroken">{first}</div>
+      <Text size="xs" c="dimmed" className="unbroken">
+        {second}
+      </Text>
+    </>
+  );
 }
 
 function shownStatus(one: Listed): string {
