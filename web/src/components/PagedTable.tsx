@@ -4,7 +4,7 @@
  */
 import { Button, Stack, Text } from '@mantine/core';
 import { useInfiniteQuery } from '@tanstack/react-query';
-import { useDeferredValue, useEffect } from 'react';
+import { useEffect, useState } from 'react';
 
 import { type Column, DataTable } from './DataTable';
 import { useListView } from './list_view';
@@ -41,11 +41,14 @@ export function PagedTable<Row extends { id: string }>(props: PagedTableProps<Ro
     getNextPageParam: (last) => (last.has_more ? (last.next ?? last.data.at(-1)?.id) : undefined),
   });
   const { error, fetchNextPage, hasNextPage, isFetching } = list;
-  const data = useDeferredValue(list.data); // what comes page by page is drawn when there is time, not each time
   const pages = list.data?.pages.length ?? 0;
-  const read = data?.pages.flatMap((page) => page.data) ?? [];
+  // Pages on their way to those of the URL are drawn together: each would draw all rows before it once more.
+  const [drawn, setDrawn] = useState(1);
+  const behind = hasNextPage && pages < wanted;
+  if (!behind && drawn !== pages) setDrawn(pages);
+  const read = list.data?.pages.slice(0, Math.max(1, drawn)).flatMap((page) => page.data) ?? [];
   const rows = props.shown === undefined ? read : read.filter(props.shown);
-  const readsOn = hasNextPage && (pages < wanted || (props.shown !== undefined && rows.length < FULL_SCREEN));
+  const readsOn = behind || (hasNextPage && props.shown !== undefined && rows.length < FULL_SCREEN);
   useEffect(() => {
     if (readsOn && !isFetching && error === null) void fetchNextPage();
   }, [readsOn, isFetching, error, pages, fetchNextPage]);

@@ -1,6 +1,7 @@
 /** The requests of a tenant, newest first; one of them beside the list, with its waterfall. */
 import { Anchor, Code, Drawer, Stack, Text } from '@mantine/core';
 import { getRouteApi, Link } from '@tanstack/react-router';
+import type { ReactNode } from 'react';
 
 import { api, type Schema } from '~/api/client';
 import type { Column } from '~/components/DataTable';
@@ -45,7 +46,7 @@ export function RequestsPage() {
           empty={<Empty filtered={Object.keys(filters).length > 0} />}
           queryKey={['get', PATH, tenant, filters]}
           read={async (after, signal) => {
-            const params = { path: { tenant }, query: { ...listQuery(filters), after, limit: 50 } };
+            const params = { path: { tenant }, query: { ...listQuery(filters), after, limit: 100 } };
             return (await api.GET(PATH, { params, signal })).data!;
           }}
         />
@@ -115,7 +116,7 @@ function columns(tenant: string): Column<Listed>[] {
     },
     {
       header: 'Model',
-      cell: (one) => <TwoLines first={one.model} second={one.lane} />,
+      cell: (one) => <TwoLines first={<span className="unbroken">{one.model}</span>} second={one.lane} />,
       sort: (one) => `${one.model} ${one.lane}`,
     },
     { header: 'Status', cell: (one) => <State tone={TONES[one.status] ?? 'neutral'}>{shownStatus(one)}</State> },
@@ -150,11 +151,11 @@ function columns(tenant: string): Column<Listed>[] {
 }
 
 /** A value above what it belongs to: what the table has no room for beside each other. */
-function TwoLines({ first, second }: { first: string; second: string }) {
+function TwoLines({ first, second }: { first: ReactNode; second: string }) {
   return (
     <>
-      <div className="unbroken">{first}</div>
-      <Text size="xs" c="dimmed" className="unbroken">
+      <div>{first}</div>
+      <Text size="xs" c="dimmed">
         {second}
       </Text>
     </>
