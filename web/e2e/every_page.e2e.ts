@@ -5,7 +5,7 @@
 import type { Browser, BrowserContext, Page, Route } from 'playwright-core';
 import { afterAll, beforeAll, describe, expect, inject, test } from 'vitest';
 
-import { type ConsolePage, PAGES } from './pages';
+import { PAGES, pathOf } from './pages';
 import { keepPicture, openBrowser, openWindow, type Scheme, settled, violations } from './stand/browser';
 import { EMPTY_TENANT } from './stand/global_setup';
 
@@ -69,6 +69,7 @@ describe.each(shown)('$name', (one) => {
     await settled(page);
     await keepPicture(page, `${one.name}-data-320`);
     expect(await beyondTheEdge(page)).toEqual([]);
+    expect(await violations(page)).toEqual([]);
   });
 
   test.skipIf(one.fixed)('without data', async () => {
@@ -111,19 +112,6 @@ async function paleBelowThePointer(page: Page): Promise<string[]> {
   }
   await page.mouse.move(0, 0);
   return found;
-}
-
-/** The path below /console; of a page that another one links to, the link's. */
-async function pathOf(page: Page, one: ConsolePage, tenant: string): Promise<string> {
-  const path = one.path.replace('$tenant', tenant);
-  const { link } = one;
-  if (link === undefined) return path;
-  await page.goto(`/console${path}`);
-  await settled(page);
-  const links = await page.locator('main a[href]').evaluateAll((all) => all.map((each) => each.getAttribute('href')!));
-  const found = links.map((href) => link.exec(href)?.[1]).find((name) => name !== undefined);
-  if (found === undefined) throw new Error(`${path} links to nothing like ${link}`);
-  return `${path}/${found}`;
 }
 
 /** Answers a list with an empty one, and all else as it is. */

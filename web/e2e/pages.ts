@@ -1,4 +1,8 @@
 /** All pages of the console. A new page is a line here; the tests try each with data, empty and failing. */
+import type { Page } from 'playwright-core';
+
+import { settled } from './stand/browser';
+
 import { FINANCE, OWNER } from './stand/people';
 
 export interface ConsolePage {
@@ -50,3 +54,16 @@ export const PAGES: ConsolePage[] = [
   { name: 'user', path: '/platform/users', link: /\/users\/([^/?]+)$/ },
   ...ofPlatform('operator-keys', 'members', 'suspensions', 'audit', 'settings'),
 ];
+
+/** The path below /console; of a page that another one links to, the link's. */
+export async function pathOf(page: Page, one: ConsolePage, tenant: string): Promise<string> {
+  const path = one.path.replace('$tenant', tenant);
+  const { link } = one;
+  if (link === undefined) return path;
+  await page.goto(`/console${path}`);
+  await settled(page);
+  const links = await page.locator('main a[href]').evaluateAll((all) => all.map((each) => each.getAttribute('href')!));
+  const found = links.map((href) => link.exec(href)?.[1]).find((name) => name !== undefined);
+  if (found === undefined) throw new Error(`${path} links to nothing like ${link}`);
+  return `${path}/${found}`;
+}

@@ -16,9 +16,21 @@ export class Problem extends Error {
     super(message);
   }
 
+  /** A problem with a field that was found before anything was sent. */
+  static at(field: string, message: string): Problem {
+    return new Problem(message, 0, 'invalid_value', field, '');
+  }
+
   /** Whether the same call may succeed later without any change. */
   get transient(): boolean {
-    return this.status === 0 || this.status === 429 || this.status >= 500;
+    return (this.status === 0 && this.field === '') || this.status === 429 || this.status >= 500;
+  }
+
+  /** The message as it stands at the field, which it need not name. */
+  get words(): string {
+    const named = this.field !== '' && this.message.startsWith(`${this.field}: `);
+    const words = named ? this.message.slice(this.field.length + 2) : this.message;
+    return /^[a-z]+[ ,]/.test(words) ? `${words[0]!.toUpperCase()}${words.slice(1)}` : words;
   }
 
   /** The problem that an answer tells of. */
@@ -28,8 +40,9 @@ export class Problem extends Error {
     const error = (body as { error?: Record<string, unknown> } | null)?.error ?? {};
     const text = (value: unknown): string => (typeof value === 'string' ? value : '');
     // Where it stands is shown by the form: at the field.
-    const message = text(error.message).replace(/\$\.(?=[\w[])/g, '') || `The server answered ${response.status}.`;
-    return new Problem(message, response.status, text(error.code), text(error.param), requestId);
+    const plain = (value: unknown): string => text(value).replace(/\$\.(?=[\w[])/g, '');
+    const message = plain(error.message) || `The server answered ${response.status}.`;
+    return new Problem(message, response.status, text(error.code), plain(error.param), requestId);
   }
 }
 

@@ -10,6 +10,7 @@ import { ProofDialog } from '~/components/ProofDialog';
 
 import { AccountMenu } from './AccountMenu';
 import { type Group as PageGroup, PLATFORM_GROUP, TENANT_GROUPS } from './navigation';
+import { useScrollKept } from './scroll';
 import { Shortcuts } from './shortcuts/Shortcuts';
 import { TenantSwitcher, useChosenTenant } from './TenantSwitcher';
 
@@ -22,6 +23,7 @@ export function Shell() {
   const { pathname } = useLocation();
   const [opened, { toggle, close }] = useDisclosure();
   useEffect(close, [pathname, close]);
+  useScrollKept();
   const tenantId = tenant?.id;
   const groups = useMemo(() => shownGroups(me, tenantId), [me, tenantId]);
   return (

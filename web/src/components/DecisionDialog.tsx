@@ -1,8 +1,8 @@
 /** Asks before somebody decides about a change of another: what it changes stands above the buttons, and why is recorded. */
-import { Button, Group, Modal, Stack } from '@mantine/core';
-import { type FormEvent, type ReactNode, useState } from 'react';
+import { Modal, Stack } from '@mantine/core';
+import { type ReactNode, useState } from 'react';
 
-import { FormProblem } from './forms';
+import { Form } from './forms';
 import { Reason } from './Reason';
 
 interface DecisionDialogProps {
@@ -38,24 +38,9 @@ type DecisionProps = Pick<DecisionDialogProps, 'close' | 'action' | 'ends' | 'pe
 
 function Decision({ close, action, ends = false, pending, error, decide }: DecisionProps) {
   const [reason, setReason] = useState('');
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    decide(reason);
-  };
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <Reason value={reason} set={setReason} error={error} />
-        <FormProblem error={error} fields={['reason']} />
-        <Group justify="flex-end">
-          <Button variant="default" onClick={close}>
-            Cancel
-          </Button>
-          <Button type="submit" loading={pending} color={ends ? 'red.9' : undefined}>
-            {action}
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form submit={() => decide(reason)} error={error} pending={pending} action={action} danger={ends} cancel={close}>
+      <Reason value={reason} set={setReason} error={error} />
+    </Form>
   );
 }

@@ -7,6 +7,21 @@ import { useState } from 'react';
 import { displayAmount } from '~/money/decimal';
 import { displayDistance, displayInstant } from '~/time/instants';
 
+const WHOLE = /((?<![\w-])\d{4}-\d{2}(?:-\d{2})?(?![\w-])|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|[A-Z]{2,}(?:-[A-Z\d]+)*-\d+)/;
+
+/** A text whose dates, e-mail addresses and numbers of documents are read, and copied, in one piece: no line breaks inside of them. */
+export function Words({ text }: { text: string }) {
+  return text.split(WHOLE).map((part, place) =>
+    place % 2 === 0 ? (
+      part
+    ) : (
+      <span key={place} className="unbroken">
+        {part}
+      </span>
+    ),
+  );
+}
+
 interface MoneyProps {
   amount: string;
   currency?: string;

@@ -2,6 +2,8 @@
 import { Table } from '@mantine/core';
 import type { ReactNode } from 'react';
 
+import { Words } from '~/components/values';
+
 /** Fields without a value are not shown. */
 export function Details({ label, fields }: { label: string; fields: readonly (readonly [string, ReactNode])[] }) {
   return (
@@ -14,7 +16,7 @@ export function Details({ label, fields }: { label: string; fields: readonly (re
               <Table.Th scope="row" w="34%" fw={500} className="wraps" style={{ verticalAlign: 'top' }}>
                 {name}
               </Table.Th>
-              <Table.Td className="wraps">{value}</Table.Td>
+              <Table.Td className="wraps">{typeof value === 'string' ? <Words text={value} /> : value}</Table.Td>
             </Table.Tr>
           ))}
       </Table.Tbody>

@@ -2,10 +2,10 @@
 import { Anchor, Button, Center, Paper, PasswordInput, Stack, Text, TextInput, Title } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { getRouteApi, useRouter } from '@tanstack/react-router';
-import { type FormEvent, useEffect, useState } from 'react';
+import { useEffect, useState } from 'react';
 
 import { api } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 
 import { CodeInput } from './CodeInput';
 
@@ -36,10 +36,6 @@ export function SignInPage() {
       return undefined;
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    signIn.mutate(code);
-  };
   const again = (): void => {
     setCode(null);
     setPassword('');
@@ -48,9 +44,15 @@ export function SignInPage() {
   return (
     <Center component="main" mih="100vh" p="md">
       <Paper withBorder p="lg" w={360} maw="100%">
-        <form onSubmit={submit}>
-          <Stack>
-            <Title order={1}>Sign in to Turnpike</Title>
+        <Stack>
+          <Title order={1}>Sign in to Turnpike</Title>
+          <Form
+            place="door"
+            submit={() => signIn.mutate(code)}
+            error={signIn.error}
+            pending={signIn.isPending}
+            action="Sign in"
+          >
             {code === null ? (
               <>
                 <TextInput
@@ -82,24 +84,20 @@ export function SignInPage() {
                 complete={(value) => signIn.mutate(value)}
               />
             )}
-            <FormProblem error={signIn.error} fields={['email', 'password', 'code']} />
-            <Button type="submit" loading={signIn.isPending}>
-              Sign in
+          </Form>
+          {code === null ? (
+            <Text size="sm" c="dimmed">
+              Without a password, or without your authenticator, ask an administrator for a link.
+            </Text>
+          ) : (
+            <Button variant="subtle" onClick={again}>
+              Start again
             </Button>
-            {code === null ? (
-              <Text size="sm" c="dimmed">
-                Without a password, or without your authenticator, ask an administrator for a link.
-              </Text>
-            ) : (
-              <Button variant="subtle" onClick={again}>
-                Start again
-              </Button>
-            )}
-            <Anchor href="/docs" size="sm">
-              API documentation
-            </Anchor>
-          </Stack>
-        </form>
+          )}
+          <Anchor href="/docs" size="sm">
+            API documentation
+          </Anchor>
+        </Stack>
       </Paper>
     </Center>
   );

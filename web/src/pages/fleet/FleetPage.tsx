@@ -153,7 +153,7 @@ function DrainButton({ replica }: { replica: Replica }) {
   if (replica.state === 'draining') {
     return (
       <Group>
-        <FormProblem error={resume.error} fields={[]} />
+        <FormProblem error={resume.error} />
         <Button variant="default" loading={resume.isPending} onClick={() => resume.mutate({ params })}>
           Resume
         </Button>

@@ -4,15 +4,7 @@ import { createRoute, lazyRouteComponent } from '@tanstack/react-router';
 import { platformRoute, tenantRoute } from '~/app/parents';
 import { oneOf, type Search, text } from '~/app/search';
 
-import { DOCUMENT_KINDS, INVOICE_STATES, type InvoiceFilters, type OpenedLine } from './invoices/filters';
-
-function invoiceFilters(search: Search): InvoiceFilters {
-  return {
-    state: oneOf(search, 'state', INVOICE_STATES),
-    kind: oneOf(search, 'kind', DOCUMENT_KINDS),
-    period: text(search, 'period'),
-  };
-}
+import { invoiceFilters, type OpenedLine } from './invoices/filters';
 
 /** A whole number of the search; undefined for anything else. */
 function whole(search: Search, name: string): number | undefined {

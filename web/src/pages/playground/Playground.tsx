@@ -13,8 +13,6 @@ import { EstimateView } from './EstimateView';
 import { Programs } from './Programs';
 import { ask, playgroundPath, type Told } from './stream';
 
-const FIELDS = ['model', 'max_completion_tokens', 'temperature', 'service_tier'];
-
 interface PlaygroundProps {
   tenant: string;
   project: string;
@@ -43,6 +41,7 @@ export function Playground({ tenant, project, offered }: PlaygroundProps) {
   });
   const answer = useAnswer(playgroundPath(tenant, project));
   const error = answer.error ?? estimate.error;
+  const systemError = question.system === '' ? undefined : fieldError(error, 'messages[0]');
   const send = (event: FormEvent): void => {
     event.preventDefault();
     estimate.reset();
@@ -94,6 +93,7 @@ export function Playground({ tenant, project, offered }: PlaygroundProps) {
             maxRows={12}
             autoComplete="off"
             value={question.system}
+            error={systemError}
             onChange={(event) => set({ system: event.currentTarget.value })}
           />
           <Textarea
@@ -104,9 +104,10 @@ export function Playground({ tenant, project, offered }: PlaygroundProps) {
             maxRows={20}
             autoComplete="off"
             value={question.user}
+            error={systemError === undefined ? fieldError(error, 'messages') : undefined}
             onChange={(event) => set({ user: event.currentTarget.value })}
           />
-          <FormProblem error={error} fields={FIELDS} />
+          <FormProblem error={error} />
           <Group>
             <Button type="submit" disabled={answer.running || question.user === ''}>
               Send

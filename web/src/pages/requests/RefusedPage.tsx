@@ -25,7 +25,8 @@ const FIELDS = [
 
 export function RefusedPage() {
   const { tenant } = route.useParams();
-  const filters = route.useSearch();
+  const { project, key } = route.useSearch();
+  const filters = { project, key };
   const navigate = route.useNavigate();
   const keyName = useKeyName(tenant);
   const filtered = filters.project !== undefined || filters.key !== undefined;

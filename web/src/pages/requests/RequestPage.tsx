@@ -6,12 +6,13 @@ import { Page } from '~/components/Page';
 
 import { Neighbours } from './Neighbours';
 import { RequestView, useRequestDetails } from './RequestView';
+import { requestFilters } from './search';
 
 const route = getRouteApi('/signed-in/tenants/$tenant/requests/$request');
 
 export function RequestPage() {
   const { tenant, request } = route.useParams();
-  const filters = route.useSearch();
+  const filters = route.useSearch({ select: (search) => requestFilters({ ...search }) });
   const navigate = useNavigate();
   const details = useRequestDetails(tenant, request).data;
   const go = (id: string): void =>

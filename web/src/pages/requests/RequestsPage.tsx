@@ -1,6 +1,7 @@
 /** The requests of a tenant, newest first; one of them beside the list, with its waterfall. */
 import { Anchor, Code, Drawer, Stack, Text } from '@mantine/core';
-import { getRouteApi, Link, useNavigate } from '@tanstack/react-router';
+import { getRouteApi, Link } from '@tanstack/react-router';
+import type { ReactNode } from 'react';
 
 import { api, type Schema } from '~/api/client';
 import type { Column } from '~/components/DataTable';
@@ -15,7 +16,7 @@ import { FindRequest } from './FindRequest';
 import { Neighbours } from './Neighbours';
 import { RequestView, useRequestDetails } from './RequestView';
 import { RunningRequests } from './RunningRequests';
-import { listQuery, type RequestFilters, type RequestsSearch } from './search';
+import { listQuery, type RequestFilters, requestsSearch } from './search';
 
 type Listed = Schema<'RequestObject'>;
 const PATH = '/admin/v1/tenants/{tenant}/requests';
@@ -24,39 +25,41 @@ const TONES: Record<string, 'good' | 'bad' | 'neutral'> = { ok: 'good', failed: 
 
 export function RequestsPage() {
   const { tenant } = route.useParams();
-  const { open, ...filters } = route.useSearch();
-  const navigate = useNavigate();
-  const go = (search: RequestsSearch): void =>
-    void navigate({ to: '/tenants/$tenant/requests', params: { tenant }, search });
+  const { open, ...filters } = route.useSearch({ select: (search) => requestsSearch({ ...search }) });
+  const navigate = route.useNavigate();
+  const show = (id?: string): void => void navigate({ search: (now) => ({ ...now, open: id }), resetScroll: false });
   return (
     <Page title="Requests" about="What was asked, newest first, and where the time of each request went.">
       <Stack gap="sm">
-        <FilterBar key={JSON.stringify(filters)} tenant={tenant} filters={filters} apply={go} />
+        <FilterBar
+          key={JSON.stringify(filters)}
+          tenant={tenant}
+          filters={filters}
+          apply={(search) => void navigate({ search })}
+        />
         <FindRequest />
         <RunningRequests tenant={tenant} />
         <PagedTable
           caption={`Requests of ${tenant}`}
           what="the requests"
-          columns={columns(tenant, filters)}
+          columns={columns(tenant)}
           empty={<Empty filtered={Object.keys(filters).length > 0} />}
           queryKey={['get', PATH, tenant, filters]}
           read={async (after, signal) => {
-            const params = { path: { tenant }, query: { ...listQuery(filters), after, limit: 50 } };
+            const params = { path: { tenant }, query: { ...listQuery(filters), after, limit: 100 } };
             return (await api.GET(PATH, { params, signal })).data!;
           }}
         />
       </Stack>
       <Drawer
         opened={open !== undefined}
-        onClose={() => go(filters)}
+        onClose={() => show()}
         position="right"
         size="xl"
         title="Request"
         closeButtonProps={{ 'aria-label': 'Close the request' }}
       >
-        {open !== undefined && (
-          <Opened key={open} tenant={tenant} name={open} filters={filters} go={(id) => go({ ...filters, open: id })} />
-        )}
+        {open !== undefined && <Opened key={open} tenant={tenant} name={open} filters={filters} go={show} />}
       </Drawer>
     </Page>
   );
@@ -95,7 +98,7 @@ function Empty({ filtered }: { filtered: boolean }) {
   );
 }
 
-function columns(tenant: string, filters: RequestFilters): Column<Listed>[] {
+function columns(tenant: string): Column<Listed>[] {
   return [
     {
       header: 'Time',
@@ -103,9 +106,9 @@ function columns(tenant: string, filters: RequestFilters): Column<Listed>[] {
         <Anchor
           component={Link}
           to={`/tenants/${tenant}/requests`}
-          search={{ ...filters, open: one.id } as never}
+          search={((now: object) => ({ ...now, open: one.id })) as never}
+          resetScroll={false}
           size="sm"
-          style={{ whiteSpace: 'nowrap' }}
         >
           <Instant at={one.admitted_at} />
         </Anchor>
@@ -113,10 +116,9 @@ function columns(tenant: string, filters: RequestFilters): Column<Listed>[] {
     },
     {
       header: 'Model',
-      cell: (one) => <span style={{ whiteSpace: 'nowrap' }}>{one.model}</span>,
-      sort: (one) => one.model,
+      cell: (one) => <TwoLines first={<span className="unbroken">{one.model}</span>} second={one.lane} />,
+      sort: (one) => `${one.model} ${one.lane}`,
     },
-    { header: 'Lane', cell: (one) => one.lane, sort: (one) => one.lane },
     { header: 'Status', cell: (one) => <State tone={TONES[one.status] ?? 'neutral'}>{shownStatus(one)}</State> },
     tokenColumn('Uncached', (meter) => meter === 'uncached'),
     tokenColumn('Read', (meter) => meter.startsWith('read_')),
@@ -140,9 +142,24 @@ function columns(tenant: string, filters: RequestFilters): Column<Listed>[] {
       numeric: true,
       sort: (one) => one.total_ms,
     },
-    { header: 'Key', cell: (one) => one.key_name || (one.key ?? '–'), sort: (one) => one.key_name || one.key },
-    { header: 'Project', cell: (one) => one.project ?? one.project_id, sort: (one) => one.project },
+    {
+      header: 'Key',
+      cell: (one) => <TwoLines first={one.key_name || (one.key ?? '–')} second={one.project ?? one.project_id} />,
+      sort: (one) => one.key_name || one.key,
+    },
   ];
+}
+
+/** A value above what it belongs to: what the table has no room for beside each other. */
+function TwoLines({ first, second }: { first: ReactNode; second: string }) {
+  return (
+    <>
+      <div>{first}</div>
+      <Text size="xs" c="dimmed">
+        {second}
+      </Text>
+    </>
+  );
 }
 
 function shownStatus(one: Listed): string {

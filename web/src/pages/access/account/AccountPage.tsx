@@ -1,13 +1,13 @@
 /** One's own account: name, password, second factor, sessions and the keyboard. */
-import { Button, Group, Stack, Switch, Table, Text, TextInput } from '@mantine/core';
+import { Group, Stack, Switch, Table, Text, TextInput } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { isOperator, type Me, meOptions, useMe } from '~/access/rights';
 import { api } from '~/api/client';
 import { useShortcutsOn } from '~/app/shortcuts/setting';
 import { useTenants } from '~/app/TenantSwitcher';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 import { Page } from '~/components/Page';
 import { Copied } from '~/components/values';
 
@@ -42,48 +42,38 @@ function Profile({ me }: { me: Me }) {
       }),
     onSuccess: () => queries.invalidateQueries({ queryKey: meOptions.queryKey }),
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    change.mutate();
-  };
   return (
     <Section title="You">
-      <form onSubmit={submit}>
-        <Stack gap="sm">
-          <TextInput
-            label="Name"
-            name="name"
-            autoComplete="name"
-            required
-            value={name}
-            error={fieldError(change.error, 'name')}
-            onChange={(event) => setName(event.currentTarget.value)}
-          />
-          <TextInput
-            label="E-mail address"
-            description={isOperator(me) ? undefined : 'Operators change it.'}
-            type="email"
-            name="email"
-            autoComplete="email"
-            required
-            readOnly={!isOperator(me)}
-            value={email}
-            error={fieldError(change.error, 'email')}
-            onChange={(event) => setEmail(event.currentTarget.value)}
-          />
-          <FormProblem error={change.error} fields={['name', 'email']} />
-          <Group>
-            <Button
-              type="submit"
-              variant="default"
-              loading={change.isPending}
-              disabled={name === me.name && email === me.email}
-            >
-              Save
-            </Button>
-          </Group>
-        </Stack>
-      </form>
+      <Form
+        submit={() => change.mutate()}
+        error={change.error}
+        pending={change.isPending}
+        action="Save"
+        disabled={name === me.name && email === me.email}
+        place="page"
+      >
+        <TextInput
+          label="Name"
+          name="name"
+          autoComplete="name"
+          required
+          value={name}
+          error={fieldError(change.error, 'name')}
+          onChange={(event) => setName(event.currentTarget.value)}
+        />
+        <TextInput
+          label="E-mail address"
+          description={isOperator(me) ? undefined : 'Operators change it.'}
+          type="email"
+          name="email"
+          autoComplete="email"
+          required
+          readOnly={!isOperator(me)}
+          value={email}
+          error={fieldError(change.error, 'email')}
+          onChange={(event) => setEmail(event.currentTarget.value)}
+        />
+      </Form>
       <Roles me={me} />
       <Group gap="xs">
         <Text size="sm">Your id:</Text>

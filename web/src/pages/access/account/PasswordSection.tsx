@@ -1,12 +1,12 @@
 /** Sets another password. The user's other sessions end then. */
-import { Button, Group, PasswordInput, Stack, Text } from '@mantine/core';
+import { PasswordInput, Text } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { type Me, meOptions } from '~/access/rights';
 import { api } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 
 import { Section } from '../Section';
 
@@ -26,47 +26,41 @@ export function PasswordSection({ me }: { me: Me }) {
       await queries.invalidateQueries({ queryKey: meOptions.queryKey });
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    change.mutate();
-  };
   return (
     <Section title="Password">
-      <form onSubmit={submit}>
-        <Stack gap="sm">
-          {/* Password managers look for the address beside the password. */}
-          <input type="text" name="email" autoComplete="username" defaultValue={me.email} hidden readOnly />
-          {me.has_password ? (
-            <PasswordInput
-              label="Present password"
-              name="current"
-              autoComplete="current-password"
-              required
-              value={current}
-              error={fieldError(change.error, 'current')}
-              onChange={(event) => setCurrent(event.currentTarget.value)}
-            />
-          ) : (
-            <Text size="sm">You have no password yet: you came by a link.</Text>
-          )}
+      <Form
+        submit={() => change.mutate()}
+        error={change.error}
+        pending={change.isPending}
+        action="Set the password"
+        place="page"
+      >
+        {/* Password managers look for the address beside the password. */}
+        <input type="text" name="email" autoComplete="username" defaultValue={me.email} hidden readOnly />
+        {me.has_password ? (
           <PasswordInput
-            label="New password"
-            description="At least 12 characters."
-            name="new"
-            autoComplete="new-password"
+            label="Present password"
+            name="current"
+            autoComplete="current-password"
             required
-            value={another}
-            error={fieldError(change.error, 'new')}
-            onChange={(event) => setAnother(event.currentTarget.value)}
+            value={current}
+            error={fieldError(change.error, 'current')}
+            onChange={(event) => setCurrent(event.currentTarget.value)}
           />
-          <FormProblem error={change.error} fields={['current', 'new']} />
-          <Group>
-            <Button type="submit" variant="default" loading={change.isPending}>
-              Set the password
-            </Button>
-          </Group>
-        </Stack>
-      </form>
+        ) : (
+          <Text size="sm">You have no password yet: you came by a link.</Text>
+        )}
+        <PasswordInput
+          label="New password"
+          description="At least 12 characters."
+          name="new"
+          autoComplete="new-password"
+          required
+          value={another}
+          error={fieldError(change.error, 'new')}
+          onChange={(event) => setAnother(event.currentTarget.value)}
+        />
+      </Form>
     </Section>
   );
 }

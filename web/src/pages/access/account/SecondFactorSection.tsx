@@ -3,11 +3,11 @@ import { Alert, Button, Code, CopyButton, Group, SimpleGrid, Stack, Text } from 
 import { useDisclosure } from '@mantine/hooks';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { QRCodeSVG } from 'qrcode.react';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { type Me, meOptions } from '~/access/rights';
 import { api, saveFile, type Schema } from '~/api/client';
-import { Confirm, fieldError, FormProblem } from '~/components/forms';
+import { Confirm, fieldError, Form, FormProblem } from '~/components/forms';
 import { Copied, State } from '~/components/values';
 
 import { CodeInput } from '../CodeInput';
@@ -51,7 +51,7 @@ export function SecondFactorSection({ me }: { me: Me }) {
             : 'With an authenticator on your phone, a stolen password alone signs nobody in.'}
         </Text>
       </Group>
-      <FormProblem error={begin.error ?? renew.error} fields={[]} />
+      <FormProblem error={begin.error ?? renew.error} />
       <Group>
         {me.has_second_factor ? (
           <>
@@ -101,38 +101,28 @@ function SetUp({ authenticator, confirmed }: SetUpProps) {
       (await api.POST('/admin/v1/users/me/totp/confirm', { body: { code: entered } })).data!,
     onSuccess: ({ codes }) => confirmed(codes),
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    confirm.mutate(code);
-  };
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <Text size="sm">Scan this with the authenticator of your phone, or type the secret into it.</Text>
-        <QRCodeSVG
-          value={authenticator.uri}
-          size={QR_PIXELS}
-          marginSize={4}
-          title="The secret as a QR code"
-          role="img"
-          style={{ alignSelf: 'center' }}
-        />
-        <Group justify="center">
-          <Copied text={authenticator.secret} label="the secret" />
-        </Group>
-        <CodeInput
-          label="The code that it shows"
-          value={code}
-          error={fieldError(confirm.error, 'code')}
-          set={setCode}
-          complete={(value) => confirm.mutate(value)}
-        />
-        <FormProblem error={confirm.error} fields={['code']} />
-        <Button type="submit" loading={confirm.isPending}>
-          Confirm
-        </Button>
-      </Stack>
-    </form>
+    <Form submit={() => confirm.mutate(code)} error={confirm.error} pending={confirm.isPending} action="Confirm">
+      <Text size="sm">Scan this with the authenticator of your phone, or type the secret into it.</Text>
+      <QRCodeSVG
+        value={authenticator.uri}
+        size={QR_PIXELS}
+        marginSize={4}
+        title="The secret as a QR code"
+        role="img"
+        style={{ alignSelf: 'center' }}
+      />
+      <Group justify="center">
+        <Copied text={authenticator.secret} label="the secret" />
+      </Group>
+      <CodeInput
+        label="The code that it shows"
+        value={code}
+        error={fieldError(confirm.error, 'code')}
+        set={setCode}
+        complete={(value) => confirm.mutate(value)}
+      />
+    </Form>
   );
 }
 

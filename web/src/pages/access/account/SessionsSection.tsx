@@ -72,7 +72,7 @@ export function SessionsSection() {
         </Button>
       }
     >
-      <FormProblem error={end.error} fields={[]} />
+      <FormProblem error={end.error} />
       <Loaded query={sessions} what="your sessions">
         {({ data }) => (
           <DataTable

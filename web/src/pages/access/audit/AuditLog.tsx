@@ -89,7 +89,7 @@ export function AuditLog({ filters, set, tenant, chain }: AuditLogProps) {
           Save as CSV
         </Button>
       </Filters>
-      <FormProblem error={save.error} fields={[]} />
+      <FormProblem error={save.error} />
       <PagedTable
         caption="Changes"
         what="the audit log"

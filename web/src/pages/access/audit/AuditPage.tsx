@@ -6,6 +6,7 @@ import { Page } from '~/components/Page';
 
 import { mayAt } from '../members/scope';
 import { AuditLog } from './AuditLog';
+import { auditFilters } from './filters';
 
 const tenantRoute = getRouteApi('/signed-in/tenants/$tenant');
 const route = getRouteApi('/signed-in/tenants/$tenant/audit');
@@ -18,7 +19,12 @@ export function AuditPage() {
   const chain = mayAt(useMe(), 'audit.read', { tenant, tenantId: id });
   return (
     <Page title="Audit log" about={`Every change of money, access, sharing or prices of ${tenant}.`}>
-      <AuditLog filters={route.useSearch()} set={(search) => void navigate({ search })} tenant={tenant} chain={chain} />
+      <AuditLog
+        filters={route.useSearch({ select: auditFilters })}
+        set={(search) => void navigate({ search })}
+        tenant={tenant}
+        chain={chain}
+      />
     </Page>
   );
 }
@@ -31,7 +37,7 @@ export function PlatformAuditPage() {
       about="Every change of money, access, sharing or prices, of all tenants and of the platform."
     >
       <AuditLog
-        filters={platformRoute.useSearch()}
+        filters={platformRoute.useSearch({ select: auditFilters })}
         set={(search) => void navigate({ search })}
         chain={may(useMe(), 'audit.read')}
       />

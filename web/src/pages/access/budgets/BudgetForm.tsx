@@ -1,16 +1,15 @@
 /** Sets a budget, in place of one for the same subject and window. */
-import { Button, Group, NativeSelect, Select, Stack, TagsInput, Text, TextInput } from '@mantine/core';
+import { NativeSelect, Select, TagsInput, Text, TextInput } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { api, query, type Schema } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 
 import { KEYS_PATH } from '../keys/path';
 import { BUDGETS_PATH } from './BudgetsPage';
 import type { Budget } from './forecast';
 
-const FIELDS = ['limit', 'project', 'key', 'tag', 'window', 'action', 'thresholds'];
 type Body = Schema<'NewBudget'>;
 
 interface BudgetFormProps {
@@ -41,105 +40,94 @@ export function BudgetForm({ tenant, present, projects, done }: BudgetFormProps)
       done();
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    set.mutate();
-  };
   const fixed = present !== null;
   return (
-    <form onSubmit={submit}>
-      <Stack>
+    <Form submit={() => set.mutate()} error={set.error} pending={set.isPending} action="Save">
+      <NativeSelect
+        label="For"
+        disabled={fixed}
+        data={[
+          { value: 'tenant', label: 'The whole tenant' },
+          { value: 'project', label: 'A project' },
+          { value: 'key', label: 'A key' },
+          { value: 'tag', label: 'A tag' },
+        ]}
+        value={scope}
+        onChange={(event) => {
+          setScope(event.currentTarget.value as Budget['scope']);
+          setSubject('');
+        }}
+      />
+      {scope === 'project' && (
         <NativeSelect
-          label="For"
+          label="Project"
           disabled={fixed}
-          data={[
-            { value: 'tenant', label: 'The whole tenant' },
-            { value: 'project', label: 'A project' },
-            { value: 'key', label: 'A key' },
-            { value: 'tag', label: 'A tag' },
-          ]}
-          value={scope}
-          onChange={(event) => {
-            setScope(event.currentTarget.value as Budget['scope']);
-            setSubject('');
-          }}
+          data={projects.map((one) => ({ value: one.id, label: one.name }))}
+          value={subject}
+          error={fieldError(set.error, 'project')}
+          onChange={(event) => setSubject(event.currentTarget.value)}
         />
-        {scope === 'project' && (
-          <NativeSelect
-            label="Project"
-            disabled={fixed}
-            data={projects.map((one) => ({ value: one.id, label: one.name }))}
-            value={subject}
-            error={fieldError(set.error, 'project')}
-            onChange={(event) => setSubject(event.currentTarget.value)}
-          />
-        )}
-        {scope === 'key' && fixed && <TextInput label="Key" disabled value={present.name} />}
-        {scope === 'key' && !fixed && (
-          <KeyChoice tenant={tenant} value={subject} set={setSubject} error={fieldError(set.error, 'key')} />
-        )}
-        {scope === 'tag' && (
-          <TextInput
-            label="Tag"
-            disabled={fixed}
-            required
-            value={subject}
-            error={fieldError(set.error, 'tag')}
-            onChange={(event) => setSubject(event.currentTarget.value)}
-          />
-        )}
-        <NativeSelect
-          label="In"
-          disabled={fixed}
-          data={[
-            { value: 'day', label: 'Each day (UTC)' },
-            { value: 'month', label: 'Each month (UTC)' },
-            { value: 'total', label: 'All time' },
-          ]}
-          value={span}
-          error={fieldError(set.error, 'window')}
-          onChange={(event) => setSpan(event.currentTarget.value as Budget['window'])}
-        />
+      )}
+      {scope === 'key' && fixed && <TextInput label="Key" disabled value={present.name} />}
+      {scope === 'key' && !fixed && (
+        <KeyChoice tenant={tenant} value={subject} set={setSubject} error={fieldError(set.error, 'key')} />
+      )}
+      {scope === 'tag' && (
         <TextInput
-          label={present === null ? 'Limit' : `Limit in ${present.currency}`}
-          description="A decimal amount in the tenant's currency."
-          inputMode="decimal"
+          label="Tag"
+          disabled={fixed}
           required
-          data-autofocus
-          value={limit}
-          error={fieldError(set.error, 'limit')}
-          onChange={(event) => setLimit(event.currentTarget.value)}
+          value={subject}
+          error={fieldError(set.error, 'tag')}
+          onChange={(event) => setSubject(event.currentTarget.value)}
         />
-        <NativeSelect
-          label="When it is used up"
-          data={[
-            { value: 'block', label: 'Refuse requests' },
-            { value: 'notify', label: 'Only send a webhook' },
-          ]}
-          value={action}
-          error={fieldError(set.error, 'action')}
-          onChange={(event) => setAction(event.currentTarget.value as Budget['action'])}
-        />
-        <TagsInput
-          label="Warn at"
-          description="Percentages of the limit at which a webhook is sent; Enter adds one."
-          value={thresholds}
-          error={fieldError(set.error, 'thresholds')}
-          onChange={setThresholds}
-        />
-        <FormProblem error={set.error} fields={FIELDS} />
-        {fixed && (
-          <Text size="sm" c="dimmed">
-            It takes the place of the present one; what was spent in this window still counts.
-          </Text>
-        )}
-        <Group justify="flex-end">
-          <Button type="submit" loading={set.isPending}>
-            Save
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+      )}
+      <NativeSelect
+        label="In"
+        disabled={fixed}
+        data={[
+          { value: 'day', label: 'Each day (UTC)' },
+          { value: 'month', label: 'Each month (UTC)' },
+          { value: 'total', label: 'All time' },
+        ]}
+        value={span}
+        error={fieldError(set.error, 'window')}
+        onChange={(event) => setSpan(event.currentTarget.value as Budget['window'])}
+      />
+      <TextInput
+        label={present === null ? 'Limit' : `Limit in ${present.currency}`}
+        description="A decimal amount in the tenant's currency."
+        inputMode="decimal"
+        required
+        data-autofocus
+        value={limit}
+        error={fieldError(set.error, 'limit')}
+        onChange={(event) => setLimit(event.currentTarget.value)}
+      />
+      <NativeSelect
+        label="When it is used up"
+        data={[
+          { value: 'block', label: 'Refuse requests' },
+          { value: 'notify', label: 'Only send a webhook' },
+        ]}
+        value={action}
+        error={fieldError(set.error, 'action')}
+        onChange={(event) => setAction(event.currentTarget.value as Budget['action'])}
+      />
+      <TagsInput
+        label="Warn at"
+        description="Percentages of the limit at which a webhook is sent; Enter adds one."
+        value={thresholds}
+        error={fieldError(set.error, 'thresholds')}
+        onChange={setThresholds}
+      />
+
+      {fixed && (
+        <Text size="sm" c="dimmed">
+          It takes the place of the present one; what was spent in this window still counts.
+        </Text>
+      )}
+    </Form>
   );
 }
 

@@ -1,15 +1,15 @@
 /** Changing, rotating and revoking a key of a tenant or of an operator. */
-import { Button, Group, NativeSelect, Stack, Text } from '@mantine/core';
+import { Button, NativeSelect, Text } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { api, type Schema } from '~/api/client';
-import { Confirm, fieldError, FormProblem } from '~/components/forms';
+import { Confirm, fieldError, Form } from '~/components/forms';
 import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 
 import { Reason } from '~/components/Reason';
 import { fieldsOf, type Key, keyPatch, nameOf } from './fields';
-import { KEY_FIELDS, KeyFieldInputs } from './KeyFieldInputs';
+import { KeyFieldInputs } from './KeyFieldInputs';
 import { KeySecret } from './KeySecret';
 import { KEY_PATH, keyParams, keyPath, KEYS_PATH, OPERATOR_KEYS_PATH } from './path';
 
@@ -70,23 +70,11 @@ function Change({ apiKey, tenant, tenantId, done }: KeyActionsProps & { done: ()
       done();
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    change.mutate();
-  };
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <KeyFieldInputs kind={apiKey.kind} fields={fields} set={setFields} error={change.error} tenantId={tenantId} />
-        <Reason value={reason} set={setReason} error={change.error} />
-        <FormProblem error={change.error} fields={[...KEY_FIELDS, 'reason']} />
-        <Group justify="flex-end">
-          <Button type="submit" loading={change.isPending}>
-            Save
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form submit={() => change.mutate()} error={change.error} pending={change.isPending} action="Save">
+      <KeyFieldInputs kind={apiKey.kind} fields={fields} set={setFields} error={change.error} tenantId={tenantId} />
+      <Reason value={reason} set={setReason} error={change.error} />
+    </Form>
   );
 }
 
@@ -110,31 +98,19 @@ function Rotate({ apiKey, tenant, done }: KeyActionsProps & { done: () => void }
     onSuccess: refresh,
   });
   useHeldOpen(rotate.isPending);
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    rotate.mutate();
-  };
   if (rotate.data !== undefined) return <KeySecret made={rotate.data as Schema<'KeyWithSecret'>} done={done} />;
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <Text size="sm">The key gets a new secret. Its id, name and limits stay.</Text>
-        <NativeSelect
-          label="How long the present secret is valid too"
-          data={OVERLAPS}
-          value={hours}
-          error={fieldError(rotate.error, 'old_secret_until')}
-          onChange={(event) => setHours(event.currentTarget.value)}
-        />
-        <Reason value={reason} set={setReason} error={rotate.error} />
-        <FormProblem error={rotate.error} fields={['old_secret_until', 'reason']} />
-        <Group justify="flex-end">
-          <Button type="submit" loading={rotate.isPending}>
-            Rotate
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form submit={() => rotate.mutate()} error={rotate.error} pending={rotate.isPending} action="Rotate">
+      <Text size="sm">The key gets a new secret. Its id, name and limits stay.</Text>
+      <NativeSelect
+        label="How long the present secret is valid too"
+        data={OVERLAPS}
+        value={hours}
+        error={fieldError(rotate.error, 'old_secret_until')}
+        onChange={(event) => setHours(event.currentTarget.value)}
+      />
+      <Reason value={reason} set={setReason} error={rotate.error} />
+    </Form>
   );
 }
 

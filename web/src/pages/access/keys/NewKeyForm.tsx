@@ -2,16 +2,16 @@
 import { Button, Group, NativeSelect, Paper, Stack, TextInput } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { may, useMe } from '~/access/rights';
 import { api, type Schema } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form, FormProblem } from '~/components/forms';
 import { SecretModal } from '~/components/SecretModal';
 
 import { useProjectsQuery } from '../useProjects';
 import { emptyFields, type KeyFields, newKey } from './fields';
-import { KEY_FIELDS, KeyFieldInputs } from './KeyFieldInputs';
+import { KeyFieldInputs } from './KeyFieldInputs';
 import { KeySecret } from './KeySecret';
 import { KEYS_PATH } from './path';
 
@@ -49,8 +49,7 @@ export function NewKeyForm({ tenant, tenantId, project }: NewKeyFormProps) {
   // A key that administers is made by choice alone, never because no project is known yet.
   const of = chosen ?? project ?? first?.name;
   const wanted = { ...fields, project: of ?? ADMINISTRATION };
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
+  const submit = (): void => {
     if (of !== undefined) create.mutate(wanted);
   };
   const choices = [
@@ -71,7 +70,12 @@ export function NewKeyForm({ tenant, tenantId, project }: NewKeyFormProps) {
   );
   return (
     <Paper withBorder p="md" component="section" aria-label="New key">
-      <form onSubmit={submit}>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          submit();
+        }}
+      >
         <Stack gap="xs">
           <Group align="flex-end" gap="sm">
             <TextInput
@@ -89,28 +93,26 @@ export function NewKeyForm({ tenant, tenantId, project }: NewKeyFormProps) {
               More choices
             </Button>
           </Group>
-          {!opened && <FormProblem error={create.error} fields={['name', 'project']} />}
+          {!opened && <FormProblem error={create.error} />}
         </Stack>
       </form>
       <SecretModal opened={opened} onClose={close} title="New key" size="lg">
-        <form onSubmit={submit}>
-          <Stack>
-            {projectInput}
-            <KeyFieldInputs
-              kind={wanted.project === '' ? 'admin' : 'project'}
-              fields={wanted}
-              set={setFields}
-              error={create.error}
-              tenantId={tenantId}
-            />
-            <FormProblem error={create.error} fields={KEY_FIELDS} />
-            <Group justify="flex-end">
-              <Button type="submit" loading={create.isPending} disabled={of === undefined}>
-                Create key
-              </Button>
-            </Group>
-          </Stack>
-        </form>
+        <Form
+          submit={submit}
+          error={create.error}
+          pending={create.isPending}
+          action="Create key"
+          disabled={of === undefined}
+        >
+          {projectInput}
+          <KeyFieldInputs
+            kind={wanted.project === '' ? 'admin' : 'project'}
+            fields={wanted}
+            set={setFields}
+            error={create.error}
+            tenantId={tenantId}
+          />
+        </Form>
       </SecretModal>
       <SecretModal opened={made !== null} onClose={() => setMade(null)} title="Your new key" size="lg">
         {made !== null && <KeySecret made={made} done={() => setMade(null)} />}

@@ -13,10 +13,10 @@ import {
 } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { Link, useRouter } from '@tanstack/react-router';
-import { type FormEvent, type ReactNode, useEffect, useState } from 'react';
+import { useEffect, useState } from 'react';
 
 import { api } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 
 import { CodeInput } from '../CodeInput';
 import { type OneTimeLink, takeLink } from './fragment';
@@ -82,33 +82,6 @@ export function LinkPage() {
   );
 }
 
-interface StepFormProps {
-  fields: readonly string[];
-  error: unknown;
-  pending: boolean;
-  action: string;
-  submit: () => void;
-  children?: ReactNode;
-}
-
-function StepForm({ fields, error, pending, action, submit, children }: StepFormProps) {
-  const send = (event: FormEvent): void => {
-    event.preventDefault();
-    submit();
-  };
-  return (
-    <form onSubmit={send}>
-      <Stack>
-        {children}
-        <FormProblem error={error} fields={fields} />
-        <Button type="submit" loading={pending}>
-          {action}
-        </Button>
-      </Stack>
-    </form>
-  );
-}
-
 interface NewPasswordProps {
   value: string;
   error?: string;
@@ -144,13 +117,7 @@ function Invitation({ token, done }: { token: string; done: () => void }) {
   });
   const { error } = accept;
   return (
-    <StepForm
-      fields={['name', 'password', 'email']}
-      error={error}
-      pending={accept.isPending}
-      action="Accept"
-      submit={() => accept.mutate()}
-    >
+    <Form place="door" error={error} pending={accept.isPending} action="Accept" submit={() => accept.mutate()}>
       <SegmentedControl
         fullWidth
         aria-label="Account"
@@ -197,7 +164,7 @@ function Invitation({ token, done }: { token: string; done: () => void }) {
           />
         </>
       )}
-    </StepForm>
+    </Form>
   );
 }
 
@@ -208,15 +175,15 @@ function Reset({ token, done }: { token: string; done: () => void }) {
     onSuccess: done,
   });
   return (
-    <StepForm
-      fields={['password']}
+    <Form
+      place="door"
       error={reset.error}
       pending={reset.isPending}
       action="Set the password"
       submit={() => reset.mutate()}
     >
       <NewPassword value={password} error={fieldError(reset.error, 'password')} set={setPassword} />
-    </StepForm>
+    </Form>
   );
 }
 
@@ -242,8 +209,8 @@ function SignIn({ token, step, go }: { token: string; step: 'sign_in' | 'code'; 
     },
   });
   return (
-    <StepForm
-      fields={step === 'code' ? ['code'] : []}
+    <Form
+      place="door"
       error={signIn.error}
       pending={signIn.isPending}
       action="Sign in"
@@ -259,7 +226,7 @@ function SignIn({ token, step, go }: { token: string; step: 'sign_in' | 'code'; 
           complete={(value) => signIn.mutate(value)}
         />
       )}
-    </StepForm>
+    </Form>
   );
 }
 
@@ -277,8 +244,8 @@ function FirstPassword() {
   });
   return (
     <>
-      <StepForm
-        fields={['new']}
+      <Form
+        place="door"
         error={set.error}
         pending={set.isPending}
         action="Set the password"
@@ -286,7 +253,7 @@ function FirstPassword() {
       >
         <Text size="sm">You are signed in. With a password you can come back without another link.</Text>
         <NewPassword value={password} error={fieldError(set.error, 'new')} set={setPassword} />
-      </StepForm>
+      </Form>
       <Button variant="subtle" onClick={() => void enter()}>
         Later
       </Button>

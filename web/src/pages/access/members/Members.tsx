@@ -1,13 +1,13 @@
 /** Who has a role at a scope, and who is invited: the same for the platform, a tenant and a project. */
-import { Button, Group, NativeSelect, Stack, TextInput } from '@mantine/core';
+import { Button, NativeSelect, TextInput } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { useMe } from '~/access/rights';
 import { api, type Schema } from '~/api/client';
 import { type Column, DataTable } from '~/components/DataTable';
-import { Confirm, fieldError, FormProblem } from '~/components/forms';
+import { Confirm, fieldError, Form, FormProblem } from '~/components/forms';
 import { Loaded } from '~/components/Loaded';
 import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 import { Instant, State } from '~/components/values';
@@ -42,7 +42,7 @@ function MembersSection({ scope, mayChange }: { scope: RoleScope; mayChange: boo
   const [removing, setRemoving] = useState<Member | null>(null);
   const columns: Column<Member>[] = [
     { header: 'Name', cell: (one) => <span className="wraps">{one.name || '–'}</span> },
-    { header: 'E-mail address', cell: (one) => <span className="unbroken">{one.email}</span> },
+    { header: 'E-mail address', cell: (one) => one.email },
     { header: 'Role', cell: (one) => one.role },
     {
       header: 'Second factor',
@@ -115,29 +115,17 @@ function RoleForm({ scope, member, done }: { scope: RoleScope; member: Member; d
       done();
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    change.mutate();
-  };
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <NativeSelect
-          label={`Role of ${member.email} at ${nameOfScope(scope)}`}
-          description="It holds from the next request on."
-          data={rolesToGive(me, scope.tenantId)}
-          value={role}
-          error={fieldError(change.error, 'role')}
-          onChange={(event) => setRole(event.currentTarget.value as Role)}
-        />
-        <FormProblem error={change.error} fields={['role']} />
-        <Group justify="flex-end">
-          <Button type="submit" loading={change.isPending}>
-            Save
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form submit={() => change.mutate()} error={change.error} pending={change.isPending} action="Save">
+      <NativeSelect
+        label={`Role of ${member.email} at ${nameOfScope(scope)}`}
+        description="It holds from the next request on."
+        data={rolesToGive(me, scope.tenantId)}
+        value={role}
+        error={fieldError(change.error, 'role')}
+        onChange={(event) => setRole(event.currentTarget.value as Role)}
+      />
+    </Form>
   );
 }
 
@@ -190,7 +178,7 @@ function InvitationsSection({ scope, mayChange }: { scope: RoleScope; mayChange:
     },
   });
   const columns: Column<Invitation>[] = [
-    { header: 'E-mail address', cell: (one) => <span className="unbroken">{one.email}</span> },
+    { header: 'E-mail address', cell: (one) => one.email },
     { header: 'Role', cell: (one) => one.role },
     { header: 'Invited', cell: (one) => <Instant at={one.created_at} distance /> },
     { header: 'Ends', cell: (one) => <Instant at={one.expires_at} distance /> },
@@ -211,7 +199,7 @@ function InvitationsSection({ scope, mayChange }: { scope: RoleScope; mayChange:
   ];
   return (
     <Section title="Invitations" actions={mayChange && <Button onClick={() => setInviting(true)}>Invite</Button>}>
-      <FormProblem error={withdraw.error} fields={[]} />
+      <FormProblem error={withdraw.error} />
       <Loaded query={invitations} what="the invitations" height={60}>
         {(found) => (
           <DataTable
@@ -241,38 +229,26 @@ function Invite({ scope, done }: { scope: RoleScope; done: () => void }) {
     onSuccess: () => queries.invalidateQueries({ queryKey: ['invitations'] }),
   });
   useHeldOpen(invite.isPending);
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    invite.mutate();
-  };
   if (invite.data !== undefined) return <OneTimeLink link={invite.data} whom={email} done={done} />;
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <TextInput
-          label="E-mail address"
-          type="email"
-          required
-          data-autofocus
-          autoComplete="off"
-          value={email}
-          error={fieldError(invite.error, 'email')}
-          onChange={(event) => setEmail(event.currentTarget.value)}
-        />
-        <NativeSelect
-          label="Role"
-          data={roles}
-          value={role}
-          error={fieldError(invite.error, 'role')}
-          onChange={(event) => setRole(event.currentTarget.value as Role)}
-        />
-        <FormProblem error={invite.error} fields={['email', 'role']} />
-        <Group justify="flex-end">
-          <Button type="submit" loading={invite.isPending}>
-            Make the link
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form submit={() => invite.mutate()} error={invite.error} pending={invite.isPending} action="Make the link">
+      <TextInput
+        label="E-mail address"
+        type="email"
+        required
+        data-autofocus
+        autoComplete="off"
+        value={email}
+        error={fieldError(invite.error, 'email')}
+        onChange={(event) => setEmail(event.currentTarget.value)}
+      />
+      <NativeSelect
+        label="Role"
+        data={roles}
+        value={role}
+        error={fieldError(invite.error, 'role')}
+        onChange={(event) => setRole(event.currentTarget.value as Role)}
+      />
+    </Form>
   );
 }

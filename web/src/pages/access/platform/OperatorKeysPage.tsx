@@ -1,20 +1,20 @@
 /** The keys of operators, who run the platform. */
-import { Button, Group, NativeSelect, Stack, TextInput } from '@mantine/core';
+import { Button, Group, NativeSelect, TextInput } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { Link } from '@tanstack/react-router';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { may, useMe } from '~/access/rights';
 import { api, type Schema } from '~/api/client';
 import type { Column } from '~/components/DataTable';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 import { Page } from '~/components/Page';
 import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 import { PagedTable } from '~/components/PagedTable';
 import { Instant } from '~/components/values';
 
 import { emptyFields, type Key, type KeyFields, nameOf, newKey } from '../keys/fields';
-import { KEY_FIELDS, KeyFieldInputs } from '../keys/KeyFieldInputs';
+import { KeyFieldInputs } from '../keys/KeyFieldInputs';
 import { KeySecret } from '../keys/KeySecret';
 import { KeyState } from '../keys/KeysPage';
 import { OPERATOR_KEYS_PATH } from '../keys/path';
@@ -98,38 +98,26 @@ function NewOperatorKey({ done }: { done: () => void }) {
     onSuccess: () => queries.invalidateQueries({ queryKey: ['get', OPERATOR_KEYS_PATH] }),
   });
   useHeldOpen(create.isPending);
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    create.mutate();
-  };
   if (create.data !== undefined) return <KeySecret made={create.data} done={done} />;
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <TextInput
-          label="Name of the operator"
-          description="Who it is; the audit log has it. It stays."
-          required
-          data-autofocus
-          value={fields.name}
-          error={fieldError(create.error, 'name')}
-          onChange={(event) => setFields({ ...fields, name: event.currentTarget.value })}
-        />
-        <TextInput
-          label="User"
-          description="The id or e-mail address of the user who this operator is, if it is one."
-          value={user}
-          error={fieldError(create.error, 'user')}
-          onChange={(event) => setUser(event.currentTarget.value)}
-        />
-        <KeyFieldInputs kind="operator" fields={fields} set={setFields} error={create.error} />
-        <FormProblem error={create.error} fields={[...KEY_FIELDS, 'user']} />
-        <Group justify="flex-end">
-          <Button type="submit" loading={create.isPending}>
-            Create key
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form submit={() => create.mutate()} error={create.error} pending={create.isPending} action="Create key">
+      <TextInput
+        label="Name of the operator"
+        description="Who it is; the audit log has it. It stays."
+        required
+        data-autofocus
+        value={fields.name}
+        error={fieldError(create.error, 'name')}
+        onChange={(event) => setFields({ ...fields, name: event.currentTarget.value })}
+      />
+      <TextInput
+        label="User"
+        description="The id or e-mail address of the user who this operator is, if it is one."
+        value={user}
+        error={fieldError(create.error, 'user')}
+        onChange={(event) => setUser(event.currentTarget.value)}
+      />
+      <KeyFieldInputs kind="operator" fields={fields} set={setFields} error={create.error} />
+    </Form>
   );
 }

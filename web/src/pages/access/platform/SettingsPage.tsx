@@ -1,13 +1,13 @@
 /** The platform's settings, which hold for everybody who works on this database; and who set them. */
-import { Button, Group, Modal, NativeSelect, Stack, TextInput, Title } from '@mantine/core';
+import { Button, Modal, NativeSelect, TextInput, Title } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { may, useMe } from '~/access/rights';
 import { api, isPending, query, type Schema } from '~/api/client';
 import { type Column, DataTable } from '~/components/DataTable';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { Instant } from '~/components/values';
@@ -108,10 +108,6 @@ function SettingForm({ setting, done }: { setting: Setting; done: () => void }) 
       await queries.invalidateQueries({ queryKey: ['get'] });
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    change.mutate();
-  };
   const shared = {
     label: 'Value',
     value,
@@ -120,21 +116,13 @@ function SettingForm({ setting, done }: { setting: Setting; done: () => void }) 
     onChange: (event: { currentTarget: { value: string } }) => setValue(event.currentTarget.value),
   };
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        {setting.values.length > 0 ? (
-          <NativeSelect {...shared} data={setting.values} />
-        ) : (
-          <TextInput {...shared} inputMode="decimal" required />
-        )}
-        <Reason value={reason} set={setReason} error={change.error} />
-        <FormProblem error={change.error} fields={['value', 'reason']} />
-        <Group justify="flex-end">
-          <Button type="submit" loading={change.isPending}>
-            Save
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form submit={() => change.mutate()} error={change.error} pending={change.isPending} action="Save">
+      {setting.values.length > 0 ? (
+        <NativeSelect {...shared} data={setting.values} />
+      ) : (
+        <TextInput {...shared} inputMode="decimal" required />
+      )}
+      <Reason value={reason} set={setReason} error={change.error} />
+    </Form>
   );
 }

@@ -12,6 +12,7 @@ import { Page } from '~/components/Page';
 import { Instant } from '~/components/values';
 
 import { Suspension } from '../projects/suspension';
+import { useProjects } from '../useProjects';
 
 type Suspended = Schema<'SuspensionObject'>;
 
@@ -33,7 +34,7 @@ export function SuspensionsPage() {
             params={{ tenant: name(one), project: one.project_id }}
             className="wraps"
           >
-            {one.project_id}
+            <ProjectName tenant={name(one)} id={one.project_id} />
           </Link>
         ),
     },
@@ -57,6 +58,10 @@ export function SuspensionsPage() {
       </Loaded>
     </Page>
   );
+}
+
+function ProjectName({ tenant, id }: { tenant: string; id: string }) {
+  return <>{useProjects(tenant).find((project) => project.id === id)?.name ?? id}</>;
 }
 
 function OfTenant({ tenants }: { tenants: Tenant[] }) {

@@ -1,17 +1,16 @@
 /** All tenants: how each stands, and making one. */
-import { Button, Group, Modal, Stack, Text, TextInput } from '@mantine/core';
+import { Button, Modal, Text, TextInput } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { notifications } from '@mantine/notifications';
 import { useQueryClient } from '@tanstack/react-query';
 import { Link, useNavigate } from '@tanstack/react-router';
-import type { FormEvent } from 'react';
 import { useState } from 'react';
 
 import { may, useMe } from '~/access/rights';
 import { api, query, type Schema } from '~/api/client';
 import type { Column } from '~/components/DataTable';
 import { Amounts } from '~/components/Facts';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 import { Page } from '~/components/Page';
 import { PagedTable } from '~/components/PagedTable';
 import { Instant, Money, State } from '~/components/values';
@@ -123,39 +122,30 @@ function NewTenant() {
       await navigate({ to: '/tenants/$tenant/overview', params: { tenant: tenant.name } });
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    create.mutate({ body: { name } });
-  };
   return (
     <>
       <Button onClick={open}>New tenant</Button>
       <Modal opened={opened} onClose={close} title="New tenant">
-        <form onSubmit={submit}>
-          <Stack>
-            <Text size="sm">
-              It gets a project “default”, and no money: its first requests need a grant or a credit line, whose
-              currency becomes the tenant&apos;s.
-            </Text>
-            <TextInput
-              label="Name"
-              required
-              data-autofocus
-              value={name}
-              error={fieldError(create.error, 'name')}
-              onChange={(event) => setName(event.currentTarget.value)}
-            />
-            <FormProblem error={create.error} fields={['name']} />
-            <Group justify="flex-end">
-              <Button variant="default" onClick={close}>
-                Cancel
-              </Button>
-              <Button type="submit" loading={create.isPending}>
-                Create
-              </Button>
-            </Group>
-          </Stack>
-        </form>
+        <Form
+          submit={() => create.mutate({ body: { name } })}
+          error={create.error}
+          pending={create.isPending}
+          action="Create"
+          cancel={close}
+        >
+          <Text size="sm">
+            It gets a project “default”, and no money: its first requests need a grant or a credit line, whose currency
+            becomes the tenant&apos;s.
+          </Text>
+          <TextInput
+            label="Name"
+            required
+            data-autofocus
+            value={name}
+            error={fieldError(create.error, 'name')}
+            onChange={(event) => setName(event.currentTarget.value)}
+          />
+        </Form>
       </Modal>
     </>
   );

@@ -1,14 +1,14 @@
 /** One user: roles, one-time links, ending sessions, disabling. */
-import { Button, Group, List, NativeSelect, Stack, Text } from '@mantine/core';
+import { Button, Group, List, NativeSelect, Text } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { getRouteApi, Link } from '@tanstack/react-router';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { may, useMe } from '~/access/rights';
 import { api, query, type Schema } from '~/api/client';
 import { useTenants } from '~/app/TenantSwitcher';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { SecretModal, useHeldOpen } from '~/components/SecretModal';
@@ -142,23 +142,17 @@ function DoingForm({ user, doing, done }: { user: User; doing: Doing; done: () =
       await queries.invalidateQueries({ queryKey: ['get', '/admin/v1/users'] });
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    act.mutate();
-  };
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <Text size="sm">{DOINGS[doing].what}</Text>
-        <Reason value={reason} set={setReason} error={act.error} />
-        <FormProblem error={act.error} fields={['reason']} />
-        <Group justify="flex-end">
-          <Button type="submit" color={doing === 'disable' ? 'red.9' : undefined} loading={act.isPending}>
-            {DOINGS[doing].title}
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form
+      submit={() => act.mutate()}
+      error={act.error}
+      pending={act.isPending}
+      action={DOINGS[doing].title}
+      danger={doing === 'disable'}
+    >
+      <Text size="sm">{DOINGS[doing].what}</Text>
+      <Reason value={reason} set={setReason} error={act.error} />
+    </Form>
   );
 }
 
@@ -170,33 +164,21 @@ function NewLink({ user, done }: { user: User; done: () => void }) {
       (await api.POST(`${PATH}/links`, { params: { path: { user: user.id } }, body: { kind, reason } })).data!,
   });
   useHeldOpen(make.isPending);
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    make.mutate();
-  };
   if (make.data !== undefined) return <OneTimeLink link={make.data} whom={user.email} done={done} />;
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <Text size="sm">Whoever has the link becomes this user. A second factor is asked for all the same.</Text>
-        <NativeSelect
-          label="For"
-          data={[
-            { value: 'password_reset', label: 'Setting another password' },
-            { value: 'sign_in', label: 'Signing in once' },
-          ]}
-          value={kind}
-          error={fieldError(make.error, 'kind')}
-          onChange={(event) => setKind(event.currentTarget.value as typeof kind)}
-        />
-        <Reason value={reason} set={setReason} error={make.error} />
-        <FormProblem error={make.error} fields={['kind', 'reason']} />
-        <Group justify="flex-end">
-          <Button type="submit" loading={make.isPending}>
-            Make the link
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form submit={() => make.mutate()} error={make.error} pending={make.isPending} action="Make the link">
+      <Text size="sm">Whoever has the link becomes this user. A second factor is asked for all the same.</Text>
+      <NativeSelect
+        label="For"
+        data={[
+          { value: 'password_reset', label: 'Setting another password' },
+          { value: 'sign_in', label: 'Signing in once' },
+        ]}
+        value={kind}
+        error={fieldError(make.error, 'kind')}
+        onChange={(event) => setKind(event.currentTarget.value as typeof kind)}
+      />
+      <Reason value={reason} set={setReason} error={make.error} />
+    </Form>
   );
 }

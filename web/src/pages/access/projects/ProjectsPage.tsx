@@ -1,15 +1,15 @@
 /** The projects of a tenant: isolation domains with keys, limits, cache and usage of their own. */
-import { Button, Group, Modal, Stack, TextInput } from '@mantine/core';
+import { Button, Modal, TextInput } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { notifications } from '@mantine/notifications';
 import { useQueryClient } from '@tanstack/react-query';
 import { getRouteApi, Link } from '@tanstack/react-router';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { may, useMe } from '~/access/rights';
 import { api, query, type Schema } from '~/api/client';
 import type { Column } from '~/components/DataTable';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 import { Page } from '~/components/Page';
 import { PagedTable } from '~/components/PagedTable';
 import { Copied, Instant, State } from '~/components/values';
@@ -73,32 +73,25 @@ function NewProject({ tenant }: { tenant: string }) {
       close();
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    create.mutate({ params: { path: { tenant } }, body: { name } });
-  };
   return (
     <>
       <Button onClick={open}>New project</Button>
       <Modal opened={opened} onClose={close} title="New project">
-        <form onSubmit={submit}>
-          <Stack>
-            <TextInput
-              label="Name"
-              required
-              data-autofocus
-              value={name}
-              error={fieldError(create.error, 'name')}
-              onChange={(event) => setName(event.currentTarget.value)}
-            />
-            <FormProblem error={create.error} fields={['name']} />
-            <Group justify="flex-end">
-              <Button type="submit" loading={create.isPending}>
-                Create
-              </Button>
-            </Group>
-          </Stack>
-        </form>
+        <Form
+          submit={() => create.mutate({ params: { path: { tenant } }, body: { name } })}
+          error={create.error}
+          pending={create.isPending}
+          action="Create"
+        >
+          <TextInput
+            label="Name"
+            required
+            data-autofocus
+            value={name}
+            error={fieldError(create.error, 'name')}
+            onChange={(event) => setName(event.currentTarget.value)}
+          />
+        </Form>
       </Modal>
     </>
   );

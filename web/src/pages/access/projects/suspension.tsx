@@ -1,11 +1,11 @@
 /** Suspending and resuming a tenant or project: its requests are refused, and what runs finishes or ends. */
-import { Alert, Button, Group, Modal, Radio, Stack, Text } from '@mantine/core';
+import { Alert, Button, Modal, Radio, Stack, Text } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { api } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 import { Instant } from '~/components/values';
 
 import { Reason } from '~/components/Reason';
@@ -84,40 +84,32 @@ function SuspensionForm({ path, done }: { path: Path; done: () => void }) {
       await refresh();
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    suspend.mutate();
-  };
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <Text size="sm">
-          Within a second every gateway refuses its requests with an error, until it is resumed. Its keys, money and
-          cache stay as they are.
-        </Text>
-        <Radio.Group
-          label="Requests that run now"
-          value={running}
-          error={fieldError(suspend.error, 'running')}
-          onChange={(value) => setRunning(value as 'finish' | 'end')}
-        >
-          <Stack gap="xs" mt="xs">
-            <Radio value="finish" label="They finish" />
-            <Radio value="end" label="They end now, billed for what was delivered" />
-          </Stack>
-        </Radio.Group>
-        <Reason value={reason} set={setReason} error={suspend.error} />
-        <FormProblem error={suspend.error} fields={['reason', 'running']} />
-        <Group justify="flex-end">
-          <Button variant="default" onClick={done}>
-            Cancel
-          </Button>
-          <Button type="submit" color="red.9" loading={suspend.isPending}>
-            Suspend
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form
+      submit={() => suspend.mutate()}
+      error={suspend.error}
+      pending={suspend.isPending}
+      action="Suspend"
+      danger
+      cancel={done}
+    >
+      <Text size="sm">
+        Within a second every gateway refuses its requests with an error, until it is resumed. Its keys, money and cache
+        stay as they are.
+      </Text>
+      <Radio.Group
+        label="Requests that run now"
+        value={running}
+        error={fieldError(suspend.error, 'running')}
+        onChange={(value) => setRunning(value as 'finish' | 'end')}
+      >
+        <Stack gap="xs" mt="xs">
+          <Radio value="finish" label="They finish" />
+          <Radio value="end" label="They end now, billed for what was delivered" />
+        </Stack>
+      </Radio.Group>
+      <Reason value={reason} set={setReason} error={suspend.error} />
+    </Form>
   );
 }
 
@@ -131,25 +123,10 @@ function ResumptionForm({ path, done }: { path: Path; done: () => void }) {
       await refresh();
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    resume.mutate();
-  };
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <Text size="sm">Within a second every gateway answers its requests again, and what they use is billed.</Text>
-        <Reason value={reason} set={setReason} error={resume.error} />
-        <FormProblem error={resume.error} fields={['reason']} />
-        <Group justify="flex-end">
-          <Button variant="default" onClick={done}>
-            Cancel
-          </Button>
-          <Button type="submit" loading={resume.isPending}>
-            Resume
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form submit={() => resume.mutate()} error={resume.error} pending={resume.isPending} action="Resume" cancel={done}>
+      <Text size="sm">Within a second every gateway answers its requests again, and what they use is billed.</Text>
+      <Reason value={reason} set={setReason} error={resume.error} />
+    </Form>
   );
 }

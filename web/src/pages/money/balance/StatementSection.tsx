@@ -118,7 +118,7 @@ export function StatementSection({ tenant }: { tenant: string }) {
             Download all as CSV
           </Button>
         </Group>
-        <FormProblem error={file.error} fields={[]} />
+        <FormProblem error={file.error} />
         <Loaded query={list} what="the statement" height={240}>
           {({ pages }) => (
             <Stack gap="xs" align="flex-start">

@@ -2,14 +2,14 @@
  * A button that opens a form and sends it: with "Check" where the API can say what would come of it, and the server's own
  * words at the field that is wrong.
  */
-import { Alert, Button, Checkbox, Group, NativeSelect, Stack, Textarea, TextInput } from '@mantine/core';
+import { Alert, Button, Checkbox, NativeSelect, Textarea, TextInput } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
 import { notifications } from '@mantine/notifications';
 import { useMutation } from '@tanstack/react-query';
-import { type FormEvent, type ReactNode, useState } from 'react';
+import { type ReactNode, useState } from 'react';
 
 import { isPending } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 import { SecretModal, useHeldOpen } from '~/components/SecretModal';
 
 export interface Field {
@@ -80,57 +80,53 @@ function ActionForm({ fields = [], close, ...props }: ActionDialogProps & { clos
   useHeldOpen(props.after !== undefined && run.isPending);
   if (run.isSuccess && props.after !== undefined) return <>{props.after(run.data, close)}</>;
   const error = run.error ?? check.error;
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    check.reset();
-    run.mutate();
-  };
   const set = (name: string, value: string): void => {
     check.reset();
     setValues({ ...values, [name]: value });
   };
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        {props.about !== undefined && <div>{props.about}</div>}
-        {fields.map((field, index) => (
-          <FieldInput
-            key={field.name}
-            field={field}
-            value={values[field.name] ?? ''}
-            error={fieldError(error, field.path ?? field.name)}
-            focused={index === 0}
-            change={(value) => set(field.name, value)}
-          />
-        ))}
-        {check.isSuccess && (
-          <Alert variant="outline" color="gray" title="What would come of it" role="status">
-            {check.data}
-          </Alert>
-        )}
-        <FormProblem error={error} fields={fields.map((field) => field.path ?? field.name)} />
-        <Group justify="flex-end">
-          <Button variant="default" onClick={close}>
-            Cancel
+    <Form
+      submit={() => {
+        check.reset();
+        run.mutate();
+      }}
+      error={error}
+      pending={run.isPending}
+      action={props.action}
+      danger={props.danger}
+      cancel={close}
+      buttons={
+        props.check !== undefined && (
+          <Button
+            variant="default"
+            loading={check.isPending}
+            onClick={(event) => {
+              run.reset();
+              if (event.currentTarget.form?.reportValidity()) check.mutate();
+            }}
+          >
+            Check
           </Button>
-          {props.check !== undefined && (
-            <Button
-              variant="default"
-              loading={check.isPending}
-              onClick={(event) => {
-                run.reset();
-                if (event.currentTarget.form?.reportValidity()) check.mutate();
-              }}
-            >
-              Check
-            </Button>
-          )}
-          <Button type="submit" loading={run.isPending} color={props.danger ? 'red.9' : undefined}>
-            {props.action}
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+        )
+      }
+    >
+      {props.about !== undefined && <div>{props.about}</div>}
+      {fields.map((field, index) => (
+        <FieldInput
+          key={field.name}
+          field={field}
+          value={values[field.name] ?? ''}
+          error={fieldError(error, field.path ?? field.name)}
+          focused={index === 0}
+          change={(value) => set(field.name, value)}
+        />
+      ))}
+      {check.isSuccess && (
+        <Alert variant="outline" color="gray" title="What would come of it" role="status">
+          {check.data}
+        </Alert>
+      )}
+    </Form>
   );
 }
 

@@ -6,13 +6,14 @@ import { api } from '~/api/client';
 import { useTenants } from '~/app/TenantSwitcher';
 import { Page } from '~/components/Page';
 
+import { invoiceFilters } from './filters';
 import { invoiceColumns, InvoiceTable } from './InvoiceTable';
 
 const PATH = '/admin/v1/invoices';
 const route = getRouteApi('/signed-in/platform/invoices');
 
 export function AllInvoicesPage() {
-  const filters = route.useSearch();
+  const filters = route.useSearch({ select: (search) => invoiceFilters({ ...search }) });
   const navigate = useNavigate();
   const tenants = useTenants() ?? [];
   const nameOf = (id: string): string => tenants.find((tenant) => tenant.id === id)?.name ?? id;

@@ -5,6 +5,7 @@ import { may, useMe } from '~/access/rights';
 import { api } from '~/api/client';
 import { Page } from '~/components/Page';
 
+import { invoiceFilters } from './filters';
 import { DraftInvoice } from './InvoiceActions';
 import { invoiceColumns, InvoiceTable } from './InvoiceTable';
 
@@ -15,7 +16,7 @@ const route = getRouteApi('/signed-in/tenants/$tenant/invoices');
 export function InvoicesPage() {
   const { tenant } = tenantRoute.useParams();
   const { id } = tenantRoute.useLoaderData();
-  const filters = route.useSearch();
+  const filters = route.useSearch({ select: (search) => invoiceFilters({ ...search }) });
   const navigate = useNavigate();
   return (
     <Page

@@ -65,7 +65,7 @@ export function VerifyPanel({ tenant, invoice }: VerifyPanelProps) {
           : 'This page was not loaded over HTTPS, so your browser has no SHA-256: the server verifies instead.'}
       </Text>
       {run.isPending && <Going made={made} since={run.submittedAt} />}
-      <FormProblem error={run.error} fields={[]} />
+      <FormProblem error={run.error} />
       <div aria-live="polite">
         {run.isSuccess && <Verdict wrong={wrong} count={checks.length} who={who} />}
         <List listStyleType="none" spacing={4} mt="xs" aria-label="Checks">

@@ -1,4 +1,5 @@
 /** The filters of lists of invoices. */
+import { oneOf, type Search, text } from '~/app/search';
 
 export const INVOICE_STATES = [
   'draft',
@@ -17,6 +18,15 @@ export interface InvoiceFilters {
   state?: InvoiceState;
   kind?: (typeof DOCUMENT_KINDS)[number];
   period?: string;
+}
+
+/** The filters of a search. */
+export function invoiceFilters(search: Search): InvoiceFilters {
+  return {
+    state: oneOf(search, 'state', INVOICE_STATES),
+    kind: oneOf(search, 'kind', DOCUMENT_KINDS),
+    period: text(search, 'period'),
+  };
 }
 
 /** How far a line is opened: its days, a day's hours, an hour's requests. */

@@ -1,11 +1,11 @@
 /** The form of a party of invoices: sends only the fields that were changed. */
-import { Alert, Button, Group, SimpleGrid, Stack, Text } from '@mantine/core';
+import { Alert, Button, SimpleGrid, Stack, Text } from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import type { Schema } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 
 import { type Field, FieldInput, initialValues, type Values } from '../components/ActionDialog';
 
@@ -72,50 +72,45 @@ export function PartyForm({ fields, values: before, disabled, save }: PartyFormP
       if (!dryRun) notifications.show({ message: 'It was saved. Documents that were issued stay as they are.' });
     },
   });
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    mutation.mutate(false);
-  };
   return (
-    <form onSubmit={submit}>
-      <Stack component="fieldset" bd={0} p={0} m={0} {...{ disabled }}>
-        <SimpleGrid cols={{ base: 1, sm: 2 }}>
-          {fields.map((field) => (
-            <FieldInput
-              key={field.name}
-              field={field}
-              value={values[field.name] ?? ''}
-              error={fieldError(mutation.error, field.path ?? field.name)}
-              change={(value) => {
-                mutation.reset();
-                setValues({ ...values, [field.name]: value });
-              }}
-            />
-          ))}
-        </SimpleGrid>
-        {mutation.isSuccess && mutation.variables && (
-          <Alert variant="outline" color="gray" role="status">
-            It would be accepted. {mutation.data}
-          </Alert>
-        )}
-        <FormProblem error={mutation.error} fields={fields.map((field) => field.path ?? field.name)} />
-        {!disabled && (
-          <Group>
-            <Button type="submit" disabled={nothing} loading={mutation.isPending && !mutation.variables}>
-              Save
-            </Button>
-            <Button
-              variant="default"
-              disabled={nothing}
-              loading={mutation.isPending && mutation.variables}
-              onClick={() => mutation.mutate(true)}
-            >
-              Check
-            </Button>
-          </Group>
-        )}
-      </Stack>
-    </form>
+    <Form
+      submit={() => mutation.mutate(false)}
+      error={mutation.error}
+      pending={mutation.isPending && !mutation.variables}
+      action="Save"
+      disabled={disabled || nothing}
+      place="page"
+      buttons={
+        <Button
+          variant="default"
+          disabled={disabled || nothing}
+          loading={mutation.isPending && mutation.variables}
+          onClick={() => mutation.mutate(true)}
+        >
+          Check
+        </Button>
+      }
+    >
+      <SimpleGrid component="fieldset" bd={0} p={0} m={0} cols={{ base: 1, sm: 2 }} {...{ disabled }}>
+        {fields.map((field) => (
+          <FieldInput
+            key={field.name}
+            field={field}
+            value={values[field.name] ?? ''}
+            error={fieldError(mutation.error, field.path ?? field.name)}
+            change={(value) => {
+              mutation.reset();
+              setValues({ ...values, [field.name]: value });
+            }}
+          />
+        ))}
+      </SimpleGrid>
+      {mutation.isSuccess && mutation.variables && (
+        <Alert variant="outline" color="gray" role="status">
+          It would be accepted. {mutation.data}
+        </Alert>
+      )}
+    </Form>
   );
 }
 

@@ -5,6 +5,7 @@ import { getRouteApi, useNavigate } from '@tanstack/react-router';
 
 import { may, useMe } from '~/access/rights';
 import { api, query, type Schema } from '~/api/client';
+import { useTenants } from '~/app/TenantSwitcher';
 import { type Column, DataTable } from '~/components/DataTable';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
@@ -232,6 +233,8 @@ function History({ book }: { book?: string }) {
 }
 
 function Books() {
+  const tenants = useTenants() ?? [];
+  const nameOf = (id: string): string => tenants.find((tenant) => tenant.id === id)?.name ?? id;
   const books = query.useQuery('get', BOOKS, { params: { query: { limit: 100 } } });
   return (
     <section aria-labelledby="books">
@@ -253,7 +256,7 @@ function Books() {
               },
               { header: 'Currency', cell: (one) => one.currency },
               { header: 'Over', cell: (one) => one.base ?? '–' },
-              { header: 'Only for', cell: (one) => one.tenant_id ?? 'everybody' },
+              { header: 'Only for', cell: (one) => (one.tenant_id ? nameOf(one.tenant_id) : 'everybody') },
             ]}
             rows={data}
             rowKey={(one) => one.name}

@@ -1,11 +1,12 @@
 /** Proposing prices: the grid in force is edited, and what it changes is shown before it is saved as a draft. */
-import { Alert, Button, Group, NativeSelect, Stack, Table, Text, TextInput } from '@mantine/core';
+import { Button, Group, NativeSelect, Table, Text, TextInput } from '@mantine/core';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { getRouteApi, useNavigate } from '@tanstack/react-router';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { api, query, type Schema } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { Problem } from '~/api/problem';
+import { fieldError, Form } from '~/components/forms';
 import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 
@@ -14,7 +15,6 @@ import { DifferenceTable } from './PriceGrid';
 
 const SHEETS = '/admin/v1/prices/sheets';
 const BASE = 'base';
-const FIELDS = ['model', 'book', 'prices', 'effective_at', 'effective_until', 'reason', 'force', 'currency'];
 const LANES = ['*', 'interactive', 'standard', 'batch'];
 const route = getRouteApi('/signed-in/platform/prices/new');
 
@@ -106,131 +106,134 @@ function Proposal({ book, models, model, cells: inForce }: ProposalProps) {
     send.reset();
     setCells(cells.map((cell, n) => (n === index ? { ...cell, ...changed } : cell)));
   };
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    send.mutate(false);
-  };
   const check = send.data?.object === 'price_sheet.check' ? send.data : undefined;
   return (
-    <form onSubmit={submit}>
-      <Stack>
-        <Group align="flex-end">
-          <NativeSelect
-            label="Book"
-            data={bookNames}
-            value={book}
-            error={fieldError(send.error, 'book')}
-            onChange={({ currentTarget: { value } }) =>
-              void navigate({ to: '/platform/prices/new', search: { book: value === BASE ? undefined : value } })
-            }
-          />
-          <TextInput
-            label="Model"
-            required
-            list="priced-models"
-            value={rest.model}
-            error={fieldError(send.error, 'model')}
-            onChange={({ currentTarget: { value } }) => set({ model: value })}
-          />
-          <datalist id="priced-models">
-            {models.map((name) => (
-              <option key={name} value={name} />
-            ))}
-          </datalist>
-          <NativeSelect
-            label="Prices"
-            data={[
-              { value: 'whole', label: 'all of the model' },
-              { value: 'overrides', label: 'only these, over those in force' },
-            ]}
-            value={rest.kind}
-            onChange={({ currentTarget: { value } }) => set({ kind: value })}
-          />
-        </Group>
-        <CellTable cells={cells} change={setCell} remove={(index) => setCells(cells.filter((_, n) => n !== index))} />
-        <Group>
-          <Button
-            variant="default"
-            size="xs"
-            onClick={() => setCells([...cells, { meter: '', lane: '*', contextFrom: '0', price: '' }])}
-          >
-            Add a price
-          </Button>
-          <Text size="xs" c="dimmed">
-            Per 1,000,000 units; storage per million token-hours. Lane * is every lane without prices of its own.
-          </Text>
-        </Group>
-        {fieldError(send.error, 'prices') !== undefined && (
-          <Alert color="red" variant="outline" role="alert">
-            {fieldError(send.error, 'prices')}
-          </Alert>
-        )}
-        <Group align="flex-start">
-          <TextInput
-            label="From (UTC)"
-            type="datetime-local"
-            description="Empty: from the approval on."
-            value={rest.effective_at}
-            error={fieldError(send.error, 'effective_at')}
-            onChange={({ currentTarget: { value } }) => set({ effective_at: value })}
-          />
-          <TextInput
-            label="Until (UTC)"
-            type="datetime-local"
-            description="Empty: without an end."
-            value={rest.effective_until}
-            error={fieldError(send.error, 'effective_until')}
-            onChange={({ currentTarget: { value } }) => set({ effective_until: value })}
-          />
-          <TextInput
-            label="Reason"
-            description="Kept with the sheet."
-            value={rest.reason}
-            error={fieldError(send.error, 'reason')}
-            onChange={({ currentTarget: { value } }) => set({ reason: value })}
-          />
-          <TextInput
-            label="Why it is unusual"
-            description="Only where the check asks for it."
-            value={rest.force}
-            error={fieldError(send.error, 'force')}
-            onChange={({ currentTarget: { value } }) => set({ force: value })}
-          />
-        </Group>
-        <FormProblem error={send.error} fields={FIELDS} />
-        {check !== undefined && (
-          <section aria-label="What it would change" role="status">
-            <DifferenceTable caption={`What it would change, in ${check.currency}`} rows={check.difference} />
-          </section>
-        )}
-        <Group>
-          <Button variant="default" loading={send.isPending && send.variables} onClick={() => send.mutate(true)}>
-            Show what it changes
-          </Button>
-          <Button type="submit" loading={send.isPending && !send.variables}>
-            Save the draft
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+    <Form
+      submit={() => send.mutate(false)}
+      error={send.error}
+      pending={send.isPending && !send.variables}
+      action="Save the draft"
+      buttons={
+        <Button variant="default" loading={send.isPending && send.variables} onClick={() => send.mutate(true)}>
+          Show what it changes
+        </Button>
+      }
+    >
+      <Group align="flex-end">
+        <NativeSelect
+          label="Book"
+          data={bookNames}
+          value={book}
+          error={fieldError(send.error, 'book')}
+          onChange={({ currentTarget: { value } }) =>
+            void navigate({ to: '/platform/prices/new', search: { book: value === BASE ? undefined : value } })
+          }
+        />
+        <TextInput
+          label="Model"
+          required
+          list="priced-models"
+          value={rest.model}
+          error={fieldError(send.error, 'model')}
+          onChange={({ currentTarget: { value } }) => set({ model: value })}
+        />
+        <datalist id="priced-models">
+          {models.map((name) => (
+            <option key={name} value={name} />
+          ))}
+        </datalist>
+        <NativeSelect
+          label="Prices"
+          data={[
+            { value: 'whole', label: 'all of the model' },
+            { value: 'overrides', label: 'only these, over those in force' },
+          ]}
+          value={rest.kind}
+          error={fieldError(send.error, 'kind')}
+          onChange={({ currentTarget: { value } }) => set({ kind: value })}
+        />
+      </Group>
+      <CellTable
+        cells={cells}
+        change={setCell}
+        remove={(index) => setCells(cells.filter((_, n) => n !== index))}
+        error={send.error}
+      />
+      <Group>
+        <Button
+          variant="default"
+          size="xs"
+          onClick={() => setCells([...cells, { meter: '', lane: '*', contextFrom: '0', price: '' }])}
+        >
+          Add a price
+        </Button>
+        <Text size="xs" c="dimmed">
+          Per 1,000,000 units; storage per million token-hours. Lane * is every lane without prices of its own.
+        </Text>
+      </Group>
+      <Group align="flex-start">
+        <TextInput
+          label="From (UTC)"
+          type="datetime-local"
+          description="Empty: from the approval on."
+          value={rest.effective_at}
+          error={fieldError(send.error, 'effective_at')}
+          onChange={({ currentTarget: { value } }) => set({ effective_at: value })}
+        />
+        <TextInput
+          label="Until (UTC)"
+          type="datetime-local"
+          description="Empty: without an end."
+          value={rest.effective_until}
+          error={fieldError(send.error, 'effective_until')}
+          onChange={({ currentTarget: { value } }) => set({ effective_until: value })}
+        />
+        <TextInput
+          label="Reason"
+          description="Kept with the sheet."
+          value={rest.reason}
+          error={fieldError(send.error, 'reason')}
+          onChange={({ currentTarget: { value } }) => set({ reason: value })}
+        />
+        <TextInput
+          label="Why it is unusual"
+          description="Only where the check asks for it."
+          value={rest.force}
+          error={fieldError(send.error, 'force')}
+          onChange={({ currentTarget: { value } }) => set({ force: value })}
+        />
+      </Group>
+      {check !== undefined && (
+        <section aria-label="What it would change" role="status">
+          <DifferenceTable caption={`What it would change, in ${check.currency}`} rows={check.difference} />
+        </section>
+      )}
+    </Form>
   );
 }
 
 function priceCells(cells: readonly EditedCell[]): Schema<'Cell'>[] {
-  const given = cells.filter((cell) => cell.price.trim() !== '' || cell.meter.trim() !== '');
-  return given.map(({ meter, lane, contextFrom, price }) => {
-    if (!/^\d{1,9}$/.test(contextFrom)) throw new Error(`“${contextFrom}” is no number of tokens.`);
+  return cells.filter(isFilled).map(({ meter, lane, contextFrom, price }, index) => {
+    if (!/^\d{1,9}$/.test(contextFrom)) {
+      throw Problem.at(`prices[${index}].context_from`, `“${contextFrom}” is no number of tokens.`);
+    }
     return { meter: meter.trim(), lane, price: price.trim(), context_from: Number(contextFrom) };
   });
+}
+
+function isFilled(cell: EditedCell): boolean {
+  return cell.price.trim() !== '' || cell.meter.trim() !== '';
 }
 
 interface CellTableProps {
   cells: readonly EditedCell[];
   change: (index: number, changed: Partial<EditedCell>) => void;
   remove: (index: number) => void;
+  error: unknown;
 }
 
-function CellTable({ cells, change, remove }: CellTableProps) {
+function CellTable({ cells, change, remove, error }: CellTableProps) {
+  const filled = cells.filter(isFilled);
   return (
     <Table.ScrollContainer minWidth={0} type="native" tabIndex={0} role="region" aria-label="Prices of the proposal">
       <Table verticalSpacing={4}>
@@ -247,6 +250,7 @@ function CellTable({ cells, change, remove }: CellTableProps) {
           {cells.map((cell, index) => {
             const name = columnName({ lane: cell.lane, contextFrom: Number(cell.contextFrom) || 0 });
             const words = `${meterName(cell.meter) || 'the new price'}, ${name}`;
+            const errorAt = (field: string) => fieldError(error, `prices[${filled.indexOf(cell)}].${field}`);
             return (
               <Table.Tr key={`${index} ${inKey(cell)}`}>
                 <Table.Td>
@@ -254,6 +258,7 @@ function CellTable({ cells, change, remove }: CellTableProps) {
                     aria-label={`Meter ${index + 1}`}
                     defaultValue={cell.meter}
                     miw={130}
+                    error={errorAt('meter')}
                     onBlur={({ currentTarget: { value } }) => change(index, { meter: value })}
                   />
                 </Table.Td>
@@ -262,6 +267,7 @@ function CellTable({ cells, change, remove }: CellTableProps) {
                     aria-label={`Lane of ${words}`}
                     data={LANES}
                     value={cell.lane}
+                    error={errorAt('lane')}
                     onChange={({ currentTarget: { value } }) => change(index, { lane: value })}
                   />
                 </Table.Td>
@@ -271,6 +277,7 @@ function CellTable({ cells, change, remove }: CellTableProps) {
                     defaultValue={cell.contextFrom}
                     inputMode="numeric"
                     miw={90}
+                    error={errorAt('context_from')}
                     onBlur={({ currentTarget: { value } }) => change(index, { contextFrom: value })}
                   />
                 </Table.Td>
@@ -280,7 +287,7 @@ function CellTable({ cells, change, remove }: CellTableProps) {
                     value={cell.price}
                     inputMode="decimal"
                     miw={100}
-                    error={cell.price !== '' && microOf(cell.price) === undefined ? 'Such as 0.40' : undefined}
+                    error={cell.price !== '' && microOf(cell.price) === undefined ? 'Such as 0.40' : errorAt('price')}
                     onChange={({ currentTarget: { value } }) => change(index, { price: value })}
                   />
                 </Table.Td>

@@ -1,5 +1,5 @@
 /** The commitment of a tenant's terms: its months, how it is funded, and what was paid in another way. */
-import { Button, Checkbox, Group, Stack, Text, TextInput } from '@mantine/core';
+import { Button, Checkbox, Group, Stack, TextInput } from '@mantine/core';
 
 export interface PaymentRow {
   amount: string;
@@ -62,6 +62,7 @@ export function CommitmentFields({ commitment, change, error }: CommitmentFields
             label="Ask for it on the first month's invoice"
             description="Less what was paid in another way. Where the amount is raised, a later invoice asks for the difference."
             checked={commitment.invoiced}
+            error={error('invoiced')}
             onChange={({ currentTarget: { checked: invoiced } }) => set({ invoiced })}
           />
           <Payments rows={commitment.payments} change={(payments) => set({ payments })} error={error} />
@@ -80,7 +81,6 @@ interface PaymentsProps {
 function Payments({ rows, change, error }: PaymentsProps) {
   const set = (index: number, changed: Partial<PaymentRow>): void =>
     change(rows.map((row, n) => (n === index ? { ...row, ...changed } : row)));
-  const problem = error('payments');
   return (
     <Stack gap="xs">
       {rows.map((row, index) => (
@@ -106,11 +106,6 @@ function Payments({ rows, change, error }: PaymentsProps) {
           </Button>
         </Group>
       ))}
-      {problem !== undefined && (
-        <Text size="sm" c="red" role="alert">
-          {problem}
-        </Text>
-      )}
       <div>
         <Button
           variant="default"

@@ -1,11 +1,22 @@
 /** The form of all terms of a tenant; what it says replaces all that was set for the month. */
-import { Alert, Button, Checkbox, Fieldset, Group, NativeSelect, Stack, Text, Textarea, TextInput } from '@mantine/core';
+import {
+  Alert,
+  Button,
+  Checkbox,
+  Fieldset,
+  Group,
+  NativeSelect,
+  Stack,
+  Text,
+  Textarea,
+  TextInput,
+} from '@mantine/core';
 import { notifications } from '@mantine/notifications';
 import { useMutation, useQueryClient } from '@tanstack/react-query';
-import { type FormEvent, useState } from 'react';
+import { useState } from 'react';
 
 import { api, isPending, type Schema } from '~/api/client';
-import { fieldError, FormProblem } from '~/components/forms';
+import { fieldError, Form } from '~/components/forms';
 import { dayOf, monthOf } from '~/time/days';
 
 import { CommitmentFields, type EditedCommitment } from './CommitmentFields';
@@ -72,14 +83,17 @@ function editedOf({ terms }: Schema<'ContractObject'>): Edited {
 
 function termsOf(edited: Edited): Schema<'TermsObject'> {
   return {
-    tiers: edited.tiers.map((row) => ({
+    tiers: edited.tiers.map((row, n) => ({
       kind: row.kind === 'volume' ? 'volume' : 'graduated',
       model: row.model,
       meter: row.meter,
       lane: row.lane,
-      steps: parseSteps(row.steps),
+      steps: parseSteps(row.steps, `terms.tiers[${n}].steps`),
     })),
-    discounts: edited.discounts.map((row) => ({ basis_points: basisPoints(row.percent), models: namesOf(row.models) })),
+    discounts: edited.discounts.map((row, n) => ({
+      basis_points: basisPoints(row.percent, `terms.discounts[${n}].basis_points`),
+      models: namesOf(row.models),
+    })),
     minimum: edited.minimum
       ? {
           amount: edited.minimum,
@@ -90,19 +104,6 @@ function termsOf(edited: Edited): Schema<'TermsObject'> {
       : null,
     commitment: edited.commitment.amount ? edited.commitment : null,
   };
-}
-
-/** The fields at which a problem is shown; any other one is shown above the buttons. */
-function fieldsOf(edited: Edited): string[] {
-  const commitment = ['amount', 'first', 'last', 'payments'];
-  const payments = edited.commitment.payments.flatMap((_, n) =>
-    ['amount', 'reference', 'reason'].map((name) => `payments[${n}].${name}`),
-  );
-  return [
-    ...['from_period', 'reason', 'terms.minimum.amount'],
-    ...edited.discounts.map((_, n) => `terms.discounts[${n}].basis_points`),
-    ...(edited.commitment.amount ? [...commitment, ...payments] : ['amount']).map((name) => `terms.commitment.${name}`),
-  ];
 }
 
 interface TermsFormProps {
@@ -133,93 +134,89 @@ export function TermsForm({ tenant, contract, close }: TermsFormProps) {
     setEdited({ ...edited, ...changed });
   };
   const error = (field: string): string | undefined => fieldError(send.error, field);
-  const submit = (event: FormEvent): void => {
-    event.preventDefault();
-    send.mutate(false);
-  };
   const checked = send.data?.object === 'terms' && send.variables ? send.data : undefined;
   return (
-    <form onSubmit={submit}>
-      <Stack>
+    <Form
+      submit={() => send.mutate(false)}
+      error={send.error}
+      pending={send.isPending && !send.variables}
+      action="Set terms"
+      cancel={close}
+      buttons={
+        <Button variant="default" loading={send.isPending && send.variables} onClick={() => send.mutate(true)}>
+          Check
+        </Button>
+      }
+    >
+      <Group align="flex-start">
+        <TextInput
+          label="From the month"
+          required
+          data-autofocus
+          value={edited.from}
+          error={error('from_period')}
+          onChange={({ currentTarget: { value } }) => set({ from: value })}
+        />
+        <TextInput
+          label="Reason"
+          value={edited.reason}
+          error={error('reason')}
+          onChange={({ currentTarget: { value } }) => set({ reason: value })}
+        />
+      </Group>
+      <Discounts rows={edited.discounts} change={(discounts) => set({ discounts })} error={error} />
+      <Tiers rows={edited.tiers} change={(tiers) => set({ tiers })} error={error} />
+      <Fieldset legend="Minimum">
         <Group align="flex-start">
           <TextInput
-            label="From the month"
-            required
-            data-autofocus
-            value={edited.from}
-            error={error('from_period')}
-            onChange={({ currentTarget: { value } }) => set({ from: value })}
+            label="Minimum a month"
+            inputMode="decimal"
+            placeholder="none"
+            value={edited.minimum}
+            error={error('terms.minimum.amount')}
+            onChange={({ currentTarget: { value } }) => set({ minimum: value })}
           />
-          <TextInput
-            label="Reason"
-            value={edited.reason}
-            error={error('reason')}
-            onChange={({ currentTarget: { value } }) => set({ reason: value })}
-          />
+          {edited.minimum !== '' && (
+            <>
+              <TextInput
+                label="In force from"
+                type="date"
+                value={edited.minimumFirst}
+                error={error('terms.minimum.first')}
+                onChange={({ currentTarget: { value } }) => set({ minimumFirst: value })}
+              />
+              <TextInput
+                label="to"
+                type="date"
+                value={edited.minimumLast}
+                error={error('terms.minimum.last')}
+                onChange={({ currentTarget: { value } }) => set({ minimumLast: value })}
+              />
+              <Checkbox
+                mt={32}
+                label="In proportion to the days of a month"
+                checked={edited.prorated}
+                error={error('terms.minimum.prorated')}
+                onChange={({ currentTarget: { checked } }) => set({ prorated: checked })}
+              />
+            </>
+          )}
         </Group>
-        <Discounts rows={edited.discounts} change={(discounts) => set({ discounts })} error={error} />
-        <Tiers rows={edited.tiers} change={(tiers) => set({ tiers })} />
-        <Fieldset legend="Minimum">
-          <Group align="flex-start">
-            <TextInput
-              label="Minimum a month"
-              inputMode="decimal"
-              placeholder="none"
-              value={edited.minimum}
-              error={error('terms.minimum.amount')}
-              onChange={({ currentTarget: { value } }) => set({ minimum: value })}
-            />
-            {edited.minimum !== '' && (
-              <>
-                <TextInput
-                  label="In force from"
-                  type="date"
-                  value={edited.minimumFirst}
-                  onChange={({ currentTarget: { value } }) => set({ minimumFirst: value })}
-                />
-                <TextInput
-                  label="to"
-                  type="date"
-                  value={edited.minimumLast}
-                  onChange={({ currentTarget: { value } }) => set({ minimumLast: value })}
-                />
-                <Checkbox
-                  mt={32}
-                  label="In proportion to the days of a month"
-                  checked={edited.prorated}
-                  onChange={({ currentTarget: { checked } }) => set({ prorated: checked })}
-                />
-              </>
-            )}
-          </Group>
-        </Fieldset>
-        <Fieldset legend="Commitment">
-          <CommitmentFields
-            commitment={edited.commitment}
-            change={(commitment) => set({ commitment })}
-            error={(field) => error(`terms.commitment.${field}`)}
-          />
-        </Fieldset>
-        {checked !== undefined && (
-          <Alert variant="outline" color="gray" role="status" title={`From ${checked.from_period} on`}>
-            <TermsShown terms={checked.terms} />
-            {checked.terms.commitment && <CommitmentSchedule months={checked.schedule ?? []} />}
-          </Alert>
-        )}
-        <FormProblem error={send.error} fields={fieldsOf(edited)} />
-        <Group justify="flex-end">
-          <Button variant="default" onClick={close}>
-            Cancel
-          </Button>
-          <Button variant="default" loading={send.isPending && send.variables} onClick={() => send.mutate(true)}>
-            Check
-          </Button>
-          <Button type="submit" loading={send.isPending && !send.variables}>
-            Set terms
-          </Button>
-        </Group>
-      </Stack>
-    </form>
+      </Fieldset>
+      <Fieldset legend="Commitment">
+        <CommitmentFields
+          commitment={edited.commitment}
+          change={(commitment) => set({ commitment })}
+          error={(field) => error(`terms.commitment.${field}`)}
+        />
+      </Fieldset>
+      {checked !== undefined && (
+        <Alert variant="outline" color="gray" role="status" title={`From ${checked.from_period} on`}>
+          <TermsShown terms={checked.terms} />
+          {checked.terms.commitment && <CommitmentSchedule months={checked.schedule ?? []} />}
+        </Alert>
+      )}
+    </Form>
   );
 }
 
@@ -252,6 +249,7 @@ function Discounts({ rows, change, error }: DiscountsProps) {
               label={`Models of discount ${index + 1}`}
               placeholder="all"
               value={row.models}
+              error={error(`terms.discounts[${index}].models`)}
               onChange={({ currentTarget: { value } }) => set(index, { models: value })}
             />
             <Button variant="default" onClick={() => change(rows.filter((_, n) => n !== index))}>
@@ -269,7 +267,13 @@ function Discounts({ rows, change, error }: DiscountsProps) {
   );
 }
 
-function Tiers({ rows, change }: { rows: TiersRow[]; change: (rows: TiersRow[]) => void }) {
+interface TiersProps {
+  rows: TiersRow[];
+  change: (rows: TiersRow[]) => void;
+  error: (field: string) => string | undefined;
+}
+
+function Tiers({ rows, change, error }: TiersProps) {
   const set = (index: number, changed: Partial<TiersRow>): void =>
     change(rows.map((row, n) => (n === index ? { ...row, ...changed } : row)));
   return (
@@ -285,12 +289,14 @@ function Tiers({ rows, change }: { rows: TiersRow[]; change: (rows: TiersRow[]) 
                   { value: 'volume', label: 'volume: all at the last step' },
                 ]}
                 value={row.kind}
+                error={error(`terms.tiers[${index}].kind`)}
                 onChange={({ currentTarget: { value } }) => set(index, { kind: value })}
               />
               <TextInput
                 label="Model"
                 required
                 value={row.model}
+                error={error(`terms.tiers[${index}].model`)}
                 onChange={({ currentTarget: { value } }) => set(index, { model: value })}
               />
               <TextInput
@@ -298,12 +304,14 @@ function Tiers({ rows, change }: { rows: TiersRow[]; change: (rows: TiersRow[]) 
                 required
                 placeholder="output"
                 value={row.meter}
+                error={error(`terms.tiers[${index}].meter`)}
                 onChange={({ currentTarget: { value } }) => set(index, { meter: value })}
               />
               <NativeSelect
                 label="Lane"
                 data={LANES}
                 value={row.lane}
+                error={error(`terms.tiers[${index}].lane`)}
                 onChange={({ currentTarget: { value } }) => set(index, { lane: value })}
               />
             </Group>
@@ -314,6 +322,7 @@ function Tiers({ rows, change }: { rows: TiersRow[]; change: (rows: TiersRow[]) 
               autosize
               minRows={2}
               value={row.steps}
+              error={error(`terms.tiers[${index}].steps`)}
               onChange={({ currentTarget: { value } }) => set(index, { steps: value })}
             />
             <div>

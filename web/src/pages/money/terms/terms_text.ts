@@ -1,15 +1,16 @@
 /** Terms as people write them, and as the API has them. Nothing passes through a float. */
 import type { Schema } from '~/api/client';
+import { Problem } from '~/api/problem';
 
 type Step = Schema<'StepObject'>;
 
 const PERCENT = /^(\d{1,3})(?:\.(\d{1,2}))?$/;
 const STEP = /^(?:up to\s+(\d{1,18})|rest)\s*=\s*(\S+)$/i;
 
-/** Hundredths of a percent of a text such as `12.5`. Throws Error for another text. */
-export function basisPoints(percent: string): number {
+/** Hundredths of a percent of a text such as `12.5`, of a form's field. Throws Problem for another text. */
+export function basisPoints(percent: string, field = ''): number {
   const match = PERCENT.exec(percent.trim());
-  if (match === null) throw new Error(`“${percent}” is no percentage such as 12.5.`);
+  if (match === null) throw Problem.at(field, `“${percent}” is no percentage such as 12.5.`);
   return Number(match[1]! + (match[2] ?? '').padEnd(2, '0'));
 }
 
@@ -19,14 +20,14 @@ export function percentOf(points: number): string {
   return `${digits.slice(0, -2)}.${digits.slice(-2)}`.replace(/\.?0+$/, '') || '0';
 }
 
-/** Steps of rows such as `up to 1000000 = 0.50` and `rest = 0.40`. Throws Error for another row. */
-export function parseSteps(text: string): Step[] {
+/** Steps of rows such as `up to 1000000 = 0.50` and `rest = 0.40`. Throws Problem for another row. */
+export function parseSteps(text: string, field = ''): Step[] {
   return text
     .split('\n')
     .filter((row) => row.trim() !== '')
     .map((row) => {
       const match = STEP.exec(row.trim());
-      if (match === null) throw new Error(`“${row.trim()}” is no step such as: up to 1000000 = 0.50`);
+      if (match === null) throw Problem.at(field, `“${row.trim()}” is no step such as: up to 1000000 = 0.50`);
       return { price: match[2]!, up_to: match[1] === undefined ? null : Number(match[1]) };
     });
 }
