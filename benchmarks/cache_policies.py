@@ -11,13 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.cache_traces import Trace
-from prompt_cache.placement.eviction_order import EvictionOrder, LeafFirst
+from prompt_cache.placement.eviction_order import EvictionOrder
 from prompt_cache.placement.hit_density import HitDensity
 
 Rank = tuple[float, ...]
 
 
-class _Ranked(LeafFirst):
+class _Ranked(EvictionOrder):
     """Gives up the queued entry of the least rank. Ranks change only while an entry is not queued."""
 
     def __init__(self, total: int) -> None:
@@ -30,7 +30,7 @@ class _Ranked(LeafFirst):
         self._queued = [0] * total
         self._heap: list[tuple[Rank, int, int]] = []
 
-    def _inserted(self, entry: int, key: bytes, scope: str) -> None:
+    def _inserted(self, entry: int, key: bytes, scope: str, depth: int) -> None:
         self.key[entry] = key
         self.uses[entry] = 0
 
@@ -79,7 +79,7 @@ class Gdsf(_Ranked):
     def ranked(self, entry: int) -> Rank:
         return (self._level + self.uses[entry] + 1.0,)
 
-    def _dropped(self, entry: int, *, given_up: bool) -> None:
+    def _dropped(self, entry: int) -> None:
         self._level = max(self._level, self.rank[entry][0])
 
 
@@ -102,7 +102,7 @@ class Belady(_Ranked):
         return (-uses[-1] if uses else float("-inf"),)
 
 
-class S3Fifo(LeafFirst):
+class S3Fifo(EvictionOrder):
     """A small queue for what is new, a main one for what was used again, a memory of what the small one gave up."""
 
     def __init__(self, total: int) -> None:
@@ -119,7 +119,7 @@ class S3Fifo(LeafFirst):
         self._queues: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self._queued = bytearray(total)
 
-    def _inserted(self, entry: int, key: bytes, scope: str) -> None:
+    def _inserted(self, entry: int, key: bytes, scope: str, depth: int) -> None:
         self._key[entry], self._frequency[entry] = key, 0
         self._enter(entry, 1 if self._ghosts.pop(key, 0) is None else 0)
 
@@ -132,7 +132,7 @@ class S3Fifo(LeafFirst):
         for entry in entries:
             self._frequency[entry] = min(3, self._frequency[entry] + 1)
 
-    def _dropped(self, entry: int, *, given_up: bool) -> None:
+    def _dropped(self, entry: int) -> None:
         self._sizes[self._main[entry]] -= 1
         if not self._main[entry]:
             self._ghosts[self._key[entry]] = None
@@ -170,7 +170,7 @@ class S3Fifo(LeafFirst):
             self._queue(entry, first=False)
 
 
-class Arc(LeafFirst):
+class Arc(EvictionOrder):
     """Two lists, used once and more often, whose sizes follow what their memories of the given up say."""
 
     def __init__(self, total: int) -> None:
@@ -186,7 +186,7 @@ class Arc(LeafFirst):
         self._lists: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self._queued = bytearray(total)
 
-    def _inserted(self, entry: int, key: bytes, scope: str) -> None:
+    def _inserted(self, entry: int, key: bytes, scope: str, depth: int) -> None:
         self._key[entry] = key
         once, often = self._ghosts
         self._often[entry] = key in once or key in often
@@ -210,7 +210,7 @@ class Arc(LeafFirst):
         for entry in entries:
             self._stamp[entry] = self._clock
 
-    def _dropped(self, entry: int, *, given_up: bool) -> None:
+    def _dropped(self, entry: int) -> None:
         often = self._often[entry]
         self._sizes[often] -= 1
         ghosts = self._ghosts[often]

@@ -26,11 +26,11 @@ from typing import Any, Literal
 
 from benchmarks.startup_time import DEMO
 from engine.core.engine import Engine
-from engine.execution.disk_tier import Store
 from engine.startup.assembly import assemble
 from engine.startup.options import ReplicaOptions
 from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, Missing, Place, Plan, TierRate
 from prompt_cache.tiers.identity import ScopeAccess
+from prompt_cache.tiers.record_store import RecordStore
 from protocol.replicas import Scope
 from protocol.requests import Generate, Retain, Sampling, Segment
 from turnpike.processes import machine_rates
@@ -62,7 +62,7 @@ class Always(FetchOrRecompute):
 class ThrottledStore:
     """A store whose reads take at least `block_s` a block, one after another, as on a disk of so many bytes/s."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RecordStore) -> None:
         self._store = store
         self._lock = threading.Lock()
         self.block_s = 0.0
@@ -106,12 +106,12 @@ class Bench:
         assembled = assemble(options)
         self.engine: Engine = assembled.engine
         self.vocabulary = assembled.model.vocabulary
-        disk = self.engine.disk
+        disk = next(iter(self.engine.tiers), None)
         assert disk is not None
         disk.store = self.store = ThrottledStore(disk.store)
         self.woken = threading.Event()
         self.engine.call_when_restored(self.woken.set)
-        self.block_bytes = self.engine.scheduler.restores.block_bytes
+        self.block_bytes = self.engine.scheduler.tiers.restores.block_bytes
         self.compute = ComputeRate(1e-3)
         self.disk_rate = TierRate(0.0005, 1e9)
         self._ids = 0
@@ -162,7 +162,7 @@ class Bench:
 
     def settle(self) -> None:
         """Go on until nothing is under way."""
-        saver, restores = self.engine.scheduler.saver, self.engine.scheduler.restores
+        saver, restores = self.engine.scheduler.tiers.savers[0], self.engine.scheduler.tiers.restores
         assert saver is not None
         while not saver.idle or restores.fetches or self.engine.busy:
             self._step()
@@ -173,7 +173,7 @@ class Bench:
         for _ in range(2):
             self.engine.step()
         self.engine.pool.forget(_SCOPE.scope)
-        index = self.engine.scheduler.dram.index
+        index = self.engine.scheduler.tiers.dram.index
         assert index is not None
         index.forget(_SCOPE.scope)
 
@@ -194,14 +194,14 @@ class Bench:
         else:
             chooser = Always(tiers, self.compute)
             chooser.fetches = rule == "fetch"
-        self.engine.scheduler.restores.chooser = chooser
+        self.engine.scheduler.tiers.restores.chooser = chooser
 
     def measure(self, rule: Rule, prompts: Sequence[Sequence[int]]) -> tuple[float, float]:
         """Mean seconds to the first token, and the part of the tokens that came from disk."""
         self._use(rule)
-        before = dict(self.engine.scheduler.restores.read_tokens)
+        before = dict(self.engine.scheduler.tiers.restores.read_tokens)
         seconds = self.first_tokens(prompts)
-        read = sum(self.engine.scheduler.restores.read_tokens.values()) - sum(before.values())
+        read = sum(self.engine.scheduler.tiers.restores.read_tokens.values()) - sum(before.values())
         self.leave_disk_alone()
         return seconds, read / sum(map(len, prompts))
 

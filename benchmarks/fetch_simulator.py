@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Literal
 
 from prompt_cache.placement.fetch_or_recompute import (
-    PLACES,
     ComputeRate,
     FetchOrRecompute,
     Missing,
@@ -122,7 +121,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._device = _Server()
-        self._links: dict[Place, _Server] = {place: _Server() for place in PLACES}
+        self._links: dict[Place, _Server] = {place: _Server() for place in machine.tiers}
         self._computing: dict[_Prompt, int] = {}
         calibrated = {
             place: TierRate(rate.fixed_s, rate.bytes_per_s * (machine.miscalibrated if place == "nvme" else 1.0))
@@ -192,7 +191,7 @@ class Simulation:
             self.now,
             waiting_tokens=sum(others),
             sharers=len(others),
-            reading=prompt.fetching * self.machine.block_bytes,
+            reading={"nvme": prompt.fetching * self.machine.block_bytes},
         )
         if plan.compute:
             self._computing[prompt] = plan.compute * BLOCK_TOKENS
@@ -235,7 +234,7 @@ class Simulation:
                     self._advance(prompt, prompts)
                     self._after(after, lambda: look_again(1.5 * after))
 
-            expected = self.chooser.fetch_seconds(prompt.left, count, self.now, reading=size)
+            expected = self.chooser.fetch_seconds(prompt.left, count, self.now, reading={place: size})
             self._after(expected, lambda: look_again(expected / 2))
 
     def _noise(self) -> float:

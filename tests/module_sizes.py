@@ -19,18 +19,18 @@ _A_MODULE_EACH = re.compile(r"engine/(models|layers)/\w+\.py|(.+/)?tables(/\w+)?
 SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "errors that many raise and catch, apart from what raises them": (
         *("storage/reported_error.py", "engine/errors.py", "billing/invoices/errors.py", "billing/prices/errors.py"),
-        *("tenancy/users/errors.py", "prompt_cache/tiers/store_errors.py"),
+        "tenancy/users/errors.py",
     ),
     "a type that several modules hand to each other, and that none of them owns": (
         *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
         *("engine/execution/sizes.py", "engine/startup/options.py", "billing/rating/lines.py"),
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
-        *("tenancy/users/identifiers.py", "prompt_cache/promise/lease_terms.py"),
+        "tenancy/users/identifiers.py",
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
         *("billing/budgets/store.py", "billing/reservation/hold_hooks.py", "engine/grammar/guide.py"),
-        *("engine/scheduling/disk.py", "gateway/endpoints/tenant_scope.py"),
+        *("engine/scheduling/policy.py", "gateway/endpoints/tenant_scope.py"),
     ),
     "what a package shows of itself to others": ("billing/prices/__init__.py",),
     "a published algorithm, format or protocol, tested alone": (
@@ -62,11 +62,11 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a bound with a state of its own, tested against hostile input alone": (
         *("engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
-        *("prompt_cache/tiers/write_pace.py", "engine/core/timeouts.py"),
+        "engine/core/timeouts.py",
         *("gateway/admission/request_size.py", "gateway/kept_responses/earlier_items.py"),
     ),
     "work of another thread or moment than that of its only user": (
-        *("prompt_cache/tiers/store_keeper.py", "engine/startup/warm_up.py"),
+        "engine/startup/warm_up.py",
         *("engine/kernels/block_sums.py", "engine/quantization/on_load.py"),
         *(
             "engine/execution/block_copies.py",
@@ -76,7 +76,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "one of several alike, apart so that each can be read, changed and tested alone": (
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
-        *("gateway/openapi/stand_in.py", "prompt_cache/history/comparison.py"),
+        "gateway/openapi/stand_in.py",
         *("billing/reservation/hooked_holds.py", "gateway/generation/lease_promise.py"),
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
     ),

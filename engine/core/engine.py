@@ -6,7 +6,7 @@ Not thread-safe: one thread makes all calls. Events are collected, and `step` re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,7 +18,6 @@ from engine.core.parent_request import ParentRequest
 from engine.core.quarantine import Quarantine
 from engine.core.request_timeline import RequestTimeline
 from engine.core.timeouts import TimeoutWatch
-from engine.execution.disk_tier import DiskTier
 from engine.execution.executor import StepExecutor
 from engine.execution.model_runner import DeviceFailed, ModelRunner
 from engine.grammar.guide import Grammar, Grammars
@@ -28,11 +27,11 @@ from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds, expected_wait
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
-from engine.scheduling.step_costs import DISK_RATE, FixedCosts, Rates, StepCosts, first_guess
+from engine.scheduling.step_costs import FixedCosts, Rates, StepCosts
 from engine.scheduling.step_work import Prefill, Step
+from engine.scheduling.tier import Tier, look_in
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
-from prompt_cache.placement.fetch_or_recompute import TierRate
 from prompt_cache.tiers.identity import ScopeAccess
 from protocol.replicas import Scope, owner_of
 from protocol.requests import Generate, Lane, Refusal
@@ -63,8 +62,8 @@ class EngineLimits:
 class Engine:
     """The requests of one served model on one device.
 
-    `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `disk` the tier
-    beyond, and `disk_rate` what was measured of it. What is None is made with defaults: fixed costs, an empty
+    `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `tiers`
+    those behind it, the nearest first. What is None is made with defaults: fixed costs, an empty
     quarantine in memory, no grammars. `publishes`: whether others may find a request's blocks (C2).
     """
 
@@ -78,15 +77,14 @@ class Engine:
         *,
         costs: StepCosts | None = None,
         dram: GroupedPool | None = None,
-        disk: DiskTier | None = None,
-        disk_rate: TierRate = DISK_RATE,
+        tiers: Sequence[Tier] = (),
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
         publishes: bool = True,
     ) -> None:
         self.runner = runner
         self.pool = pool
-        self.disk = disk
+        self.tiers = tiers
         self.limits = limits
         self.steps = 0
         self.quarantine = Quarantine(clock=clock) if quarantine is None else quarantine
@@ -103,8 +101,7 @@ class Engine:
             costs=self.costs,
             targets=limits.token_targets,
             dram=dram,
-            disk=disk,
-            chooser=first_guess(self.costs.rates, block_bytes, disk_rate),
+            tiers=tiers,
             block_bytes=block_bytes,
             # Where a copy takes the step's own time, it costs the same ahead, and in vain if the block is used again.
             clean=-(-limits.context_tokens // BLOCK_TOKENS) + 1 if self.copies.beside else 0,
@@ -158,14 +155,15 @@ class Engine:
         self.scheduler.add(parent.first)
 
     def look_up(self, generate: Generate, scopes: Mapping[str, Scope], looked: Callable[[], None]) -> bool:
-        """Let the disk tier look for the prompt's blocks before the request is added, as long as it does not know all
-        that it holds: no step looks at the disk. Any thread may call this; `looked` is called in another one.
+        """Let the tiers look for the prompt's blocks before the request is added, one after the other, as long as they
+        do not know all that they hold: no step looks at a disk. Any thread may call this; `looked` is called in another
+        one.
 
         Returns False where that is not needed: then `looked` is not called.
         """
-        if self.disk is None or not generate.read:
+        if not generate.read:
             return False
-        return self.disk.look(partial(self._blocks, generate, scopes), looked)
+        return look_in(self.tiers, partial(self._blocks, generate, scopes), looked)
 
     def _blocks(self, generate: Generate, scopes: Mapping[str, Scope]) -> list[tuple[str, bytes]]:
         try:
@@ -236,7 +234,7 @@ class Engine:
         self._introduced[owner] = scope
         if scope.data_key:
             self._shorten(owner, scope.retention)
-        self.scheduler.dram.introduce(replace(ScopeAccess.of(scope), scope=owner))
+        self.scheduler.tiers.dram.introduce(replace(ScopeAccess.of(scope), scope=owner))
         if scope.limits or (before is not None and before.limits):
             self._share(owner, scope)
 
@@ -244,8 +242,8 @@ class Engine:
         """Delete what may stay no longer than `retention` seconds, and was written to stay longer."""
         before = self._retentions.pop(owner, None)
         if before is None:
-            if self.disk is not None:  # what an earlier start wrote
-                self.disk.shorten(owner, retention)
+            for tier in self.tiers:  # what an earlier start wrote
+                tier.shorten(owner, retention)
             if len(self._retentions) >= MOST_SCOPES:
                 del self._retentions[next(iter(self._retentions))]
         elif retention < before:
@@ -256,7 +254,7 @@ class Engine:
         """Set what a scope may hold in the memories: bytes that are its own, and bytes at most."""
         shares = {limit.tier: (limit.reserve, limit.limit) for limit in scope.limits}
         self.pool.set_share(owner, shares.get("hbm"))
-        if (dram := self.scheduler.dram.pool) is not None:
+        if (dram := self.scheduler.tiers.dram.pool) is not None:
             dram.set_share(owner, shares.get("dram"))
 
     def forget(self, scope: str) -> None:
@@ -270,26 +268,26 @@ class Engine:
         self.scheduler.purge(owner_of(scope), keys)
 
     def call_when_restored(self, wake: Callable[[], None]) -> None:
-        """`wake` is called, in any thread, when `step` can go on with something that came from disk, or went there."""
-        if self.disk is not None:
-            self.disk.wake = wake
+        """`wake` is called, in any thread, when `step` can go on with what came from a tier, or went there."""
+        for tier in self.tiers:
+            tier.wake = wake
 
     def close(self, seconds: float) -> None:
-        """No step follows: save what is retained, and end the disk tier. Takes at most about this many seconds."""
-        saver, disk = self.scheduler.saver, self.disk
-        if disk is None:
-            return
+        """No step follows: save what is retained, and end the tiers. Takes at most about this many seconds."""
         end = time.monotonic() + seconds
-        if saver is not None:
+        savers = self.scheduler.tiers.savers
+        for saver in savers:
             saver.stop(self._clock())
-            while not saver.idle and time.monotonic() < end:
-                step = self.scheduler.save_only(self._clock())
-                self.copies.begin(step)
-                if not self._take_copied(wait=True):
-                    time.sleep(_STOP_PAUSE_S)
-            if not saver.idle:
-                logger.warning("not all that is retained was saved before the stop", blocks=len(saver.wishes))
-        disk.close(max(_LEAST_CLOSE_S, end - time.monotonic()))
+        while (unsaved := [saver for saver in savers if not saver.idle]) and time.monotonic() < end:
+            step = self.scheduler.save_only(self._clock())
+            self.copies.begin(step)
+            if not self._take_copied(wait=True):
+                time.sleep(_STOP_PAUSE_S)
+        if unsaved:
+            blocks = sum(len(saver.wishes) for saver in unsaved)
+            logger.warning("not all that is retained was saved before the stop", blocks=blocks)
+        for tier in self.tiers:
+            tier.close(max(_LEAST_CLOSE_S, end - time.monotonic()))
 
     # ------------------------------------------------------------ the step
 
@@ -324,7 +322,7 @@ class Engine:
                 self.quarantine.record_device_failure({work.request.input_key() for work in step.work})
                 raise
             if len(step.work) == 1 and isinstance(work := step.work[0], Prefill):
-                self.scheduler.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
+                self.scheduler.tiers.restores.chooser.computed(work.start, work.count, time.perf_counter() - began)
             self.outputs.commit(step.work, outcomes, began_at)
         return self.outputs.take_result()
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from engine.core.engine import Engine
 from prompt_cache.kv.grouped_pool import GroupedPool
-from protocol.replicas import TierLoad
+from protocol.replicas import TIERS, Tier, TierLoad
 
 
 def waiting_by_lane(engine: Engine) -> dict[str, int]:
@@ -19,17 +17,17 @@ def waiting_by_lane(engine: Engine) -> dict[str, int]:
 
 
 def memory_load(engine: Engine) -> tuple[TierLoad, ...]:
-    """Blocks of the device memory (`hbm`), of host memory (`dram`), and of the disk (`nvme`), by layer group (C4)."""
-    dram = engine.scheduler.dram.pool
-    tiers: tuple[tuple[Literal["hbm", "dram"], GroupedPool | None], ...] = (("hbm", engine.pool), ("dram", dram))
+    """Blocks of the device memory (`hbm`), of host memory (`dram`), and of the tiers behind it, by layer group (C4)."""
+    dram = engine.scheduler.tiers.dram.pool
+    pools_of: tuple[tuple[Tier, GroupedPool | None], ...] = (("hbm", engine.pool), ("dram", dram))
     loads = [
-        TierLoad(tier, group, pool.free_blocks, pool.referenced_blocks, pool.cached_blocks, pool.total)
-        for tier, pools in tiers
+        TierLoad(name, group, pool.free_blocks, pool.referenced_blocks, pool.cached_blocks, pool.total)
+        for name, pools in pools_of
         for group, pool in enumerate(pools.pools if pools else ())
     ]
-    if engine.disk is not None:
-        held, most = engine.disk.blocks
-        loads += [TierLoad("nvme", group, most - held, 0, held, most) for group in range(len(engine.pool.pools))]
+    for tier in engine.tiers:
+        held, most = tier.blocks
+        loads += [TierLoad(tier.name, group, most - held, 0, held, most) for group in range(len(engine.pool.pools))]
     return tuple(loads)
 
 
@@ -48,7 +46,7 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_quarantined_inputs": len(engine.quarantine),
         "turnpike_engine_publishes_blocks": float(engine.input_processor.publishes),
         "turnpike_engine_preemptions_total": scheduler.preemptions,
-        "turnpike_engine_swaps_total": scheduler.dram.swaps,
+        "turnpike_engine_swaps_total": scheduler.tiers.dram.swaps,
         "turnpike_engine_evicted_blocks_total": engine.pool.evictions,
         "turnpike_engine_service_seconds_total": service.all_given / 1e6,
         "turnpike_engine_service_elsewhere_seconds_total": service.all_heard / 1e6,
@@ -61,27 +59,23 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
 
 
 def _tier_metrics(engine: Engine) -> dict[str, float]:
-    scheduler, restores, disk = engine.scheduler, engine.scheduler.restores, engine.disk
-    saver, writer = scheduler.saver, scheduler.tiers.writer
+    tiers, restores = engine.scheduler.tiers, engine.scheduler.tiers.restores
+    dropped = {saver.tier.name: saver.dropped for saver in tiers.savers}
     figures: dict[str, float] = {
-        "turnpike_engine_dram_blocks_entered_total": scheduler.dram.entered,
-        "turnpike_engine_dram_blocks_written_ahead_total": 0 if writer is None else writer.written,
-        "turnpike_engine_dram_blocks_damaged_total": scheduler.dram.damaged,
+        "turnpike_engine_dram_blocks_entered_total": tiers.dram.entered,
+        "turnpike_engine_dram_blocks_written_ahead_total": 0 if tiers.writer is None else tiers.writer.written,
+        "turnpike_engine_dram_blocks_damaged_total": tiers.dram.damaged,
         "turnpike_engine_dram_read_tokens_total": restores.read_tokens["dram"],
-        "turnpike_engine_nvme_read_tokens_total": restores.read_tokens["nvme"],
         "turnpike_engine_restoring_requests": len(restores.active),
         "turnpike_engine_restores_late_total": restores.late,
-        "turnpike_engine_nvme_fetches_failed_total": restores.fetches.failed,
-        "turnpike_engine_nvme_saves_dropped_total": 0 if saver is None else saver.dropped,
-        "turnpike_engine_nvme_bytes": 0 if disk is None else disk.store.used_bytes,
     }
-    if disk is not None:
-        counters = disk.store.counters
+    for name in TIERS[2:]:  # also those that this replica does not have
         figures |= {
-            f"turnpike_engine_nvme_{name}_total": counters.get(name, 0)
-            for name in ("reads", "read_bytes", "writes", "written_bytes", "evictions")
+            f"turnpike_engine_{name}_read_tokens_total": restores.read_tokens[name],
+            f"turnpike_engine_{name}_fetches_failed_total": restores.fetches.failed[name],
+            f"turnpike_engine_{name}_saves_dropped_total": dropped.get(name, 0),
+            f"turnpike_engine_{name}_bytes": 0,
         }
-        figures["turnpike_engine_nvme_misses_total"] = sum(n for name, n in counters.items() if name[:5] == "miss_")
-        refused = sum(n for name, n in counters.items() if name.startswith("refused_"))
-        figures["turnpike_engine_nvme_refused_total"] = refused
+    for tier in engine.tiers:
+        figures |= {f"turnpike_engine_{tier.name}_{figure}": value for figure, value in tier.figures.items()}
     return figures

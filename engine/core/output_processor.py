@@ -21,6 +21,7 @@ from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_work import Prefill, Work
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from prompt_cache.placement.fetch_or_recompute import Place
 from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, PromptRead, Reason, TokenLogprob, Tokens
 
 Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
@@ -262,19 +263,18 @@ def _is_want_of_memory(error: Exception) -> bool:
 
 def _planned(request: Request) -> Counts:
     """The counts that a request will have if what is being restored for it comes."""
-    dram = nvme = 0
+    reads: dict[Place, int] = {}
     if request.restore is not None:
-        from_dram, from_nvme = request.restore.planned
-        room = max(0, request.prompt - (request.restore.end - from_dram - from_nvme) * BLOCK_TOKENS)
-        dram = min(room, from_dram * BLOCK_TOKENS)
-        nvme = min(room - dram, from_nvme * BLOCK_TOKENS)
-    read = request.read_hbm + dram + nvme
+        planned = request.restore.planned
+        room = max(0, request.prompt - (request.restore.end - sum(planned.values())) * BLOCK_TOKENS)
+        for place, blocks in planned.items():
+            reads[place] = min(room, blocks * BLOCK_TOKENS)
+            room -= reads[place]
     return Counts(
         prompt=request.prompt,
-        computed=request.prompt - read,
+        computed=request.prompt - request.read_hbm - sum(reads.values()),
         read_hbm=request.read_hbm,
-        read_dram=dram,
-        read_nvme=nvme,
+        **{f"read_{place}": tokens for place, tokens in reads.items()},
     )
 
 

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import structlog
 import torch
@@ -23,13 +22,16 @@ import torch
 from engine.execution.pending_purges import PendingPurges
 from engine.kv_cache.checksums import BlockChecksums
 from engine.kv_cache.memory import KvMemory
-from engine.scheduling.disk import Transfer
-from prompt_cache.tiers.identity import ScopeAccess
-from prompt_cache.tiers.record_files import Bytes
-from prompt_cache.tiers.record_format import DAMAGE, RecordFault
+from engine.scheduling.tier import Tier, Transfer
+from prompt_cache.placement.fetch_or_recompute import Place, TierRate
+from prompt_cache.tiers.identity import TIER
+from prompt_cache.tiers.record_format import DAMAGE
+from prompt_cache.tiers.record_store import RecordStore
 
 logger = structlog.get_logger("engine.execution.disk_tier")
 
+DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
+"""What is believed of a disk that was not calibrated, before blocks were read from it."""
 READERS = 2
 FETCH_BYTES = 64 << 20
 """Bytes that are read at a time for all requests together, at least `READERS` blocks."""
@@ -42,93 +44,31 @@ MOST_LOOKS = 64
 """Prompts that wait to be looked for."""
 MOST_LEASES = 16_384
 """Leases that wait to be told to the store: more are not."""
+_COUNTERS = ("reads", "read_bytes", "writes", "written_bytes", "evictions")
 _IDLE_S = 0.2
 _SCAN_PAUSE_S = 0.002
 _MAINTAIN_S = 1.0
 
 
-class Store(Protocol):
-    """Of `prompt_cache.tiers.record_store.RecordStore`, what the tier needs."""
+class DiskTier(Tier):
+    """Transfers between `store`, of `most_bytes`, and the host memories of the layer groups.
 
-    def holds(self, scope: str, key: bytes, groups: Sequence[int], /) -> bool:
-        """Whether the block seems to be there, as far as was looked."""
-
-    def look(self, blocks: Iterable[tuple[str, bytes]], groups: Sequence[int], /) -> None:
-        """Look whether these blocks (scope, key) of a prompt are there."""
-
-    def read(
-        self,
-        access: ScopeAccess,
-        key: bytes,
-        groups: Sequence[int],
-        /,
-        *,
-        into: Mapping[int, memoryview],
-        deadline: float,
-    ) -> Mapping[int, Bytes] | RecordFault:
-        """Fill memory with the verified payload of each layer group, which is returned, or why that cannot be."""
-
-    def write(
-        self,
-        access: ScopeAccess,
-        key: bytes,
-        payloads: Mapping[int, memoryview],
-        /,
-        *,
-        position: int,
-        before: tuple[str, bytes] | None,
-        lease_until: float,
-    ) -> bool:
-        """Seal and publish; whether it is there now."""
-
-    def lease(self, scope: str, keys: Sequence[bytes], until: float, /) -> None:
-        """A lease on these blocks ends then."""
-
-    def purge(self, scope: str, keys: Sequence[bytes], /) -> int:
-        """Delete these blocks for ever."""
-
-    def forget(self, scope: str, /) -> int:
-        """Delete all of a scope."""
-
-    def shorten(self, scope: str, retention: float, /) -> int:
-        """Delete what of a scope was written to stay longer than so many seconds from now."""
-
-    def give_back(self, size: int, /) -> int:
-        """Delete records of about so many bytes."""
-
-    def scan(self, most: int = ..., /) -> bool:
-        """Look at some more files; whether all were seen."""
-
-    def maintain(self) -> None:
-        """What has to be done now and then."""
-
-    def close(self) -> None:
-        """Give the folder back."""
-
-    @property
-    def scanned(self) -> bool:
-        """Whether all files were looked at."""
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        """What happened, by name."""
-
-    @property
-    def used_bytes(self) -> int:
-        """What the records hold on disk."""
-
-
-class DiskTier:
-    """Transfers between `store`, of `most_bytes`, and the host memories of the layer groups (`Disk`).
-
-    Methods are called in the engine's thread, but for `look` and `give_back`, which any thread may call. `wake` is
-    called in any thread, when a transfer has ended.
+    Methods are called in the engine's thread, but for `look` and `give_back`, which any thread may call. `rate`:
+    what was measured of the disk.
     """
 
+    name: Place = TIER
+
     def __init__(
-        self, store: Store, memories: Sequence[KvMemory], checksums: Sequence[BlockChecksums], most_bytes: int = 0
+        self,
+        store: RecordStore,
+        memories: Sequence[KvMemory],
+        checksums: Sequence[BlockChecksums],
+        most_bytes: int = 0,
+        rate: TierRate = DISK_RATE,
     ) -> None:
         self.store = store
+        self.rate = rate
         self.wake: Callable[[], None] = lambda: None
         self._memories = tuple(memories)
         self._checksums = tuple(checksums)
@@ -170,7 +110,6 @@ class DiskTier:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """About how many blocks are on disk, and how many may be."""
         held = self.store.used_bytes // self._block_bytes
         return held, max(held, self._most_blocks)
 
@@ -182,11 +121,7 @@ class DiskTier:
         self._reads.put(partial(self._read, transfer, time.monotonic()))
 
     def look(self, blocks: Callable[[], Iterable[tuple[str, bytes]]], looked: Callable[[], None]) -> bool:
-        """Until the store's folder was looked through: look for the blocks (scope, key) of a prompt, which `holds`
-        then knows, and call `looked`. Both are called in a reader's thread. Any thread may call this.
-
-        Returns False where nothing is to be looked for, or the disk does not answer: then `looked` is not called.
-        """
+        # Only until the store's folder was looked through: then `holds` knows all.
         if self.store.scanned or self._stuck or len(self._looks) >= MOST_LOOKS:
             return False
         self._looks.add(looked)
@@ -230,15 +165,12 @@ class DiskTier:
         self._writes.put(self._chore)
 
     def shorten(self, scope: str, retention: float) -> None:
-        """Let what of a scope is on disk stay no longer than `retention` seconds from now."""
         self._writes.put(lambda: void(self.store.shorten(scope, retention)))
 
     def give_back(self, size: int) -> None:
-        """Others need room on the disk: delete about so many bytes, and take no more for a while. Any thread."""
         self._writes.put(lambda: void(self.store.give_back(size)))
 
     def close(self, seconds: float) -> None:
-        """End the threads after what they are doing, and give the store back. Waits for at most this long."""
         self._stopping.set()
         for _ in range(READERS):
             self._reads.put(None)
@@ -248,6 +180,16 @@ class DiskTier:
             thread.join(max(0.0, end - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
             self.store.close()
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        counters = self.store.counters
+        return {
+            "bytes": self.store.used_bytes,
+            **{f"{name}_total": counters.get(name, 0) for name in _COUNTERS},
+            "misses_total": sum(n for name, n in counters.items() if name.startswith("miss_")),
+            "refused_total": sum(n for name, n in counters.items() if name.startswith("refused_")),
+        }
 
     @property
     def _stuck(self) -> bool:

@@ -21,6 +21,7 @@ from engine.scheduling.step_costs import Rates
 from engine.scheduling.step_work import Returned, Step
 from prompt_cache.kv.block_pool import OutOfBlocks
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
+from prompt_cache.placement.fetch_or_recompute import HOST, Place
 from prompt_cache.tiers.identity import ScopeAccess
 
 MOST_SCOPES = 10_000
@@ -31,6 +32,8 @@ _EXPIRIES_A_BLOCK = 4
 
 class DramTier:
     """Host memory's `pool`, in the layer groups of the `device` pool. None: no such tier."""
+
+    name: Place = HOST
 
     def __init__(self, pool: GroupedPool | None, device: GroupedPool) -> None:
         self.pool = pool
@@ -119,7 +122,7 @@ class DramTier:
 
     # ------------------------------------------------------------ published blocks
 
-    def holds(self, key: bytes) -> bool:
+    def holds(self, scope: str, key: bytes) -> bool:
         """Whether the block is here, in all layer groups."""
         return self.index is not None and all(pool.holds(key) for pool in self.index.pools)
 
@@ -193,7 +196,7 @@ class DramTier:
         if self.index is not None:
             self.index.purge([key])
 
-    def purge(self, keys: Iterable[bytes]) -> None:
+    def purge(self, scope: str, keys: Iterable[bytes]) -> None:
         """Make blocks unfindable; their memory is zeroed when nobody uses it, which is now for almost all."""
         if self.index is not None:
             self.index.purge(keys)
@@ -256,7 +259,7 @@ class DramTier:
         until = self._now + access.retention
         if until < self._expires.get(key, inf):
             if len(self._expiries) >= _EXPIRIES_A_BLOCK * len(self.device.pools) * self.device.pools[0].total + 1000:
-                self._expires = {known: when for known, when in self._expires.items() if self.holds(known)}
+                self._expires = {known: when for known, when in self._expires.items() if self.holds("", known)}
                 self._expiries = sorted((when, known) for known, when in self._expires.items())
             self._expires[key] = until
             heappush(self._expiries, (until, key))
@@ -266,7 +269,7 @@ class DramTier:
             when, key = heappop(self._expiries)
             if self._expires.get(key) == when:
                 del self._expires[key]
-                self.purge([key])
+                self.purge("", [key])
 
     # ------------------------------------------------------------ preempted requests
 

@@ -1,9 +1,9 @@
-"""The tiers beyond the device, host memory and the disk behind it, as far as a step and a purge concern them together.
+"""The places beyond the device in their order, host memory and the tiers behind it, in a step and a purge.
 
 Each does its own part: `dram_tier` holds blocks and kept KV, `background_writer` copies blocks there before they are
-evicted, `saving` lets blocks go on to disk, `fetching` reads them from there, `restoring` brings blocks back into the
+evicted, `saving` lets blocks go on to a tier, `fetching` reads them from there, `restoring` brings blocks back into the
 requests that wait for them.
-Without host memory all of this does nothing; without a disk, or in layer groups with windows, nothing is saved.
+Without host memory all of this does nothing; without tiers, or in layer groups with windows, nothing is saved.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from engine.scheduling.background_writer import BackgroundWriter
-from engine.scheduling.disk import Disk
 from engine.scheduling.dram_tier import DramTier
 from engine.scheduling.request import Request
 from engine.scheduling.restoring import Restorer
 from engine.scheduling.saving import Saver
 from engine.scheduling.step_costs import Rates, StepCosts
 from engine.scheduling.step_work import Step
-from prompt_cache.kv.grouped_pool import Block, GroupedPool
+from engine.scheduling.tier import Tier
+from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute
 
 
 class FartherTiers:
-    """A replica's `dram`, `restores` and, where there is a disk, `saver`; with `clean`, a background `writer`.
+    """A replica's `dram`, `restores` and a saver for each tier; with `clean`, a background `writer`.
 
     `clean`: how many blocks the writer keeps free or clean; 0 for no writer.
-    `device`, `dram`: the pools of blocks, None for no host memory; `disk`: the tier beyond, which needs `dram`.
+    `device`, `dram`: the pools of blocks, None for no host memory; `tiers`: those behind it, the nearest first.
     `joined`: called with a request when restored blocks have joined its KV.
     """
 
@@ -34,7 +34,7 @@ class FartherTiers:
         self,
         device: GroupedPool,
         dram: GroupedPool | None,
-        disk: Disk | None,
+        tiers: Sequence[Tier],
         *,
         joined: Callable[[Request], None],
         chooser: FetchOrRecompute,
@@ -42,9 +42,9 @@ class FartherTiers:
         clean: int = 0,
     ) -> None:
         self.dram = DramTier(dram, device)
-        self.disk = None if self.dram.index is None else disk
-        self.restores = Restorer(self.dram, self.disk, joined, chooser, block_bytes)
-        self.saver = None if self.disk is None else Saver(self.dram, self.disk)
+        tiers = () if self.dram.index is None else tuple(tiers)
+        self.restores = Restorer(self.dram, tiers, joined, chooser, block_bytes)
+        self.savers = tuple(Saver(self.dram, tier) for tier in tiers)
         self.writer = BackgroundWriter(self.dram, device, clean) if clean and self.dram.index is not None else None
         self.now = 0.0
         """When the last step began, in seconds since the Unix epoch."""
@@ -56,8 +56,8 @@ class FartherTiers:
         self.now = now
         if self.dram.pool is not None:
             self.dram.begin(step, now)
-        if self.saver is not None:
-            self.saver.begin(now)
+        for saver in self.savers:
+            saver.begin(now)
 
     @property
     def coming(self) -> bool:
@@ -67,13 +67,14 @@ class FartherTiers:
     def bring(self, step: Step, most: int) -> None:
         """Let blocks come to the requests that wait for them, at most `most` of them with the step's copies."""
         self.restores.advance(step, self.now, most)
-        if self.saver is not None:
-            self.saver.note_read(self.restores.fetches.take_read())
+        for saver in self.savers:
+            saver.note_read(self.restores.fetches.take_read(saver.tier))
 
     def end(self, step: Step, costs: StepCosts) -> None:
         """The step has its work: let blocks that are to be saved, or will be evicted next, leave with it."""
-        if self.saver is not None and self.saver.wishes:
-            self.saver.advance(step, costs.rates, alone=not step.work)
+        for saver in self.savers:
+            if saver.wishes:
+                saver.advance(step, costs.rates, alone=not step.work)
         if self.writer is not None and self.writer.pending:
             self.writer.advance(step, costs)
         self.dram.end()
@@ -82,8 +83,8 @@ class FartherTiers:
         """The step's copies are done. Returns the requests that would compute with a damaged block."""
         spoiled = self.restores.copied(step, bad) if step.returns else ()
         self.dram.copied(step)
-        if self.saver is not None:
-            self.saver.copied(step)
+        for saver in self.savers:
+            saver.copied(step)
         if self.writer is not None:
             self.writer.copied(step)
         return spoiled
@@ -92,15 +93,15 @@ class FartherTiers:
         """A step that only copies out what is to be saved."""
         step = Step()
         self.begin(step, now)
-        if self.saver is not None:
-            self.saver.advance(step, rates, alone=True)
+        for saver in self.savers:
+            saver.advance(step, rates, alone=True)
         self.dram.end()
         return step
 
     @property
     def saves(self) -> bool:
         """Whether a step without work would save something, or write it ahead."""
-        return (self.saver is not None and self.saver.pending) or (self.writer is not None and self.writer.pending)
+        return any(saver.pending for saver in self.savers) or (self.writer is not None and self.writer.pending)
 
     @property
     def next_deadline(self) -> float | None:
@@ -118,38 +119,36 @@ class FartherTiers:
             self.dram.release_held_back(request, keys[:found])
         if request.blocks_for(request.kv) < len(keys):
             self.restores.begin(request, keys, self.now)
-        if self.saver is not None and not request.began:
-            self.saver.used(request, found if request.restore is None else request.restore.end)
+        for saver in () if request.began else self.savers:
+            saver.used(request, found if request.restore is None else request.restore.end)
 
     def retained(self, request: Request, first: int, until: int) -> None:
         """A request that retains blocks has found or published those from `first` to `until`."""
-        if self.saver is not None:
-            self.saver.retained(request, first, until, self.now)
+        for saver in self.savers:
+            saver.retained(request, first, until, self.now)
 
     # ------------------------------------------------------------ blocks that must go
 
     def purge(self, scope: str, keys: set[bytes]) -> None:
         """Make blocks unfindable, those that are on their way too."""
-        self.dram.purge(keys)
         self._cancel(lambda key, _: key in keys)
-        if self.disk is not None:
-            self.disk.purge(scope, keys)
+        for place in self.restores.places:
+            place.purge(scope, keys)
 
     def forget(self, scope: str) -> None:
         """Make all blocks of a scope unfindable, and zero those in host memory."""
-        self.dram.forget(scope)
         self._cancel(lambda _, of: of == scope)
-        if self.disk is not None:
-            self.disk.forget(scope)
+        for place in self.restores.places:
+            place.forget(scope)
 
     def _cancel(self, purged: Callable[[bytes, str], bool]) -> None:
         self.restores.cancel(purged)
-        if self.saver is not None:
-            self.saver.cancel(purged)
+        for saver in self.savers:
+            saver.cancel(purged)
 
     def check(self, waiting: list[Request], running: Collection[Request]) -> None:
         """Raise AssertionError unless blocks in host memory add up, and restores are those of running requests."""
-        transfers: list[Block] = self.restores.fetches.blocks() + ([] if self.saver is None else self.saver.blocks())
+        transfers = self.restores.fetches.blocks() + [block for saver in self.savers for block in saver.blocks()]
         self.dram.check(waiting, transfers)
         restoring = {request.arrival for request in running if request.restore is not None}
         assert restoring == set(self.restores.active), "a restore of nobody, or unknown"

@@ -1,4 +1,4 @@
-"""Fetching: blocks on disk are read into host memory by other threads, for who restores them or will.
+"""Fetching: blocks in the tiers are read into host memory by other threads, for who restores them or will.
 
 A block that was verified is published there. Of one that does not come it is told why, also to who asks for it later
 if it was damaged and nobody waited for it.
@@ -6,12 +6,13 @@ if it was damaged and nobody waited for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
-from engine.scheduling.disk import Disk, Transfer
 from engine.scheduling.dram_tier import DramTier
+from engine.scheduling.tier import Tier, Transfer
 from prompt_cache.kv.grouped_pool import Block
-from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute
+from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute, Place
 from protocol.requests import LossCause
 
 MOST_DAMAGED = 1024
@@ -19,17 +20,17 @@ MOST_DAMAGED = 1024
 
 
 class Fetches:
-    """What is being read from `disk`, None for no such tier. `block_bytes`: of a block in all layer groups."""
+    """What is being read from the `tiers`. `block_bytes`: of a block in all layer groups."""
 
-    def __init__(self, dram: DramTier, disk: Disk | None, block_bytes: int) -> None:
+    def __init__(self, dram: DramTier, tiers: Sequence[Tier], block_bytes: int) -> None:
         self.dram = dram
-        self.disk = disk
+        self.tiers = tiers
         self.block_bytes = block_bytes
-        self.failed = 0
-        """How many blocks could not be read, or not be verified."""
+        self.failed = Counter[Place]()
+        """How many blocks of each tier could not be read, or not be verified."""
         self._transfers: dict[bytes, Transfer] = {}
-        self._read: set[bytes] = set()
-        """Keys of blocks that came, for whoever keeps account of what is on disk."""
+        self._read: dict[Place, set[bytes]] = {tier.name: set() for tier in tiers}
+        """Keys of blocks that came, for whoever keeps account of what is in a tier."""
         self._damaged: dict[bytes, str] = {}
         """Key -> scope of blocks that were damaged when nobody restored them yet: whoever asks next is told."""
 
@@ -39,32 +40,33 @@ class Fetches:
     def __contains__(self, key: bytes) -> bool:
         return key in self._transfers
 
-    def begin(self, scope: str, key: bytes, now: float, chooser: FetchOrRecompute) -> bool:
+    def begin(self, tier: Tier, scope: str, key: bytes, now: float, chooser: FetchOrRecompute) -> bool:
         """Begin to read a block; whether there was room in host memory, and its scope is known. `chooser` is told."""
         access = self.dram.scopes.get(scope)
         block = None if access is None else self.dram.allocate(scope)
-        if self.disk is None or access is None or block is None:
+        if access is None or block is None:
             return False
-        piece = chooser.begin("nvme", self.block_bytes, now)
+        piece = chooser.begin(tier.name, self.block_bytes, now)
         transfer = self._transfers[key] = Transfer(access, key, block, piece=piece, began=now)
-        self.disk.fetch(transfer)
+        tier.fetch(transfer)
         return True
 
     def end(self, chooser: FetchOrRecompute) -> Mapping[bytes, LossCause | None]:
-        """Publish what came. Returns the keys of what did not, and why: None if it is not on disk any more."""
+        """Publish what came. Returns the keys of what did not, and why: None if it is not there any more."""
         losses: dict[bytes, LossCause | None] = {}
-        for transfer in () if self.disk is None else self.disk.fetched():
+        ended = [(tier, transfer) for tier in self.tiers for transfer in tier.fetched()]
+        for tier, transfer in ended:
             key, scope = transfer.key, transfer.access.scope
             del self._transfers[key]
-            chooser.end("nvme", transfer.piece, transfer.began + transfer.took_s, failed=not transfer.ok)
+            chooser.end(tier.name, transfer.piece, transfer.began + transfer.took_s, failed=not transfer.ok)
             if transfer.ok and not transfer.cancelled:
                 self.dram.publish(transfer.block, key, scope)
-                self._read.add(key)
+                self._read[tier.name].add(key)
                 continue
             self.dram.free(transfer.block)
             if transfer.cancelled:
                 continue  # nobody waits for it: who asks for this key now means another block
-            self.failed += 1
+            self.failed[tier.name] += 1
             losses[key] = transfer.loss
             if transfer.loss == "corrupted":
                 self._damaged[key] = scope
@@ -82,9 +84,9 @@ class Fetches:
             transfer.cancelled |= purged(transfer.key, transfer.access.scope)
         self._damaged = {key: scope for key, scope in self._damaged.items() if not purged(key, scope)}
 
-    def take_read(self) -> set[bytes]:
-        """Keys of the blocks that came since the last call."""
-        taken, self._read = self._read, set()
+    def take_read(self, tier: Tier) -> set[bytes]:
+        """Keys of the blocks that came from a tier since the last call."""
+        taken, self._read[tier.name] = self._read[tier.name], set()
         return taken
 
     def blocks(self) -> list[Block]:

@@ -1,4 +1,7 @@
-"""The interface of a scheduling policy (order of admission and prefill, preemption), and first come, first served."""
+"""The interface of a scheduling policy: order of admission and prefill, preemption.
+
+A replica has `fairness.fair_share`; the policies that it is measured against are in `benchmarks/`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from engine.scheduling.lazy_heap import LazyHeap
 from engine.scheduling.request import Request
 
 Matched: TypeAlias = Callable[[Request], int]
@@ -98,76 +100,3 @@ class Policy(Protocol):
 
     def displaced(self, request: Request, victims: Sequence[Request]) -> None:
         """A claim is carried out: the victims are about to be preempted for the request."""
-
-
-class FirstComeFirstServed:
-    """Serves in order of arrival, without shares. Preempts requests that are out of credit, then the latest arrival."""
-
-    protects_awaited_blocks = False
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, Request] = {}
-        self._order: LazyHeap[tuple[int, Request]] = LazyHeap(lambda entry: self._waiting.get(entry[0]) is entry[1])
-
-    def begin_step(self, now: float) -> bool:
-        return False
-
-    def push(self, request: Request) -> None:
-        self._waiting[request.arrival] = request
-        self._order.push((request.arrival, request))
-
-    def peek(self, matched: Matched, last: bool = False) -> Request | None:
-        first = self._order.first()
-        return None if first is None else first[1]
-
-    def admitted(self, request: Request) -> None:
-        del self._waiting[request.arrival]
-
-    def remove(self, request: Request) -> None:
-        del self._waiting[request.arrival]
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def waiting(self) -> Iterable[Request]:
-        return self._waiting.values()
-
-    def placed(self, request: Request) -> None:
-        """Nothing is charged."""
-
-    def restored(self, request: Request) -> None:
-        """Nothing is charged."""
-
-    def grown(self, requests: Iterable[Request]) -> None:
-        """Nothing is charged."""
-
-    def charge_extra(self, request: Request, cost: float) -> None:
-        """Nothing is charged."""
-
-    def released(self, request: Request) -> None:
-        """Nothing is charged."""
-
-    def next_prefill(self, pending: Sequence[Request]) -> Request:
-        return pending[0]
-
-    def prefilled(self, request: Request, tokens: int) -> None:
-        """Nothing is charged."""
-
-    def victim(self, candidates: Iterable[Request]) -> Request | None:
-        return max(candidates, key=lambda request: (request.paused, request.arrival), default=None)
-
-    def prefills_before(self, request: Request, left: int, pending: Sequence[Request]) -> Iterable[Request]:
-        return pending
-
-    def outranks(self, request: Request, other: Request) -> bool:
-        return False
-
-    @property
-    def claims_due(self) -> bool:
-        return False
-
-    def claims(self, capacity: Capacity) -> Iterable[Claim]:
-        return ()
-
-    def displaced(self, request: Request, victims: Sequence[Request]) -> None:
-        """There are no claims."""

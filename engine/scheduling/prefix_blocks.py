@@ -56,8 +56,7 @@ class PrefixBlocks:
         """How many of its tokens have KV on the device, or in farther tiers behind that."""
         keys = self.wanted(request)
         found = len(self.pool.find(keys))
-        if self.tiers.dram.index is not None and found < len(keys):
-            found += self.tiers.restores.blocks_beyond(request, keys, found)
+        found += self.tiers.restores.blocks_beyond(request, keys, found)
         return found * BLOCK_TOKENS
 
     def protect(self, request: Request) -> None:
@@ -82,7 +81,7 @@ class PrefixBlocks:
             request.table[first : first + len(found)] = found
             self.pool.free(own)
             for _ in found:
-                request.restored("hbm")
+                request.restored(None)
             request.published += len(found)
             self.retain(request, first, first + len(found))
         return None if len(found) == len(wanted) else wanted[len(found)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from engine.scheduling.step_costs import Rates
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, block_key, chain, prefix_key
 from prompt_cache.kv.grouped_pool import Block
+from prompt_cache.placement.fetch_or_recompute import Place
 from protocol.requests import MOST_LOST, Counts, Lane, LossCause, Lost, Sampling, StorePolicy
 
 if TYPE_CHECKING:  # scheduling alone, as simulators drive it, needs no tensors
@@ -105,8 +106,8 @@ class Request:
     """`has_recovered`, remembered once it is true."""
     computed: int = 0
     read_hbm: int = 0
-    read_dram: int = 0
-    read_nvme: int = 0
+    reads: dict[Place, int] = field(default_factory=dict)
+    """Tokens read from each place beyond the device."""
     recomputed: int = 0
     extra_cost: float = 0.0
     """µs of its service beside its tokens: for its grammar."""
@@ -143,7 +144,7 @@ class Request:
     @property
     def read_tokens(self) -> int:
         """Prompt tokens whose KV was found, in any tier."""
-        return self.read_hbm + self.read_dram + self.read_nvme
+        return self.read_hbm + sum(self.reads.values())
 
     @property
     def to_compute(self) -> int:
@@ -190,11 +191,10 @@ class Request:
         return Counts(
             prompt=self.computed + self.read_tokens,
             computed=self.computed,
-            read_hbm=self.read_hbm,
-            read_dram=self.read_dram,
-            read_nvme=self.read_nvme,
             output=self.output,
             recomputed=self.recomputed,
+            read_hbm=self.read_hbm,
+            **{f"read_{place}": tokens for place, tokens in self.reads.items()},
         )
 
     def expect_restored(self, first: int, end: int) -> None:
@@ -289,18 +289,16 @@ class Request:
         self._placed_max_kv, self._placed_output, self._placed_tokens = self.max_kv, self.output, len(self.tokens)
         self.debt_repaid = False
 
-    def restored(self, tier: Literal["hbm", "dram", "nvme"]) -> None:
-        """The next block's KV has come without being computed here: from disk, from host memory, or from another
-        request that computed it on the device meanwhile."""
+    def restored(self, place: Place | None) -> None:
+        """The next block's KV has come without being computed here: from a place beyond the device, or (None) from
+        another request that computed it on the device meanwhile."""
         end = self._kv + BLOCK_TOKENS
         self.lost.pop(self._kv // BLOCK_TOKENS, None)
         read = max(0, min(end, self.prompt) - max(self._kv, self.max_kv))
-        if tier == "nvme":
-            self.read_nvme += read
-        elif tier == "dram":
-            self.read_dram += read
-        else:
+        if place is None:
             self.read_hbm += read
+        else:
+            self.reads[place] = self.reads.get(place, 0) + read
         # What was not computed here earns nothing back.
         self._placed_max_kv += end - max(self._kv, self._placed_max_kv) if end > self._placed_max_kv else 0
         self._kv = end

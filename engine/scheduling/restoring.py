@@ -1,7 +1,7 @@
 """Restoring: the KV of a request's prompt comes back from farther tiers while its front is computed.
 
-A request with blocks restores when its prompt goes on in host memory or on disk after what was found on the device.
-Blocks come from the tail: from disk into host memory (`fetching`), from host memory into the request's own blocks
+A request with blocks restores when its prompt goes on in farther places after what was found on the device. Blocks come
+from the tail: from the tiers behind host memory into that (`fetching`), from host memory into the request's own blocks
 with the copies of steps, which are verified when they are done (C3). Until then nobody sees them; then the front, which
 is computed from the other end, jumps over them (`join`), and they are published.
 
@@ -11,19 +11,22 @@ before the next; within a lane flows take turns at each block (`flow_turns`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeVar
 
-from engine.scheduling.disk import Disk
 from engine.scheduling.dram_tier import DramTier
 from engine.scheduling.fetching import Fetches
 from engine.scheduling.flow_turns import FlowTurns
 from engine.scheduling.request import Request
 from engine.scheduling.step_work import Step
+from engine.scheduling.tier import BlockPlace, Tier
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute, Missing, Place, Plan
 
+AnyPlace = TypeVar("AnyPlace", bound=BlockPlace)
 MOST_COPIES = 4096
 """Blocks that are being copied back at once."""
 PLAN_AGAIN_S = 0.005
@@ -49,20 +52,20 @@ class Restore:
     """Whether something has come since the deadline was set."""
     pending: list[int] = field(default_factory=list)
     """Indices that are still to come. The last comes first."""
-    came: dict[int, bool] = field(default_factory=dict)
-    """index -> whether it came from disk: verified, on the device, and not joined yet."""
-    copying: dict[int, bool] = field(default_factory=dict)
-    """The same of those that are being copied."""
-    from_disk: set[int] = field(default_factory=set)
-    """Indices that were on disk alone when the restore began."""
+    sources: dict[int, Place] = field(default_factory=dict)
+    """index -> the nearest place that had it when it was last looked for."""
+    came: set[int] = field(default_factory=set)
+    """Indices that came: verified, on the device, and not joined yet."""
+    copying: set[int] = field(default_factory=set)
+    """Indices that are being copied."""
     computing: int = 0
     """Blocks that are to be computed, from the front, by the latest plan."""
     limit: int = 0
     """Up to which token the front may be computed, by the latest plan."""
     plan_again: float = 0.0
     """When the next plan is due although nothing has come, in seconds since the Unix epoch."""
-    planned: tuple[int, int] = (0, 0)
-    """Blocks that were to be fetched from host memory and from disk when it began: the last ones of the table's."""
+    planned: Mapping[Place, int] = field(default_factory=dict)
+    """Blocks that were to be fetched from each place, in their order, when it began: the last ones of the table's."""
 
     @property
     def expected_tokens(self) -> int:
@@ -71,7 +74,7 @@ class Restore:
 
 
 class Restorer:
-    """All restores of a replica.
+    """All restores of a replica, from host memory (`dram`) and the `tiers` behind it, the nearest first.
 
     `joined`: called with a request when blocks have joined its KV. `chooser`: fetch or recompute. `block_bytes`: of a
     block in all layer groups.
@@ -80,13 +83,14 @@ class Restorer:
     def __init__(
         self,
         dram: DramTier,
-        disk: Disk | None,
+        tiers: Sequence[Tier],
         joined: Callable[[Request], None],
         chooser: FetchOrRecompute,
         block_bytes: int,
     ) -> None:
         self.dram = dram
-        self.disk = disk
+        self.tiers = tiers
+        self.places: Sequence[BlockPlace] = (dram, *tiers)
         self.chooser = chooser
         self.block_bytes = block_bytes
         self.prefilling: Mapping[int, Request] = {}
@@ -95,9 +99,9 @@ class Restorer:
         """When these were last counted, how many they were, and the tokens that they wanted computed."""
         self.active: dict[int, Request] = {}
         """arrival -> restoring request"""
-        self.fetches = Fetches(dram, disk, block_bytes)
-        self.read_tokens = {"dram": 0, "nvme": 0}
-        """Prompt tokens read from each tier since the start."""
+        self.fetches = Fetches(dram, tiers, block_bytes)
+        self.read_tokens = Counter[Place]()
+        """Prompt tokens read from each place since the start."""
         self._copies = 0
         """Blocks that are being copied back, also for who does not wait for them any more."""
         self.late = 0
@@ -114,18 +118,17 @@ class Restorer:
         for index in range(first, len(keys)):
             if self.fetches.tell(keys[index]):
                 request.lost[index] = "corrupted"
-        from_disk = self._reach(request, keys, first)
-        end = first + len(from_disk)
+        sources = self._reach(request, keys, first)
+        end = first + len(sources)
         if end == first:
             return
         request.expect_restored(first, end)
-        on_disk = {index for index, disk in enumerate(from_disk, first) if disk}
-        restore = Restore(first, end, pending=[*range(first, end)], from_disk=on_disk)
+        restore = Restore(first, end, pending=[*range(first, end)], sources=dict(enumerate(sources, first)))
         plan = self._plan(request, restore, restore.pending, now)
         if not plan.fetch:
             return
-        fetched = from_disk[-plan.fetch :]
-        restore.planned = fetched.count(False), fetched.count(True)
+        fetched = sources[-plan.fetch :]
+        restore.planned = {place.name: fetched.count(place.name) for place in self.places}
         restore.deadline = now + self._timeout(restore.pending, plan)
         request.restore = restore
         self.active[request.arrival] = request
@@ -134,20 +137,15 @@ class Restorer:
         """How many blocks of these keys, from the block `first` on, could be restored now."""
         return len(self._reach(request, keys, first))
 
-    def _reach(self, request: Request, keys: Sequence[bytes], first: int) -> list[bool]:
-        """The blocks from `first` up to the first that no farther tier has; for each, whether it is on disk alone."""
-        found: list[bool] = []
+    def _reach(self, request: Request, keys: Sequence[bytes], first: int) -> list[Place]:
+        """The nearest place of each block from `first` up to the first that no place has."""
+        sources: list[Place] = []
         for index in range(first, len(keys)):
-            if self.dram.holds(keys[index]):
-                found.append(False)
-            elif self._on_disk(request, index, keys[index]):
-                found.append(True)
-            else:
+            place = _nearest(self.places, *request.block_key_and_scope(index))
+            if place is None:
                 break
-        return found
-
-    def _on_disk(self, request: Request, index: int, key: bytes) -> bool:
-        return self.disk is not None and self.disk.holds(request.block_key_and_scope(index)[1], key)
+            sources.append(place.name)
+        return sources
 
     def drop(self, request: Request) -> None:
         """The request restores no more. What is being read for it goes to host memory all the same."""
@@ -156,16 +154,16 @@ class Restorer:
             del self.active[request.arrival]
 
     def prefetch(self, request: Request, keys: Sequence[bytes], now: float) -> None:
-        """The next request to be admitted has to wait: meanwhile read its blocks on disk into host memory."""
-        if self.disk is None or self.disk.fetch_room <= 0:
+        """The next request to be admitted has to wait: meanwhile read its blocks into host memory."""
+        if not any(tier.fetch_room > 0 for tier in self.tiers):
             return
         self._now = now
         for index, key in enumerate(keys):
-            if self.dram.on_device(key) or self.dram.holds(key) or key in self.fetches:
+            scope = request.block_key_and_scope(index)[1]
+            if self.dram.on_device(key) or self.dram.holds(scope, key) or key in self.fetches:
                 continue
-            if self.disk.fetch_room <= 0 or not self._on_disk(request, index, key):
-                break
-            if not self._fetch(request.block_key_and_scope(index)[1], key):
+            tier = _nearest(self.tiers, key, scope)
+            if tier is None or not self._fetch(tier, scope, key):
                 break
 
     # ------------------------------------------------------------ a step
@@ -176,8 +174,7 @@ class Restorer:
         Twice as many may be on their way, so that copies go on while a step waits for the end of the last ones.
         """
         self._now = now
-        if self.disk is not None:
-            self._take_fetched()
+        self._take_fetched()
         if not self.active:
             return
         for request in list(self.active.values()):
@@ -196,10 +193,10 @@ class Restorer:
         damaged = set(bad)
         spoiled: dict[int, Request] = {}
         for at, returned in enumerate(step.returns):
-            restore, nvme = returned.restore, False
+            restore = returned.restore
             if restore is not None:
                 self._copies -= 1
-                nvme = restore.copying.pop(returned.index)
+                restore.copying.remove(returned.index)
             if at in damaged:
                 self.dram.reject(returned.key)
                 if returned.index in returned.request.lost:
@@ -208,7 +205,7 @@ class Restorer:
                     spoiled[returned.request.arrival] = returned.request
             elif restore is not None:
                 # Nobody looks at it if the request has left meanwhile: its blocks are somebody else's then.
-                restore.came[returned.index] = nvme
+                restore.came.add(returned.index)
                 restore.progress = True
         return list(spoiled.values())
 
@@ -217,12 +214,11 @@ class Restorer:
         restore = request.restore
         assert restore is not None
         moved = False
-        while (
-            request.kv % BLOCK_TOKENS == 0 and (nvme := restore.came.pop(request.kv // BLOCK_TOKENS, None)) is not None
-        ):
+        while request.kv % BLOCK_TOKENS == 0 and (index := request.kv // BLOCK_TOKENS) in restore.came:
+            restore.came.remove(index)
             before = request.read_tokens
-            request.restored("nvme" if nvme else "dram")
-            self.read_tokens["nvme" if nvme else "dram"] += request.read_tokens - before
+            request.restored(restore.sources[index])
+            self.read_tokens[restore.sources[index]] += request.read_tokens - before
             moved = True
         front = request.blocks_for(request.kv)
         while restore.pending and restore.pending[0] < front:
@@ -230,7 +226,7 @@ class Restorer:
         if moved:
             self._joined(request)
         if restore.came and min(restore.came) < front:
-            restore.came = {index: nvme for index, nvme in restore.came.items() if index >= front}
+            restore.came = {index for index in restore.came if index >= front}
         if not restore.pending and not restore.came and not restore.copying:
             request.restore = None
             del self.active[request.arrival]
@@ -285,17 +281,20 @@ class Restorer:
         _, sharers, others = self._wanted
         if request.restore is not None:  # then it is one of them
             sharers, others = sharers - 1, others - request.wanted_tokens
-        places: list[Place] = ["nvme" if index in restore.from_disk else "dram" for index in pending]
+        places = [restore.sources[index] for index in pending]
         runs = tuple((place, len(list(run))) for place, run in groupby(places))
         missing = Missing(pending[0] * BLOCK_TOKENS, runs, BLOCK_TOKENS, self.block_bytes)
-        reading = min(len(self.fetches), places.count("nvme")) * self.block_bytes
+        reading = {
+            tier.name: min(len(self.chooser.pieces(tier.name)), places.count(tier.name)) * self.block_bytes
+            for tier in self.tiers
+        }
         plan = self.chooser.plan(missing, now, waiting_tokens=max(0, others), sharers=max(0, sharers), reading=reading)
         restore.computing = plan.compute
         return plan
 
     def _timeout(self, pending: Sequence[int], plan: Plan) -> float:
         """For how many seconds computing waits for these blocks. Then it goes on without those that are missing."""
-        missing = Missing(pending[0] * BLOCK_TOKENS, (("nvme", len(pending)),), BLOCK_TOKENS, self.block_bytes)
+        missing = Missing(pending[0] * BLOCK_TOKENS, (), BLOCK_TOKENS, self.block_bytes)
         alone = self.chooser.compute_seconds(missing, len(pending))
         return max(plan.late_s, plan.seconds + max(TIMEOUT_MARGIN_S, TIMEOUT_MARGIN_PART * alone))
 
@@ -315,54 +314,57 @@ class Restorer:
             source = self.dram.find(request.keys[index])
             if source is not None:
                 del restore.pending[place]
-                restore.copying[index] = index in restore.from_disk
+                restore.copying.add(index)
                 self._copies += 1
                 self.dram.copy_back(request, index, source, step)
                 return True
         return False
 
     def _fetch_more(self) -> None:
-        """Begin to read what is on disk, from the tails; give up what is in neither tier any more."""
+        """Begin to read what is in the tiers, from the tails; give up what is in no place any more."""
         gone: dict[int, list[int]] = {arrival: [] for arrival in self.active}
-        unread = {arrival: self._unread(request, gone[arrival]) for arrival, request in self.active.items()}
+        further = {arrival: self._unread(request, gone[arrival]) for arrival, request in self.active.items()}
         # What is gone is looked for without room as well, up to the first block that could be read.
-        found = {arrival: next(blocks, None) for arrival, blocks in unread.items()}
+        unread = {arrival: next(blocks, None) for arrival, blocks in further.items()}
 
         def fetch(request: Request) -> bool:
-            index, blocks, restore = found[request.arrival], unread[request.arrival], request.restore
-            while index is not None and request.keys[index] in self.fetches:  # another request's, just now
-                index = next(blocks, None)
-            if index is None or restore is None or not self._fetch(*request.block_key_and_scope(index)[::-1]):
+            block, blocks, restore = unread[request.arrival], further[request.arrival], request.restore
+            while block is not None and request.keys[block[0]] in self.fetches:  # another request's, just now
+                block = next(blocks, None)
+            if block is None or restore is None:
                 return False
-            restore.from_disk.add(index)
-            found[request.arrival] = next(blocks, None)
+            index, tier = block
+            if not self._fetch(tier, *request.block_key_and_scope(index)[::-1]):
+                return False
+            restore.sources[index] = tier.name
+            unread[request.arrival] = next(blocks, None)
             return True
 
-        if (disk := self.disk) is not None:
-            self._fetch_turns.take(self.active.values(), lambda: disk.fetch_room > 0, fetch)
+        self._fetch_turns.take(self.active.values(), lambda: any(tier.fetch_room > 0 for tier in self.tiers), fetch)
         for request in list(self.active.values()):
             restore = request.restore
             assert restore is not None
             for index in gone[request.arrival]:
                 restore.pending.remove(index)
                 request.lost.pop(index, None)
-            if found[request.arrival] is not None and not self.fetches and not self._copies:
+            if unread[request.arrival] is not None and not self.fetches and not self._copies:
                 self._wait_no_longer(restore)  # nothing is on its way that will make room
             self.join(request)
 
-    def _unread(self, request: Request, gone: list[int]) -> Iterator[int]:
-        """The indices of blocks that are to be read from disk, from the tail; those that are nowhere go to `gone`."""
+    def _unread(self, request: Request, gone: list[int]) -> Iterator[tuple[int, Tier]]:
+        """The blocks that are to be read from a tier (index, tier), from the tail; those that are nowhere go to
+        `gone`."""
         assert request.restore is not None
         for index in request.restore.pending[::-1]:
-            key = request.keys[index]
-            if key not in self.fetches and not self.dram.holds(key):
-                if self._on_disk(request, index, key):
-                    yield index
+            key, scope = request.block_key_and_scope(index)
+            if key not in self.fetches and not self.dram.holds(scope, key):
+                if (tier := _nearest(self.tiers, key, scope)) is not None:
+                    yield index, tier
                 else:
                     gone.append(index)
 
-    def _fetch(self, scope: str, key: bytes) -> bool:
-        return self.fetches.begin(scope, key, self._now, self.chooser)
+    def _fetch(self, tier: Tier, scope: str, key: bytes) -> bool:
+        return tier.fetch_room > 0 and self.fetches.begin(tier, scope, key, self._now, self.chooser)
 
     def _take_fetched(self) -> None:
         """Take what was read, and let nobody wait for what did not come."""
@@ -372,3 +374,8 @@ class Restorer:
                 restore.pending = [index for index in restore.pending if request.keys[index] not in losses]
                 for key in request.lose(losses):
                     self.fetches.tell(key)
+
+
+def _nearest(places: Sequence[AnyPlace], key: bytes, scope: str) -> AnyPlace | None:
+    """The first place that seems to have the block."""
+    return next((place for place in places if place.holds(scope, key)), None)

@@ -12,11 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.scheduling.disk import Disk, Transfer
 from engine.scheduling.dram_tier import DramTier
 from engine.scheduling.request import Request
 from engine.scheduling.step_costs import Rates
 from engine.scheduling.step_work import Step
+from engine.scheduling.tier import Tier, Transfer
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import Block
 
@@ -90,11 +90,11 @@ class RecentKeys:
 
 
 class Saver:
-    """Keeps account of what is to be saved, and lets `disk` save it."""
+    """Keeps account of what is to be saved, and lets its tier save it."""
 
-    def __init__(self, dram: DramTier, disk: Disk) -> None:
+    def __init__(self, dram: DramTier, tier: Tier) -> None:
         self.dram = dram
-        self.disk = disk
+        self.tier = tier
         self.dropped = 0
         """Blocks that were to be saved and were not: there were too many, or no room in host memory, or the disk did
         not take them."""
@@ -102,7 +102,7 @@ class Saver:
         self.leased: OrderedDict[bytes, Wish] = OrderedDict()
         """Blocks that are retained for a short time: they are saved at a clean stop."""
         self._on_disk = RecentKeys(ON_DISK_S)
-        """What was on disk lately, and which lease the disk was told of: it spares wishes that `disk.holds` would end,
+        """What was on disk lately, and which lease the disk was told of: it spares wishes that `tier.holds` would end,
         and says nothing for longer. A record that was evicted, expired or damaged meanwhile is to be written again."""
         self._refused = RecentKeys(REFUSED_S)
         """What the disk refused lately: it may have room again soon."""
@@ -161,7 +161,7 @@ class Saver:
     @property
     def pending(self) -> bool:
         """Whether a step would advance something."""
-        return bool(self.wishes) and self.disk.save_room > 0
+        return bool(self.wishes) and self.tier.save_room > 0
 
     @property
     def idle(self) -> bool:
@@ -172,7 +172,7 @@ class Saver:
         """A step begins: take note of what was written meanwhile."""
         self._on_disk.age(now)
         self._refused.age(now)
-        for transfer in self.disk.saved():
+        for transfer in self.tier.saved():
             del self._saving[transfer.key]
             self.dram.free(transfer.block)
             if transfer.cancelled:
@@ -185,17 +185,17 @@ class Saver:
 
     def copied(self, step: Step) -> None:
         """The step's copies are done: what it copied out is written."""
-        for transfer in step.saves:
+        for transfer in [each for each in step.saves if self._copying.get(each.key) is each]:
             del self._copying[transfer.key]
             if transfer.cancelled:
                 self.dram.free(transfer.block)
             else:
                 self._saving[transfer.key] = transfer
-                self.disk.save(transfer)
+                self.tier.save(transfer)
 
     def advance(self, step: Step, rates: Rates, *, alone: bool) -> None:
         """Let the next blocks be copied out in this step. `alone`: it has no other work."""
-        most = min(_ALONE if alone else max(1, int(_BESIDE_US / max(rates.copied, 1.0))), self.disk.save_room)
+        most = min(_ALONE if alone else max(1, int(_BESIDE_US / max(rates.copied, 1.0))), self.tier.save_room)
         looked = 0
         while self.wishes and len(self._copying) < most and looked < 4 * _ALONE:
             looked += 1
@@ -206,7 +206,7 @@ class Saver:
                 continue
             if self._is_vain(key, wish.lease_until):
                 continue
-            if self.disk.holds(wish.scope, key):
+            if self.tier.holds(wish.scope, key):
                 self._is_there(wish.scope, key, wish.lease_until)
                 continue
             access = self.dram.scopes.get(wish.scope)
@@ -251,4 +251,4 @@ class Saver:
         """A block is on disk, where its lease is to last until then."""
         self._on_disk.add([key], lease_until)
         if lease_until:
-            self.disk.lease(scope, key, lease_until)
+            self.tier.lease(scope, key, lease_until)

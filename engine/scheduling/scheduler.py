@@ -24,15 +24,15 @@ from collections.abc import Collection, Mapping, Sequence
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.decoding import Decoding
-from engine.scheduling.disk import Disk
 from engine.scheduling.farther_tiers import FartherTiers
-from engine.scheduling.policy import Capacity, FirstComeFirstServed, Policy
+from engine.scheduling.policy import Capacity, Policy
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.prefilling import Prefilling
 from engine.scheduling.prefix_blocks import PrefixBlocks
 from engine.scheduling.request import Request
 from engine.scheduling.step_costs import FixedCosts, StepCosts, first_guess
 from engine.scheduling.step_work import Step, Work
+from engine.scheduling.tier import Tier
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute
@@ -50,10 +50,10 @@ _ALONE_US = 20_000.0
 class Scheduler:
     """Owns the queue, the running requests and their blocks. Requests come in already validated.
 
-    `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `disk`: the tier beyond,
-    which needs `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two tokens by lane.
-    `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: how many blocks the
-    background writer keeps free or clean; 0 for no writer. Raises ValueError for a budget that is too small.
+    `pool`: the KV blocks on the device; `dram`: blocks in host memory, None for no such tier; `tiers`: those behind it,
+    the nearest first, which need `dram`. `budget`: tokens a step. `max_running`: slots. `targets`: µs between two
+    tokens by lane. `chooser`: fetch or recompute, by `block_bytes` of a block in all layer groups. `clean`: how many
+    blocks the background writer keeps free or clean; 0 for no writer. Raises ValueError for a budget that is too small.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Scheduler:
         pool: GroupedPool,
         budget: int,
         max_running: int,
-        policy: Policy | None = None,
+        policy: Policy,
         *,
         costs: StepCosts | None = None,
         targets: Mapping[Lane, float] = TOKEN_TARGETS,
         dram: GroupedPool | None = None,
-        disk: Disk | None = None,
+        tiers: Sequence[Tier] = (),
         chooser: FetchOrRecompute | None = None,
         block_bytes: int = 1 << 19,
         clean: int = 0,
@@ -80,24 +80,23 @@ class Scheduler:
         self.needs = BlockNeeds(pool, budget)
         self.budget = budget
         self.max_running = max_running
-        self.queue: Policy = FirstComeFirstServed() if policy is None else policy
+        self.queue = policy
         self.costs: StepCosts = FixedCosts() if costs is None else costs
         self.targets = targets
         self.tiers = FartherTiers(
             pool,
             dram,
-            disk,
+            tiers,
             joined=self._joined,
-            chooser=chooser or first_guess(self.costs.rates, block_bytes),
+            chooser=chooser or first_guess(self.costs.rates, block_bytes, {tier.name: tier.rate for tier in tiers}),
             block_bytes=block_bytes,
             clean=clean,
         )
-        self.dram, self.restores, self.saver = self.tiers.dram, self.tiers.restores, self.tiers.saver
         self.blocks = PrefixBlocks(pool, self.tiers)
         self.capacity = Capacity(max_running, self.needs.longest or max(group.total for group in pool.pools))
         self.batch = DecodeBatch(max_running)
-        self.prefilling = Prefilling(self.needs, self.queue, self.blocks, self.restores)
-        self.restores.prefilling = self.prefilling.requests
+        self.prefilling = Prefilling(self.needs, self.queue, self.blocks, self.tiers.restores)
+        self.tiers.restores.prefilling = self.prefilling.requests
         self.decoding = Decoding(self.batch, self.queue, self.blocks, self.prefilling)
         self.parked: dict[int, Request] = {}
         """arrival -> request without blocks and out of credit. It is queued when credit comes."""
@@ -143,7 +142,7 @@ class Scheduler:
             if self.queue.protects_awaited_blocks:
                 self.blocks.unprotect(request)
             self._changed = True
-        self.dram.drop(request)
+        self.tiers.dram.drop(request)
 
     def credited(self, request: Request) -> None:
         """The request has new credit: queue it or let it decode if it was waiting for that."""
@@ -194,14 +193,14 @@ class Scheduler:
             self._admit(step)
         elif len(self.queue) and self.queue.claims_due:
             self._admit_claimants(step)
-        if self.dram.pool is not None and self.tiers.coming:
+        if self.tiers.dram.pool is not None and self.tiers.coming:
             self.tiers.bring(step, self._copies())
         step.work = self.batch.works()
         if self.prefilling.requests:
             self.prefilling.fill(step, self._room(), now)
-        if self.dram.pool is not None:
+        if self.tiers.dram.pool is not None:
             self.tiers.end(step, self.costs)
-            self.waits = bool(self.restores.active) and not (step.work or step.back or step.out or step.began)
+            self.waits = bool(self.tiers.restores.active) and not (step.work or step.back or step.out or step.began)
         return step
 
     def save_only(self, now: float) -> Step:
@@ -318,8 +317,8 @@ class Scheduler:
 
     def _prefetch(self, request: Request) -> None:
         """The first request of the queue has to wait: meanwhile read its blocks on disk into host memory."""
-        if self.saver is not None and request.read:
-            self.restores.prefetch(request, self.blocks.wanted(request), self.tiers.now)
+        if self.tiers.savers and request.read:
+            self.tiers.restores.prefetch(request, self.blocks.wanted(request), self.tiers.now)
 
     def _take(self, request: Request, step: Step) -> None:
         self.queue.admitted(request)
@@ -341,15 +340,15 @@ class Scheduler:
         found, tokens, copies = len(matched), len(matched) * BLOCK_TOKENS, 0.0
         if request.swapped:
             tokens = max(tokens, request.swapped_tokens)
-            copies = self.dram.cost(request.swapped, self.costs.rates)
+            copies = self.tiers.dram.cost(request.swapped, self.costs.rates)
             self.pool.slide(matched, tokens)
         table = matched + self.pool.begin(request.blocks_for(len(request.tokens) + 1) - found)
         if request.swapped:
             # Blocks that had left the window were not kept in the swap space, and must not be published either.
             self.pool.allocate_window_blocks(table, found, request.blocks_for(tokens), tokens)
-            self.dram.bring_back(request, table, found, step)
+            self.tiers.dram.bring_back(request, table, found, step)
         request.place(table, found, tokens, copies)
-        if self.dram.index is not None and request.read:
+        if self.tiers.dram.index is not None and request.read:
             self.tiers.placed(request, self.blocks.wanted(request), found)
         self.blocks.retain(request, 0, found)
         step.fresh += table[found:]
@@ -365,7 +364,7 @@ class Scheduler:
 
     def _preempt(self, request: Request, step: Step) -> None:
         """Take a request's blocks and queue it again. Its KV is kept in the swap space or recomputed later."""
-        self.dram.keep(request, self.costs.rates, step)
+        self.tiers.dram.keep(request, self.costs.rates, step)
         self._release(request)
         self.preemptions += 1
         request.preemptions += 1
@@ -375,7 +374,7 @@ class Scheduler:
         self._changed = True
         self.decoding.leave(request)
         self.prefilling.leave(request)
-        self.restores.drop(request)
+        self.tiers.restores.drop(request)
         del self._running[request.arrival]
         self.queue.released(request)
         self.pool.free(request.table)

@@ -11,10 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from prompt_cache.placement.fetch_or_recompute import ComputeRate, FetchOrRecompute, TierRate
-
-DISK_RATE = TierRate(fixed_s=0.0005, bytes_per_s=1e9)
-"""What is believed of a disk that was not calibrated, before blocks were read from it."""
+from prompt_cache.placement.fetch_or_recompute import HOST, ComputeRate, FetchOrRecompute, Place, TierRate
 
 
 @dataclass(frozen=True)
@@ -48,10 +45,10 @@ class Rates:
         return self.step + prefill * self.uncached + decodes * self.row
 
 
-def first_guess(rates: Rates, block_bytes: int, disk: TierRate = DISK_RATE) -> FetchOrRecompute:
+def first_guess(rates: Rates, block_bytes: int, tiers: Mapping[Place, TierRate]) -> FetchOrRecompute:
     """What chooses between fetching and computing, by the rates that are known at the start."""
     memory = TierRate(0.0, block_bytes / max(rates.copied, 1e-3) * 1e6)
-    return FetchOrRecompute({"dram": memory, "nvme": disk}, ComputeRate(rates.uncached / 1e6))
+    return FetchOrRecompute({HOST: memory, **tiers}, ComputeRate(rates.uncached / 1e6))
 
 
 class StepCosts(Protocol):

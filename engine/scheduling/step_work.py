@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from engine.scheduling.disk import Transfer
 from engine.scheduling.request import Request
+from engine.scheduling.tier import Transfer
 from prompt_cache.kv.grouped_pool import Block
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Step:
         self.pins: list[Block] = []
         """Blocks of host memory with one more reference until the copies are done."""
         self.saves: list[Transfer] = []
-        """What is to be written to disk once the copies are done."""
+        """What is to be written to the tiers once the copies are done."""
         self.work: Sequence[Work] = ()
         """Work of one token first. The same object as in the last step if the same requests decode and nothing else."""
         self.began: list[Request] = []

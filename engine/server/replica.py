@@ -334,8 +334,8 @@ class Replica:
             beat = self._beat()
             for link in self.links:
                 link.send([beat])
-            if self._journal_disk_full and (kv_disk := self.loop.engine.disk) is not None:
-                kv_disk.give_back(RESERVE_BYTES)  # cached KV goes before anything is refused for long
+            for tier in self.loop.engine.tiers if self._journal_disk_full else ():
+                tier.give_back(RESERVE_BYTES)  # cached KV goes before anything is refused for long
             await self._restore_journal()
             self._done_outbox.sync_soon()  # so that the counts of long streams reach the disk, too
             self._done_outbox.reassign_orphans()

@@ -14,7 +14,7 @@ from engine.core.quarantine import Quarantine
 from engine.device import empty_like_model
 from engine.errors import ModelError, StartError
 from engine.execution.block_zeroing import BlockZeroing
-from engine.execution.disk_tier import DiskTier
+from engine.execution.disk_tier import DISK_RATE, DiskTier
 from engine.execution.model_runner import ModelRunner
 from engine.execution.sizes import Sizes
 from engine.grammar.llguidance_grammar import LlguidanceGrammars, end_tokens
@@ -23,7 +23,8 @@ from engine.layers.linear import best_tiling
 from engine.model_config.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
-from engine.scheduling.step_costs import DISK_RATE, MeasuredCosts
+from engine.scheduling.step_costs import MeasuredCosts
+from engine.scheduling.tier import Tier
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
@@ -37,7 +38,7 @@ from prompt_cache.placement.fetch_or_recompute import TierRate
 from prompt_cache.tiers.disk_calibration import read_disk_rate
 from prompt_cache.tiers.identity import StoreIdentity
 from prompt_cache.tiers.record_store import RecordStore
-from prompt_cache.tiers.store_errors import StoreUnusable
+from prompt_cache.tiers.store_state import StoreUnusable
 from protocol.replicas import Capacity, Layout, ServedModel
 
 logger = structlog.get_logger("engine.startup.assembly")
@@ -143,10 +144,9 @@ def assemble(
             costs=costs,
             dram=_host_pool(windows, kept, dram, depth) if dram else None,
             # What other starts wrote may not be read either: KV that is read has other bits than KV that is computed.
-            disk=_disk_tier(options, identity, runner, depth, wait_for_others)
+            tiers=_tiers(options, identity, runner, depth, wait_for_others)
             if dram and not pool.slides and is_invariant
-            else None,
-            disk_rate=_disk_rate(options),
+            else (),
             quarantine=Quarantine(options.data / "quarantine"),
             publishes=is_invariant,
         ),
@@ -188,16 +188,17 @@ def _disk_rate(options: ReplicaOptions) -> TierRate:
     return read_disk_rate(options.calibration, options.disk_folder) or DISK_RATE
 
 
-def _disk_tier(
+def _tiers(
     options: ReplicaOptions,
     identity: StoreIdentity,
     runner: ModelRunner,
     depth: float,
     wait_for_others: Callable[[float], object] | None,
-) -> DiskTier | None:
-    """The tier on disk, if there is to be one. A folder that cannot be used costs the tier, not the replica."""
+) -> Sequence[Tier]:
+    """The tiers behind host memory: a disk, if there is to be one. A folder that cannot be used costs the tier, not the
+    replica."""
     if not options.disk_bytes or options.disk_folder is None:
-        return None
+        return ()
     store = RecordStore(
         options.disk_folder,
         identity,
@@ -209,5 +210,5 @@ def _disk_tier(
         store.open()
     except StoreUnusable as error:
         logger.error("no blocks are kept on disk", folder=str(options.disk_folder), cause=str(error))
-        return None
-    return DiskTier(store, runner.dram, runner.checksums, options.disk_bytes)
+        return ()
+    return (DiskTier(store, runner.dram, runner.checksums, options.disk_bytes, _disk_rate(options)),)

@@ -16,6 +16,7 @@ from gateway.http.operations import describes
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
+from protocol.replicas import Tier
 
 ReplicaState = Literal["healthy", "stalled", "draining", "disk_full", "down"]
 
@@ -23,7 +24,7 @@ ReplicaState = Literal["healthy", "stalled", "draining", "disk_full", "down"]
 class TierObject(Struct, frozen=True, kw_only=True):
     """KV blocks of a layer group in a tier: `free`, `referenced` and `cached` are together `total`."""
 
-    tier: Literal["hbm", "dram", "nvme"]
+    tier: Tier
     group: int
     free: int
     referenced: int

@@ -20,9 +20,9 @@ from billing.usage import LEASE_CLASSES, Usage
 from gateway.errors import NotCached
 from gateway.metering.billable_usage import MeteringTerms, pack
 from prompt_cache.promise.directives import CachePlan
-from prompt_cache.promise.lease_decisions import BLOCK_NAME, LIFE_S, LeaseDecider, LeaseDecision, LeaseWish, Mark
+from prompt_cache.promise.lease_decider import LeaseDecider
+from prompt_cache.promise.lease_decisions import BLOCK_NAME, LIFE_S, LeaseDecision, LeaseWish, Mark, split_prompt
 from prompt_cache.promise.lease_store import LeaseStore
-from prompt_cache.promise.lease_terms import split_prompt
 from prompt_cache.promise.prefix_keys import PromptKeys
 from storage.database.database import Database
 

@@ -13,9 +13,8 @@ from gateway.admission.affordability import cost_bound
 from gateway.admission.cache_leases import LeasePayer, lease_request, needs_leases
 from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import CostAboveMaximum
-from prompt_cache.promise.lease_decisions import LeaseDecision
+from prompt_cache.promise.lease_decisions import LeaseDecision, split_prompt
 from prompt_cache.promise.lease_store import LeaseStore
-from prompt_cache.promise.lease_terms import split_prompt
 from storage.free_text import counted
 
 

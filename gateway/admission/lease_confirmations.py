@@ -1,6 +1,6 @@
 """Confirming at a request's first token what was decided of leases at its admission.
 
-`prompt_cache.promise.confirmations` says what stands. Until then nothing was told to the client. A decision that does
+`prompt_cache.promise.lease_decider` says what stands. Until then nothing was told to the client. A decision that does
 not stand is made again and frozen in the hold, as the first was: so whoever bills the request bills what is told to its
 client.
 """
@@ -19,7 +19,7 @@ from gateway.admission.cache_leases import LeaseRequest
 from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import NotCached
 from gateway.metering.billable_usage import unpack
-from prompt_cache.promise.confirmations import Confirmation, is_certain
+from prompt_cache.promise.lease_decisions import Confirmation, is_certain
 from prompt_cache.promise.lease_store import LeaseStore
 from storage.database.batcher import BatcherClosed, MicroBatcher
 from storage.database.database import DatabaseUnavailable

@@ -36,7 +36,7 @@ from gateway.http.cache_status import cache_status
 from gateway.http.sse import ClientWatch, EventStream, EventWriter
 from gateway.request_context import request_context
 from gateway.services import Gateway
-from prompt_cache.promise.confirmations import is_certain
+from prompt_cache.promise.lease_decisions import is_certain
 from waterfall.marks import ANSWER, LIMITS, Marks
 
 AFFORDABLE_TOKENS_HEADER = "x-turnpike-max-tokens"

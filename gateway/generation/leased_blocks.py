@@ -22,8 +22,8 @@ from gateway.admission.prepared_request import PreparedRequest
 from gateway.recovery.background_tasks import BackgroundTasks
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, KEY_BYTES, chain, model_root
 from prompt_cache.promise.cache_domains import CacheDomains
-from prompt_cache.promise.lease_blocks import LeaseBlockKeys, LeaseBlocks
 from prompt_cache.promise.lease_decisions import Lease
+from prompt_cache.promise.lease_rows import LeaseBlockKeys, LeaseBlocks
 
 log = structlog.get_logger("gateway.generation.leased_blocks")
 

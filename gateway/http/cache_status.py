@@ -14,6 +14,7 @@ import time
 from billing.usage import Counts, Usage
 from gateway.admission.prepared_request import PreparedRequest
 from prompt_cache.promise.lease_decisions import LeaseDecision
+from protocol.replicas import TIERS
 
 HEADER = "cache-status"
 _SECOND = 1_000_000
@@ -32,7 +33,7 @@ def cache_status(prepared: PreparedRequest, usage: Usage | None = None, counts: 
     if leases is not None:
         parts += _lease_parts(leases)
     if read and counts is not None:
-        tiers = ("hbm", counts.read_hbm), ("dram", counts.read_dram), ("nvme", counts.read_nvme)
+        tiers = [(tier, getattr(counts, f"read_{tier}")) for tier in TIERS]
         parts.append(f'detail="{",".join(f"{tier}:{tokens}" for tier, tokens in tiers if tokens) or "hbm:0"}"')
     return "; ".join(parts)
 

@@ -11,7 +11,7 @@ from billing.holds.records import Hold
 from billing.prices import PriceMissing, PriceVersion, UnknownPriceVersion
 from billing.usage import AUTOMATIC, Counts, DeliveryCertainty, RecordedBy, Status, Usage, UsageEvent
 from gateway.generation_request import Dialect
-from prompt_cache.promise.lease_terms import LeasePart, split_prompt
+from prompt_cache.promise.lease_decisions import LeasePart, split_prompt
 from protocol.requests import Counts as EngineCounts
 from storage.database import clock
 

@@ -53,15 +53,15 @@ Tokens that were billed as read although their KV was lost are no miss of the cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
-from prompt_cache.history.prefix_hashes import LEAST_PIECE
-from prompt_cache.history.records import Entry, RequestRecord, SpanNote
+from prompt_cache.history.comparison import Earlier, is_relative, path_at, text_around
+from prompt_cache.history.records import Entry, RequestRecord
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 Cause = Literal[
@@ -86,9 +86,6 @@ Cause = Literal[
     "cold",
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-HEADS: Mapping[str, Literal["tools", "system"]] = {"tools": "tools", "system": "system", "instructions": "system"}
-"""What stands before all messages: a field of the body -> the part of a prompt that it is."""
-_HEAD_PATHS = tuple(f"$.{field}" for field in HEADS)
 AUTOMATIC = "automatic"
 _SECOND = 1_000_000
 
@@ -130,13 +127,6 @@ class Diagnosis(Struct, frozen=True, array_like=True):
     recomputed: tuple[Miss, ...] = ()
     nearest: UUID | None = None
     common: int = 0
-
-
-class Earlier(Struct, frozen=True):
-    """An earlier request, and how many tokens of the new one it began with."""
-
-    record: RequestRecord
-    common: int
 
 
 class Ended(Struct, frozen=True):
@@ -211,83 +201,6 @@ def diagnose(new: RequestRecord, evidence: Evidence) -> Diagnosis:
         nearest=nearest.record.id if nearest else None,
         common=shared,
     )
-
-
-def is_relative(new: RequestRecord, earlier: Earlier) -> bool:
-    """Whether an earlier request of the same family has more in common than what the template begins with.
-
-    Either goes on where the other ends, or they begin with as many tokens of the client's as make a piece, or one of
-    their first texts ends alike.
-    """
-    record = earlier.record
-    if earlier.common >= min(new.tokens, record.tokens) or not frozenset(new.tails).isdisjoint(record.tails):
-        return True
-    if not new.spans:
-        return earlier.common >= LEAST_PIECE
-    return sum(max(0, min(span.end, earlier.common) - span.start) for span in new.spans) >= LEAST_PIECE
-
-
-def path_at(record: RequestRecord, token: int, against: Earlier | None = None) -> str:
-    """The JSON path of a token: of the text that it belongs to, else of the message that the template begins there.
-
-    `against`: an earlier request with the same tokens up to this one. At a token that the template wrote here, the path
-    is that of the tool, call or text before it, if that is the first piece that differs: a template may write some of a
-    tool itself, such as a number. Else, at one that belongs to a text there, it is that of the text that ended here; if
-    none did, that of the text there, which is missing here. Tools and instructions that are missing here are named by
-    their path there, too.
-    """
-    here, before, after = _around(record, token)
-    if here is not None and here.start < token:
-        return here.path
-    if against is not None and against.record.family != record.family:
-        against = None  # its pieces and tokens stand for others
-    if against is not None and before is not None and before.path == _first_difference(record, against.record):
-        return before.path
-    if here is not None:
-        return here.path
-    following = record.root_path if after is None else message_of(after.path)
-    if against is None:
-        return following
-    text, _, next_text = _around(against.record, token)
-    if text is None:
-        missing = "" if next_text is None else message_of(next_text.path)
-        return missing if _is_head(missing) and not _is_head(following) else following
-    return before.path if before is not None and before.end == token and text.start < token else text.path
-
-
-def _first_difference(record: RequestRecord, earlier: RequestRecord) -> str:
-    """The path of the first piece that the earlier request had otherwise; empty if that is not known."""
-    for ours, theirs in zip(record.pieces, earlier.pieces, strict=False):
-        if ours.key != theirs.key:
-            return ours.path if ours.key and theirs.key and ours.path == theirs.path else ""
-    return ""
-
-
-def text_around(new: RequestRecord, token: int) -> str:
-    """The path of the text in whose middle this token is; empty if there is none. No block ends inside a text."""
-    return next((span.path for span in new.spans if span.start < token < span.end), "")
-
-
-def _around(record: RequestRecord, token: int) -> tuple[SpanNote | None, SpanNote | None, SpanNote | None]:
-    """The span that has this token, the one before it, and the one after it."""
-    before = None
-    for span in record.spans:
-        if span.start > token:
-            return None, before, span
-        if token < span.end:
-            return span, before, None
-        before = span
-    return None, before, None
-
-
-def _is_head(path: str) -> bool:
-    return path.startswith(_HEAD_PATHS)
-
-
-def message_of(path: str) -> str:
-    """The path of the message, tool or block list that a text's path belongs to: up to its first index."""
-    head, bracket, rest = path.partition("[")
-    return f"{head}[{rest.partition(']')[0]}]" if bracket else path
 
 
 def _nobody() -> Earlier:

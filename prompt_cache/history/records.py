@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from prompt_cache.promise.lease_terms import LeasePart
+from prompt_cache.promise.lease_decisions import LeasePart
 
 MOST_SPANS = 2000
 MOST_PIECES = 256

@@ -10,7 +10,8 @@ from msgspec import Struct, field
 from sqlalchemy import select
 
 from prompt_cache.history import diagnosis as diagnoses
-from prompt_cache.history.diagnosis import Diagnosis, Earlier, Ended, Evidence
+from prompt_cache.history.comparison import Earlier
+from prompt_cache.history.diagnosis import Diagnosis, Ended, Evidence
 from prompt_cache.history.earlier_rows import Branch, EarlierRows, EndedLease
 from prompt_cache.history.prefix_hashes import Node, common_tokens
 from prompt_cache.history.records import RequestRecord, unpack

@@ -1,5 +1,5 @@
-"""In which order a tier gives up what it holds: the interface that pools and stores ask, and the rule that all orders
-keep: the end of a prefix goes before its beginning.
+"""In which order a tier gives up what it holds: what pools and stores ask, and the rule that every order keeps: the end
+of a prefix goes before its beginning.
 
 An *entry* is a small whole number that the tier chose for a block or a record, below its capacity. An entry is *in use*
 or *resting*; only resting ones are given up. Its *parent* is the entry of the block before it. As an entry is never
@@ -12,78 +12,15 @@ from abc import abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 NO_PARENT = -1
 
 
-class EvictionOrder(Protocol):
-    """What a tier tells and asks. Sequences of entries go from the front of a prompt to its end."""
-
-    def insert(self, entry: int, parent: int, key: bytes, scope: str, depth: int = -1) -> None:
-        """The entry now holds the block with this key. It is in use. `parent`: an entry, or `NO_PARENT`. `depth`: how
-        many entries lie before it in the prompt; -1 for one more than its parent's."""
-
-    def link(self, entry: int, parent: int) -> None:
-        """The block before this entry, which was not held when it was inserted, is now: `parent`."""
-
-    def touch(self, entries: Sequence[int]) -> None:
-        """A request reads these: they are in use from now on."""
-
-    def release(self, entries: Sequence[int]) -> None:
-        """Nobody uses these any more."""
-
-    def remove(self, entry: int) -> None:
-        """The tier no longer holds this (purged): it is nobody's parent any more."""
-
-    def victims(self, count: int) -> list[int]:
-        """Give up so many entries, those of the least value, and return them in that order; fewer if the others are in
-        use."""
-
-    def spare_victims(self, count: int, scope: str) -> list[int]:
-        """The same for what this scope can do without: none that a waiting request will read, and none that would be
-        taken from another scope's reserve."""
-
-    def coming(self, count: int) -> list[int]:
-        """The entries that `victims` would give up now, in about that order, at most so many. They are kept.
-
-        None that a waiting request will read, and none that would be taken from a reserve. May be fewer than there are.
-        """
-
-    def expect(self, entry: int) -> None:
-        """A waiting request will read this: give it up after all others."""
-
-    def dismiss(self, entry: int) -> None:
-        """Nobody waits for this any more."""
-
-    def duplicated(self, entry: int) -> None:
-        """A nearer tier has this too, and will not give it up soon: give it up before all others."""
-
-    def sole(self, entry: int) -> None:
-        """No nearer tier has this, or not for long: it counts as any other."""
-
-    def retain(self, entries: Sequence[int], until: float) -> None:
-        """A lease on these lasts until then, in the seconds that `expire` is told."""
-
-    def expire(self, now: float) -> None:
-        """It is `now`: leases that ended before no longer count."""
-
-    def set_share(self, scope: str, reserve: int, limit: int | None, entries: Sequence[int]) -> None:
-        """From now on others do not take the last `reserve` entries of the scope, which holds at most `limit`.
-
-        `entries`: what it holds now, in use or not.
-        """
-
-    def excess(self, scope: str, coming: int = 0) -> int | None:
-        """Give up an entry of a scope that holds more than its limit, or will with what is `coming`, and return it.
-        None if it does not, or if all of them are in use."""
-
-
-class LeafFirst:
+class EvictionOrder:
     """Knows which entries may be given up: resting ones that no held entry follows. A subclass orders these.
 
     Duplicates are given up first, entries that a waiting request will read last; among either, the one that could be
-    given up for the longest time goes first.
+    given up for the longest time goes first. Sequences of entries go from the front of a prompt to its end.
     """
 
     def __init__(self, entries: int) -> None:
@@ -92,7 +29,7 @@ class LeafFirst:
         """How many held entries have this one as their parent."""
         self._inserts = 0
         self._serial = array("Q", [0]) * entries
-        """The how-manieth insert put it there: an entry that was removed and used again is another parent."""
+        """The insertion index: an entry that was removed and used again is another parent."""
         self._parent_serial = array("Q", [0]) * entries
         self._resting = bytearray(entries)
         self._expected: dict[int, None] = {}
@@ -104,7 +41,7 @@ class LeafFirst:
 
     # ------------------------------------------------------------ what the subclass says
 
-    def _inserted(self, entry: int, key: bytes, scope: str) -> None:
+    def _inserted(self, entry: int, key: bytes, scope: str, depth: int) -> None:
         """An entry was inserted; its parent is known."""
 
     def _touched(self, entries: Sequence[int]) -> None:
@@ -113,7 +50,7 @@ class LeafFirst:
     def _released(self, entries: Sequence[int]) -> None:
         """Entries are about to rest."""
 
-    def _dropped(self, entry: int, *, given_up: bool) -> None:
+    def _dropped(self, entry: int) -> None:
         """An entry is about to be no longer held: given up, or removed."""
 
     @abstractmethod
@@ -147,7 +84,8 @@ class LeafFirst:
     # ------------------------------------------------------------ the interface
 
     def insert(self, entry: int, parent: int, key: bytes, scope: str, depth: int = -1) -> None:
-        """As `EvictionOrder.insert`."""
+        """The entry now holds the block with this key. It is in use. `parent`: an entry, or `NO_PARENT`. `depth`: how
+        many entries lie before it in the prompt; -1 for one more than its parent's."""
         self._inserts += 1
         self._serial[entry] = self._inserts
         self._followers[entry] = 0
@@ -157,17 +95,17 @@ class LeafFirst:
             if not self._followers[parent] and self._resting[parent]:
                 self._withdraw(parent)
             self._followers[parent] += 1
-        self._inserted(entry, key, scope)
+        self._inserted(entry, key, scope, depth)
 
     def link(self, entry: int, parent: int) -> None:
-        """As `EvictionOrder.link`."""
+        """The block before this entry, which was not held when it was inserted, is now: `parent`."""
         self._parent[entry], self._parent_serial[entry] = parent, self._serial[parent]
         if self._resting[parent] and not self._followers[parent]:
             self._withdraw(parent)
         self._followers[parent] += 1
 
     def touch(self, entries: Sequence[int]) -> None:
-        """As `EvictionOrder.touch`."""
+        """A request reads these: they are in use from now on."""
         self._touched(entries)
         resting, followers = self._resting, self._followers
         for entry in entries:
@@ -177,7 +115,7 @@ class LeafFirst:
                 resting[entry] = 0
 
     def release(self, entries: Sequence[int]) -> None:
-        """As `EvictionOrder.release`."""
+        """Nobody uses these any more."""
         self._released(entries)
         resting, followers = self._resting, self._followers
         for entry in reversed(entries):
@@ -186,18 +124,20 @@ class LeafFirst:
                 self._offer(entry)
 
     def remove(self, entry: int) -> None:
-        """As `EvictionOrder.remove`."""
+        """The tier no longer holds this (purged): it is nobody's parent any more."""
         if self._resting[entry] and not self._followers[entry]:
             self._withdraw(entry)
-        self._dropped(entry, given_up=False)
+        self._dropped(entry)
         self._forget(entry)
 
     def victims(self, count: int) -> list[int]:
-        """As `EvictionOrder.victims`."""
+        """Give up so many entries, those of the least value, and return them in that order; fewer if the others are in
+        use."""
         return self._victims(count, lambda: next(iter(self._awaited)) if self._awaited else self._last_resort())
 
     def spare_victims(self, count: int, scope: str) -> list[int]:
-        """As `EvictionOrder.spare_victims`."""
+        """The same for what this scope can do without: none that a waiting request will read, and none that would be
+        taken from another scope's reserve."""
         return self._victims(count, lambda: self._least_of_scope(scope))
 
     def _victims(self, count: int, otherwise: Callable[[], int | None]) -> list[int]:
@@ -213,37 +153,45 @@ class LeafFirst:
         return given_up
 
     def coming(self, count: int) -> list[int]:
-        """As `EvictionOrder.coming`. Here the first one alone."""
+        """The entries that `victims` would give up now, in about that order, at most so many. They are kept.
+
+        None that a waiting request will read, and none that would be taken from a reserve. May be fewer than there are.
+        Without a subclass's say the first one alone.
+        """
         entry = next(iter(self._offered_duplicates)) if self._offered_duplicates else self._least()
         return [] if entry is None else [entry][:count]
 
     def expect(self, entry: int) -> None:
-        """As `EvictionOrder.expect`."""
+        """A waiting request will read this: give it up after all others."""
         self._mark(entry, self._expected, marked=True)
 
     def dismiss(self, entry: int) -> None:
-        """As `EvictionOrder.dismiss`."""
+        """Nobody waits for this any more."""
         self._mark(entry, self._expected, marked=False)
 
     def duplicated(self, entry: int) -> None:
-        """As `EvictionOrder.duplicated`."""
+        """A nearer tier has this too, and will not give it up soon: give it up before all others."""
         self._mark(entry, self._duplicates, marked=True)
 
     def sole(self, entry: int) -> None:
-        """As `EvictionOrder.sole`."""
+        """No nearer tier has this, or not for long: it counts as any other."""
         self._mark(entry, self._duplicates, marked=False)
 
     def retain(self, entries: Sequence[int], until: float) -> None:
-        """As `EvictionOrder.retain`. Here leases do not matter."""
+        """A lease on these lasts until then, in the seconds that `expire` is told."""
 
     def expire(self, now: float) -> None:
-        """As `EvictionOrder.expire`."""
+        """It is `now`: leases that ended before no longer count."""
 
     def set_share(self, scope: str, reserve: int, limit: int | None, entries: Sequence[int]) -> None:
-        """As `EvictionOrder.set_share`. Here shares do not matter."""
+        """From now on others do not take the last `reserve` entries of the scope, which holds at most `limit`.
+
+        `entries`: what it holds now, in use or not.
+        """
 
     def excess(self, scope: str, coming: int = 0) -> int | None:
-        """As `EvictionOrder.excess`."""
+        """Give up an entry of a scope that holds more than its limit, or will with what is `coming`, and return it.
+        None if it does not, or if all of them are in use."""
         return None
 
     # ------------------------------------------------------------ inside
@@ -265,7 +213,7 @@ class LeafFirst:
     def _give_up(self, entry: int, given_up: list[int], count: int) -> None:
         """Give up one entry, and perhaps those before it that are worth as little, until there are `count`."""
         self._withdraw(entry)
-        self._dropped(entry, given_up=True)
+        self._dropped(entry)
         self._forget(entry)
         given_up.append(entry)
 

@@ -26,12 +26,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from types import MappingProxyType
+from typing import TypeAlias
 
-Place = Literal["dram", "nvme"]
-PLACES: tuple[Place, ...] = ("dram", "nvme")
-"""Where blocks are, beside the device. docs/changes.md lists what another tier touches."""
+from protocol.replicas import Tier
 
+Place: TypeAlias = Tier
+"""Where blocks are beside the device."""
+HOST: Place = "dram"
+"""Host memory, by way of which blocks come from all other places."""
+
+_NOTHING: Mapping[Place, int] = MappingProxyType({})
 _NEW = 0.25
 """The weight of a new piece in a rate."""
 _BELIEVE_AGAIN_S = 20.0
@@ -200,22 +205,25 @@ class FetchOrRecompute:
 
     # ------------------------------------------------------------ what is expected
 
-    def fetch_seconds(self, missing: Missing, blocks: int, now: float, *, reading: int = 0) -> float:
+    def fetch_seconds(
+        self, missing: Missing, blocks: int, now: float, *, reading: Mapping[Place, int] = _NOTHING
+    ) -> float:
         """Until the last `blocks` missing blocks are there. `reading`: bytes that are being read for this prompt."""
         return max(self._copy_seconds(missing, blocks, now), self._read_seconds(missing, blocks, now, reading))
 
     def _copy_seconds(self, missing: Missing, blocks: int, now: float) -> float:
         """Time of the steps that copies of so many blocks from host memory take."""
-        return self._tier_seconds("dram", blocks * missing.block_bytes, now) if "dram" in self._tiers else 0.0
+        return self._tier_seconds(HOST, blocks * missing.block_bytes, now) if HOST in self._tiers else 0.0
 
-    def _read_seconds(self, missing: Missing, blocks: int, now: float, reading: int) -> float:
+    def _read_seconds(self, missing: Missing, blocks: int, now: float, reading: Mapping[Place, int]) -> float:
         """Until those of the last `blocks` that are not in host memory have come there."""
         longest = 0.0
         for place, count in missing.tail(blocks).items():
             if place not in self._tiers:
                 return math.inf
-            if place != "dram":
-                longest = max(longest, self._tier_seconds(place, count * missing.block_bytes, now, reading))
+            if place != HOST:
+                size, underway = count * missing.block_bytes, reading.get(place, 0)
+                longest = max(longest, self._tier_seconds(place, size, now, underway))
         return longest
 
     def _tier_seconds(self, place: Place, size: int, now: float, reading: int = 0) -> float:
@@ -237,12 +245,18 @@ class FetchOrRecompute:
         return min(own + others, own * (1 + sharers))
 
     def plan(
-        self, missing: Missing, now: float, *, waiting_tokens: int = 0, sharers: int = 0, reading: int = 0
+        self,
+        missing: Missing,
+        now: float,
+        *,
+        waiting_tokens: int = 0,
+        sharers: int = 0,
+        reading: Mapping[Place, int] = _NOTHING,
     ) -> Plan:
         """What to compute and what to fetch.
 
         `waiting_tokens`: what others want computed now, and `sharers`, how many these are. `reading`: bytes that are
-        being read for this prompt already, of the blocks in `missing`.
+        being read for this prompt already, by place, of the blocks in `missing`.
         """
         blocks = missing.blocks
 

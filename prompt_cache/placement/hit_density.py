@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from prompt_cache.placement.eviction_order import NO_PARENT, LeafFirst
+from prompt_cache.placement.eviction_order import NO_PARENT, EvictionOrder
 from prompt_cache.placement.reuse_hazard import BIN_OF_AGE, BINS, TICKS, ReuseHazard
 
 _LEAST_TICK = 16
@@ -116,7 +116,7 @@ _Offer: TypeAlias = tuple[float, int, int, _Share, Iterator[int], Callable[[], N
 """(worth, tick, number, share, entries in their order, what offers those after them)"""
 
 
-class HitDensity(LeafFirst):
+class HitDensity(EvictionOrder):
     """Gives up the entry with the least expected reads for its room.
 
     `total`: the tier's capacity in entries. `entry_tokens`: tokens in an entry. `attention_tokens`: how deep in a
@@ -175,7 +175,7 @@ class HitDensity(LeafFirst):
         """new entries -> class of extension; more are in the last one."""
 
     def grow(self, more: int) -> None:
-        """As `LeafFirst.grow`."""
+        """As `EvictionOrder.grow`."""
         super().grow(more)
         self._uses += bytes(more)
         self._class += [0] * more
@@ -266,18 +266,7 @@ class HitDensity(LeafFirst):
 
     # ------------------------------------------------------------ evidence
 
-    def insert(self, entry: int, parent: int, key: bytes, scope: str, depth: int = -1) -> None:
-        """As `EvictionOrder.insert`."""
-        # `LeafFirst.insert` inlined, for speed: this runs for each block of each prompt.
-        self._inserts += 1
-        self._serial[entry] = self._inserts
-        self._followers[entry] = 0
-        self._parent[entry] = parent
-        if parent >= 0:
-            self._parent_serial[entry] = self._serial[parent]
-            if self._resting[parent] and not self._followers[parent]:
-                self._withdraw(parent)
-            self._followers[parent] += 1
+    def _inserted(self, entry: int, key: bytes, scope: str, depth: int) -> None:
         self._key[entry] = key
         if key in self._ghosts:
             uses, which, tick = self._ghosts.pop(key)
@@ -299,6 +288,7 @@ class HitDensity(LeafFirst):
         self._share[entry] = share
         if self._depth is not None:
             if depth < 0:
+                parent = self._parent[entry]
                 depth = self._depth[parent] + 1 if parent >= 0 else 0
             self._depth[entry] = depth
         if self._inserts >= self._tick_at:
@@ -340,7 +330,7 @@ class HitDensity(LeafFirst):
         if count:
             self._hazard.enter(which, count)
 
-    def _dropped(self, entry: int, *, given_up: bool) -> None:
+    def _dropped(self, entry: int) -> None:
         # Here only for what is removed: `_give_up` does not ask.
         self._share[entry].held -= self._size(entry)
         self._leases.pop(entry, None)

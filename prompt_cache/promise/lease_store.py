@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -18,10 +18,17 @@ from sqlalchemy import Select, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
-from prompt_cache.promise.confirmations import Confirmation, confirm_in_order
-from prompt_cache.promise.lease_blocks import LeaseBlockKeys, LeaseBlocks
-from prompt_cache.promise.lease_decisions import Lease, LeaseDecider, LeaseDecision, LeaseWish
-from prompt_cache.promise.lease_rows import COLUMNS, EndCause, LeaseRows, ended_row, lease_of, row_of
+from prompt_cache.promise.lease_decider import LeaseDecider
+from prompt_cache.promise.lease_decisions import Confirmation, Lease, LeaseDecision, LeaseWish
+from prompt_cache.promise.lease_rows import (
+    COLUMNS,
+    LeaseBlockKeys,
+    LeaseBlocks,
+    LeaseRows,
+    ended_row,
+    lease_of,
+    row_of,
+)
 from prompt_cache.tables import ended_lease, lease, lease_tag
 from storage.database.base import id_of
 from storage.database.database import Database, retried_after_conflict
@@ -31,15 +38,6 @@ from storage.database.sql_arrays import one_of
 _COUNTED_AGAIN_S = 1.0
 """How long a project's number of tokens in live leases is remembered: others' writes are seen after that."""
 _MOST_REMEMBERED = 10_000
-
-
-class LeaseFate(msgspec.Struct, frozen=True):
-    """The latest that is known of a lease: it lives until `at`, or ended then."""
-
-    cause: Literal["live"] | EndCause
-    at: int
-    tokens: int
-    lease_class: str
 
 
 class PurgedLeases(msgspec.Struct, frozen=True):
@@ -129,13 +127,12 @@ class LeaseStore:
                 gone = one_of(self._database, ended_lease.c.id, missing)
                 query = select(ended_lease.c.id, ended_lease.c.payer).where(gone, ended_lease.c.cause == "purged")
                 purged = {row.id: row.payer for row in await session.execute(query)}
-            answers = confirm_in_order(asked, found, purged)
-            if answers.changed:
-                await self._rows.change(session, answers.changed)
-            if answers.failed:
-                now = (await session.execute(select(self._database.clock))).scalar_one()
-                await self._rows.end(session, answers.failed, "failed", now)
-            return [*answers.stand]
+            decider = LeaseDecider(0, found.values())
+            stand = decider.confirm(asked, purged)
+            if decider.failed:
+                decider.now = (await session.execute(select(self._database.clock))).scalar_one()
+            await self.save(session, decider)
+            return [*stand]
 
     async def _locked(self, session: AsyncSession, keys: Collection[tuple[UUID, bytes]]) -> list[Lease]:
         if not keys:
@@ -271,24 +268,6 @@ class LeaseStore:
             return int(getattr(gone, "rowcount", 0))
 
     # ------------------------------------------------ what they are asked for
-
-    async def fates(self, project_id: UUID, keys: Collection[bytes]) -> dict[bytes, LeaseFate]:
-        """What is known of leases of a project by prefix key: the live one, else what ended last, within the last day.
-
-        A key that is absent was not written in that time. Raises DatabaseUnavailable.
-        """
-        # a project is one tenant's
-        ended = (ended_lease.c.project_id == project_id) & one_of(self._database, ended_lease.c.prefix_key, keys)
-        wanted = (lease.c.project_id == project_id) & one_of(self._database, lease.c.prefix_key, keys)
-        async with self._database.reading() as session:
-            now = (await session.execute(select(self._database.clock))).scalar_one()
-            of = ended_lease.c
-            query = select(of.prefix_key, of.cause, of.ended_at, of.tokens, of.lease_class).where(ended)
-            found = {row[0]: LeaseFate(*row[1:]) for row in await session.execute(query.order_by(of.ended_at))}
-            for one in map(lease_of, await session.execute(select(*COLUMNS).where(wanted))):
-                cause: Literal["live", "expired"] = "live" if one.is_live(now) else "expired"
-                found[one.prefix_key] = LeaseFate(cause, one.expires_at, one.tokens, one.lease_class)
-        return found
 
     async def page(self, project_id: UUID, *, limit: int, after: UUID | None, tag: str | None = None) -> list[Lease]:
         """Live leases of a project, the newest first, from the one after `after`. Raises DatabaseUnavailable."""

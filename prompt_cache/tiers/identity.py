@@ -8,9 +8,9 @@ from functools import cached_property
 
 import msgspec
 
-from protocol.replicas import LayerGroup, Scope
+from protocol.replicas import LayerGroup, Scope, Tier
 
-TIER = "nvme"
+TIER: Tier = "nvme"
 
 
 def _digest(purpose: bytes, *fields: bytes) -> bytes:

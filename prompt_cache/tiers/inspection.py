@@ -14,13 +14,11 @@ from pathlib import Path
 import msgspec
 
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
-from prompt_cache.tiers.record_files import FolderLock, RecordFiles, identities
+from prompt_cache.tiers.record_files import RecordFiles, identities
 from prompt_cache.tiers.record_format import HEADER_BYTES, BadRecord, Header, disk_bytes, unpack
-from prompt_cache.tiers.record_reader import RecordReader
-from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S
+from prompt_cache.tiers.record_io import LONGEST_RETENTION_S, RecordReader
 from prompt_cache.tiers.sealing import Sealer
-from prompt_cache.tiers.store_errors import StoreUnusable
-from prompt_cache.tiers.store_state import StoreState, has_state, state_folder
+from prompt_cache.tiers.store_state import FolderLock, StoreState, StoreUnusable, has_state, state_folder
 from prompt_cache.tiers.tombstones import Tombstones
 
 _US = 1_000_000

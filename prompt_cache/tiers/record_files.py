@@ -1,4 +1,4 @@
-"""The files of a store: where a record lies, how it is published, how it is read. Knows bytes, and no keys.
+"""The files of a store: where a record lies, how it is published, read and found again. Knows bytes, and no keys.
 
 FOLDER/lock                                one store, one process
 FOLDER/IDENTITY/identity.json              what the identity's digest stands for
@@ -11,56 +11,33 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import stat
 import threading
-from collections.abc import Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
+from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
 from prompt_cache.tiers.record_format import NAME_BYTES
-from prompt_cache.tiers.store_errors import StoreLocked, StoreUnusable
 from prompt_cache.tiers.store_state import write_durably
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 FOLDERS = 256
 """Folders of records, by the first byte of their names."""
-_LOCK, _NEW, _IDENTITY = "lock", "new", "identity.json"
+_NEW, _IDENTITY = "new", "identity.json"
 _IDENTITY_NAME = re.compile("[0-9a-f]{32}")
 _WAIT_WRITE_WAIT = 7
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
 if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_MOST_BOUNDS = 10_000
 
 
 class NotAFile(OSError):
     """What lies in a file's place is a link, a folder, a pipe, a socket or a device."""
-
-
-class FolderLock:
-    """The exclusive lock of a store's folder, held by an open file: it ends with the process, however that ends."""
-
-    def __init__(self, folder: Path) -> None:
-        """Makes the folder if there is none. Raises StoreLocked, StoreUnusable."""
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise StoreUnusable(f"the cache folder {folder} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
-            if not isinstance(error, BlockingIOError):
-                raise StoreUnusable(f"the cache folder {folder} cannot be locked: {error.strerror}") from error
-            raise StoreLocked(f"the cache folder {folder} is in use by a replica, which has it alone") from error
-
-    def release(self) -> None:
-        """Give it back."""
-        os.close(self._file)
 
 
 class RecordFiles:
@@ -317,3 +294,66 @@ def files_below(folder: Path) -> Iterator[tuple[Path, int]]:
         yield from files_below(path)
     for _, path, size in sorted(files):
         yield path, size
+
+
+class FolderScan:
+    """All files of an identity's folder, some at a time. `done` when there are no more.
+
+    `failed`: told why one of the folders cannot be listed. Its records are not found, those of the others are.
+    """
+
+    def __init__(self, files: RecordFiles, failed: Callable[[OSError], None]) -> None:
+        self._files = self._names(files, failed)
+        self._lock = threading.Lock()
+        self._bounds: dict[str, float] = {}
+        """scope -> when what is still found of it has to expire"""
+        self.done = False
+
+    def names(self, most: int) -> list[bytes | Path]:
+        """Up to `most` more names, and paths of what is no record."""
+        with self._lock:
+            found = list(islice(self._files, most))
+            self.done = self.done or len(found) < most
+            return found
+
+    def shorten(self, scope: str, until: float) -> None:
+        """What is still found of this scope has to expire by then, in seconds since the Unix epoch."""
+        self._bounds[scope] = until
+        if len(self._bounds) > _MOST_BOUNDS:
+            del self._bounds[next(iter(self._bounds))]
+
+    def outlives(self, scope: str, expires: float) -> bool:
+        """Whether a record of this scope lives longer than it may."""
+        return expires > self._bounds.get(scope, inf)
+
+    @staticmethod
+    def _names(files: RecordFiles, failed: Callable[[OSError], None]) -> Iterator[bytes | Path]:
+        for number in range(FOLDERS):
+            try:
+                yield from files.names_in(number)
+            except OSError as error:
+                failed(error)
+
+
+def reclaim(files: RecordFiles, most: int) -> tuple[int, int]:
+    """Delete up to `most` files of other identities, the longest unused and the oldest first; returns how many records
+    they were, and their bytes. Raises OSError."""
+    deleted = freed = 0
+    for identity in files.others():
+        for path, size in islice(files_below(identity), most - deleted):
+            path.unlink(missing_ok=True)
+            deleted += 1
+            freed += size
+        if deleted >= most:
+            break
+        _remove_folders(identity)
+    return deleted, freed
+
+
+def _remove_folders(folder: Path) -> None:
+    """Remove a tree of empty folders."""
+    for path in list(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            _remove_folders(path)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

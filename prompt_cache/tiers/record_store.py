@@ -16,20 +16,15 @@ import msgspec
 import structlog
 
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, KEY_BYTES
-from prompt_cache.tiers.disk_room import DiskRoom
-from prompt_cache.tiers.folder_scan import FolderScan, reclaim
 from prompt_cache.tiers.identity import ScopeAccess, StoreIdentity
-from prompt_cache.tiers.record_files import Bytes, FolderLock, NotAFile, RecordFiles
+from prompt_cache.tiers.record_files import Bytes, FolderScan, NotAFile, RecordFiles, reclaim
 from prompt_cache.tiers.record_format import MOST_SCOPE_BYTES, BadRecord, Header, RecordFault, disk_bytes, record_bytes
 from prompt_cache.tiers.record_index import RecordIndex
-from prompt_cache.tiers.record_reader import RecordReader
-from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S, Place, RecordWriter
+from prompt_cache.tiers.record_io import LONGEST_RETENTION_S, Place, RecordReader, RecordWriter, WritePace
 from prompt_cache.tiers.sealing import Sealer
-from prompt_cache.tiers.store_contents import US, StoreContents
-from prompt_cache.tiers.store_errors import StoreUnusable
-from prompt_cache.tiers.store_state import StoreState, state_folder
+from prompt_cache.tiers.store_contents import US, DiskRoom, StoreContents
+from prompt_cache.tiers.store_state import FolderLock, StoreState, StoreUnusable, state_folder
 from prompt_cache.tiers.tombstones import Tombstones
-from prompt_cache.tiers.write_pace import WritePace
 from storage.disk_space import is_disk_full
 
 logger = structlog.get_logger("prompt_cache.tiers")

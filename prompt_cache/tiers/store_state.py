@@ -1,12 +1,13 @@
-"""A store's memory beside its records: the secret of its file names, the order of its writes and purges.
+"""A store's memory beside its records: the secret of its file names, the order of its writes and purges; its lock.
 
-It lies in a folder of its own, so that restoring old records does not restore it. Without it no record is found, so
-losing it loses the records, and revives none.
+The memory lies in a folder of its own, so that restoring old records does not restore it. Without it no record is
+found, so losing it loses the records, and revives none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
@@ -17,9 +18,43 @@ from pathlib import Path
 import msgspec
 
 from prompt_cache.tiers.record_format import NAME_BYTES
+from storage.reported_error import ReportedError
 
 _FILE = "store.json"
 _AHEAD_US = 3_600_000_000
+
+
+class StoreUnusable(ReportedError):
+    """The folder cannot be made, read or written. The message names it."""
+
+
+class StoreLocked(StoreUnusable):
+    """Another process uses this folder: one folder, one replica."""
+
+    temporary = True
+
+
+class FolderLock:
+    """The exclusive lock of a store's folder, held by an open file: it ends with the process, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder if there is none. Raises StoreLocked, StoreUnusable."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise StoreUnusable(f"the cache folder {folder} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            if not isinstance(error, BlockingIOError):
+                raise StoreUnusable(f"the cache folder {folder} cannot be locked: {error.strerror}") from error
+            raise StoreLocked(f"the cache folder {folder} is in use by a replica, which has it alone") from error
+
+    def release(self) -> None:
+        """Give it back."""
+        os.close(self._file)
 
 
 class _State(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from engine.core.engine import Engine, EngineLimits
 from engine.execution.cpu_threads import Threads
-from engine.execution.disk_tier import DiskTier, Store
+from engine.execution.disk_tier import DiskTier
 from engine.execution.model_runner import ModelRunner
 from engine.kv_cache.memory import KvMemory, host_memories
 from engine.layers import attention
@@ -28,6 +28,7 @@ from engine.scheduling.fairness.queue_limits import QueueBounds
 from engine.scheduling.step_work import Work
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
+from prompt_cache.tiers.record_store import RecordStore
 from protocol.replicas import Scope
 from protocol.requests import (
     Began,
@@ -42,6 +43,7 @@ from protocol.requests import (
     Tokens,
 )
 from tests.engine.families import KeptFamilies
+from tests.engine.memory_store import MemoryStore
 from tests.engine.tiny_tokenizer import write_tokenizer
 
 # Threads of torch spin while they wait for each other after each operation. With as many test workers as cores they
@@ -290,7 +292,7 @@ def make_bench(
     many_threads: int = 1,
     quantize: Quantize = "none",
     swap: int = 0,
-    store: Store | None = None,
+    store: RecordStore | MemoryStore | None = None,
     dtype: torch.dtype = torch.float32,
     kv_dtype: KvDtype = "auto",
     weights: Weights = "decoded",
@@ -337,7 +339,9 @@ def make_bench(
             [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
         )
     disk = None if store is None else DiskTier(store, kept, runner.checksums)
-    engine = Engine(runner, pool, bounds, "digest", clock=lambda: bench.now, dram=swap_pool, disk=disk)
+    engine = Engine(
+        runner, pool, bounds, "digest", clock=lambda: bench.now, dram=swap_pool, tiers=() if disk is None else (disk,)
+    )
     bench = Bench(engine)
     return bench
 

@@ -122,11 +122,11 @@ def assert_swapped(tmp_path: Path, device: Device) -> None:
     on.scheduler.costs = FixedCosts(Rates(copied=0.01))
     assert run(on, PROMPTS[:2] * 4, 200) == expected
     assert on.scheduler.preemptions > 0
-    assert on.scheduler.dram.swaps > 0
-    assert on.scheduler.dram.pool is not None
+    assert on.scheduler.tiers.dram.swaps > 0
+    assert on.scheduler.tiers.dram.pool is not None
     while on.busy:  # the background writer goes on
         on.step()
-    assert on.scheduler.dram.pool.referenced_blocks == 0
+    assert on.scheduler.tiers.dram.pool.referenced_blocks == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -117,6 +117,6 @@ def test_a_neighbour_that_is_aborted_while_swapped_out_leaves_nothing(tiny_model
     bench.finish()
     assert_equal(old, alone)
     assert bench.engine.pool.referenced_blocks == 0
-    swap = bench.engine.scheduler.dram.pool
+    swap = bench.engine.scheduler.tiers.dram.pool
     assert swap is not None
     assert swap.referenced_blocks == 0

@@ -75,7 +75,7 @@ def test_a_block_that_changed_in_dram_is_a_miss(make: Make, check: Check) -> Non
     [memory] = bench.engine.runner.dram
     memory.data.view(torch.int32)[:, 0, 0, 0, 5, 3] ^= 1 << 9
     check(bench.one(generate("warm", prompt(), OUTPUT)), cold)
-    assert bench.engine.scheduler.dram.damaged == BLOCKS
+    assert bench.engine.scheduler.tiers.dram.damaged == BLOCKS
     assert bench.counts("warm").read_dram == 0
 
 
@@ -95,7 +95,7 @@ def test_blocks_leave_and_come_back_while_others_decode(make: Make, check: Check
     for run, expected in zip(others, alone, strict=True):
         check(run, expected)
     assert sum(bench.counts(f"turn {turn}").read_dram for turn in range(6)) > 0
-    assert bench.engine.scheduler.dram.damaged == 0
+    assert bench.engine.scheduler.tiers.dram.damaged == 0
 
 
 def test_the_scheduler_hears_of_copies_when_they_are_done(make: Make, check: Check) -> None:
@@ -131,7 +131,7 @@ def test_the_scheduler_hears_of_copies_when_they_are_done(make: Make, check: Che
     copies.begin, bench.engine.scheduler.copied = begin, copied  # type: ignore[method-assign]
     bench.engine.runner.on_logits = seen
     check(bench.one(generate("warm", prompt(), OUTPUT)), make(blocks=24).one(generate("cold", prompt(), OUTPUT)))
-    assert bench.engine.scheduler.dram.damaged == 0
+    assert bench.engine.scheduler.tiers.dram.damaged == 0
 
 
 def test_what_was_written_ahead_is_evicted_without_a_copy(make: Make, check: Check) -> None:
@@ -144,10 +144,10 @@ def test_what_was_written_ahead_is_evicted_without_a_copy(make: Make, check: Che
     writer = bench.engine.scheduler.tiers.writer
     assert writer is not None
     assert writer.written >= 4
-    assert bench.engine.scheduler.dram.entered == 0
+    assert bench.engine.scheduler.tiers.dram.entered == 0
     check(bench.one(generate("warm", prompt(), OUTPUT)), cold)
     assert bench.counts("warm").read_dram >= 4 * 64
-    assert bench.engine.scheduler.dram.damaged == 0
+    assert bench.engine.scheduler.tiers.dram.damaged == 0
 
 
 def test_what_is_being_written_ahead_may_be_evicted(make: Make, check: Check) -> None:
@@ -174,7 +174,7 @@ def test_what_is_being_written_ahead_may_be_evicted(make: Make, check: Check) ->
     assert writer.written > 0
     check(bench.one(generate("warm", prompt(), OUTPUT)), cold)
     assert bench.counts("warm").read > 0
-    assert bench.engine.scheduler.dram.damaged == 0
+    assert bench.engine.scheduler.tiers.dram.damaged == 0
 
 
 def test_who_leaves_while_blocks_come_back_leaves_nothing_behind(make: Make, check: Check) -> None:
@@ -190,7 +190,7 @@ def test_who_leaves_while_blocks_come_back_leaves_nothing_behind(make: Make, che
             bench.step()
         bench.engine.abort("leaves")
         check(bench.one(generate("next", prompt(seed=3), OUTPUT)), cold)
-        assert bench.engine.scheduler.dram.damaged == 0
+        assert bench.engine.scheduler.tiers.dram.damaged == 0
 
 
 @pytest.mark.parametrize("captured", [False, True])

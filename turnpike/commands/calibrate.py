@@ -100,7 +100,7 @@ def _keep(settings: Settings, folder: Path, rate: TierRate) -> None:
 
 def _meaning(rates: ModelRates, tiers: Mapping[Place, TierRate]) -> dict[str, Any]:
     """What a model's KV costs to compute and to fetch."""
-    from prompt_cache.placement.fetch_or_recompute import PLACES, FetchOrRecompute
+    from prompt_cache.placement.fetch_or_recompute import FetchOrRecompute
 
     chooser = FetchOrRecompute(tiers, rates.compute)
     lengths = sorted({min(length, rates.context_tokens) for length in _LENGTHS})
@@ -113,7 +113,7 @@ def _meaning(rates: ModelRates, tiers: Mapping[Place, TierRate]) -> dict[str, An
         },
         "pays_from_tokens": {
             place: chooser.pays_from(place, rates.block_tokens, rates.block_bytes, rates.context_tokens)
-            for place in PLACES
+            for place in tiers
         },
         "needed_bytes_per_s": {
             str(length): round(length / rates.block_tokens * rates.block_bytes / rates.compute.seconds(0, length))

@@ -11,7 +11,7 @@ from billing.money import format_pico
 from billing.reports.cache_savings import ClassSavings
 from billing.usage import AUTOMATIC
 from prompt_cache.history.diagnosis import Cause
-from prompt_cache.history.miss_sums import MissSums
+from prompt_cache.history.store import MissSums
 
 Basis = Literal["exact", "at_most"]
 

@@ -24,8 +24,7 @@ from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from prompt_cache.history.diagnosis import Cause
-from prompt_cache.history.miss_sums import UNREACHABLE, MissSums, miss_sums
-from prompt_cache.history.store import day_of
+from prompt_cache.history.store import UNREACHABLE, MissSums, day_of, miss_sums
 
 _PROMPT = [meter for meter in METERS if meter != "output"]
 _ALL_GROUPS = 1_000_000

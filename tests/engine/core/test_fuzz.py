@@ -141,7 +141,7 @@ def test_random_interventions_leak_nothing_and_counts_are_exact(
     bench = benches(blocks=40, running=8, budget=200, swap=swap, store=store, queue=30)
     # As if computing were far slower than reading, whatever else this machine does.
     rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
-    bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(1.0))
+    bench.engine.scheduler.tiers.restores.chooser = FetchOrRecompute(rates, ComputeRate(1.0))
     fuzz = Fuzz(bench, seed=swap)
     for _ in range(OPERATIONS):
         fuzz.intervene()
@@ -155,7 +155,7 @@ def test_random_interventions_leak_nothing_and_counts_are_exact(
     assert bench.engine.pool.referenced_blocks == 0
     assert bench.engine.scheduler.waiting == 0
     assert bench.engine.scheduler.preemptions > 100, "the fuzz was too gentle"
-    read = bench.engine.scheduler.restores.read_tokens
+    read = bench.engine.scheduler.tiers.restores.read_tokens
     assert (read["dram"] > 0) == (swap > 0)
     assert (read["nvme"] > 0) == disk
     writer = bench.engine.scheduler.tiers.writer

@@ -138,7 +138,7 @@ def test_after_preemption_by_recompute(tiny_model: Path, swap: int, store: str):
     assert counts.recomputed > 0
     assert (counts.prompt, counts.computed, counts.output) == (130, 130, 100)
     assert bench.counts("old").recomputed == 0
-    assert bench.engine.scheduler.dram.swaps == 0
+    assert bench.engine.scheduler.tiers.dram.swaps == 0
 
 
 @pytest.mark.parametrize("family", only_fast(None, of=[None, "gemma3", "gpt-oss", "deepseek v3"]))
@@ -150,7 +150,7 @@ def test_after_preemption_by_swap(tiny_model: Path, family_folders: Families, fa
     check(bench.runs["young"], expected)
     counts = bench.counts("young")
     assert (counts.prompt, counts.computed, counts.read, counts.recomputed, counts.output) == (130, 130, 0, 0, 100)
-    assert bench.engine.scheduler.dram.swaps > 0
+    assert bench.engine.scheduler.tiers.dram.swaps > 0
     assert memory_load(bench.engine)[-1].referenced == 0
 
 
@@ -158,7 +158,7 @@ def test_whoever_is_aborted_while_swapped_out_leaves_nothing(tiny_model: Path):
     bench = make_bench(tiny_model, blocks=7, budget=200, running=4, swap=9)
     bench.add(generate("old", prompt(130), 100))
     bench.add(generate("young", prompt(130, 1), 100, read=False))
-    while not bench.engine.scheduler.dram.swaps:
+    while not bench.engine.scheduler.tiers.dram.swaps:
         bench.step()
     assert memory_load(bench.engine)[-1].referenced > 0
     assert bench.engine.abort("young")
@@ -174,7 +174,7 @@ def test_the_cheaper_of_copying_and_computing_again_is_done(tiny_model: Path, co
     bench.add(generate("old", prompt(130), 100))
     bench.add(generate("young", prompt(130, 1), 100, read=False))
     bench.finish()
-    assert min(1, bench.engine.scheduler.dram.swaps) == kept
+    assert min(1, bench.engine.scheduler.tiers.dram.swaps) == kept
 
 
 def test_continued_elsewhere(tiny_model: Path):

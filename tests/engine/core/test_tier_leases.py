@@ -28,7 +28,7 @@ from tests.engine.memory_store import MemoryStore
 def test_a_long_lease_goes_to_disk_at_once(tiny_model: Path, store: MemoryStore):
     bench = make_bench(tiny_model, swap=16, store=store)
     bench.one(generate("leased", prompt(), 1, retain=(Retain(130, HOUR),)))
-    until(lambda: bench.engine.scheduler.saver.idle, bench)
+    until(lambda: bench.engine.scheduler.tiers.savers[0].idle, bench)
     assert len(store.records) == 130 // 64
     first, second = store.records
     assert store.before == {first: None, second: first}, "eviction on disk takes the end of a prompt first"
@@ -39,15 +39,15 @@ def test_a_lease_on_disk_is_renewed_by_who_reads_it(
 ):
     """No more often than once a minute, where it ends later by no more than that."""
     bench = make_bench(tiny_model, swap=16, store=store)
-    saver = bench.engine.scheduler.saver
+    saver = bench.engine.scheduler.tiers.savers[0]
     assert saver is not None
-    tell, told = saver.disk.lease, Counter[float]()
+    tell, told = saver.tier.lease, Counter[float]()
 
     def told_of(scope: str, key: bytes, until: float) -> None:
         told[until] += 1
         tell(scope, key, until)
 
-    monkeypatch.setattr(saver.disk, "lease", told_of)
+    monkeypatch.setattr(saver.tier, "lease", told_of)
     leased = [("project", key) for key in keys_of(bench)[: 200 // 64]]
 
     def read(id: str, until_s: float) -> None:
@@ -55,7 +55,7 @@ def test_a_lease_on_disk_is_renewed_by_who_reads_it(
 
     read("first", 300.0)
     read("second", 310.0)
-    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.tiers.savers[0].idle, bench)
     assert {store.leases[block] for block in leased} == {310.0}
     assert [end for block, end in store.leases.items() if block not in leased] == [0.0] * (BLOCKS - len(leased))
     bench.now = 1.0 + ON_DISK_S
@@ -79,7 +79,7 @@ def test_a_longer_lease_is_told_to_the_disk_whoever_read_before(
     nobody reads them again."""
     monkeypatch.setattr("engine.execution.disk_tier.SAVES", room or SAVES)
     bench = make_bench(tiny_model, swap=16, store=store)
-    saver = bench.engine.scheduler.saver
+    saver = bench.engine.scheduler.tiers.savers[0]
     assert saver is not None
     if room is None:
         save(bench, store)
@@ -99,7 +99,7 @@ def test_a_longer_lease_is_told_to_the_disk_whoever_read_before(
 
 def test_of_leases_that_wait_to_be_told_the_longest_is(tiny_model: Path, store: MemoryStore):
     bench = make_bench(tiny_model, blocks=24, swap=24, store=store)
-    saver = bench.engine.scheduler.saver
+    saver = bench.engine.scheduler.tiers.savers[0]
     assert saver is not None
     save(bench, store)
     hold_up_saves(bench, store)

@@ -110,7 +110,7 @@ def test_what_is_forgotten_is_gone_from_every_tier(tiny_model: Path, store: Memo
     flood(bench)
     assert dram_load(bench).cached > 0
     freed: list[int] = []
-    pool = bench.engine.scheduler.dram.pool
+    pool = bench.engine.scheduler.tiers.dram.pool
     assert pool is not None
     pool.pools[0]._on_free = freed.append
     if how == "forget":
@@ -151,7 +151,7 @@ def test_a_purge_is_on_the_disk_before_what_waits_to_be_saved(tiny_model: Path, 
     store.write_gate.clear()
     for id in ("first", "second"):
         bench.one(generate(id, prompt(), 1))
-    saver = bench.engine.scheduler.saver
+    saver = bench.engine.scheduler.tiers.savers[0]
     assert saver is not None
     until(lambda: len(saver.blocks()) == BLOCKS and store.writes == 1, bench)
     bench.one(generate("other", prompt(seed=1), 1))
@@ -172,7 +172,7 @@ def test_what_is_computed_again_after_a_purge_is_saved_again(tiny_model: Path, s
     for id in ("third", "fourth"):
         bench.one(generate(id, prompt(), 1))
     store.write_gate.set()
-    until(lambda: store.writes == 2 * BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    until(lambda: store.writes == 2 * BLOCKS and bench.engine.scheduler.tiers.savers[0].idle, bench)
     assert set(store.records) == {("project", key) for key in keys_of(bench)}
 
 
@@ -184,10 +184,10 @@ def test_a_block_that_is_purged_while_it_is_read_is_not_used(tiny_model: Path, s
     store.damaged.add(keys[2])
     store.gate.clear()
     bench.add(generate("first", prompt(), 1))
-    until(lambda: bench.engine.scheduler.restores.fetches, bench)
+    until(lambda: bench.engine.scheduler.tiers.restores.fetches, bench)
     purge_by(bench, "purge", keys)
     store.gate.set()
-    until(lambda: not bench.engine.scheduler.restores.fetches, bench)
+    until(lambda: not bench.engine.scheduler.tiers.restores.fetches, bench)
     bench.finish()
     bench.engine.pool.purge(keys)
     again = bench.one(generate("again", prompt(), OUTPUT))
@@ -246,7 +246,7 @@ def test_dram_is_kept_no_longer_than_its_retention(tiny_model: Path):
 
 def test_a_scope_holds_no_more_of_a_memory_than_its_limit(tiny_model: Path):
     bench = make_bench(tiny_model, blocks=8, running=1, budget=512, swap=16)
-    for pool in (bench.engine.pool, bench.engine.scheduler.dram.pool):
+    for pool in (bench.engine.pool, bench.engine.scheduler.tiers.dram.pool):
         assert pool is not None
         pool._block_bytes = [memory.group.block_bytes for memory in bench.engine.runner.memories]
     size = bench.engine.runner.memories[0].group.block_bytes
@@ -268,7 +268,7 @@ def test_a_request_that_fails_takes_what_it_read_from_every_scope(tiny_model: Pa
     bench = make_bench(tiny_model, swap=16, store=store)
     for id in ("first", "second"):
         bench.one(generate(id, prompt(), 1, segments=segments))
-    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.tiers.savers[0].idle, bench)
     assert {scope for scope, _ in store.records} == {"public", "project"}
     bench.engine.runner.memories[0].data[:] = float("nan")
     bench.one(generate("reader", prompt(), 1, segments=segments))

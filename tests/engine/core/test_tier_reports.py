@@ -30,9 +30,9 @@ from tests.waiting import LONG_S
 def test_began_plans_what_is_to_be_fetched_and_the_first_token_tells_what_was(tiny_model: Path, store: MemoryStore):
     save(make_bench(tiny_model, swap=16, store=store), store)
     bench = make_bench(tiny_model, swap=16, store=store)
-    size = bench.engine.scheduler.restores.block_bytes
+    size = bench.engine.scheduler.tiers.restores.block_bytes
     rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, size / 0.1)}
-    bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(0.1 / 64))
+    bench.engine.scheduler.tiers.restores.chooser = FetchOrRecompute(rates, ComputeRate(0.1 / 64))
     store.gate.clear()  # and then the disk is throttled
     run = bench.add(generate("warm", prompt(), OUTPUT))
     bench.step()
@@ -54,7 +54,7 @@ def test_what_computing_is_quicker_for_is_planned_so(tiny_model: Path, store: Me
     save(make_bench(tiny_model, swap=16, store=store), store)
     bench = make_bench(tiny_model, swap=16, store=store)
     rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1.0), "nvme": TierRate(0.0, 1.0)}
-    bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(1e-6))
+    bench.engine.scheduler.tiers.restores.chooser = FetchOrRecompute(rates, ComputeRate(1e-6))
     run = bench.one(generate("warm", prompt(), OUTPUT))
     assert run.began is not None
     assert run.prompt is not None
@@ -66,7 +66,7 @@ def test_what_computing_is_quicker_for_is_planned_so(tiny_model: Path, store: Me
 def test_a_record_that_fails_its_check_is_told(tiny_model: Path, store: MemoryStore, prefetched: bool):
     save(make_bench(tiny_model, swap=16, store=store), store)
     bench = make_bench(tiny_model, swap=16, running=1, store=store)
-    restores = bench.engine.scheduler.restores
+    restores = bench.engine.scheduler.tiers.restores
     fast: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
     restores.chooser = FetchOrRecompute(fast, ComputeRate(1.0))
     keys = bench.engine.input_processor.accept(generate("x", prompt()), SCOPES).first.extend_keys(BLOCKS)
@@ -75,7 +75,7 @@ def test_a_record_that_fails_its_check_is_told(tiny_model: Path, store: MemorySt
         before = bench.add(generate("before", prompt(64, 5), 100))
         until(lambda: before.tokens, bench)
     run = bench.add(generate("warm", prompt(), OUTPUT))
-    until(lambda: restores.fetches.failed, bench)
+    until(lambda: restores.fetches.failed["nvme"], bench)
     bench.finish()
     check(run, cold(tiny_model))
     assert run.prompt is not None
@@ -92,7 +92,7 @@ def test_each_that_waits_for_a_damaged_block_is_told(tiny_model: Path, store: Me
     store.damaged.add(keys_of(bench)[2])
     store.gate.clear()
     runs = [bench.add(generate(id, prompt(), OUTPUT)) for id in ("one", "two", "three")]
-    until(lambda: len(bench.engine.scheduler.restores.active) == len(runs), bench)
+    until(lambda: len(bench.engine.scheduler.tiers.restores.active) == len(runs), bench)
     store.gate.set()
     bench.finish()
     for run in runs:
@@ -110,7 +110,7 @@ def test_what_is_not_damaged_is_not_called_so(tiny_model: Path, store: MemorySto
     key = keys_of(bench)[2]
     store.gate.clear()
     run = bench.add(generate("warm", prompt(), OUTPUT))
-    until(lambda: len(bench.engine.scheduler.restores.fetches) == BLOCKS, bench)
+    until(lambda: len(bench.engine.scheduler.tiers.restores.fetches) == BLOCKS, bench)
     if what == "gone":
         del store.records["project", key]
     else:
@@ -137,7 +137,7 @@ def test_a_bit_that_flipped_on_disk_is_told(tiny_model: Path, tmp_path: Path):
         record.write_bytes(sealed)
         after = make_bench(tiny_model, swap=16, store=store)
         fast: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
-        after.engine.scheduler.restores.chooser = FetchOrRecompute(fast, ComputeRate(1.0))
+        after.engine.scheduler.tiers.restores.chooser = FetchOrRecompute(fast, ComputeRate(1.0))
         run = after.one(generate("warm", prompt(), OUTPUT))
         check(run, cold(tiny_model))
         assert run.prompt is not None

@@ -45,7 +45,7 @@ def test_a_disk_that_never_answers_delays_no_step(tiny_model: Path, store: Memor
     check(beside, cold(tiny_model, 100, 30, 3))
     assert bench.counts("warm").read == 0
     store.gate.set()
-    until(lambda: not bench.engine.scheduler.restores.fetches, bench)
+    until(lambda: not bench.engine.scheduler.tiers.restores.fetches, bench)
     assert dram_load(bench).referenced == 0
 
 
@@ -53,7 +53,7 @@ def test_a_disk_that_takes_no_write_delays_no_step(tiny_model: Path, store: Memo
     """So much is on its way there, and the rest waits or is dropped; what is purged meanwhile is gone after it."""
     store.write_gate.clear()
     bench = make_bench(tiny_model, blocks=48, swap=48, store=store)
-    saver = bench.engine.scheduler.saver
+    saver = bench.engine.scheduler.tiers.savers[0]
     assert saver is not None
     longest = 0.0
     with Awake() as awake:
@@ -104,7 +104,7 @@ def test_the_dearer_computing_is_the_longer_the_disk_is_waited_for(
     save(make_bench(tiny_model, swap=16, store=store), store)
     bench = make_bench(tiny_model, swap=16, store=store)
     rates: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
-    bench.engine.scheduler.restores.chooser = FetchOrRecompute(rates, ComputeRate(token_s))
+    bench.engine.scheduler.tiers.restores.chooser = FetchOrRecompute(rates, ComputeRate(token_s))
     store.gate.clear()
     bench.add(generate("warm", prompt(), OUTPUT))
     bench.step()

@@ -92,7 +92,7 @@ def test_what_the_disk_lost_is_saved_again(tiny_model: Path, store: MemoryStore)
     store.records.clear()
     bench.now += ON_DISK_S
     bench.one(generate("later", prompt(), 1))
-    until(lambda: bench.engine.scheduler.saver.idle and len(store.records) > 0, bench)
+    until(lambda: bench.engine.scheduler.tiers.savers[0].idle and len(store.records) > 0, bench)
     assert len(store.records) == BLOCKS
 
 
@@ -101,7 +101,7 @@ def test_what_a_full_disk_refused_is_saved_when_it_has_room(tiny_model: Path, st
     store.full = True
     for id in ("first", "second", "third"):
         bench.one(generate(id, prompt(), 1))
-        until(lambda: bench.engine.scheduler.saver.idle, bench)
+        until(lambda: bench.engine.scheduler.tiers.savers[0].idle, bench)
     assert store.writes == BLOCKS, "it is not asked again at once"
     store.full = False
     bench.now += REFUSED_S
@@ -141,7 +141,7 @@ def test_a_block_that_changed_in_dram_is_a_miss(tiny_model: Path):
     words = memory.data.view(torch.int32)
     words[2, 0, 0, 0, 5, 3] ^= 1 << 9
     check(bench.one(generate("warm", prompt(), OUTPUT)), cold(tiny_model))
-    assert bench.engine.scheduler.dram.damaged == 1
+    assert bench.engine.scheduler.tiers.dram.damaged == 1
     counts = bench.counts("warm")
     assert (counts.read_dram, counts.computed) == ((BLOCKS - 1) * 64, LENGTH - (BLOCKS - 1) * 64)
     read = bench.runs["warm"].prompt
@@ -153,14 +153,14 @@ def test_private_kv_that_changed_is_computed_again(tiny_model: Path):
     bench = make_bench(tiny_model, blocks=7, budget=200, running=4, swap=9)
     bench.add(generate("old", prompt(130), 100))
     bench.add(generate("young", prompt(130, 1), 100, read=False))
-    while not bench.engine.scheduler.dram.swaps:
+    while not bench.engine.scheduler.tiers.dram.swaps:
         bench.step()
     for memory in bench.engine.runner.dram:
         memory.data += 1.0
     bench.finish()
     expected = make_bench(tiny_model).one(generate("x", prompt(130, 1), 100))
     assert bench.runs["young"].tokens == expected.tokens
-    assert bench.engine.scheduler.dram.damaged > 0
+    assert bench.engine.scheduler.tiers.dram.damaged > 0
     counts = bench.counts("young")
     assert (counts.prompt, counts.computed, counts.output) == (130, 130, 100)
     assert counts.recomputed > 0
@@ -170,7 +170,7 @@ def test_front_and_tail_meet(tiny_model: Path, store: MemoryStore):
     """A disk as fast as computing: some is computed, some is read, and all is counted once."""
     save(make_bench(tiny_model, swap=16, store=store), store)
     bench = make_bench(tiny_model, swap=16, budget=65, running=1, store=store)
-    restores = bench.engine.scheduler.restores
+    restores = bench.engine.scheduler.tiers.restores
     rates: dict[Place, TierRate] = {
         "dram": TierRate(0.0, 1e12),
         "nvme": TierRate(0.0, restores.block_bytes / 0.002),
@@ -198,8 +198,8 @@ def test_aborted_while_it_restores(tiny_model: Path, store: MemoryStore, tier: s
     save(bench, store)
     flood(bench)
     if tier == "nvme":
-        assert bench.engine.scheduler.dram.pool is not None
-        bench.engine.scheduler.dram.pool.forget("project")
+        assert bench.engine.scheduler.tiers.dram.pool is not None
+        bench.engine.scheduler.tiers.dram.pool.forget("project")
         store.gate.clear()
     run = bench.add(generate("warm", prompt(), OUTPUT))
     for _ in range(steps):
@@ -209,7 +209,7 @@ def test_aborted_while_it_restores(tiny_model: Path, store: MemoryStore, tier: s
     assert run.done is not None
     run.done.counts.check()
     store.gate.set()
-    until(lambda: not bench.engine.scheduler.restores.fetches, bench)
+    until(lambda: not bench.engine.scheduler.tiers.restores.fetches, bench)
     bench.finish()
     assert bench.engine.pool.referenced_blocks == 0
     assert dram_load(bench).referenced == 0
@@ -219,7 +219,7 @@ def test_aborted_while_it_restores(tiny_model: Path, store: MemoryStore, tier: s
 def test_a_higher_lane_takes_its_place_while_it_restores(tiny_model: Path, store: MemoryStore):
     bench = make_bench(tiny_model, blocks=32, running=1, budget=65, swap=16, store=store)
     save(bench, store)
-    bench.engine.scheduler.dram.pool.forget("project")  # type: ignore[union-attr]
+    bench.engine.scheduler.tiers.dram.pool.forget("project")  # type: ignore[union-attr]
     bench.engine.pool.forget("project")
     store.gate.clear()
     run = bench.add(generate("warm", prompt(), OUTPUT, lane="batch"))

@@ -64,7 +64,7 @@ def until(condition: Callable[[], object], bench: Bench) -> None:
 def fetch_all(bench: Bench) -> None:
     """Let whatever lies on disk be fetched: computing is dear."""
     fast: dict[Place, TierRate] = {"dram": TierRate(0.0, 1e12), "nvme": TierRate(0.0, 1e12)}
-    bench.engine.scheduler.restores.chooser = FetchOrRecompute(fast, ComputeRate(1.0))
+    bench.engine.scheduler.tiers.restores.chooser = FetchOrRecompute(fast, ComputeRate(1.0))
 
 
 def keys_of(bench: Bench) -> list[bytes]:
@@ -97,4 +97,4 @@ def save(bench: Bench, store: MemoryStore) -> None:
     """Have the prompt on disk: it is read a second time."""
     bench.one(generate("first", prompt(), 1))
     bench.one(generate("second", prompt(), 1))
-    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.saver.idle, bench)
+    until(lambda: len(store.records) == BLOCKS and bench.engine.scheduler.tiers.savers[0].idle, bench)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.scheduling.policy import FirstComeFirstServed
+from benchmarks.fairness_policies import FirstComeFirstServed
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_costs import FixedCosts, Rates
@@ -43,7 +43,7 @@ class Device:
         self.now = 1.0
 
     def introduce(self, scope: str, retention: float) -> None:
-        self.scheduler.dram.introduce(ScopeAccess(scope, scope.encode() * 32, retention))
+        self.scheduler.tiers.dram.introduce(ScopeAccess(scope, scope.encode() * 32, retention))
 
     def add(self, seed: int, blocks: int = PROMPT, output: int = 1, scope: str = "a", store: str = "all") -> Request:
         tokens = [seed] * (blocks * 64 + 1)
@@ -228,9 +228,9 @@ def test_what_is_used_again_is_the_first_to_go_from_host_memory():
     first = len(device.steps)
     device.add(1, output=1 << 20)
     device.step()
-    assert device.scheduler.dram.on_device(used.keys[-1]), "it was not evicted yet"
+    assert device.scheduler.tiers.dram.on_device(used.keys[-1]), "it was not evicted yet"
     flood(lambda: not any(device.held(used)))
-    assert device.scheduler.dram.on_device(used.keys[-1])
+    assert device.scheduler.tiers.dram.on_device(used.keys[-1])
     # All else in host memory has been there for longer.
     assert sum(len(step.out) for step in device.steps[first:]) <= written + 8
 
@@ -285,5 +285,5 @@ def test_what_is_evicted_while_it_is_written_is_copied_once():
     device.run(device.add(4))
     device.rest()
     copied = [host for step in device.steps for _, host in step.out]
-    assert len(copied) == device.written + device.scheduler.dram.entered
+    assert len(copied) == device.written + device.scheduler.tiers.dram.entered
     assert device.run(device.add(1)).counts().read == PROMPT * 64

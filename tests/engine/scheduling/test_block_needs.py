@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fairness_policies import FirstComeFirstServed
 from engine.errors import StartError
 from engine.scheduling.block_needs import BlockNeeds
 from engine.scheduling.fairness.fair_share import FairShare
-from engine.scheduling.policy import FirstComeFirstServed
 from engine.scheduling.request import Request
 from engine.startup.kv_size import block_counts
 from engine.startup.options import ReplicaOptions

@@ -48,9 +48,9 @@ def test_turns_go_on_where_they_ended() -> None:
 def test_one_flow_s_long_prompts_do_not_keep_the_disk_from_another_s() -> None:
     costs, disk = FixedCosts(Rates(uncached=10_000.0)), ManualDisk()
     scheduler = Scheduler(
-        GroupedPool([(200, 0)]), 4_096, 4, FairShare(costs), costs=costs, dram=GroupedPool([(200, 0)]), disk=disk
+        GroupedPool([(200, 0)]), 4_096, 4, FairShare(costs), costs=costs, dram=GroupedPool([(200, 0)]), tiers=(disk,)
     )
-    scheduler.dram.introduce(ScopeAccess("scope", b"k" * 32, 1000.0))
+    scheduler.tiers.dram.introduce(ScopeAccess("scope", b"k" * 32, 1000.0))
     waiting = [
         request(number, prompt=20 * BLOCK_TOKENS + 1, flow=flow, lane="standard")
         for number, flow in enumerate(("a", "a", "b"))

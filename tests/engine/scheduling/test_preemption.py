@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fairness_policies import FirstComeFirstServed
 from engine.scheduling.fairness.fair_share import FairShare
-from engine.scheduling.policy import FirstComeFirstServed
 from engine.scheduling.request import Request
 from protocol.requests import LANES, Lane
 from tests.engine.scheduling.replica_without_model import Replica, request

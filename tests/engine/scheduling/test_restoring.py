@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.scheduling.disk import Transfer
 from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_costs import FixedCosts, Rates
 from engine.scheduling.step_work import Step
+from engine.scheduling.tier import Tier, Transfer
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import block_key
 from prompt_cache.kv.grouped_pool import GroupedPool
@@ -27,8 +27,11 @@ from tests.fast import examples
 SCOPES = {"a": b"root of a", "b": b"root of b"}
 
 
-class ManualDisk:
+class ManualDisk(Tier):
     """A disk whose transfers end, and whose purges are made, when the test says so. It holds keys alone."""
+
+    name: Place = "nvme"
+    rate = TierRate(0.0005, 1e9)
 
     def __init__(self) -> None:
         self.keys: set[tuple[str, bytes]] = set()
@@ -136,10 +139,10 @@ class Tiers(RuleBasedStateMachine):
         self.dram = GroupedPool([(host, 0)])
         costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=4))
         self.scheduler = Scheduler(
-            self.pool, 200, 4, FairShare(costs), costs=costs, dram=self.dram, disk=self.disk, clean=clean
+            self.pool, 200, 4, FairShare(costs), costs=costs, dram=self.dram, tiers=(self.disk,), clean=clean
         )
         for scope in SCOPES:
-            self.scheduler.dram.introduce(ScopeAccess(scope, scope.encode() * 32, 1000.0))
+            self.scheduler.tiers.dram.introduce(ScopeAccess(scope, scope.encode() * 32, 1000.0))
         self.now = 1.0
         self.alive: dict[int, Request] = {}
         self.number = 0
@@ -167,7 +170,7 @@ class Tiers(RuleBasedStateMachine):
     )
     def add(self, prefix: int, length: int, output: int, lane: str, scope: str, store: str, retain: float) -> None:
         self.number += 1
-        self.scheduler.dram.introduce(ScopeAccess(scope, scope.encode() * 32, 1000.0))
+        self.scheduler.tiers.dram.introduce(ScopeAccess(scope, scope.encode() * 32, 1000.0))
         self.alive[self.number] = request = Request(
             id=str(self.number),
             attempt=1,
@@ -348,7 +351,9 @@ def test_what_host_memory_has_no_room_for_is_not_waited_for():
     tiers.pool = GroupedPool([(24, 0)])
     tiers.dram = GroupedPool([(6, 0)], block_bytes=[1])
     costs = FixedCosts(Rates(step=100.0, uncached=10.0, copied=30.0, batch=4))
-    tiers.scheduler = Scheduler(tiers.pool, 1000, 4, FairShare(costs), costs=costs, dram=tiers.dram, disk=tiers.disk)
+    tiers.scheduler = Scheduler(
+        tiers.pool, 1000, 4, FairShare(costs), costs=costs, dram=tiers.dram, tiers=(tiers.disk,)
+    )
     tiers.dram.set_share("b", (6, 6))
     table = tiers.dram.allocate(6)
     for index in range(6):
@@ -372,7 +377,7 @@ def _with_a_disk(block_s: float, running: int = 20) -> Tiers:
         *(tiers.pool, 100_000, running, FairShare(costs)),
         costs=costs,
         dram=tiers.dram,
-        disk=tiers.disk,
+        tiers=(tiers.disk,),
         chooser=FetchOrRecompute(rates, ComputeRate(10e-6)),
     )
     return tiers

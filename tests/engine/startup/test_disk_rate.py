@@ -25,7 +25,7 @@ def fetch_seconds(model: Path, data: Path) -> float:
         calibration=data / "calibration.json",
     )
     engine = assemble(options).engine
-    chooser = engine.scheduler.restores.chooser
+    chooser = engine.scheduler.tiers.restores.chooser
     engine.close(5.0)
     missing = Missing(0, (("nvme", BLOCKS),), 64, BLOCK_BYTES)
     return chooser.fetch_seconds(missing, BLOCKS, 0.0)

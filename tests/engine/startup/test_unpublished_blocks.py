@@ -64,7 +64,7 @@ def test_no_prefix_is_shared(tiny_model: Path, tmp_path: Path, caplog: pytest.Lo
     assert again.tokens == first.tokens
     assert bench.counts("again").read == 0
     assert engine.pool.cached_blocks == 0
-    assert engine.disk is None
+    assert not engine.tiers
     # The choices of one request share its prompt, which is computed once, and leave nothing.
     choices = bench.one(generate("choices", PROMPT, 4, choices=2, temperature=1.0))
     assert len(choices.choices) == 2

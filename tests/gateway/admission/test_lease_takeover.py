@@ -26,8 +26,7 @@ from billing.verification.audit import audit_money
 from gateway.admission.cache_leases import LeaseRequest
 from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.metering.billable_usage import unpack
-from prompt_cache.promise.confirmations import is_certain
-from prompt_cache.promise.lease_decisions import LeaseDecision
+from prompt_cache.promise.lease_decisions import LeaseDecision, is_certain
 from prompt_cache.tables import lease
 from tests.fast import examples
 from tests.gateway.admission.lease_model import LIVES, SECOND, Asked

@@ -6,7 +6,8 @@ import asyncio
 from uuid import UUID
 
 from gateway.generation.shared_writes import SharedWrites
-from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseDecision, LeaseWish, Mark
+from prompt_cache.promise.lease_decider import LeaseDecider
+from prompt_cache.promise.lease_decisions import LeaseDecision, LeaseWish, Mark
 from protocol.requests import Lane
 from storage.database.base import new_id
 

@@ -10,7 +10,7 @@ import torch
 from engine.core.engine import Engine, EngineLimits
 from engine.execution.cuda.model import unsupported
 from engine.execution.cuda.runner import CudaRunner
-from engine.execution.disk_tier import DiskTier, Store
+from engine.execution.disk_tier import DiskTier
 from engine.execution.sizes import Sizes
 from engine.kernels.attention_splits import split_bounds
 from engine.kv_cache.memory import KvMemory, host_memories
@@ -18,7 +18,9 @@ from engine.layers import matmul_kernels
 from engine.layers.linear import Tiling
 from engine.models.registry import load_model, read_config
 from prompt_cache.kv.grouped_pool import GroupedPool
+from prompt_cache.tiers.record_store import RecordStore
 from tests.engine.conftest import Bench, poisoning, write_model
+from tests.engine.memory_store import MemoryStore
 from tests.gpu.kernels.interpreter import DEVICE, INTERPRETED
 
 SPARE = 2
@@ -52,7 +54,7 @@ def fused_bench(
     running: int = 4,
     context: int = 256,
     swap: int = 0,
-    store: Store | None = None,
+    store: RecordStore | MemoryStore | None = None,
 ) -> Bench:
     """A bench in fp32 whose memory is NaN at first, and where blocks are poisoned when they are free.
 
@@ -76,5 +78,9 @@ def fused_bench(
             [(swap, group.window) for group in model.groups], on_free=lambda group, block: kept[group].poison(block)
         )
     disk = None if store is None else DiskTier(store, kept, runner.checksums)
-    bench = Bench(Engine(runner, pool, limits, "digest", clock=lambda: bench.now, dram=dram, disk=disk))
+    bench = Bench(
+        Engine(
+            runner, pool, limits, "digest", clock=lambda: bench.now, dram=dram, tiers=() if disk is None else (disk,)
+        )
+    )
     return bench

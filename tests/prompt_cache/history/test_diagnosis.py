@@ -14,7 +14,7 @@ from billing.usage import AUTOMATIC, Usage
 from gateway.metering.miss_prices import billed_as, price_misses
 from prompt_cache.history.diagnosis import CAUSES, Diagnosis, Earlier, Ended, Evidence, Miss, diagnose, pack, unpack
 from prompt_cache.history.records import Entry, RequestRecord, SpanNote
-from prompt_cache.promise.lease_terms import LeasePart, split_prompt
+from prompt_cache.promise.lease_decisions import LeasePart, split_prompt
 from tests.fast import examples
 from tests.prompt_cache.history.cache_world import PRICE
 from tests.prompt_cache.history.test_store import noted

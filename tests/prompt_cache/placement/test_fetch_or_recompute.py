@@ -88,7 +88,7 @@ def test_a_throttled_disk_is_noticed_while_it_reads_and_tried_again_later() -> N
     wanted = missing(("nvme", 100))
     assert disk.plan(wanted, 0.0).fetch > 80
     piece = disk.begin("nvme", 16 * BLOCK_BYTES, 0.0)  # 17 ms are expected
-    assert disk.plan(wanted, 2.0, reading=16 * BLOCK_BYTES).fetch < 20, "it is 100 times slower than it was"
+    assert disk.plan(wanted, 2.0, reading={"nvme": 16 * BLOCK_BYTES}).fetch < 20, "it is 100 times slower than it was"
     disk.end("nvme", piece, 2.0)
     assert disk.plan(wanted, 2.1).fetch < 40
     for second in range(3, 9):
@@ -103,8 +103,8 @@ def test_a_short_pause_says_nothing_of_a_disk() -> None:
     disk = chooser(nvme=4e9)
     for _ in range(60):
         disk.begin("nvme", BLOCK_BYTES, 0.0)
-    assert disk.plan(missing(("nvme", 15)), 0.0055, reading=15 * BLOCK_BYTES).compute == 0
-    assert disk.plan(missing(("nvme", 15)), 0.1, reading=15 * BLOCK_BYTES).fetch == 0
+    assert disk.plan(missing(("nvme", 15)), 0.0055, reading={"nvme": 15 * BLOCK_BYTES}).compute == 0
+    assert disk.plan(missing(("nvme", 15)), 0.1, reading={"nvme": 15 * BLOCK_BYTES}).fetch == 0
 
 
 def test_a_front_that_saves_little_is_not_computed() -> None:
@@ -201,7 +201,7 @@ def test_many_reads_that_wait_for_each_other_teach_how_quick_the_tier_is(true: f
                 waiting,
                 waiting.blocks,
                 readers * piece_s * (number // readers + 1),
-                reading=BLOCK_BYTES * (199 - number),
+                reading={"nvme": BLOCK_BYTES * (199 - number)},
             )
             assert left == pytest.approx(waiting.blocks * piece_s, rel=0.25)
     wanted = missing(("nvme", 100))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseDecision, LeaseWish, Mark
+from prompt_cache.promise.lease_decider import LeaseDecider
+from prompt_cache.promise.lease_decisions import LeaseDecision, LeaseWish, Mark
 from prompt_cache.promise.lease_store import LeaseStore
 from storage.database.base import new_id
 from storage.database.database import Database

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from prompt_cache.promise.lease_blocks import LeaseBlocks, LeaseSpan
+from prompt_cache.promise.lease_rows import LeaseBlocks, LeaseSpan
 from prompt_cache.promise.lease_store import LeaseStore
 from storage.database.database import Database
 from tests.prompt_cache.promise.decided_leases import PROJECT, decided

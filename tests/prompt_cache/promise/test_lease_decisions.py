@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseWish, Mark
+from prompt_cache.promise.lease_decider import LeaseDecider
+from prompt_cache.promise.lease_decisions import LeaseWish, Mark
 from tests.fast import FAST_EXAMPLES
 from tests.prompt_cache.promise.decided_leases import PROJECT
 

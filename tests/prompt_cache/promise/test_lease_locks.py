@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy import select, text, update
 
-from prompt_cache.promise.confirmations import Confirmation
-from prompt_cache.promise.lease_decisions import LeaseDecision
+from prompt_cache.promise.lease_decisions import Confirmation, LeaseDecision
 from prompt_cache.promise.lease_rows import LeaseRows
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.tables import lease

@@ -15,13 +15,15 @@ from billing.periods.periods import PeriodOpen, Periods
 from billing.prices import PriceCatalog
 from billing.rating.storage_hours import storage_lines
 from billing.reservation.hold_service import HoldService
-from prompt_cache.promise.lease_decisions import LeaseDecider, LeaseWish, Mark
+from prompt_cache.promise.lease_decider import LeaseDecider
+from prompt_cache.promise.lease_decisions import LeaseWish, Mark
 from prompt_cache.promise.lease_storage import HOUR, MOST_WAIT, LeaseInterval, LeaseStorage, StoredHour, stored_in_hour
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.tables import lease
 from storage.database.base import Count, new_id
 from storage.database.database import Database
 from tests.prompt_cache.promise.decided_leases import decided
+from tests.prompt_cache.promise.lease_fates import fates
 from turnpike.processes.lease_upkeep import LeaseUpkeep
 
 NOBODY = UUID(int=1)
@@ -94,7 +96,7 @@ async def test_hours_are_recorded_once_and_reach_the_invoice(database: Database)
     await written(database, at(4400), "a", "5m", tenant)  # begins anew when all of that ended
     at(4500)
     await store.purge(NOBODY)
-    (tag,) = [await store.fates(NOBODY, [b"a"])]
+    (tag,) = [await fates(database, NOBODY, [b"a"])]
     assert (tag[b"a"].cause, tag[b"a"].at) == ("purged", START + 4500 * SECOND)
     at(3600 + 299)
     while await upkeep.run():
@@ -172,7 +174,7 @@ async def test_an_hour_waits_for_who_may_still_pay_in_it(database: Database, end
     assert await storage.record_next(record)  # type: ignore[arg-type]
     assert told == [[64 * (300 + pays * (until - 60))]]
     if ended:
-        assert (await store.fates(NOBODY, [b"b"]))[b"b"].cause in (
+        assert (await fates(database, NOBODY, [b"b"]))[b"b"].cause in (
             {"replaced": "live"}.get(ended, ended if pays else "failed"),
         )
 
@@ -198,18 +200,18 @@ async def test_what_became_of_a_lease_is_known_for_a_day(database: Database) -> 
     store = LeaseStore(database)
     await written(database, START, "a", "5m")
     failed = await written(database, START, "b")
-    assert (await store.fates(NOBODY, [b"a", b"c"])) == {b"a": (await store.fates(NOBODY, [b"a"]))[b"a"]}
-    assert (await store.fates(NOBODY, [b"a"]))[b"a"].cause == "live"
+    assert (await fates(database, NOBODY, [b"a", b"c"])) == {b"a": (await fates(database, NOBODY, [b"a"]))[b"a"]}
+    assert (await fates(database, NOBODY, [b"a"]))[b"a"].cause == "live"
     database.clock = literal(START + 301 * SECOND, Count())
-    assert (await store.fates(NOBODY, [b"a"]))[b"a"].cause == "expired"
+    assert (await fates(database, NOBODY, [b"a"]))[b"a"].cause == "expired"
     assert await store.reclaim() == 1
-    fate = (await store.fates(NOBODY, [b"a"]))[b"a"]
+    fate = (await fates(database, NOBODY, [b"a"]))[b"a"]
     assert (fate.cause, fate.at, fate.tokens, fate.lease_class) == ("expired", START + 300 * SECOND, 69, "5m")
     assert await store.settle_writes({failed: 0}) == 0, "that it pays was certain already"
-    assert await store.fates(new_id(), [b"a"]) == {}
+    assert await fates(database, new_id(), [b"a"]) == {}
     assert await store.forget(START + 300 * SECOND) == 0
     assert await store.forget(START + 301 * SECOND) == 1
-    assert await store.fates(NOBODY, [b"a"]) == {}
+    assert await fates(database, NOBODY, [b"a"]) == {}
 
 
 @pytest.mark.both_databases
@@ -233,7 +235,7 @@ async def test_over_the_limit_there_is_no_lease_and_that_is_told(database: Datab
     assert await decided("y", 21) == (0, 21)
     assert await decided("y", 21) == (0, 21)
     assert await decided("z", 20) == (20, 0)
-    fate = (await store.fates(NOBODY, [b"y"]))[b"y"]
+    fate = (await fates(database, NOBODY, [b"y"]))[b"y"]
     assert (fate.cause, fate.at) == ("limit", START)
     assert [one.tokens for one in await store.page(NOBODY, limit=9, after=None, tag="x")] == [80]
     assert len((await store.purge(NOBODY, tag="x")).leases) == 1

@@ -24,8 +24,7 @@ import pytest
 from prompt_cache.tiers.inspection import Inspection, look
 from prompt_cache.tiers.record_format import CHUNK_BYTES, HEADER_BYTES, record_bytes, unpack
 from prompt_cache.tiers.record_store import RecordStore
-from prompt_cache.tiers.store_errors import StoreUnusable
-from prompt_cache.tiers.store_state import state_folder
+from prompt_cache.tiers.store_state import StoreUnusable, state_folder
 from tests.prompt_cache.tiers.fault_counts import count
 from tests.prompt_cache.tiers.killed_writers import POINTS
 from tests.prompt_cache.tiers.stores import (

@@ -27,9 +27,7 @@ from prompt_cache.tiers.record_format import HEADER_BYTES, unpack
 from prompt_cache.tiers.record_index import RecordIndex
 from prompt_cache.tiers.record_store import RecordStore
 from prompt_cache.tiers.sealing import Sealer, record_key
-from prompt_cache.tiers.store_errors import StoreLocked, StoreUnusable
-from prompt_cache.tiers.store_keeper import StoreKeeper
-from prompt_cache.tiers.store_state import state_folder
+from prompt_cache.tiers.store_state import StoreLocked, StoreUnusable, state_folder
 from prompt_cache.tiers.tombstones import MOST_KEYS, Tombstones
 from protocol.replicas import Scope, TierLimit
 from tests.fast import examples
@@ -423,14 +421,22 @@ def test_threads_write_read_and_purge_at_once(folder: Path) -> None:
             wrong.append(error)
 
     with opened(folder, limit_bytes=10 * SIZE) as store:
-        keeper = StoreKeeper(store)
+        stopped = threading.Event()
+
+        def keep() -> None:
+            while not stopped.wait(0.001):
+                if store.scan(500):
+                    store.maintain()
+
+        keeper = threading.Thread(target=keep)
         keeper.start()
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        keeper.stop()
+        stopped.set()
+        keeper.join()
         assert not wrong
         store.forget("mine")
         store.forget("other")

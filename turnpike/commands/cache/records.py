@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from turnpike.settings.settings import Settings
 
 _MOST_SHOWN = 1000
-_TIERS = ("hbm", "dram", "nvme")
 _DEFAULT, _NONE = "default", "none"
 _HARMLESS = frozenset({"expired", "purged", "unpublished", "other_identity", "no_key", "version"})
 """Causes that are no damage: a replica deletes such files by itself."""
@@ -197,7 +196,7 @@ def _deleted(file: str) -> bool:
 def _inspections(admin: AdminServices, arguments: argparse.Namespace) -> Iterator[list[Inspection]]:
     """The folders, all held alone before anything is done in one of them."""
     from prompt_cache.tiers.inspection import Inspection
-    from prompt_cache.tiers.store_errors import StoreLocked
+    from prompt_cache.tiers.store_state import StoreLocked
 
     with contextlib.ExitStack() as held:
         try:
@@ -258,7 +257,7 @@ async def set_policy(admin: AdminServices, arguments: argparse.Namespace) -> Non
 
 
 def _retention(text: str) -> int | None:
-    from prompt_cache.tiers.record_writer import LONGEST_RETENTION_S
+    from prompt_cache.tiers.record_io import LONGEST_RETENTION_S
 
     if text == _DEFAULT:
         return None
@@ -273,16 +272,16 @@ def _retention(text: str) -> int | None:
 
 def _limit(text: str) -> tuple[str, TierLimit | None]:
     """A tier and its limit, None to take it back."""
-    from protocol.replicas import TierLimit
+    from protocol.replicas import TIERS, TierLimit
 
     tier, _, numbers = text.partition("=")
-    if tier in _TIERS and numbers == _NONE:
+    if tier in TIERS and numbers == _NONE:
         return tier, None
     reserve, _, most = numbers.partition(":")
-    if tier not in _TIERS or not reserve.isdecimal() or not most.isdecimal() or int(reserve) > int(most):
+    if tier not in TIERS or not reserve.isdecimal() or not most.isdecimal() or int(reserve) > int(most):
         forms = f"TIER=RESERVE:LIMIT or TIER={_NONE}"
-        raise CommandError(f"--limit: {text!r} is not {forms} with a tier of {', '.join(_TIERS)}")
-    return tier, TierLimit(tier, int(reserve), int(most))  # type: ignore[arg-type]
+        raise CommandError(f"--limit: {text!r} is not {forms} with a tier of {', '.join(TIERS)}")
+    return tier, TierLimit(tier, int(reserve), int(most))
 
 
 async def _project(admin: AdminServices, tenant: str, project: str) -> tuple[UUID, UUID]:

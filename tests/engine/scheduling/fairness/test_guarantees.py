@@ -9,10 +9,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fairness_policies import FirstComeFirstServed
 from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS, ROUNDS, LaneShares
 from engine.scheduling.fairness.slot_shares import CLAIM_AFTER_S, LOOK_EVERY_S, ROTATION_S
-from engine.scheduling.policy import FirstComeFirstServed, Policy
+from engine.scheduling.policy import Policy
 from engine.scheduling.request import Request
 from engine.scheduling.step_costs import FixedCosts, Rates
 from engine.scheduling.step_work import Step
