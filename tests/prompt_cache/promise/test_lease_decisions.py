@@ -2,61 +2,114 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec import Struct
 
 from prompt_cache.promise.lease_decider import LeaseDecider
-from prompt_cache.promise.lease_decisions import LeaseWish, Mark
-from tests.fast import FAST_EXAMPLES
+from prompt_cache.promise.lease_decisions import Confirmation, Lease, LeaseDecision, LeaseWish, Mark
+from tests.fast import examples
 from tests.prompt_cache.promise.decided_leases import PROJECT
 
 START = 1_795_000_000_000_000
 _AT = st.integers(1, 4)
 
 
-def _wish(number: int, path: str, marks: set[int], lookups: set[int]) -> LeaseWish:
-    within = sorted(at for at in marks if at <= len(path))
-    return LeaseWish(
-        request_id=UUID(int=100 + number),
-        tenant_id=PROJECT,
-        project_id=PROJECT,
-        model="m",
-        marks=tuple(Mark(64 * at, path[:at].encode(), "5m") for at in within),
-        lookups=tuple(path[:at].encode() for at in sorted(lookups - set(within)) if at <= len(path)),
-    )
+class Asked(Struct, frozen=True):
+    """A request for the prompt `path`. `moment`: when it has its first token, None if it never has one."""
+
+    path: str
+    marks: set[int]
+    lookups: set[int]
+    moment: int | None
+    read: bool = True
+
+    def wish(self, number: int) -> LeaseWish:
+        marks = sorted(at for at in self.marks if at <= len(self.path))
+        lookups = sorted(at for at in self.lookups - set(marks) if at <= len(self.path))
+        return LeaseWish(
+            request_id=UUID(int=100 + number),
+            tenant_id=PROJECT,
+            project_id=PROJECT,
+            model="m",
+            marks=tuple(Mark(64 * at, self.path[:at].encode(), "5m") for at in marks),
+            lookups=tuple(self.path[:at].encode() for at in lookups),
+            read=self.read,
+        )
 
 
-asked = st.tuples(st.sampled_from(["aaa", "aaaa", "aab"]), st.sets(_AT, max_size=2), st.sets(_AT, max_size=3))
-LEFT_AND_TAKEN_OVER = [("aaa", {1}, set()), ("aaa", {2}, {1, 3}), ("aaa", {2}, set()), ("aaa", {3}, set())]
+def _saved(leases: Sequence[Lease], decider: LeaseDecider) -> list[Lease]:
+    """The leases after a transaction; with one that failed those end that go on from it."""
+    after = {lease.id: lease for lease in (*leases, *decider.changed.values())}
+    ended = decider.failed.keys()
+    while ended:
+        after = {id_: lease for id_, lease in after.items() if id_ not in ended}
+        ended = {lease.id for lease in after.values() if lease.base in ended}
+    return list(after.values())
 
 
-@settings(max_examples=500 if settings().max_examples > FAST_EXAMPLES else 100)
-@given(st.lists(asked, min_size=2, max_size=6), st.sets(st.integers(0, 5)))
-@example(LEFT_AND_TAKEN_OVER, {3})
-def test_what_is_decided_again_together_fits_together(
-    requests: list[tuple[str, set[int], set[int]]], told: set[int]
-) -> None:
-    """Some requests have their first token and pay; all others decide again, in one transaction. What one of them
-    writes does not end because another one no longer writes it."""
-    wishes = [_wish(number, *one) for number, one in enumerate(requests)]
+def _own(wish: LeaseWish, decision: LeaseDecision) -> Iterable[UUID]:
+    return (lease.id for lease in decision.written if lease.writer == wish.request_id)
+
+
+asked = st.builds(
+    Asked,
+    st.sampled_from(["aaa", "aaaa", "aab"]),
+    st.sets(_AT, max_size=2),
+    st.sets(_AT, max_size=3),
+    st.sampled_from([0, 1, 1, 2, None]),
+    st.sampled_from([True, True, True, False]),
+)
+LEFT_AND_TAKEN_OVER = [
+    Asked("aaa", {1}, set(), None),
+    Asked("aaa", {2}, {1, 3}, 1),
+    Asked("aaa", {2}, set(), 1),
+    Asked("aaa", {3}, set(), 0),
+]
+TAKEN_OVER_BY_THE_LONGER = [Asked("aaa", {1}, {1, 2}, 1), Asked("aaa", {1, 2}, set(), 0)]
+
+
+@settings(max_examples=examples(500))
+@given(st.lists(asked, min_size=2, max_size=6))
+@example(LEFT_AND_TAKEN_OVER)
+@example(TAKEN_OVER_BY_THE_LONGER)
+def test_what_is_decided_again_together_fits_together(requests: list[Asked]) -> None:
+    """At each moment, requests that have their first token confirm what was decided. Those whose decisions do not stand
+    decide again, in one transaction. What one of them writes does not end because another one no longer writes it."""
+    wishes = [request.wish(number) for number, request in enumerate(requests)]
     admission = LeaseDecider(START, ())
-    earlier = []
+    decisions: dict[UUID, LeaseDecision] = {}
     for wish in wishes:
-        earlier.append(admission.decide(wish))
-        admission.take(wish, earlier[-1])
-    writers = {wishes[at].request_id for at in told if at < len(wishes)}
-    leases = [
-        replace(one, told=one.writer in writers, billed=one.writer in writers) for one in admission.changed.values()
-    ]
-    again = LeaseDecider(START, leases)
-    for wish, before in zip(wishes, earlier, strict=True):
-        if wish.request_id in writers:
-            continue
-        decision = again.decide_again(wish, before, START)
-        again.take(wish, decision)
-        assert {one.writer for one in decision.written} <= {wish.request_id}
-        assert {one.id for one in decision.written} <= {one.id for one in again.changed.values() if one.told}
+        decision = decisions[wish.request_id] = admission.decide(wish)
+        admission.take(wish, decision)
+    leases = _saved((), admission)
+    told: list[LeaseWish] = []
+    for moment in range(3):
+        batch = [wish for wish, request in zip(wishes, requests, strict=True) if request.moment == moment]
+        confirmations = LeaseDecider(START, leases)
+        stand = confirmations.confirm([Confirmation(decisions[wish.request_id]) for wish in batch], {})
+        leases = _saved(leases, confirmations)
+        again = LeaseDecider(START, leases)
+        for wish, stands in zip(batch, stand, strict=True):
+            if not stands:
+                decision = decisions[wish.request_id] = again.decide_again(wish, decisions[wish.request_id], START)
+                again.take(wish, decision)
         assert not again.failed.keys() & {id_ for one in again.changed.values() for id_ in (one.id, one.base)}
+        leases = _saved(leases, again)
+        told += batch
+        by_id = {lease.id: lease for lease in leases}
+        for lease in leases:
+            assert not lease.told or lease.base is None or by_id[lease.base].told, (
+                "who is told pays for all that is new"
+            )
+        writes = [id_ for wish in told for id_ in _own(wish, decisions[wish.request_id])]
+        assert sorted(writes) == sorted(lease.id for lease in leases if lease.told), "each is paid for once"
+        runs = {wish.request_id for wish in told}
+        assert sorted(writes) == sorted(lease.id for lease in leases if lease.writer in runs), "what it left has ended"
+        for wish in told:
+            hit = decisions[wish.request_id].hit
+            assert hit is None or by_id[hit.id].told
+            assert not wish.read or {one.writer for one in decisions[wish.request_id].written} <= {wish.request_id}
