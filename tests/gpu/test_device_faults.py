@@ -19,7 +19,7 @@ def test_a_fault_of_a_kernel_is_told_by_the_next_check() -> None:
         import torch
 
         from engine.execution.model_runner import ModelRunner
-from engine.scheduling.step_work import DeviceFailed
+        from engine.scheduling.step_work import DeviceFailed
 
         runner = SimpleNamespace(device=torch.device("cuda"))
         there = torch.zeros(4, device="cuda")

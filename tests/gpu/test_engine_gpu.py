@@ -161,5 +161,5 @@ def test_stock_operations_take_the_place_of_kernels_that_fail_their_test(
     expected = run(engine(tmp_path / "fused", "cuda", "float32"), prompts, 20)
     monkeypatch.setattr(start, "rows_keep_their_bits", test)
     stock = engine(tmp_path / "stock", "cuda", "float32", kv_memory=0, swap_share=0.0)
-    assert not isinstance(stock.runner, CudaRunner)
+    assert not isinstance(stock.executor.runner, CudaRunner)
     assert run(stock, prompts, 20) == expected
