@@ -50,6 +50,8 @@ class LeaseRequest:
         self.decision: LeaseDecision | None = None
         self.told = False
         """Whether the decision was told to the client, so that no other one may take its place."""
+        self.reach: int | None = None
+        """As `Confirmation.reach`, for a decision that is made again."""
         self._terms = terms
         self._price = price
         self._lane = lane
@@ -179,7 +181,9 @@ class LeaseDecisions:
         assert hook_input.decision is not None
         if hook_input.told:
             return DecisionTold()
-        self._pending = self._decider.decide_again(hook_input.wish, hook_input.decision, hold.admitted_at)
+        self._pending = self._decider.decide_again(
+            hook_input.wish, hook_input.decision, hold.admitted_at, hook_input.reach
+        )
         return hook_input.changed_again(hold, self._pending)
 
     def took(self, hook_input: LeaseRequest) -> None:

@@ -401,6 +401,26 @@ async def test_who_reads_after_all_does_not_pay_for_what_was_purged(gateways: Ga
     assert fate.cause == "failed", "nobody has paid for it"
 
 
+async def test_who_left_before_its_prompt_was_computed_takes_nothing_over(gateways: Gateways) -> None:
+    """It is billed for what was computed, so it does not pay for a lease beyond that, and nobody is told to read it."""
+    writer = await gateways.begin(Asked("aa", marks=((1, "5m"), (2, "5m"))))
+    leaving, reader = [await gateways.begin(Asked("aa", marks=((1, "5m"), (2, "5m"))), door) for door in (1, 0)]
+    await gateways.finish(writer, "failed")
+    await gateways.promise(leaving, PIECE)
+    await gateways.promise(reader)
+    assert gateways.bill(reader.hold) == (("read_5m", PIECE), ("write_5m", PIECE))
+    _, event = gateways.bill_of(leaving.hold, PIECE, fault="client")
+    assert event.usage.write == {"5m": PIECE}
+    await settle(gateways.database, gateways.prices, [event])
+    await gateways.stores[1].settle_writes({event.id: written_of(leaving.hold, event)})
+    await gateways.finish(reader, "ok")
+    page = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert {(one.tokens, one.writer, one.billed) for one in page} == {
+        (PIECE, leaving.hold.request_id, True),
+        (2 * PIECE, reader.hold.request_id, True),
+    }
+
+
 async def test_who_has_the_first_token_writes(gateways: Gateways) -> None:
     """The other one, which was to write, reads."""
     writer, reader = [await gateways.begin(COLD, door) for door in (0, 1)]
