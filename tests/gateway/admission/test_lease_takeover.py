@@ -60,6 +60,8 @@ class Running:
         self.prepared = Prepared(hold.request_id, wish.decision, wish)
         self.told = is_certain(wish.decision)
         self.tokens = len(asked.path) * PIECE
+        self.reach = self.tokens
+        """Tokens of its prompt that are computed when it ends."""
 
     @property
     def decision(self) -> LeaseDecision:
@@ -88,6 +90,7 @@ class Gateways(Doors):
             confirm: Any = self.confirmations[request.door].confirm
             request.prepared, request.hold = await confirm(request.prepared, request.hold, reach)
             request.told = True
+            request.reach = request.tokens if reach is None else reach
 
     async def finish(self, request: Running, how: str) -> tuple[int, bool]:
         """It ends: `ok`, `left` by its client before its first token, `failed` through us before anything of it was
@@ -96,9 +99,8 @@ class Gateways(Doors):
         Returns how many tokens of its prompt were billed, and whether it failed after it had its first token.
         """
         begun, door, hold = request.told, request.door, request.hold
-        reach = request.tokens * 2 // 3 if how == "left" and not begun else request.tokens
         if how in ("ok", "left"):
-            await self.promise(request, None if how == "ok" else reach)
+            await self.promise(request, None if how == "ok" else request.tokens * 2 // 3)
             hold = request.hold
         elif how == "refused":
             await settle(self.database, self.prices, [Release(hold.request_id, "no", hold.batch)])
@@ -110,7 +112,7 @@ class Gateways(Doors):
             assert found.terms == hold.terms, "what was told is frozen"
             hold = found
         fault = {"ok": "none", "left": "client"}.get(how, "ours_before")
-        _, event = self.bill_of(hold, reach, fault=fault)
+        _, event = self.bill_of(hold, request.reach, fault=fault)
         assert event.cost_pico <= hold.amount_pico
         await settle(self.database, self.prices, [event])
         if how == "killed":
@@ -187,6 +189,13 @@ class Histories(RuleBasedStateMachine):
         there = {one.id for one in page} | self.purged
         for one in (one for request in chosen for one in request.decision.written):
             assert one.id in there or one.expires_at <= self.gateways.now, "it was told that it is written"
+
+    @precondition(lambda self: self.running)
+    @rule(pick=st.integers(0, 7))
+    def leave(self, pick: int) -> None:
+        """Its client leaves before its first token. It is billed later."""
+        request = self.running[pick % len(self.running)]
+        self.do(self.gateways.promise(request, request.tokens * 2 // 3))
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 7), how=st.sampled_from(["ok", "failed", "ok", "killed", "left", "refused"]))
@@ -409,10 +418,7 @@ async def test_who_left_before_its_prompt_was_computed_takes_nothing_over(gatewa
     await gateways.promise(leaving, PIECE)
     await gateways.promise(reader)
     assert gateways.bill(reader.hold) == (("read_5m", PIECE), ("write_5m", PIECE))
-    _, event = gateways.bill_of(leaving.hold, PIECE, fault="client")
-    assert event.usage.write == {"5m": PIECE}
-    await settle(gateways.database, gateways.prices, [event])
-    await gateways.stores[1].settle_writes({event.id: written_of(leaving.hold, event)})
+    assert await gateways.finish(leaving, "left") == (PIECE, False)
     await gateways.finish(reader, "ok")
     page = await gateways.stores[0].page(gateways.project, limit=10, after=None)
     assert {(one.tokens, one.writer, one.billed) for one in page} == {
