@@ -53,7 +53,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
         *("tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
-        "billing/reservation/billed_prompts.py",
+        "billing/reservation/billed_writes.py",
         *("billing/accounts/lone_grants.py", "billing/invoices/accounting/losses.py"),
     ),
     "what others are told of a change: the audit log, the outbox, replicas, leases": (

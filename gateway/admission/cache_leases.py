@@ -24,7 +24,7 @@ from prompt_cache.promise.lease_decider import LeaseDecider
 from prompt_cache.promise.lease_decisions import BLOCK_NAME, LIFE_S, LeaseDecision, LeaseWish, Mark, split_prompt
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.promise.prefix_keys import PromptKeys
-from storage.database.database import Database
+from storage.database.database import Database, TransactionConflict
 
 
 class LeasePayer(Struct, frozen=True):
@@ -50,6 +50,8 @@ class LeaseRequest:
         self.decision: LeaseDecision | None = None
         self.told = False
         """Whether the decision was told to the client, so that no other one may take its place."""
+        self.reach: int | None = None
+        """As `Confirmation.reach`, for a decision that is made again."""
         self._terms = terms
         self._price = price
         self._lane = lane
@@ -179,7 +181,9 @@ class LeaseDecisions:
         assert hook_input.decision is not None
         if hook_input.told:
             return DecisionTold()
-        self._pending = self._decider.decide_again(hook_input.wish, hook_input.decision, hold.admitted_at)
+        self._pending = self._decider.decide_again(
+            hook_input.wish, hook_input.decision, hold.admitted_at, hook_input.reach
+        )
         return hook_input.changed_again(hold, self._pending)
 
     def took(self, hook_input: LeaseRequest) -> None:
@@ -189,8 +193,11 @@ class LeaseDecisions:
         self._taken.append((hook_input, self._pending))
 
     async def save(self) -> None:
-        """Write the leases."""
+        """Write the leases. Raises TransactionConflict where a client was told meanwhile what its request was promised
+        before: the others are decided without that request."""
         await self._store.save(self._session, self._decider)
+        if any(hook_input.told for hook_input, _ in self._taken):
+            raise TransactionConflict("a decision was told before it was made again")
         Database.after_commit(self._session, self._remember)  # one that is tried again decides from what was before
 
     def _remember(self) -> None:

@@ -75,6 +75,7 @@ class LeaseConfirmations:
             async with asyncio.timeout(self._timeout):
                 if await self._batcher.submit(Confirmation(prepared.leases, reach)):
                     return prepared, hold
+                prepared.lease_request.reach = reach
                 changed = await self._holds.decide_again(hold, prepared.lease_request)
         except (TimeoutError, DatabaseUnavailable, HoldEnded, BatcherClosed) as error:
             cause = f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ import structlog
 
 from billing.holds.records import Hold
 from gateway.metering.billable_usage import unpack
+from prompt_cache.promise.lease_decisions import written_tokens
 from prompt_cache.promise.lease_store import LeaseStore
 from storage.database.batcher import BatcherClosed, MicroBatcher
 
@@ -31,7 +32,7 @@ class LeaseOutcomes:
 
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
-        self._batcher: MicroBatcher[tuple[UUID, int], None] = MicroBatcher(self._settle, _MAX_BATCH)
+        self._batcher: MicroBatcher[tuple[UUID, range], None] = MicroBatcher(self._settle, _MAX_BATCH)
 
     def ended(self, hold: Hold, prompt_tokens: int) -> None:
         """Note that a request ended, billed for so many tokens of its prompt; 0 if nothing was."""
@@ -43,7 +44,7 @@ class LeaseOutcomes:
             return
         if any(part.kind == "write" for part in terms.leases):
             try:
-                told = self._batcher.submit((hold.request_id, prompt_tokens))
+                told = self._batcher.submit((hold.request_id, written_tokens(terms.leases, prompt_tokens)))
             except BatcherClosed:
                 return
             told.add_done_callback(_log_failure)
@@ -52,7 +53,7 @@ class LeaseOutcomes:
         """Tell what is noted."""
         await self._batcher.close()
 
-    async def _settle(self, ends: list[tuple[UUID, int]]) -> list[Exception | None]:
+    async def _settle(self, ends: list[tuple[UUID, range]]) -> list[Exception | None]:
         await self._store.settle_writes(dict(ends))
         return [None] * len(ends)
 

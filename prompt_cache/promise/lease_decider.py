@@ -108,8 +108,11 @@ class LeaseDecider:
             ),
         )
 
-    def decide_again(self, wish: LeaseWish, earlier: LeaseDecision, admitted_at: int) -> LeaseDecision:
-        """What this request is promised now that it has a token and what was decided `earlier` does not stand.
+    def decide_again(
+        self, wish: LeaseWish, earlier: LeaseDecision, admitted_at: int, reach: int | None = None
+    ) -> LeaseDecision:
+        """What this request is promised now that it has a token, or ends without one, and what was decided `earlier`
+        does not stand. `reach`: as for `Confirmation`; it writes no lease beyond that, however it is billed.
 
         Its leases live from its own start, and nobody takes them over any more.
         """
@@ -120,17 +123,25 @@ class LeaseDecider:
         hit = decision.hit
         if hit is not None and earlier.hit is not None and hit.id == earlier.hit.id:  # it is counted already
             hit = replace(hit, reads=hit.reads - 1)
-        told = {lease.id: replace(lease, told=True) for lease in decision.written if lease.writer == wish.request_id}
+        beyond = {lease.id for lease in decision.written if reach is not None and lease.tokens > reach}
+        written = tuple(
+            replace(lease, told=True) if lease.writer == wish.request_id else lease
+            for lease in decision.written
+            if lease.id not in beyond
+        )
+        told = {lease.id: lease for lease in written}
         own = [lease for lease in self._passed.values() if lease.writer == wish.request_id]
         self._passed = {}
         changes = tuple(
-            hit if hit is not None and lease.id == hit.id else told.get(lease.id, lease) for lease in decision.changes
+            hit if hit is not None and lease.id == hit.id else told.get(lease.id, lease)
+            for lease in decision.changes
+            if lease.id not in beyond
         )
         kept = {lease.id for lease in changes}
         return replace(
             decision,
             hit=hit,
-            written=tuple(told.get(lease.id, lease) for lease in decision.written),
+            written=written,
             changes=changes,
             left=tuple(lease for lease in own if lease.id not in kept),
         )

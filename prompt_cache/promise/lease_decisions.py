@@ -189,3 +189,9 @@ def split_prompt(parts: Sequence[LeasePart], tokens: int) -> tuple[dict[str, int
             meters[part.lease] = meters.get(part.lease, 0) + end - start
             start = end
     return read, write, start
+
+
+def written_tokens(parts: Sequence[LeasePart], tokens: int) -> range:
+    """Which of the first `tokens` tokens of a prompt are billed as writes."""
+    read, _, covered = split_prompt(parts, tokens)
+    return range(sum(read.values()), covered)

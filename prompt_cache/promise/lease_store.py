@@ -186,19 +186,20 @@ class LeaseStore:
     # ------------------------------------------------ after the requests
 
     @retried_after_conflict
-    async def settle_writes(self, prompts: Mapping[UUID, int]) -> int:
-        """Mark leases of requests that have ended as paid, and end those that reach beyond what was billed.
+    async def settle_writes(self, billed: Mapping[UUID, range]) -> int:
+        """Mark leases of requests that have ended as paid, and end those that they were not billed for.
 
-        `prompts`: request -> billed tokens of its prompt. Leases that ended meanwhile, and that nobody pays for, have
-        failed. Returns how many of the leases that these requests wrote ended. Raises DatabaseUnavailable.
+        `billed`: request -> tokens of its prompt that were billed as writes. A lease is paid for if its last token is
+        among them. Leases that ended meanwhile, and that nobody pays for, have failed. Returns how many of the leases
+        that these requests wrote ended. Raises DatabaseUnavailable.
         """
         # all tenants: requests end whoever asked
         async with self._database.transaction() as session:
-            query = select(*COLUMNS).where(one_of(self._database, lease.c.writer, prompts), lease.c.paid == 0)
+            query = select(*COLUMNS).where(one_of(self._database, lease.c.writer, billed), lease.c.paid == 0)
             rows = await session.execute(self._database.locked(query.order_by(lease.c.project_id, lease.c.prefix_key)))
             written = [lease_of(row) for row in rows]
-            failed = [one for one in written if one.tokens > prompts[one.writer]]
-            paid = [one.id for one in written if one.tokens <= prompts[one.writer]]
+            failed = [one for one in written if one.tokens - 1 not in billed[one.writer]]
+            paid = [one.id for one in written if one.tokens - 1 in billed[one.writer]]
             if paid:
                 await session.execute(update(lease).where(one_of(self._database, lease.c.id, paid)).values(paid=1))
                 await self._rows.bill(session, paid)
@@ -206,15 +207,15 @@ class LeaseStore:
                 now = (await session.execute(select(self._database.clock))).scalar_one()
                 await self._rows.end(session, failed, "failed", now)
             Database.after_commit(session, lambda: self._count_again({one.project_id for one in failed}))
-            await self._settle_ended(session, prompts)
+            await self._settle_ended(session, billed)
             return len(failed)
 
-    async def _settle_ended(self, session: AsyncSession, prompts: Mapping[UUID, int]) -> None:
+    async def _settle_ended(self, session: AsyncSession, billed: Mapping[UUID, range]) -> None:
         # all tenants: requests end whoever asked
         of = ended_lease.c
-        query = select(of.id, of.tokens, of.payer).where(one_of(self._database, of.payer, prompts)).order_by(of.id)
+        query = select(of.id, of.tokens, of.payer).where(one_of(self._database, of.payer, billed)).order_by(of.id)
         ended = (await session.execute(self._database.locked(query))).all()
-        unpaid = [row.id for row in ended if row.tokens > prompts[row.payer]]
+        unpaid = [row.id for row in ended if row.tokens - 1 not in billed[row.payer]]
         if unpaid:
             await session.execute(
                 update(ended_lease).where(one_of(self._database, of.id, unpaid)).values(cause="failed")

@@ -35,6 +35,7 @@ from gateway.metering.billable_usage import Fault, FinishedRequest, event_of
 from gateway.served_models.registry import ModelRegistry
 from gateway.served_models.served_model import load_served_model
 from prompt_cache.promise.cache_domains import CacheDomains
+from prompt_cache.promise.lease_decisions import written_tokens
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.promise.scope_keys import ScopeKeys
 from protocol.requests import Miss
@@ -202,7 +203,11 @@ class PastRequests:
 
     async def _tell_leases(self, runs: Sequence[_Run]) -> None:
         """Tell the leases how the requests ended that wrote them."""
-        writers = {run.event.id: run.event.usage.prompt for run in runs if run.prepared.leases is not None}
+        writers = {
+            run.event.id: written_tokens(run.prepared.terms.leases, run.event.usage.prompt)
+            for run in runs
+            if run.prepared.leases is not None
+        }
         if writers:
             await self._leases.settle_writes(writers)
 

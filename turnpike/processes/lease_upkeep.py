@@ -8,7 +8,7 @@ import structlog
 
 from billing.prices import PriceCatalog
 from billing.rating.storage_hours import Stored, record_storage
-from billing.reservation.billed_prompts import billed_prompts
+from billing.reservation.billed_writes import billed_writes
 from billing.reservation.hold_service import HoldService
 from prompt_cache.promise.lease_storage import LeaseStorage, StoredHour
 from prompt_cache.promise.lease_store import LeaseStore
@@ -42,7 +42,7 @@ class LeaseUpkeep:
         """Do what is due; True if there is more. Raises DatabaseUnavailable."""
         now = await self._database.now()
         writers = await self._store.uncertain_writers(now - self._told_us, _WRITERS)
-        ended = await billed_prompts(self._database, self._holds, writers)
+        ended = await billed_writes(self._database, self._holds, writers)
         failed = await self._store.settle_writes(ended) if ended else 0
         if failed:
             logger.info("leases ended whose requests failed", leases=failed)

@@ -20,12 +20,12 @@ from sqlalchemy import literal
 from billing.accounts.balances import Balances
 from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceCatalog, PriceVersion
-from billing.reservation.billed_prompts import billed_prompts
+from billing.reservation.billed_writes import billed_writes
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
 from billing.reservation.hooked_holds import HookedHolds
 from billing.settlement.settlement import settle
-from billing.usage import LEASE_CLASSES, Release
+from billing.usage import LEASE_CLASSES, Release, UsageEvent
 from billing.verification.audit import audit_money
 from gateway.admission.cache_leases import (
     LeaseHook,
@@ -39,6 +39,7 @@ from gateway.admission.cache_leases import (
 from gateway.errors import NotCached
 from gateway.metering.billable_usage import FinishedRequest, MeteringTerms, event_of, pack, unpack
 from prompt_cache.promise.directives import Breakpoint, CachePlan
+from prompt_cache.promise.lease_decisions import written_tokens
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.promise.prefix_keys import PromptKeys
 from protocol.requests import Counts
@@ -58,6 +59,11 @@ PRICES = {
 }
 START = 1_795_000_000_000_000
 HISTORIES = int(os.environ.get("TURNPIKE_LEASE_HISTORIES", "25"))
+
+
+def written_of(hold: Hold, event: UsageEvent) -> range:
+    """Which tokens of the prompt this event bills as writes."""
+    return written_tokens(unpack(hold.terms).leases, event.usage.prompt)
 
 
 class Doors:
@@ -236,7 +242,7 @@ class History:
         prompt = len(asked.path) * PIECE
         if how == "never":
             await settle(self.doors.database, self.doors.prices, [Release(hold.request_id, "no", hold.batch)])
-            await self.doors.stores[0].settle_writes({hold.request_id: 0})
+            await self.doors.stores[0].settle_writes({hold.request_id: range(0)})
             self.model.ended(hold.request_id, 0)
             return
         if how == "crash":  # the gateway is gone: another bills from what the database has
@@ -252,11 +258,11 @@ class History:
         await settle(self.doors.database, self.doors.prices, [event])
         if how == "crash":  # the worker finds out by itself
             writers = await self.doors.stores[1].uncertain_writers(self.doors.now + 1, 100)
-            known = await billed_prompts(self.doors.database, self.doors.holds[1], writers)
+            known = await billed_writes(self.doors.database, self.doors.holds[1], writers)
             assert not known.keys() & {hold.request_id for hold, _, _ in self.running}
             await self.doors.stores[1].settle_writes(known)
         else:
-            await self.doors.stores[0].settle_writes({hold.request_id: event.usage.prompt})
+            await self.doors.stores[0].settle_writes({hold.request_id: written_of(hold, event)})
         self.model.ended(hold.request_id, event.usage.prompt)
 
     async def _wait(self, seconds: int, _: int) -> None:
@@ -394,7 +400,7 @@ async def test_a_live_lease_that_is_written_again_keeps_its_class(database_url: 
     doors.pass_time(1)
     hold, _ = await doors.ask(Asked("aa", marks=((2, "24h"),), **read))
     assert doors.bill(hold) == (("write_5m", 2 * PIECE),)
-    await doors.stores[0].settle_writes({hold.request_id: 0})
+    await doors.stores[0].settle_writes({hold.request_id: range(0)})
     (kept,) = await doors.stores[0].page(doors.project, limit=10, after=None)
     assert (kept.lease_class, kept.expires_at) == ("5m", doors.now + 300 * SECOND)
     await doors.close()

@@ -8,6 +8,7 @@ that stands; the lease and all that goes on from it end.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -17,20 +18,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from msgspec import Struct
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.holds.records import Hold
-from billing.reservation.billed_prompts import billed_prompts
+from billing.reservation.billed_writes import billed_writes
+from billing.reservation.hooked_holds import HookedHolds
 from billing.settlement.settlement import settle
 from billing.usage import Release
 from billing.verification.audit import audit_money
-from gateway.admission.cache_leases import LeaseRequest
+from gateway.admission.cache_leases import DecisionTold, LeaseHook, LeaseRequest
 from gateway.admission.lease_confirmations import LeaseConfirmations
 from gateway.metering.billable_usage import unpack
-from prompt_cache.promise.lease_decisions import LeaseDecision, is_certain
+from prompt_cache.promise.lease_decider import LeaseDecider
+from prompt_cache.promise.lease_decisions import LeaseDecision, LeaseWish, is_certain
+from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.tables import lease
+from storage.database.database import Database
 from tests.fast import examples
 from tests.gateway.admission.lease_model import LIVES, SECOND, Asked
-from tests.gateway.admission.test_cache_leases import HISTORIES, PIECE, Doors
+from tests.gateway.admission.test_cache_leases import HISTORIES, PIECE, Doors, written_of
+from tests.prompt_cache.promise.lease_fates import fates
 from turnpike.commands.audit.leases import audit_leases
 
 CLASSES = st.sampled_from(["5m", "1h"])
@@ -54,6 +61,8 @@ class Running:
         self.prepared = Prepared(hold.request_id, wish.decision, wish)
         self.told = is_certain(wish.decision)
         self.tokens = len(asked.path) * PIECE
+        self.reach = self.tokens
+        """Tokens of its prompt that are computed when it ends."""
 
     @property
     def decision(self) -> LeaseDecision:
@@ -82,6 +91,7 @@ class Gateways(Doors):
             confirm: Any = self.confirmations[request.door].confirm
             request.prepared, request.hold = await confirm(request.prepared, request.hold, reach)
             request.told = True
+            request.reach = request.tokens if reach is None else reach
 
     async def finish(self, request: Running, how: str) -> tuple[int, bool]:
         """It ends: `ok`, `left` by its client before its first token, `failed` through us before anything of it was
@@ -90,13 +100,12 @@ class Gateways(Doors):
         Returns how many tokens of its prompt were billed, and whether it failed after it had its first token.
         """
         begun, door, hold = request.told, request.door, request.hold
-        reach = request.tokens * 2 // 3 if how == "left" and not begun else request.tokens
         if how in ("ok", "left"):
-            await self.promise(request, None if how == "ok" else reach)
+            await self.promise(request, None if how == "ok" else request.tokens * 2 // 3)
             hold = request.hold
         elif how == "refused":
             await settle(self.database, self.prices, [Release(hold.request_id, "no", hold.batch)])
-            await self.stores[door].settle_writes({hold.request_id: 0})
+            await self.stores[door].settle_writes({hold.request_id: range(0)})
             return 0, begun
         elif how == "killed":
             found = await self.holds[1 - door].get(hold.request_id)
@@ -104,15 +113,19 @@ class Gateways(Doors):
             assert found.terms == hold.terms, "what was told is frozen"
             hold = found
         fault = {"ok": "none", "left": "client"}.get(how, "ours_before")
-        _, event = self.bill_of(hold, reach, fault=fault)
+        _, event = self.bill_of(hold, request.reach, fault=fault)
         assert event.cost_pico <= hold.amount_pico
         await settle(self.database, self.prices, [event])
         if how == "killed":
-            writers = await self.stores[0].uncertain_writers(self.now + 1, 100)
-            await self.stores[0].settle_writes(await billed_prompts(self.database, self.holds[0], writers))
+            await self.ask_worker()
         else:
-            await self.stores[door].settle_writes({hold.request_id: event.usage.prompt})
+            await self.stores[door].settle_writes({hold.request_id: written_of(hold, event)})
         return event.usage.prompt, begun and fault == "ours_before"
+
+    async def ask_worker(self) -> None:
+        """The worker finds out how writers ended of which no gateway tells."""
+        writers = await self.stores[0].uncertain_writers(self.now + 1, 100)
+        await self.stores[0].settle_writes(await billed_writes(self.database, self.holds[0], writers))
 
     async def stop(self) -> None:
         for confirmation in self.confirmations:
@@ -177,6 +190,13 @@ class Histories(RuleBasedStateMachine):
         there = {one.id for one in page} | self.purged
         for one in (one for request in chosen for one in request.decision.written):
             assert one.id in there or one.expires_at <= self.gateways.now, "it was told that it is written"
+
+    @precondition(lambda self: self.running)
+    @rule(pick=st.integers(0, 7))
+    def leave(self, pick: int) -> None:
+        """Its client leaves before its first token. It is billed later."""
+        request = self.running[pick % len(self.running)]
+        self.do(self.gateways.promise(request, request.tokens * 2 // 3))
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 7), how=st.sampled_from(["ok", "failed", "ok", "killed", "left", "refused"]))
@@ -301,32 +321,113 @@ async def test_a_reader_pays_for_the_writer_that_failed(gateways: Gateways, how:
     assert (kept.writer, kept.billed, kept.reads) == (first.hold.request_id, True, 1)
 
 
+class SilentStore(LeaseStore):
+    """Leases in a database that does not answer from the reading, or from the writing, of what is decided again."""
+
+    def __init__(self, database: Database, silent_at: str) -> None:
+        super().__init__(database)
+        self._silent_at = silent_at
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def _answer(self, step: str) -> None:
+        if step == self._silent_at:
+            self.asked.set()
+            await self.answers.wait()
+
+    async def decider(self, session: AsyncSession, now: int, wishes: Sequence[LeaseWish]) -> LeaseDecider:
+        await self._answer("reading")
+        return await super().decider(session, now, wishes)
+
+    async def save(self, session: AsyncSession, decider: LeaseDecider) -> None:
+        await self._answer("writing")
+        await super().save(session, decider)
+
+
+@pytest.mark.parametrize("silent_at", ["reading", "writing"])
 async def test_a_first_token_does_not_wait_for_a_database_that_is_silent_half_way(
-    gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+    gateways: Gateways, silent_at: str
 ) -> None:
     """What was decided at admission is told, and stays in the hold, whatever the database does later."""
     writer, reader = [await gateways.begin(COLD, door) for door in (0, 1)]
     await gateways.finish(writer, "failed")
-    holds, answers, door = gateways.holds[1], asyncio.Event(), gateways.doors[1]
-    decide_again = holds.decide_again
-
-    async def silent(*asked: Any) -> Any:
-        await answers.wait()
-        return await decide_again(*asked)
-
-    monkeypatch.setattr(holds, "decide_again", silent)
+    store = SilentStore(gateways.database, silent_at)
+    door = HookedHolds(gateways.holds[1], LeaseHook(store))
     gateways.confirmations[1] = LeaseConfirmations(gateways.stores[1], door, timeout=0.5)
     try:
         async with asyncio.timeout(30):
             await gateways.promise(reader)
     finally:
-        answers.set()
+        store.answers.set()
     assert gateways.bill(reader.hold) == READ
     await door.close()  # it has decided what it was asked to
     found = await gateways.holds[0].get(reader.hold.request_id)
     assert found is not None
     assert found.terms == reader.hold.terms
+    assert await gateways.stores[0].page(gateways.project, limit=10, after=None) == [], "nobody pays for one"
     await gateways.finish(reader, "killed")
+
+
+async def test_who_was_told_too_early_leaves_the_others_their_decisions(gateways: Gateways) -> None:
+    """They are decided again in one transaction; in the middle of it the first one's gateway waits no longer."""
+    writer, early, other = [await gateways.begin(COLD, door) for door in (0, 1, 1)]
+    await gateways.finish(writer, "failed")
+    store = SilentStore(gateways.database, "writing")
+    asked = [(one.hold, one.prepared.lease_request) for one in (early, other)]
+    deciding = asyncio.create_task(gateways.holds[1].decide_again(asked, LeaseHook(store)))
+    await store.asked.wait()
+    early.prepared.lease_request.told = True
+    store.answers.set()
+    refusal, other.hold = await deciding
+    assert isinstance(refusal, DecisionTold)
+    assert gateways.bill(other.hold) == WRITE
+    (kept,) = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert kept.writer == other.hold.request_id
+
+
+async def test_who_is_billed_for_a_read_does_not_pay_for_a_lease_that_has_its_name(gateways: Gateways) -> None:
+    """It was told that it reads, while the answer of the database that it writes was lost."""
+    writer, reader = [await gateways.begin(COLD, door) for door in (0, 1)]
+    await gateways.finish(writer, "failed")
+    await gateways.doors[1].decide_again(reader.hold, reader.prepared.lease_request)
+    reader.told = True
+    assert gateways.bill(reader.hold) == READ
+    await gateways.finish(reader, "ok")
+    await gateways.ask_worker()
+    assert await gateways.stores[0].page(gateways.project, limit=10, after=None) == []
+    again = await gateways.begin(COLD)
+    assert gateways.bill(again.hold) == WRITE
+
+
+async def test_who_reads_after_all_does_not_pay_for_what_was_purged(gateways: Gateways) -> None:
+    slow = await gateways.begin(Asked("aa", marks=((1, "5m"), (2, "5m"))))
+    page = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    (purged,) = [one for one in page if one.tokens == PIECE]
+    await gateways.stores[1].purge(gateways.project, identity=purged.id)
+    fast = await gateways.begin(Asked("aa", marks=((2, "5m"),), read=False), 1)
+    for one in (fast, slow):
+        await gateways.promise(one)
+        await gateways.finish(one, "ok")
+    assert gateways.bill(slow.hold) == READ
+    await gateways.ask_worker()
+    (fate,) = (await fates(gateways.database, gateways.project, [purged.prefix_key])).values()
+    assert fate.cause == "failed", "nobody has paid for it"
+
+
+async def test_who_left_before_its_prompt_was_computed_takes_nothing_over(gateways: Gateways) -> None:
+    """It is billed for what was computed, so it does not pay for a lease beyond that, and nobody is told to read it."""
+    writer = await gateways.begin(Asked("aa", marks=((1, "5m"), (2, "5m"))))
+    leaving, reader = [await gateways.begin(Asked("aa", marks=((1, "5m"), (2, "5m"))), door) for door in (1, 0)]
+    await gateways.finish(writer, "failed")
+    await gateways.promise(leaving, PIECE)
+    await gateways.promise(reader)
+    assert gateways.bill(reader.hold) == (("read_5m", PIECE), ("write_5m", PIECE))
+    assert await gateways.finish(leaving, "left") == (PIECE, False)
+    await gateways.finish(reader, "ok")
+    page = await gateways.stores[0].page(gateways.project, limit=10, after=None)
+    assert {(one.tokens, one.writer, one.billed) for one in page} == {
+        (PIECE, leaving.hold.request_id, True),
+        (2 * PIECE, reader.hold.request_id, True),
+    }
 
 
 async def test_who_has_the_first_token_writes(gateways: Gateways) -> None:

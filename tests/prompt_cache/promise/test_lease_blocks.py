@@ -15,7 +15,7 @@ from tests.prompt_cache.promise.decided_leases import PROJECT, decided
 async def written(store: LeaseStore, database: Database, path: str) -> UUID:
     """The lease of a request that marks this prefix, and reads what there is of it; it is paid for."""
     request, decision = await decided(store, database, path, tokens=100)
-    await store.settle_writes({request: 10**6})
+    await store.settle_writes({request: range(10**6)})
     return decision.written[0].id
 
 

@@ -19,13 +19,19 @@ _AT = st.integers(1, 4)
 
 
 class Asked(Struct, frozen=True):
-    """A request for the prompt `path`. `moment`: when it has its first token, None if it never has one."""
+    """A request for the prompt `path`. `moment`: when it has its first token, None if it never has one. `reach`: it
+    ends then without a token, when so much of its prompt is computed."""
 
     path: str
     marks: set[int]
     lookups: set[int]
     moment: int | None
     read: bool = True
+    reach: int | None = None
+
+    @property
+    def reached_tokens(self) -> int | None:
+        return None if self.reach is None else 64 * self.reach
 
     def wish(self, number: int) -> LeaseWish:
         marks = sorted(at for at in self.marks if at <= len(self.path))
@@ -51,8 +57,10 @@ def _saved(leases: Sequence[Lease], decider: LeaseDecider) -> list[Lease]:
     return list(after.values())
 
 
-def _own(wish: LeaseWish, decision: LeaseDecision) -> Iterable[UUID]:
-    return (lease.id for lease in decision.written if lease.writer == wish.request_id)
+def _paid(request: Asked, wish: LeaseWish, decision: LeaseDecision) -> Iterable[UUID]:
+    """The leases of which it pays the write."""
+    own = (lease for lease in decision.written if lease.writer == wish.request_id)
+    return (lease.id for lease in own if request.reached_tokens is None or lease.tokens <= request.reached_tokens)
 
 
 asked = st.builds(
@@ -62,6 +70,7 @@ asked = st.builds(
     st.sets(_AT, max_size=3),
     st.sampled_from([0, 1, 1, 2, None]),
     st.sampled_from([True, True, True, False]),
+    st.sampled_from([None, None, None, 1, 2]),
 )
 LEFT_AND_TAKEN_OVER = [
     Asked("aaa", {1}, set(), None),
@@ -69,12 +78,14 @@ LEFT_AND_TAKEN_OVER = [
     Asked("aaa", {2}, set(), 1),
     Asked("aaa", {3}, set(), 0),
 ]
+LEFT_BEFORE_ITS_MARK = [Asked("aa", {2}, set(), None), Asked("aa", {2}, set(), 0, reach=1), Asked("aa", {2}, set(), 1)]
 TAKEN_OVER_BY_THE_LONGER = [Asked("aaa", {1}, {1, 2}, 1), Asked("aaa", {1, 2}, set(), 0)]
 
 
 @settings(max_examples=examples(500))
 @given(st.lists(asked, min_size=2, max_size=6))
 @example(LEFT_AND_TAKEN_OVER)
+@example(LEFT_BEFORE_ITS_MARK)
 @example(TAKEN_OVER_BY_THE_LONGER)
 def test_what_is_decided_again_together_fits_together(requests: list[Asked]) -> None:
     """At each moment, requests that have their first token confirm what was decided. Those whose decisions do not stand
@@ -86,17 +97,20 @@ def test_what_is_decided_again_together_fits_together(requests: list[Asked]) -> 
         decision = decisions[wish.request_id] = admission.decide(wish)
         admission.take(wish, decision)
     leases = _saved((), admission)
-    told: list[LeaseWish] = []
+    told: list[tuple[Asked, LeaseWish]] = []
     for moment in range(3):
-        batch = [wish for wish, request in zip(wishes, requests, strict=True) if request.moment == moment]
+        batch = [(request, wish) for request, wish in zip(requests, wishes, strict=True) if request.moment == moment]
         confirmations = LeaseDecider(START, leases)
-        stand = confirmations.confirm([Confirmation(decisions[wish.request_id]) for wish in batch], {})
+        stand = confirmations.confirm(
+            [Confirmation(decisions[wish.request_id], request.reached_tokens) for request, wish in batch], {}
+        )
         leases = _saved(leases, confirmations)
         again = LeaseDecider(START, leases)
-        for wish, stands in zip(batch, stand, strict=True):
+        for (request, wish), stands in zip(batch, stand, strict=True):
             if not stands:
-                decision = decisions[wish.request_id] = again.decide_again(wish, decisions[wish.request_id], START)
+                decision = again.decide_again(wish, decisions[wish.request_id], START, request.reached_tokens)
                 again.take(wish, decision)
+                decisions[wish.request_id] = decision
         assert not again.failed.keys() & {id_ for one in again.changed.values() for id_ in (one.id, one.base)}
         leases = _saved(leases, again)
         told += batch
@@ -105,11 +119,11 @@ def test_what_is_decided_again_together_fits_together(requests: list[Asked]) -> 
             assert not lease.told or lease.base is None or by_id[lease.base].told, (
                 "who is told pays for all that is new"
             )
-        writes = [id_ for wish in told for id_ in _own(wish, decisions[wish.request_id])]
+        writes = [id_ for request, wish in told for id_ in _paid(request, wish, decisions[wish.request_id])]
         assert sorted(writes) == sorted(lease.id for lease in leases if lease.told), "each is paid for once"
-        runs = {wish.request_id for wish in told}
+        runs = {wish.request_id for _, wish in told}
         assert sorted(writes) == sorted(lease.id for lease in leases if lease.writer in runs), "what it left has ended"
-        for wish in told:
+        for _, wish in told:
             hit = decisions[wish.request_id].hit
             assert hit is None or by_id[hit.id].told
             assert not wish.read or {one.writer for one in decisions[wish.request_id].written} <= {wish.request_id}

@@ -48,7 +48,7 @@ async def test_a_deadlock_is_tried_again(database: Database, how: str) -> None:
         await session.execute(text("SET LOCAL deadlock_timeout = '60s'"))
         await session.execute(update(lease).where(lease.c.id == second).values(reads=7))
         if how == "settle":
-            ours = asyncio.create_task(store.settle_writes({one.request_id: 10**6 for one in decisions}))
+            ours = asyncio.create_task(store.settle_writes({one.request_id: range(10**6) for one in decisions}))
         else:
             ours = asyncio.create_task(store.confirm_all([Confirmation(one) for one in decisions]))
         async with asyncio.timeout(LONG_S):
@@ -79,7 +79,7 @@ async def test_what_is_locked_is_billed_later(database: Database) -> None:
     store = LeaseStore(database)
     beginning = await written(store, database, "a")
     end = await written(store, database, "ab")
-    await store.settle_writes({end.request_id: 10**6})
+    await store.settle_writes({end.request_id: range(10**6)})
 
     async def billed() -> list[bool]:
         return [
@@ -89,7 +89,7 @@ async def test_what_is_locked_is_billed_later(database: Database) -> None:
     async with database.transaction() as session:
         await session.execute(select(lease.c.id).where(lease.c.id == end.written[0].id).with_for_update())
         async with asyncio.timeout(LONG_S):
-            assert await store.settle_writes({beginning.request_id: 10**6}) == 0
+            assert await store.settle_writes({beginning.request_id: range(10**6)}) == 0
         assert await billed() == [True, False]
         await store.bill_rest()
         assert await billed() == [True, False]

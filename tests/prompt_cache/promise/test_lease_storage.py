@@ -75,7 +75,7 @@ async def written(
         decider.take(wish, decider.decide(wish))
         await store.save(session, decider)
     if paid:
-        await store.settle_writes({wish.request_id: 10**6})
+        await store.settle_writes({wish.request_id: range(10**6)})
     return wish.request_id
 
 
@@ -169,7 +169,7 @@ async def test_an_hour_waits_for_who_may_still_pay_in_it(database: Database, end
 
     assert await storage.record_next(record) is False  # type: ignore[arg-type]
     assert await store.uncertain_writers(START + 7200 * SECOND, 9) == [writer]
-    await store.settle_writes({writer: 10**6 if pays else 0})
+    await store.settle_writes({writer: range(10**6 * pays)})
     assert await store.uncertain_writers(START + 7200 * SECOND, 9) == []
     assert await storage.record_next(record)  # type: ignore[arg-type]
     assert told == [[64 * (300 + pays * (until - 60))]]
@@ -207,7 +207,7 @@ async def test_what_became_of_a_lease_is_known_for_a_day(database: Database) -> 
     assert await store.reclaim() == 1
     fate = (await fates(database, NOBODY, [b"a"]))[b"a"]
     assert (fate.cause, fate.at, fate.tokens, fate.lease_class) == ("expired", START + 300 * SECOND, 69, "5m")
-    assert await store.settle_writes({failed: 0}) == 0, "that it pays was certain already"
+    assert await store.settle_writes({failed: range(0)}) == 0, "that it pays was certain already"
     assert await fates(database, new_id(), [b"a"]) == {}
     assert await store.forget(START + 300 * SECOND) == 0
     assert await store.forget(START + 301 * SECOND) == 1
