@@ -63,8 +63,8 @@ _CLAMPS = 3
 """How often a request without `max_tokens` is shortened, should other requests spend the money at the same time."""
 _MANY_PIECES = 1000
 """The cache plan of a prompt with more texts and markers is made in a thread."""
-_THREAD_CHARACTERS = 65_536
-"""Conversations of this size and more are tokenized in a thread, so that they do not block the event loop."""
+_THREAD_CHARACTERS = 16_384
+"""Larger conversations are tokenized in a thread: this many take 2 to 4 ms, for which everybody's requests wait."""
 _LEFT_OUT_BYTES = 1024 * 1024
 """Texts of this size and more are looked through for those that the template left out."""
 _THREAD_TOKENS = 16_384

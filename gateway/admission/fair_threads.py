@@ -18,8 +18,8 @@ from gateway.errors import RateLimited
 Result = TypeVar("Result")
 
 THREADS = 2
-MAX_WAITING = 64
-"""Requests of one tenant."""
+MAX_WAITING = 256
+"""Requests of one tenant. Their bytes are bounded by `BodyBudget`."""
 
 
 class FairThreads:

@@ -8,10 +8,11 @@ from msgspec import Struct
 class RequestTimeouts(Struct, frozen=True, kw_only=True):
     """Times in seconds.
 
-    `request`: from admission to the end. `retry`: how long a request whose replica was lost before anything was
-    delivered waits for another replica, or for the same one started again. `done`: how long a replica may take to
-    answer an abort. `replay`: how long the journal of a lost replica is waited for, before the request is settled by
-    what the gateway saw. `recovery`: how long after all this a journal may still come back to a living gateway.
+    `request`: from admission to the end. `retry`: how long a request waits for a replica: before its admission, where
+    none is healthy; and later for another one, or the same one started again, where its own was lost before anything
+    was delivered. `done`: how long a replica may take to answer an abort. `replay`: how long the journal of a lost
+    replica is waited for, before the request is settled by what the gateway saw. `recovery`: how long after all this a
+    journal may still come back to a living gateway.
     """
 
     request: float = 600.0
@@ -22,6 +23,6 @@ class RequestTimeouts(Struct, frozen=True, kw_only=True):
 
     @property
     def hold(self) -> int:
-        """Seconds until a hold that nobody ended expires: longer than a request and its recovery can take. `retry` lies
-        within `request`."""
+        """Seconds until a hold that nobody ended expires: longer than a request and its recovery can take. While it is
+        held, `retry` lies within `request`."""
         return int(self.request + self.done + self.replay + self.recovery)

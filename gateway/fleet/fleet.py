@@ -131,14 +131,14 @@ class Fleet:
         return self._affinity.choose(conversation, tokens, candidates)
 
     async def wait_for(
-        self, model: str, timeout_s: float, *, after: ReplicaStream, unless: Callable[[], bool]
+        self, model: str, timeout_s: float, *, after: ReplicaStream | None = None, unless: Callable[[], bool]
     ) -> ReplicaLink | None:
-        """Choose a replica for the attempt that follows `after`, as soon as there is a candidate; None if there is none
-        in `timeout_s` seconds, or once `unless` is true."""
-        end = time.monotonic() + timeout_s
+        """Choose a replica for a first attempt, or for the one that follows `after`, as soon as there is a candidate;
+        None if there is none in `timeout_s` seconds, or once `unless` is true."""
+        end, version = time.monotonic() + timeout_s, 1 if after is None else after.version
         while not unless():
             with contextlib.suppress(Unavailable):
-                return self.choose(model, after.version, after=after)
+                return self.choose(model, version, after=after)
             if time.monotonic() >= end:
                 return None
             await asyncio.sleep(_POLL_S)

@@ -56,6 +56,14 @@ class RunningTasks:
         self._deps.admission.check()
         self._deps.fleet.candidates(model)
 
+    async def wait_for_replica(self, model: str) -> None:
+        """Wait for `RequestTimeouts.retry` at most while no replica of this served model is healthy, as while the only
+        one is started again. Nothing is held yet. `start` refuses a request that has waited in vain."""
+        fleet = self._deps.fleet
+        if not fleet.healthy(model):
+            timeout_s = self._deps.admission.timeouts.retry
+            await fleet.wait_for(model, timeout_s, unless=lambda: self.draining or bool(fleet.disks_full(model)))
+
     def start(
         self,
         prepared: PreparedRequest,

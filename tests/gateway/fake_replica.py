@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from engine.scheduling.fairness.fair_share import FairShare
 from protocol.frames import OLDEST_VERSION, VERSION, ToGateway, encode, link_proof, read_from_gateway
 from protocol.replicas import (
+    DISK_FULL,
     DRAINING,
     Capacity,
     Dial,
@@ -147,6 +148,7 @@ class FakeReplica:
         """Whose service the beats tell, and that hears of the others'."""
         self.elsewhere: list[RemoteService] = []
         self.draining = False
+        self.disk_full = False
         self.beating = True
         self.busy = 0
         """Claim so many running requests at least."""
@@ -328,7 +330,8 @@ class FakeReplica:
             if self.beating:
                 self.beat_steps += not self.stuck
                 running = self.busy + sum(1 for run in self.runs.values() if run.task and not run.task.done())
-                metrics = {"turnpike_engine_kv_blocks_free": 7.0, DRAINING: float(self.draining)}
+                flags = {DRAINING: float(self.draining), DISK_FULL: float(self.disk_full)}
+                metrics = {"turnpike_engine_kv_blocks_free": 7.0, **flags}
                 service = self.share.service_given()
                 beat = Heartbeat(self.beat_steps, running, {"standard": 0}, (), service, metrics=metrics)
                 writer.write(encode(beat))

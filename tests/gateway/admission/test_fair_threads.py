@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from gateway.admission import fair_threads
 from gateway.admission.fair_threads import THREADS, FairThreads
+from gateway.conversation.tokenizer import Tokenizer
 from gateway.errors import RateLimited
+from tests.gateway.stack import Stack
 
 
 class Gate:
@@ -90,3 +93,31 @@ async def test_what_nobody_waits_for_is_not_done_and_errors_are_told() -> None:
     with pytest.raises(ZeroDivisionError):
         await threads.run(tenant, lambda: 1 // 0)
     threads.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_prompt_that_takes_milliseconds_is_tokenized_beside_the_event_loop(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Of one tenant eight at a time, one after another, kept the event loop from everybody else."""
+    text, threads = "one two " * 2500, []
+
+    def note(name: str) -> None:
+        method = getattr(Tokenizer, name)
+
+        def noted(self: Tokenizer, of: str) -> list[int]:
+            if len(of) >= len(text):
+                threads.append(threading.current_thread().name.partition("_")[0])
+            return method(self, of)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(Tokenizer, name, noted)
+
+    note("content")
+    note("literal")
+    monkeypatch.setattr(Tokenizer, "least_tokens", lambda self, characters: 0)  # else a small context refuses it unread
+    asked: dict[str, Any] = (
+        {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    )
+    headers = {"authorization": f"Bearer {stack.key}"}
+    await stack.http.post(path, headers=headers, json={"model": "tiny", "max_tokens": 1, **asked})
+    assert threads == ["large-request"]

@@ -429,3 +429,52 @@ async def test_a_replica_that_cannot_tell_attempts_apart_gets_the_second_when_it
         await stack.replica.restart()
         answer = await asked
         assert (answer.status_code, text_of(WHOLE, answer)) == (200, TEXT)
+
+
+@pytest.mark.parametrize("body", [STREAM, WHOLE, "background"])
+async def test_a_request_that_finds_no_replica_waits_until_one_is_started(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, body: dict[str, Any] | str
+) -> None:
+    async with two(stocked_sqlite_url, tmp_path, model_folder, replicas=1, alone=True, retry=20.0) as stack:
+        stack.say(TEXT)
+        await stack.replica.stop()
+        await stack.until(lambda: not stack.gateway.services.fleet.healthy("tiny"))
+        if isinstance(body, str):
+            headers = {"authorization": f"Bearer {stack.key}"}
+            response = {"model": "tiny", "input": "Say it.", "background": True}
+            asked = asyncio.create_task(stack.http.post("/v1/responses", headers=headers, json=response))
+        else:
+            asked = asyncio.create_task(stack.post(body))
+        await asyncio.wait([asked], timeout=0.3)
+        assert await stack.holds() == [], "nothing is held while it waits"
+        await stack.replica.restart()
+        answer = await asked
+        assert answer.status_code == 200, answer.text
+        if isinstance(body, dict):
+            assert text_of(body, answer) == TEXT
+
+
+async def test_a_request_that_waits_for_a_replica_is_refused_when_the_gateway_stops(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    async with two(stocked_sqlite_url, tmp_path, model_folder, replicas=1, alone=True, retry=600.0) as stack:
+        await stack.replica.stop()
+        await stack.until(lambda: not stack.gateway.services.fleet.healthy("tiny"))
+        asked = asyncio.create_task(stack.post(WHOLE))
+        await asyncio.wait([asked], timeout=0.3)
+        assert not asked.done()
+        stack.gateway.requests.begin_drain()
+        answer = await asyncio.wait_for(asked, 30)
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_request_does_not_wait_for_a_replica_whose_disk_is_full(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    """Somebody has to make room: that takes longer than a start."""
+    async with two(stocked_sqlite_url, tmp_path, model_folder, replicas=1, alone=True, retry=600.0) as stack:
+        stack.replica.disk_full = True
+        await stack.until(lambda: bool(stack.gateway.services.fleet.disks_full("tiny")))
+        answer = await asyncio.wait_for(stack.post(WHOLE), 30)
+        assert (answer.status_code, "disk" in answer.json()["error"]["message"]) == (503, True)
