@@ -12,13 +12,13 @@ from gateway.admin.figures.cache_leases import cache_lease_routes
 from gateway.admin.figures.cache_summary import cache_summary_routes
 from gateway.admin.figures.usage_series import usage_series_routes
 from gateway.admin.fleet import fleet_routes
-from gateway.admin.invoices.changes import invoice_change_routes
-from gateway.admin.invoices.files import invoice_file_routes
-from gateway.admin.invoices.invoices import invoice_routes
-from gateway.admin.invoices.lines import invoice_line_routes
+from gateway.admin.invoices.changes import InvoiceChangeOperations
+from gateway.admin.invoices.files import InvoiceFileOperations
+from gateway.admin.invoices.invoices import InvoiceOperations
+from gateway.admin.invoices.lines import InvoiceLineOperations
 from gateway.admin.invoices.parties import party_routes
 from gateway.admin.invoices.periods import period_routes
-from gateway.admin.invoices.verification import invoice_verification_routes
+from gateway.admin.invoices.verification import InvoiceVerificationOperations
 from gateway.admin.keys.keys import KeyOperations
 from gateway.admin.keys.operator_keys import OperatorKeyOperations
 from gateway.admin.money.balances import balance_routes
@@ -56,7 +56,6 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
-        *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
         *(
             draining_routes,
@@ -68,7 +67,11 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
-    typed = (BudgetOperations, KeyOperations, OperatorKeyOperations)
+    typed = (
+        *(BudgetOperations, KeyOperations, OperatorKeyOperations),
+        *(InvoiceOperations, InvoiceLineOperations, InvoiceFileOperations, InvoiceChangeOperations),
+        InvoiceVerificationOperations,
+    )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
         *(route for part in parts for route in part(gateway)),
