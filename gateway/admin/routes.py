@@ -17,7 +17,7 @@ from gateway.admin.invoices.files import InvoiceFileOperations
 from gateway.admin.invoices.invoices import InvoiceOperations
 from gateway.admin.invoices.lines import InvoiceLineOperations
 from gateway.admin.invoices.parties import PartyOperations
-from gateway.admin.invoices.periods import period_routes
+from gateway.admin.invoices.periods import PeriodOperations
 from gateway.admin.invoices.verification import InvoiceVerificationOperations
 from gateway.admin.keys.keys import KeyOperations
 from gateway.admin.keys.operator_keys import OperatorKeyOperations
@@ -56,7 +56,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
-        *(terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
+        *(terms_routes, price_book_routes, platform_routes, fleet_routes),
         *(
             draining_routes,
             stored_response_admin_routes,
@@ -72,6 +72,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(InvoiceOperations, InvoiceLineOperations, InvoiceFileOperations, InvoiceChangeOperations),
         InvoiceVerificationOperations,
         PartyOperations,
+        PeriodOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
