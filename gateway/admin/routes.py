@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.access import NamedTenant
-from gateway.admin.approvals import approval_routes
+from gateway.admin.approvals import ApprovalOperations
 from gateway.admin.audit import audit_routes
 from gateway.admin.draining import draining_routes
 from gateway.admin.figures.cache_leases import cache_lease_routes
@@ -62,7 +62,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             stored_response_admin_routes,
             audit_routes,
         ),
-        *(suspension_routes, approval_routes, limit_routes),
+        *(suspension_routes, limit_routes),
         *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
@@ -73,6 +73,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         InvoiceVerificationOperations,
         PartyOperations,
         PeriodOperations,
+        ApprovalOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
