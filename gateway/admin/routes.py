@@ -30,7 +30,7 @@ from gateway.admin.money.prices import price_routes
 from gateway.admin.money.terms import terms_routes
 from gateway.admin.operation import operations_of
 from gateway.admin.overview import overview_routes
-from gateway.admin.platform import platform_routes
+from gateway.admin.platform import PlatformOperations
 from gateway.admin.playground import playground_routes
 from gateway.admin.requests.refused import refused_request_routes
 from gateway.admin.requests.requests import request_routes
@@ -56,7 +56,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
-        *(terms_routes, price_book_routes, platform_routes, fleet_routes),
+        *(terms_routes, price_book_routes, fleet_routes),
         *(
             draining_routes,
             stored_response_admin_routes,
@@ -74,6 +74,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         PartyOperations,
         PeriodOperations,
         ApprovalOperations,
+        PlatformOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
