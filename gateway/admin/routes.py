@@ -7,7 +7,7 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.admin.access import NamedTenant
 from gateway.admin.approvals import ApprovalOperations
 from gateway.admin.audit import audit_routes
-from gateway.admin.draining import draining_routes
+from gateway.admin.draining import DrainingOperations
 from gateway.admin.figures.cache_leases import cache_lease_routes
 from gateway.admin.figures.cache_summary import cache_summary_routes
 from gateway.admin.figures.usage_series import usage_series_routes
@@ -58,7 +58,6 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
         *(terms_routes, price_book_routes, fleet_routes),
         *(
-            draining_routes,
             stored_response_admin_routes,
             audit_routes,
         ),
@@ -75,6 +74,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         PeriodOperations,
         ApprovalOperations,
         PlatformOperations,
+        DrainingOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
