@@ -11,7 +11,7 @@ from gateway.admin.draining import DrainingOperations
 from gateway.admin.figures.cache_leases import cache_lease_routes
 from gateway.admin.figures.cache_summary import cache_summary_routes
 from gateway.admin.figures.usage_series import usage_series_routes
-from gateway.admin.fleet import fleet_routes
+from gateway.admin.fleet import FleetOperations
 from gateway.admin.invoices.changes import InvoiceChangeOperations
 from gateway.admin.invoices.files import InvoiceFileOperations
 from gateway.admin.invoices.invoices import InvoiceOperations
@@ -56,7 +56,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
-        *(terms_routes, price_book_routes, fleet_routes),
+        *(terms_routes, price_book_routes),
         *(
             stored_response_admin_routes,
             audit_routes,
@@ -75,6 +75,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         ApprovalOperations,
         PlatformOperations,
         DrainingOperations,
+        FleetOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
