@@ -29,7 +29,7 @@ from gateway.admin.money.price_impact import price_impact_routes
 from gateway.admin.money.prices import price_routes
 from gateway.admin.money.terms import terms_routes
 from gateway.admin.operation import operations_of
-from gateway.admin.overview import overview_routes
+from gateway.admin.overview import OverviewOperations
 from gateway.admin.platform import PlatformOperations
 from gateway.admin.playground import playground_routes
 from gateway.admin.requests.refused import refused_request_routes
@@ -55,7 +55,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     parts = (
         *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
-        *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
+        *(request_routes, request_waterfall_routes, refused_request_routes),
         *(terms_routes, price_book_routes),
         *(
             stored_response_admin_routes,
@@ -76,6 +76,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         PlatformOperations,
         DrainingOperations,
         FleetOperations,
+        OverviewOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
