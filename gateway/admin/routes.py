@@ -39,7 +39,7 @@ from gateway.admin.tenants.limits import limit_routes
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
 from gateway.admin.tenants.suspensions import suspension_routes
 from gateway.admin.tenants.tenants import tenant_routes
-from gateway.admin.usage import usage_routes
+from gateway.admin.usage import UsageOperations
 from gateway.admin.users.account import account_routes
 from gateway.admin.users.members import member_routes
 from gateway.admin.users.one_time_links import one_time_link_routes
@@ -54,7 +54,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
         *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
-        *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
+        *(usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes),
         *(terms_routes, price_book_routes),
         *(
@@ -77,6 +77,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         DrainingOperations,
         FleetOperations,
         OverviewOperations,
+        UsageOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
