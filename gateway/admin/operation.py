@@ -14,7 +14,7 @@
 - `body` is a struct, decoded from JSON. With `body_required=False` an empty body is `{}`.
 - `page: PageQuery` are `limit` and `after`; `Annotated[PageQuery, PageSizes(...)]` has other bounds.
 - All else are query parameters: `Annotated[<type>, Query("What it says.", example=...)]`, with a default if they need
-  not be there. A `list` comes as `name` or `name[]`, once for each item.
+  not be there. `from_` is the parameter `from`. A `list` comes as `name` or `name[]`, once for each item.
 - The return type says the answers; several are a union. A `Response` is passed on as it is; `files` says what
   it is.
 
@@ -79,10 +79,12 @@ class InPath(Struct, frozen=True):
 
 
 class Query(Struct, frozen=True):
-    """What a query parameter says. An example is needed where its type does not give one."""
+    """What a query parameter says. An example is needed where its type does not give one. `shown`: the type in the
+    document, if it is another."""
 
     description: str
     example: Any = UNSET
+    shown: Any = UNSET
 
 
 class PageSizes(Struct, frozen=True):
@@ -143,7 +145,7 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
         elif f"{{{name}:" in path:
             readers[name] = _path_reader(name, hints[name], opt)
         else:
-            documented, readers[name] = _query_reader(name, hints[name], parameter.default)
+            documented, readers[name] = _query_reader(name.rstrip("_"), hints[name], parameter.default)
             query += documented
     kinds = [files if _is_response(kind) else kind for kind in _members(hints["return"])]
     statuses = status if isinstance(status, Mapping) else dict.fromkeys(kinds, status)
@@ -208,7 +210,7 @@ def _query_reader(name: str, hint: Any, default: Any) -> tuple[Sequence[QueryPar
     if repeated := get_origin(kind) is list:
         (kind,) = get_args(kind)
     bounds = [each for each in metadata if isinstance(each, Meta)]
-    documented = Annotated[(kind, *bounds)] if bounds else str if kind is Instant else kind
+    documented = says.shown or (Annotated[(kind, *bounds)] if bounds else str if kind is Instant else kind)
     bound = bounds[0] if bounds else Meta()
     required = default is Parameter.empty
     read_value = _value_reader(kind, repeated=repeated)

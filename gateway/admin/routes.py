@@ -6,7 +6,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.access import NamedTenant
 from gateway.admin.approvals import ApprovalOperations
-from gateway.admin.audit import audit_routes
+from gateway.admin.audit import AuditOperations
 from gateway.admin.draining import DrainingOperations
 from gateway.admin.figures.cache_leases import cache_lease_routes
 from gateway.admin.figures.cache_summary import cache_summary_routes
@@ -57,11 +57,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes),
         *(terms_routes, price_book_routes),
-        *(
-            stored_response_admin_routes,
-            audit_routes,
-        ),
-        *(suspension_routes, limit_routes),
+        *(stored_response_admin_routes, suspension_routes, limit_routes),
         *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
@@ -69,15 +65,9 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     typed = (
         *(BudgetOperations, KeyOperations, OperatorKeyOperations),
         *(InvoiceOperations, InvoiceLineOperations, InvoiceFileOperations, InvoiceChangeOperations),
-        InvoiceVerificationOperations,
-        PartyOperations,
-        PeriodOperations,
-        ApprovalOperations,
-        PlatformOperations,
-        DrainingOperations,
-        FleetOperations,
-        OverviewOperations,
-        UsageOperations,
+        *(InvoiceVerificationOperations, PartyOperations, PeriodOperations),
+        *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
+        *(OverviewOperations, UsageOperations, AuditOperations),
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
