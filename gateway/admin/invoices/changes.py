@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal, InvalidOperation
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -16,7 +17,7 @@ from billing.invoices.finalizing import finalize
 from billing.invoices.store import InvoiceRecord
 from billing.money import format_minor, minor_digits
 from gateway.admin.invoices.invoices import AT, EXAMPLE, InvoiceObject, InvoiceOfTenant, invoice_object
-from gateway.admin.operation import operation
+from gateway.admin.operation import Handler, operation
 from gateway.errors import Conflict, InvalidField
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
@@ -94,6 +95,10 @@ class DocumentCheck(Struct, frozen=True, kw_only=True):
     warnings: list[str]
 
 
+def _change(path: str, example: Struct, **described: Any) -> Callable[[Handler], Handler]:
+    return operation("POST", f"{AT}/{path}", demands("invoices.write"), example=example, path=EXAMPLE, **described)
+
+
 class InvoiceChangeOperations:
     """Changes invoices."""
 
@@ -121,13 +126,10 @@ class InvoiceChangeOperations:
             raise Conflict(f"There is nothing to bill in {body.period}.", code="nothing_to_bill")
         return invoice_object(record)
 
-    @operation(
-        "POST",
-        f"{AT}/finalize",
-        demands("invoices.write"),
-        example=Finalization(),
+    @_change(
+        "finalize",
+        Finalization(),
         body_required=False,
-        path=EXAMPLE,
         errors={"period_open": 409, "draft_outdated": 409, "number_refused": 409},
     )
     async def finalize_invoice(self, invoice: InvoiceOfTenant, body: Finalization) -> InvoiceObject:
@@ -140,63 +142,32 @@ class InvoiceChangeOperations:
             await finalize(self._database, self._prices, owner.id, record.period, issued, write=not body.dry_run)
         )
 
-    @operation(
-        "POST",
-        f"{AT}/payments",
-        demands("invoices.write"),
-        example=NewInvoicePayment(reference="transfer 7"),
-        path=EXAMPLE,
-        errors=_PAYMENT_REFUSED,
-    )
+    @_change("payments", NewInvoicePayment(reference="transfer 7"), errors=_PAYMENT_REFUSED)
     async def pay_invoice(self, invoice: InvoiceOfTenant, body: NewInvoicePayment) -> InvoiceObject:
         """Record a payment of an invoice, and answer the invoice after it."""
         _, record = invoice
         amount = None if body.amount is None else _minor("$.amount", body.amount, record.currency)
         return invoice_object(await pay(self._database, record, body.reference, amount, write=not body.dry_run))
 
-    @operation(
-        "POST",
-        f"{AT}/void",
-        demands("invoices.write"),
-        example=ReasonedChange("the wrong customer"),
-        path=EXAMPLE,
-        errors=_REFUSED,
-    )
+    @_change("void", ReasonedChange("the wrong customer"), errors=_REFUSED)
     async def void_invoice(self, invoice: InvoiceOfTenant, body: ReasonedChange) -> InvoiceObject:
         """Void an invoice of which nothing was paid; its month can be invoiced again."""
         return invoice_object(await void(self._database, invoice[1], body.reason, write=not body.dry_run))
 
-    @operation(
-        "POST",
-        f"{AT}/uncollectible",
-        demands("invoices.write"),
-        example=ReasonedChange("insolvent"),
-        path=EXAMPLE,
-        errors=_REFUSED,
-    )
+    @_change("uncollectible", ReasonedChange("insolvent"), errors=_REFUSED)
     async def write_off_invoice(self, invoice: InvoiceOfTenant, body: ReasonedChange) -> InvoiceObject:
         """Write off what is left of an invoice as bad debt; it can still be paid."""
         return invoice_object(await mark_uncollectible(self._database, invoice[1], body.reason, write=not body.dry_run))
 
-    @operation(
-        "POST",
-        f"{AT}/vat-relief",
-        demands("invoices.write"),
-        example=ReasonedChange("certificate of 5 December"),
-        path=EXAMPLE,
-        errors=_REFUSED,
-    )
+    @_change("vat-relief", ReasonedChange("certificate of 5 December"), errors=_REFUSED)
     async def relieve_invoice_of_vat(self, invoice: InvoiceOfTenant, body: ReasonedChange) -> InvoiceObject:
         """Book that the VAT on what is left of a written-off invoice is claimed back as of today."""
         return invoice_object(await relieve_vat(self._database, invoice[1], body.reason, write=not body.dry_run))
 
-    @operation(
-        "POST",
-        f"{AT}/credit-notes",
-        demands("invoices.write"),
+    @_change(
+        "credit-notes",
+        NewCreditNote(reason="outage on 3 November", request="ticket-7"),
         status={InvoiceObject: 201, DocumentCheck: 200, ChangeObject: PENDING_STATUS},
-        example=NewCreditNote(reason="outage on 3 November", request="ticket-7"),
-        path=EXAMPLE,
         errors=_REFUSED,
     )
     async def credit_invoice(

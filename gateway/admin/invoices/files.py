@@ -19,9 +19,9 @@ from billing.invoices.document import Document
 from billing.invoices.store import InvoiceRecord, Invoices, PaymentsAndCredits
 from gateway.admin.invoices.invoices import AT, EXAMPLE, InvoiceOfTenant
 from gateway.admin.invoices.lines import LineObject, line_object
-from gateway.admin.operation import operation
+from gateway.admin.operation import Handler, operation
 from gateway.errors import Conflict
-from gateway.http.operations import files
+from gateway.http.operations import Files, files
 from gateway.http.policies import demands
 from gateway.services import Gateway
 from storage.database.circuit_breaker import beside_the_database
@@ -131,54 +131,40 @@ def to_bundle(content: Content) -> bytes:
     return out.getvalue()
 
 
+def _form(name: str, file: Files, **described: Any) -> Callable[[Handler], Handler]:
+    return operation("GET", f"{AT}/{name}", demands("invoices.read"), files=file, path=EXAMPLE, **described)
+
+
 class InvoiceFileOperations:
     """Writes invoices as files."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._invoices, self._threads = Invoices(gateway.services.database), gateway.threads
 
-    @operation(
-        "GET",
-        f"{AT}/pdf",
-        demands("invoices.read"),
-        files=files("application/pdf", description="PDF/A-3."),
-        path=EXAMPLE,
-        errors=_UNPRINTABLE,
-    )
+    @_form("pdf", files("application/pdf", description="PDF/A-3."), errors=_UNPRINTABLE)
     async def invoice_pdf(self, invoice: InvoiceOfTenant) -> Response[bytes]:
         """An invoice as PDF/A-3, with the payments and credit notes until now."""
         return await self._file(invoice, to_pdf, "pdf", "application/pdf")
 
-    @operation(
-        "GET",
-        f"{AT}/json",
-        demands("invoices.read"),
-        files=files(
-            "application/json", description="Canonical JSON (RFC 8785).", example='{"number": "INV-2026-000042"}'
-        ),
-        path=EXAMPLE,
+    @_form(
+        "json",
+        files("application/json", description="Canonical JSON (RFC 8785).", example='{"number": "INV-2026-000042"}'),
     )
     async def invoice_json(self, invoice: InvoiceOfTenant) -> Response[bytes]:
         """An invoice as canonical JSON: its SHA-256 is the one that is kept and chained."""
         return await self._file(invoice, _json, "json", "application/json")
 
-    @operation(
-        "GET",
-        f"{AT}/csv",
-        demands("invoices.read"),
-        files=files("text/csv", description="The lines.", example="n,text,net\r\n1,tiny input_tokens,100.00\r\n"),
-        path=EXAMPLE,
+    @_form(
+        "csv",
+        files("text/csv", description="The lines.", example="n,text,net\r\n1,tiny input_tokens,100.00\r\n"),
     )
     async def invoice_csv(self, invoice: InvoiceOfTenant) -> Response[bytes]:
         """The lines of an invoice as CSV."""
         return await self._file(invoice, to_csv, "csv", "text/csv")
 
-    @operation(
-        "GET",
-        f"{AT}/bundle",
-        demands("invoices.read"),
-        files=files("application/zip", description="PDF, JSON, CSV and a manifest with their SHA-256."),
-        path=EXAMPLE,
+    @_form(
+        "bundle",
+        files("application/zip", description="PDF, JSON, CSV and a manifest with their SHA-256."),
         errors=_UNPRINTABLE,
     )
     async def invoice_bundle(self, invoice: InvoiceOfTenant) -> Response[bytes]:
