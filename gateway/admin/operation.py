@@ -15,8 +15,8 @@
 - `page: PageQuery` are `limit` and `after`; `Annotated[PageQuery, PageSizes(...)]` has other bounds.
 - All else are query parameters: `Annotated[<type>, Query("What it says.", example=...)]`, with a default if they need
   not be there. `from_` is the parameter `from`. A `list` comes as `name` or `name[]`, once for each item.
-- The return type says the answers; several are a union. A `Response` is passed on as it is; `files` says what
-  it is.
+- The return type says the answers; several are a union. A `Response` is passed on as it is; `files` says what it
+  is.
 
 They are read in the order of the signature. What is read cannot be found, is not allowed or is wrong: then the handler
 is not called.
