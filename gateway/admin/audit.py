@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
 from litestar.response import Stream
 from msgspec import Meta, Struct
 
@@ -16,14 +14,13 @@ from audit_log import csv_rows
 from audit_log.actors import OPERATOR, OPERATOR_MEANS, THIS_MACHINE, Actor, Means
 from audit_log.reading import AuditLog, Entry, Filter, Scope
 from audit_log.tables import PLATFORM
-from audit_log.verification import ChainEnd, check_end
-from gateway.admin.access import principal_of, refusal, seen_tenant
-from gateway.dialects.query_parameters import Parameters
+from audit_log.verification import check_end
+from gateway.admin.access import refusal, seen_tenant
+from gateway.admin.operation import Call, Query, operation
 from gateway.errors import InvalidField
-from gateway.http.operations import describes, files, page, query
+from gateway.http.operations import files
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
-from gateway.http.shapes import Page
+from gateway.http.shapes import Instant, Page, PageQuery
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 from storage.database.public_ids import prefixed_id
@@ -34,7 +31,6 @@ from tenancy.rights.principals import Principal
 _PREFIX = "audit_"
 _LINES = 200
 """Entries of one piece of a CSV file."""
-_FORMATS = ("json", "csv")
 _SUSPENSIONS = frozenset({"tenant.suspended", "tenant.resumed", "project.suspended", "project.resumed"})
 _NOT_AGREED = frozenset({"change.proposed", "change.withdrawn", "price_sheet.drafted", "price_sheet.withdrawn"})
 """Actions by which nothing applies to a tenant: what the platform's people considered is not for it to read."""
@@ -107,96 +103,81 @@ class AuditChainObject(Struct, frozen=True, kw_only=True):
 _CSV = files(
     "text/csv", description="The same as CSV.", example="number,at,action\r\n7,2026-11-22T09:30:00Z,budget.set\r\n"
 )
-_QUERY = (
-    *page(),
-    query("actor", str, "Only what this actor did: an id or a name.", example="Ann"),
-    query("action", str, "Only this action, or all of one kind.", example="invoice.*"),
-    query("target", str, "Only changes of this kind of object.", example="budget"),
-    query("target_id", str, "Only changes of the object with this id.", example="0199d2a0"),
-    query("tenant", str, "Only of this tenant: its name or id.", example="demo"),
-    query("platform", Literal["true", "false"], "Only what belongs to no tenant."),
-    query("project", str, "Only of the project with this id.", example="project_0199d2a07b1c7e0c8f0e6a5b4c3d2e1f"),
-    query("from", str, "Only from this instant on.", example="2026-11-01T00:00:00Z"),
-    query("to", str, "Only before this instant.", example="2026-12-01T00:00:00Z"),
-    query("format", Literal["json", "csv"], "`csv` gives all entries as a file, as `Accept: text/csv` does."),
-)
 
 
-def audit_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    database = gateway.services.database
-    log = AuditLog(database)
+class AuditOperations:
+    """Lists changes, and checks their hash chains."""
 
-    async def wanted(request: Request[Any, Any, Any], parameters: Parameters) -> Filter:
-        tenant, project = parameters.text("tenant"), parameters.text("project")
+    def __init__(self, gateway: Gateway) -> None:
+        self._database, self._log = gateway.services.database, AuditLog(gateway.services.database)
+
+    @operation("GET", "/admin/v1/audit", demands("audit.read"), files=_CSV)
+    async def list_audit_entries(
+        self,
+        call: Call,
+        page: PageQuery,
+        *,
+        actor: Annotated[str | None, Query("Only what this actor did: an id or a name.", example="Ann")] = None,
+        action: Annotated[str | None, Query("Only this action, or all of one kind.", example="invoice.*")] = None,
+        target: Annotated[str | None, Query("Only changes of this kind of object.", example="budget")] = None,
+        target_id: Annotated[str | None, Query("Only changes of the object with this id.", example="0199d2a0")] = None,
+        tenant: Annotated[str | None, Query("Only of this tenant: its name or id.", example="demo")] = None,
+        platform: Annotated[bool, Query("Only what belongs to no tenant.", shown=Literal["true", "false"])] = False,
+        project: Annotated[
+            str | None, Query("Only of the project with this id.", example="project_0199d2a07b1c7e0c8f0e6a5b4c3d2e1f")
+        ] = None,
+        from_: Annotated[Instant | None, Query("Only from this instant on.", example="2026-11-01T00:00:00Z")] = None,
+        to: Annotated[Instant | None, Query("Only before this instant.", example="2026-12-01T00:00:00Z")] = None,
+        format: Annotated[
+            Literal["json", "csv"] | None, Query("`csv` gives all entries as a file, as `Accept: text/csv` does.")
+        ] = None,
+    ) -> AuditEntryList | Stream:
+        """List changes, the newest first. Every change of money, access, sharing or prices has an entry."""
         project_id = None if project is None else prefixed_id(project, PROJECT_PREFIX)
         if project is not None and project_id is None:
             raise InvalidField("project", f"{project[:80]!r} is not the id of a project, such as project_0199…")
-        return Filter(
-            actor=parameters.text("actor"),
-            action=parameters.text("action"),
-            target=parameters.text("target"),
-            target_id=parameters.text("target_id"),
-            tenant_id=None if tenant is None else (await seen_tenant(gateway, request, tenant)).id,
-            platform=parameters.boolean("platform") or False,
+        filters = Filter(
+            actor=actor,
+            action=action,
+            target=target,
+            target_id=target_id,
+            tenant_id=None if tenant is None else (await seen_tenant(call.gateway, call.request, tenant)).id,
+            platform=platform,
             project_id=project_id,
-            since=parameters.instant("from"),
-            until=parameters.instant("to"),
+            since=from_,
+            until=to,
         )
-
-    @get("/admin/v1/audit", opt=demands("audit.read") | describes((AuditEntryList, _CSV), query=_QUERY))
-    async def list_audit_entries(request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
-        """List changes, the newest first. Every change of money, access, sharing or prices has an entry."""
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
-        form = parameters.choice("format", _FORMATS) or _accepted(request)
-        filters = await wanted(request, parameters)
-        parameters.reject_unknown()
-        scopes = scopes_of(principal_of(request))
+        scopes = scopes_of(call.principal)
         whole = any(scope.tenant_id is None for scope in scopes)
-        if form == "csv":
-            first = await log.page(filters, scopes, 1)  # so that an absent database is an error, not half a file
-            return _csv(log.stream(filters, scopes) if first else _nothing(), whole=whole)
-        position = None if after is None else _position(after)
-        found = await log.page(filters, scopes, limit + 1, position)
-        shown = [_object(entry if whole else for_tenant(entry)) for entry in found[:limit]]
-        return json_response(AuditEntryList(data=shown, has_more=len(found) > limit))
+        if (format or _accepted(call)) == "csv":
+            first = await self._log.page(filters, scopes, 1)  # so that an absent database is an error, not half a file
+            return _csv(self._log.stream(filters, scopes) if first else _nothing(), whole=whole)
+        position = None if page.after is None else _position(page.after)
+        entries = await self._log.page(filters, scopes, page.limit + 1, position)
+        return AuditEntryList.of([_object(entry if whole else for_tenant(entry)) for entry in entries], page.limit)
 
-    async def end_of_chain(tenant_id: UUID) -> ChainEnd:
-        async with database.reading() as session:
-            return await check_end(session, tenant_id)
-
-    @get(
-        "/admin/v1/audit/chain",
-        opt=demands("audit.read")
-        | describes(
-            AuditChainObject,
-            query=(query("tenant", str, "Of this tenant: its name or id. The platform's without it.", example="demo"),),
-            errors={"not_found": 404},
-        ),
-    )
-    async def retrieve_audit_chain(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @operation("GET", "/admin/v1/audit/chain", demands("audit.read"), errors={"not_found": 404})
+    async def retrieve_audit_chain(
+        self,
+        call: Call,
+        tenant: Annotated[
+            str | None, Query("Of this tenant: its name or id. The platform's without it.", example="demo")
+        ] = None,
+    ) -> AuditChainObject:
         """Where a chain ends, and whether its last 1,000 entries are whole. `turnpike audit log --verify` reads all."""
-        parameters = Parameters.of(request)
-        name = parameters.text("tenant")
-        parameters.reject_unknown()
-        tenant = None if name is None else await seen_tenant(gateway, request, name)
-        if not principal_of(request).may("audit.read", None if tenant is None else tenant.id):
+        tenant_id = None if tenant is None else (await seen_tenant(call.gateway, call.request, tenant)).id
+        if not call.principal.may("audit.read", tenant_id):
             raise refusal("audit.read")
-        end = await end_of_chain(PLATFORM if tenant is None else tenant.id)
-        problems = [f"{one.what}, number {one.number}: {one.detail}" for one in end.findings[:_LINES]]
-        return json_response(
-            AuditChainObject(
-                tenant=None if tenant is None else tenant_public_id(tenant.id),
-                entries=end.entries,
-                head=end.head.hex(),
-                anchored=end.anchored,
-                checked=end.checked,
-                problems=problems,
-            )
+        async with self._database.reading() as session:
+            end = await check_end(session, tenant_id or PLATFORM)
+        return AuditChainObject(
+            tenant=None if tenant_id is None else tenant_public_id(tenant_id),
+            entries=end.entries,
+            head=end.head.hex(),
+            anchored=end.anchored,
+            checked=end.checked,
+            problems=[f"{each.what}, number {each.number}: {each.detail}" for each in end.findings[:_LINES]],
         )
-
-    return [list_audit_entries, retrieve_audit_chain]
 
 
 def scopes_of(principal: Principal) -> list[Scope]:
@@ -239,8 +220,8 @@ def _without_reason(state: str | None) -> str | None:
     return msgspec.json.encode(fields).decode()
 
 
-def _accepted(request: Request[Any, Any, Any]) -> str:
-    return "csv" if request.headers.get("accept", "").split(";")[0].strip().lower() == "text/csv" else "json"
+def _accepted(call: Call) -> str:
+    return "csv" if call.request.headers.get("accept", "").split(";")[0].strip().lower() == "text/csv" else "json"
 
 
 def _csv(entries: AsyncIterator[Entry], *, whole: bool) -> Stream:

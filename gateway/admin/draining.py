@@ -5,22 +5,15 @@ The replica keeps it and tells every gateway in its heartbeats; it forgets it wh
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import msgspec
-from litestar import Request, Response, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
 from gateway.admin.fleet import ReplicaObject, replica_named, replica_object
-from gateway.admin.refusals import refusals
-from gateway.endpoints.request_body import read_management_body
+from gateway.admin.operation import operation
 from gateway.errors import Conflict
 from gateway.fleet.replica_link import ReplicaLink
-from gateway.http.operations import describes
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
 from gateway.services import Gateway
 from protocol.replicas import DRAIN_VERSION
 from storage.database.circuit_breaker import beside_the_database
@@ -33,44 +26,41 @@ class DrainChange(Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
-_CHANGE = msgspec.json.Decoder(DrainChange)
+_drain_operation = partial(
+    operation,
+    example=DrainChange(reason="new driver"),
+    body_required=False,
+    errors={"replica_down": 409, "replica_too_old": 409},
+)
 
 
-def draining_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    services = gateway.services
-    described = demands("fleet.write") | describes(
-        ReplicaObject,
-        body=DrainChange(reason="new driver"),
-        body_required=False,
-        errors={"replica_down": 409, "replica_too_old": 409},
-    )
+class DrainingOperations:
+    """Drains and resumes replicas."""
 
-    async def change(request: Request[Any, Any, Any], name: str, *, drain: bool) -> Response[bytes]:
-        link = replica_named(gateway, name)
-        body = await read_management_body(request, services.options.client_timeout, _CHANGE, default=b"{}")
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    @_drain_operation("POST", "/admin/v1/fleet/{replica:str}/drain", demands("fleet.write"))
+    async def drain_replica(self, replica: str, body: DrainChange) -> ReplicaObject:
+        """Let a replica take no more requests, from any gateway. Those that it has run to their end; when it has none
+        left, it can be stopped without loss. The answer comes when the replica has confirmed it."""
+        return await self._change(replica, body, drain=True)
+
+    @_drain_operation("POST", "/admin/v1/fleet/{replica:str}/resume", demands("fleet.write"))
+    async def resume_replica(self, replica: str, body: DrainChange) -> ReplicaObject:
+        """Let a drained replica take requests again."""
+        return await self._change(replica, body, drain=False)
+
+    async def _change(self, name: str, body: DrainChange, *, drain: bool) -> ReplicaObject:
+        link, database = replica_named(self._gateway, name), self._gateway.services.database
         _check(link)
-        with refusals():
-            await record_drain(services.database, link.replica, before=link.draining, drain=drain, reason=body.reason)
+        await record_drain(database, link.replica, before=link.draining, drain=drain, reason=body.reason)
         try:
             with beside_the_database():
                 await link.drain(drain=drain)
         except TimeoutError as error:
             raise _silent(link) from error
-        return json_response(replica_object(link))
-
-    @post("/admin/v1/fleet/{replica:str}/drain", status_code=200, opt=described)
-    async def drain_replica(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[bytes]:
-        """Let a replica take no more requests, from any gateway. Those that it has run to their end; when it has none
-        left, it can be stopped without loss. The answer comes when the replica has confirmed it."""
-        return await change(request, replica, drain=True)
-
-    @post("/admin/v1/fleet/{replica:str}/resume", status_code=200, opt=described)
-    async def resume_replica(request: Request[Any, Any, Any], replica: FromPath[str]) -> Response[bytes]:
-        """Let a drained replica take requests again."""
-        return await change(request, replica, drain=False)
-
-    return [drain_replica, resume_replica]
+        return replica_object(link)
 
 
 def _check(link: ReplicaLink) -> None:

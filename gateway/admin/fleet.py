@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
+from gateway.admin.operation import Call, operation
 from gateway.dialects.query_parameters import Parameters
 from gateway.errors import NotFound
 from gateway.fleet.replica_link import ReplicaLink
-from gateway.http.operations import describes
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import show
 from gateway.services import Gateway
 from protocol.replicas import Tier
 
@@ -78,29 +75,29 @@ class FleetObject(Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-def fleet_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    services = gateway.services
+class FleetOperations:
+    """Shows the replicas."""
 
-    @get("/admin/v1/fleet", opt=demands("fleet.read") | describes(FleetObject))
-    async def show_fleet(request: Request[Any, Any, Any]) -> Response[bytes]:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    @operation("GET", "/admin/v1/fleet", demands("fleet.read"))
+    async def show_fleet(self, call: Call) -> FleetObject:
         """The replicas, with state, load, queues by lane and KV by tier."""
-        Parameters.of(request).reject_unknown()
+        Parameters.of(call.request).reject_unknown()
+        services = self._gateway.services
         worker = GatewayObject(
             name=services.name,
             epoch=services.spool.owner,
-            draining=gateway.requests.draining,
-            connections=len(gateway.open_connections),
+            draining=self._gateway.requests.draining,
+            connections=len(self._gateway.open_connections),
         )
-        data = [replica_object(link) for link in services.fleet.links]
-        return json_response(FleetObject(gateway=worker, data=data, has_more=False))
+        return FleetObject(gateway=worker, data=[replica_object(link) for link in services.fleet.links], has_more=False)
 
-    @get("/admin/v1/fleet/{replica:str}", opt=demands("fleet.read") | describes(ReplicaObject))
-    async def show_replica(replica: FromPath[str]) -> Response[bytes]:
+    @operation("GET", "/admin/v1/fleet/{replica:str}", demands("fleet.read"))
+    async def show_replica(self, replica: str) -> ReplicaObject:
         """One replica, by its name."""
-        return json_response(replica_object(replica_named(gateway, replica)))
-
-    return [show_fleet, show_replica]
+        return replica_object(replica_named(self._gateway, replica))
 
 
 def replica_named(gateway: Gateway, name: str) -> ReplicaLink:
@@ -131,19 +128,7 @@ def replica_object(link: ReplicaLink) -> ReplicaObject:
         steps=None if beat is None else beat.steps,
         running=None if beat is None else beat.running,
         waiting={} if beat is None else beat.waiting,
-        memory=[]
-        if beat is None
-        else [
-            TierObject(
-                tier=load.tier,
-                group=load.group,
-                free=load.free,
-                referenced=load.referenced,
-                cached=load.cached,
-                total=load.total,
-            )
-            for load in beat.memory
-        ],
+        memory=[] if beat is None else [show(TierObject, load) for load in beat.memory],
         service_us={} if beat is None else _by_lane(beat.service),
         metrics={} if beat is None else beat.metrics,
     )

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
-from billing.calendar import format_instant, period_bounds, period_of
+from billing.calendar import period_bounds, period_of
 from billing.events.rollups import HOUR
 from billing.money import format_pico
 from billing.reports.cache_savings import PRICED_BY, savings_by_class, total_saved
@@ -22,17 +19,17 @@ from billing.reports.request_list import EventFilters, count_by_status
 from billing.reports.usage_series import DAY, Selection, Sums, complete_until, usage_totals
 from billing.service_levels.service_hours import served
 from billing.usage import METERS
-from gateway.admin.access import allowed_tenants, partly_visible_tenant, principal_of
+from gateway.admin.access import PartOfTenant, allowed_tenants
 from gateway.admin.figures.notices import Notice, Notices
 from gateway.admin.figures.service_objects import ServiceObject, service_object
 from gateway.admin.money.balances import BalanceObject, balance_object
 from gateway.admin.money.budgets import BudgetObject, BudgetShapes
+from gateway.admin.operation import Call, operation
 from gateway.dialects.query_parameters import Parameters
-from gateway.http.operations import describes
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import Instant, TenantId
 from gateway.services import Gateway
-from tenancy.directory import Directory, tenant_public_id
+from tenancy.directory import Directory
 
 _ALL_GROUPS = 1_000_000
 
@@ -74,9 +71,9 @@ class Overview(Struct, frozen=True, kw_only=True):
     may see."""
 
     object: Literal["overview"] = "overview"
-    tenant_id: str
-    at: str
-    complete_until: str
+    tenant_id: TenantId
+    at: Instant
+    complete_until: Instant
     period: str
     started: Started
     today: SpendObject
@@ -103,8 +100,8 @@ class PlatformOverview(Struct, frozen=True, kw_only=True):
     """How the tenants stand together that one may see whole. `balances` is none for who may not see them."""
 
     object: Literal["overview.platform"] = "overview.platform"
-    at: str
-    complete_until: str
+    at: Instant
+    complete_until: Instant
     period: str
     today: SpendObject
     month: SpendObject
@@ -113,28 +110,8 @@ class PlatformOverview(Struct, frozen=True, kw_only=True):
     notices: list[Notice]
 
 
-def overview_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    reader = _Reader(gateway)
-
-    @get("/admin/v1/tenants/{tenant:str}/overview", opt=demands("usage.read") | describes(Overview))
-    async def tenant_overview(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """How the tenant stands: spend against budgets, balance, requests, waits, hit rate, saved money, notices."""
-        owner, projects = await partly_visible_tenant(gateway, request, tenant, "usage.read")
-        Parameters.of(request).reject_unknown()
-        return json_response(await reader.of_tenant(request, owner.id, projects))
-
-    @get("/admin/v1/overview", opt=demands("usage.read") | describes(PlatformOverview))
-    async def platform_overview(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """How all tenants that you may see stand together, and what waits for somebody."""
-        Parameters.of(request).reject_unknown()
-        return json_response(await reader.of_platform(request))
-
-    return [tenant_overview, platform_overview]
-
-
-class _Reader:
-    """Reads overviews. Every method may raise DatabaseUnavailable."""
+class OverviewOperations:
+    """Shows how tenants stand."""
 
     def __init__(self, gateway: Gateway) -> None:
         database = self._database = gateway.services.database
@@ -142,11 +119,12 @@ class _Reader:
         self._balances, self._budgets = Balances(database), BudgetSettings(database)
         self._shapes, self._notices, self._directory = BudgetShapes(database), Notices(gateway), Directory(database)
 
-    async def of_tenant(
-        self, request: Request[Any, Any, Any], tenant_id: UUID, projects: frozenset[UUID] | None
-    ) -> Overview:
-        """One tenant's, of these projects (None: all)."""
-        principal, now = principal_of(request), await self._database.now()
+    @operation("GET", "/admin/v1/tenants/{tenant:str}/overview", demands("usage.read"))
+    async def tenant_overview(self, call: Call, tenant: PartOfTenant) -> Overview:
+        """How the tenant stands: spend against budgets, balance, requests, waits, hit rate, saved money, notices."""
+        Parameters.of(call.request).reject_unknown()
+        owner, projects = tenant
+        tenant_id, principal, now = owner.id, call.principal, await self._database.now()
         counts, complete = await count_by_status(
             self._database, tenant_id, EventFilters(since=now - HOUR, projects=projects)
         )
@@ -163,9 +141,9 @@ class _Reader:
         today, month = await self._spend([tenant_id], projects, now)
         used = month.requests > 0 or await self._directory.any_key(tenant_id, projects, used=True)
         return Overview(
-            tenant_id=tenant_public_id(tenant_id),
-            at=format_instant(now),
-            complete_until=format_instant(until),
+            tenant_id=TenantId.of(tenant_id),
+            at=Instant(now),
+            complete_until=Instant(until),
             period=period_of(now),
             started=Started(key=used or await self._directory.any_key(tenant_id, projects), request=used),
             today=today,
@@ -184,9 +162,11 @@ class _Reader:
             ),
         )
 
-    async def of_platform(self, request: Request[Any, Any, Any]) -> PlatformOverview:
-        """That of all tenants that the principal may see whole."""
-        principal, now = principal_of(request), await self._database.now()
+    @operation("GET", "/admin/v1/overview", demands("usage.read"))
+    async def platform_overview(self, call: Call) -> PlatformOverview:
+        """How all tenants that you may see stand together, and what waits for somebody."""
+        Parameters.of(call.request).reject_unknown()
+        principal, now = call.principal, await self._database.now()
         tenants = allowed_tenants(principal, "usage.read")
         if tenants is not None:
             tenants = frozenset(one for one in tenants if principal.may("usage.read", one))
@@ -197,8 +177,8 @@ class _Reader:
             with_money = frozenset(one for one in with_money if principal.may("balance.read", one))
         money = await money_of_tenants(self._database, with_money) if with_money is None or with_money else None
         return PlatformOverview(
-            at=format_instant(now),
-            complete_until=format_instant(until),
+            at=Instant(now),
+            complete_until=Instant(until),
             period=period_of(now),
             today=today,
             month=month,

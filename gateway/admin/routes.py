@@ -5,20 +5,20 @@ from __future__ import annotations
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.access import NamedTenant
-from gateway.admin.approvals import approval_routes
-from gateway.admin.audit import audit_routes
-from gateway.admin.draining import draining_routes
+from gateway.admin.approvals import ApprovalOperations
+from gateway.admin.audit import AuditOperations
+from gateway.admin.draining import DrainingOperations
 from gateway.admin.figures.cache_leases import cache_lease_routes
 from gateway.admin.figures.cache_summary import cache_summary_routes
 from gateway.admin.figures.usage_series import usage_series_routes
-from gateway.admin.fleet import fleet_routes
-from gateway.admin.invoices.changes import invoice_change_routes
-from gateway.admin.invoices.files import invoice_file_routes
-from gateway.admin.invoices.invoices import invoice_routes
-from gateway.admin.invoices.lines import invoice_line_routes
-from gateway.admin.invoices.parties import party_routes
-from gateway.admin.invoices.periods import period_routes
-from gateway.admin.invoices.verification import invoice_verification_routes
+from gateway.admin.fleet import FleetOperations
+from gateway.admin.invoices.changes import InvoiceChangeOperations
+from gateway.admin.invoices.files import InvoiceFileOperations
+from gateway.admin.invoices.invoices import InvoiceOperations
+from gateway.admin.invoices.lines import InvoiceLineOperations
+from gateway.admin.invoices.parties import PartyOperations
+from gateway.admin.invoices.periods import PeriodOperations
+from gateway.admin.invoices.verification import InvoiceVerificationOperations
 from gateway.admin.keys.keys import KeyOperations
 from gateway.admin.keys.operator_keys import OperatorKeyOperations
 from gateway.admin.money.balances import balance_routes
@@ -29,8 +29,8 @@ from gateway.admin.money.price_impact import price_impact_routes
 from gateway.admin.money.prices import price_routes
 from gateway.admin.money.terms import terms_routes
 from gateway.admin.operation import operations_of
-from gateway.admin.overview import overview_routes
-from gateway.admin.platform import platform_routes
+from gateway.admin.overview import OverviewOperations
+from gateway.admin.platform import PlatformOperations
 from gateway.admin.playground import playground_routes
 from gateway.admin.requests.refused import refused_request_routes
 from gateway.admin.requests.requests import request_routes
@@ -39,7 +39,7 @@ from gateway.admin.tenants.limits import limit_routes
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
 from gateway.admin.tenants.suspensions import suspension_routes
 from gateway.admin.tenants.tenants import tenant_routes
-from gateway.admin.usage import usage_routes
+from gateway.admin.usage import UsageOperations
 from gateway.admin.users.account import account_routes
 from gateway.admin.users.members import member_routes
 from gateway.admin.users.one_time_links import one_time_link_routes
@@ -54,21 +54,21 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
         *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
-        *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
-        *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
-        *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
-        *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
-        *(
-            draining_routes,
-            stored_response_admin_routes,
-            audit_routes,
-        ),
-        *(suspension_routes, approval_routes, limit_routes),
+        *(usage_series_routes, cache_summary_routes, cache_lease_routes),
+        *(request_routes, request_waterfall_routes, refused_request_routes),
+        *(terms_routes, price_book_routes),
+        *(stored_response_admin_routes, suspension_routes, limit_routes),
         *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
-    typed = (BudgetOperations, KeyOperations, OperatorKeyOperations)
+    typed = (
+        *(BudgetOperations, KeyOperations, OperatorKeyOperations),
+        *(InvoiceOperations, InvoiceLineOperations, InvoiceFileOperations, InvoiceChangeOperations),
+        *(InvoiceVerificationOperations, PartyOperations, PeriodOperations),
+        *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
+        *(OverviewOperations, UsageOperations, AuditOperations),
+    )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
         *(route for part in parts for route in part(gateway)),

@@ -55,6 +55,10 @@ class ProjectId(PublicId):
     kind = "project"
 
 
+class InvoiceId(PublicId):
+    kind = "invoice"
+
+
 class InvalidAmount(ValueError):
     """An amount that is none."""
 

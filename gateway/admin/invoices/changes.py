@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-import msgspec
-from litestar import Request, Response, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
 from billing.invoices.collection import mark_uncollectible, pay, relieve_vat, void
@@ -20,20 +16,17 @@ from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
 from billing.invoices.store import InvoiceRecord
 from billing.money import format_minor, minor_digits
-from gateway.admin.access import visible_tenant
-from gateway.admin.invoices.invoices import AT, InvoiceFinder, InvoiceObject, invoice_object
-from gateway.admin.refusals import refusals
-from gateway.endpoints.request_body import read_management_body
+from gateway.admin.invoices.invoices import AT, EXAMPLE, InvoiceObject, InvoiceOfTenant, invoice_object
+from gateway.admin.operation import Handler, operation
 from gateway.errors import Conflict, InvalidField
-from gateway.http.operations import describes
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import TenantId
 from gateway.services import Gateway
-from tenancy.directory import Directory, tenant_public_id
+from tenancy.directory import Directory
+from tenancy.tables import Tenant
 
 _MOST_MINOR = 10**15
-_EXAMPLE = {"invoice": "INV-2026-000042"}
 _REFUSED = {"wrong_state": 409, "invalid_amount": 400}
 _PAYMENT_REFUSED = _REFUSED | {"idempotency_conflict": 409}
 
@@ -90,7 +83,7 @@ class DocumentCheck(Struct, frozen=True, kw_only=True):
     there is nothing to bill."""
 
     object: Literal["invoice.check"] = "invoice.check"
-    tenant_id: str
+    tenant_id: TenantId
     period: str
     currency: str | None
     lines: int
@@ -102,152 +95,99 @@ class DocumentCheck(Struct, frozen=True, kw_only=True):
     warnings: list[str]
 
 
-_DRAFT, _FINALIZATION = msgspec.json.Decoder(NewDraft), msgspec.json.Decoder(Finalization)
-_PAYMENT, _CHANGE = msgspec.json.Decoder(NewInvoicePayment), msgspec.json.Decoder(ReasonedChange)
-_NOTE = msgspec.json.Decoder(NewCreditNote)
-_VOID = "Void an invoice of which nothing was paid; its month can be invoiced again."
-_WRITE_OFF = "Write off what is left of an invoice as bad debt; it can still be paid."
-_RELIEVE = "Book that the VAT on what is left of a written-off invoice is claimed back as of today."
-_REASONED_CHANGES = (
-    ("void", "void_invoice", _VOID, "the wrong customer", void),
-    ("uncollectible", "write_off_invoice", _WRITE_OFF, "insolvent", mark_uncollectible),
-    ("vat-relief", "relieve_invoice_of_vat", _RELIEVE, "certificate of 5 December", relieve_vat),
-)
-"""Path, name, description, example of a reason, and the change."""
+def _change(path: str, example: Struct, **described: Any) -> Callable[[Handler], Handler]:
+    return operation("POST", f"{AT}/{path}", demands("invoices.write"), example=example, path=EXAMPLE, **described)
 
 
-def invoice_change_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    database, prices = gateway.services.database, gateway.services.prices
-    client_timeout = gateway.services.options.client_timeout
-    finder, directory = InvoiceFinder(gateway), Directory(gateway.services.database)
+class InvoiceChangeOperations:
+    """Changes invoices."""
 
-    @post(
+    def __init__(self, gateway: Gateway) -> None:
+        self._database, self._prices = gateway.services.database, gateway.services.prices
+        self._directory = Directory(gateway.services.database)
+
+    @operation(
+        "POST",
         "/admin/v1/tenants/{tenant:str}/invoices",
-        status_code=201,
-        opt=demands("invoices.write")
-        | describes(
-            {201: InvoiceObject, 200: DocumentCheck},
-            body=NewDraft(period="2026-11"),
-            errors={"wrong_state": 409, "no_billing_profile": 409, "nothing_to_bill": 409},
-        ),
+        demands("invoices.write"),
+        status={InvoiceObject: 201, DocumentCheck: 200},
+        example=NewDraft(period="2026-11"),
+        errors={"wrong_state": 409, "no_billing_profile": 409, "nothing_to_bill": 409},
     )
-    async def draft_invoice(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    async def draft_invoice(self, tenant: Tenant, body: NewDraft) -> InvoiceObject | DocumentCheck:
         """Make the draft of a month, or make it again."""
-        owner = await visible_tenant(gateway, request, tenant, "invoices.write")
-        body = await read_management_body(request, client_timeout, _DRAFT)
-        with refusals():
-            names = await directory.all_project_names(owner.id)
-            record, document = await draft(database, prices, owner.id, body.period, names, write=not body.dry_run)
+        names = await self._directory.all_project_names(tenant.id)
+        record, document = await draft(
+            self._database, self._prices, tenant.id, body.period, names, write=not body.dry_run
+        )
         if body.dry_run:
-            return json_response(_check(tenant_public_id(owner.id), body.period, document))
+            return _check(TenantId.of(tenant.id), body.period, document)
         if record is None:
             raise Conflict(f"There is nothing to bill in {body.period}.", code="nothing_to_bill")
-        return json_response(invoice_object(record), 201)
+        return invoice_object(record)
 
-    @post(
-        f"{AT}/finalize",
-        status_code=200,
-        opt=demands("invoices.write")
-        | describes(
-            InvoiceObject,
-            body=Finalization(),
-            body_required=False,
-            path=_EXAMPLE,
-            errors={"period_open": 409, "draft_outdated": 409, "number_refused": 409},
-        ),
+    @_change(
+        "finalize",
+        Finalization(),
+        body_required=False,
+        errors={"period_open": 409, "draft_outdated": 409, "number_refused": 409},
     )
-    async def finalize_invoice(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
+    async def finalize_invoice(self, invoice: InvoiceOfTenant, body: Finalization) -> InvoiceObject:
         """Number and seal the draft of a closed month. A dry run answers the invoice with the number it would get."""
-        owner, record = await finder.find(request, tenant, invoice, "invoices.write")
-        body = await read_management_body(request, client_timeout, _FINALIZATION, default=b"{}")
+        owner, record = invoice
         issued = _date("$.issued", body.issued)
         if record.kind != "invoice" or record.state == "void":
             raise Conflict(f"{record.name} cannot be finalized.", code="wrong_state")
-        with refusals():
-            done = await finalize(database, prices, owner.id, record.period, issued, write=not body.dry_run)
-        return json_response(invoice_object(done))
+        return invoice_object(
+            await finalize(self._database, self._prices, owner.id, record.period, issued, write=not body.dry_run)
+        )
 
-    @post(
-        f"{AT}/payments",
-        status_code=200,
-        opt=demands("invoices.write")
-        | describes(
-            InvoiceObject, body=NewInvoicePayment(reference="transfer 7"), path=_EXAMPLE, errors=_PAYMENT_REFUSED
-        ),
-    )
-    async def pay_invoice(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
+    @_change("payments", NewInvoicePayment(reference="transfer 7"), errors=_PAYMENT_REFUSED)
+    async def pay_invoice(self, invoice: InvoiceOfTenant, body: NewInvoicePayment) -> InvoiceObject:
         """Record a payment of an invoice, and answer the invoice after it."""
-        _, record = await finder.find(request, tenant, invoice, "invoices.write")
-        body = await read_management_body(request, client_timeout, _PAYMENT)
+        _, record = invoice
         amount = None if body.amount is None else _minor("$.amount", body.amount, record.currency)
-        with refusals():
-            done = await pay(database, record, body.reference, amount, write=not body.dry_run)
-        return json_response(invoice_object(done))
+        return invoice_object(await pay(self._database, record, body.reference, amount, write=not body.dry_run))
 
-    def change_route(
-        path: str, name: str, doc: str, reason: str, change: Callable[..., Coroutine[Any, Any, InvoiceRecord]]
-    ) -> HTTPRouteHandler:
-        """The route of a change of an invoice that takes a reason and nothing else."""
+    @_change("void", ReasonedChange("the wrong customer"), errors=_REFUSED)
+    async def void_invoice(self, invoice: InvoiceOfTenant, body: ReasonedChange) -> InvoiceObject:
+        """Void an invoice of which nothing was paid; its month can be invoiced again."""
+        return invoice_object(await void(self._database, invoice[1], body.reason, write=not body.dry_run))
 
-        async def change_invoice(
-            request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-        ) -> Response[bytes]:
-            _, record = await finder.find(request, tenant, invoice, "invoices.write")
-            body = await read_management_body(request, client_timeout, _CHANGE)
-            with refusals():
-                done = await change(database, record, body.reason, write=not body.dry_run)
-            return json_response(invoice_object(done))
+    @_change("uncollectible", ReasonedChange("insolvent"), errors=_REFUSED)
+    async def write_off_invoice(self, invoice: InvoiceOfTenant, body: ReasonedChange) -> InvoiceObject:
+        """Write off what is left of an invoice as bad debt; it can still be paid."""
+        return invoice_object(await mark_uncollectible(self._database, invoice[1], body.reason, write=not body.dry_run))
 
-        change_invoice.__name__, change_invoice.__doc__ = name, doc
-        described = describes(InvoiceObject, body=ReasonedChange(reason), path=_EXAMPLE, errors=_REFUSED)
-        return post(f"{AT}/{path}", status_code=200, opt=demands("invoices.write") | described)(change_invoice)
+    @_change("vat-relief", ReasonedChange("certificate of 5 December"), errors=_REFUSED)
+    async def relieve_invoice_of_vat(self, invoice: InvoiceOfTenant, body: ReasonedChange) -> InvoiceObject:
+        """Book that the VAT on what is left of a written-off invoice is claimed back as of today."""
+        return invoice_object(await relieve_vat(self._database, invoice[1], body.reason, write=not body.dry_run))
 
-    @post(
-        f"{AT}/credit-notes",
-        status_code=201,
-        opt=demands("invoices.write")
-        | describes(
-            {201: InvoiceObject, 200: DocumentCheck, PENDING_STATUS: ChangeObject},
-            body=NewCreditNote(reason="outage on 3 November", request="ticket-7"),
-            path=_EXAMPLE,
-            errors=_REFUSED,
-        ),
+    @_change(
+        "credit-notes",
+        NewCreditNote(reason="outage on 3 November", request="ticket-7"),
+        status={InvoiceObject: 201, DocumentCheck: 200, ChangeObject: PENDING_STATUS},
+        errors=_REFUSED,
     )
     async def credit_invoice(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
+        self, invoice: InvoiceOfTenant, body: NewCreditNote
+    ) -> InvoiceObject | DocumentCheck | ChangeObject:
         """Take an invoice back, whole or by line."""
-        owner, record = await finder.find(request, tenant, invoice, "invoices.write")
-        body = await read_management_body(request, client_timeout, _NOTE)
-        with refusals():
-            note, document = await credit(
-                database,
-                record,
-                body.reason,
-                request=body.request,
-                amounts=_amounts(body, record),
-                issued=_date("$.issued", body.issued),
-                write=not body.dry_run,
-            )
-        if note is None:
-            return json_response(_check(tenant_public_id(owner.id), record.period, document))
-        return json_response(invoice_object(note), 201)
-
-    return [
-        draft_invoice,
-        finalize_invoice,
-        pay_invoice,
-        *(change_route(*route) for route in _REASONED_CHANGES),
-        credit_invoice,
-    ]
+        owner, record = invoice
+        note, document = await credit(
+            self._database,
+            record,
+            body.reason,
+            request=body.request,
+            amounts=_amounts(body, record),
+            issued=_date("$.issued", body.issued),
+            write=not body.dry_run,
+        )
+        return _check(TenantId.of(owner.id), record.period, document) if note is None else invoice_object(note)
 
 
-def _check(tenant: str, period: str, document: Document | None) -> DocumentCheck:
+def _check(tenant: TenantId, period: str, document: Document | None) -> DocumentCheck:
     def amount(name: str) -> str | None:
         return None if document is None else format_minor(getattr(document, name), document.currency)
 

@@ -7,29 +7,26 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
-from uuid import UUID
 
 import msgspec
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
+from litestar import Response
 from msgspec import Struct
 
 from billing.invoices.document import Document
-from billing.invoices.store import InvoiceRecord, PaymentsAndCredits
-from gateway.admin.invoices.invoices import AT, InvoiceFinder
+from billing.invoices.store import InvoiceRecord, Invoices, PaymentsAndCredits
+from gateway.admin.invoices.invoices import AT, EXAMPLE, InvoiceOfTenant
 from gateway.admin.invoices.lines import LineObject, line_object
-from gateway.admin.refusals import refusals
+from gateway.admin.operation import Handler, operation
 from gateway.errors import Conflict
-from gateway.http.operations import Files, describes, files
+from gateway.http.operations import Files, files
 from gateway.http.policies import demands
 from gateway.services import Gateway
 from storage.database.circuit_breaker import beside_the_database
 
-_EXAMPLE = {"invoice": "INV-2026-000042"}
+_UNPRINTABLE = {"not_printable": 409}
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a ZIP archive can say: the same document always makes the same archive."""
 
@@ -70,51 +67,6 @@ class Content(Struct, frozen=True):
         """The files' name without its ending."""
         name = self.record.number or f"draft-{self.record.period}-{self.record.id.hex[-12:]}"
         return re.sub(r"[^A-Za-z0-9._-]", "_", name)
-
-
-class Form(Struct, frozen=True, kw_only=True):
-    """A way of writing an invoice. `name`: the last part of its path. `says`, `file`, `errors`: how the document of the
-    API describes it."""
-
-    name: str
-    ending: str
-    make: Callable[[Content], bytes]
-    says: str
-    file: Files
-    errors: Mapping[str, int] = {}
-
-
-def invoice_file_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    finder = InvoiceFinder(gateway)
-
-    async def file_of(request: Request[Any, Any, Any], tenant: str, invoice: str, form: Form) -> Response[bytes]:
-        owner, record = await finder.find(request, tenant, invoice)
-        with refusals():
-            document = await finder.invoices.document(record)
-            text = await finder.invoices.content(record)
-            content = Content(record, document, text, await finder.invoices.settlements(record))
-        made = await _in_thread(gateway, owner.id, partial(form.make, content))
-        headers = {"content-disposition": f'attachment; filename="{content.name}.{form.ending}"'}
-        return Response(made, media_type=form.file.media_types[0], headers=headers)
-
-    def route(form: Form) -> HTTPRouteHandler:
-        async def answer(
-            request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-        ) -> Response[bytes]:
-            return await file_of(request, tenant, invoice, form)
-
-        answer.__name__, answer.__doc__ = f"invoice_{form.name}", form.says
-        described = describes(form.file, path=_EXAMPLE, errors=form.errors)
-        return get(f"{AT}/{form.name}", opt=demands("invoices.read") | described)(answer)
-
-    return [route(form) for form in _FORMS]
-
-
-async def _in_thread(gateway: Gateway, tenant_id: UUID, make: Callable[[], bytes]) -> bytes:
-    """Laying out a document takes a while: tenants have equal shares of the threads."""
-    with beside_the_database():
-        return await gateway.threads.run(tenant_id, make)
 
 
 def to_pdf(content: Content) -> bytes:
@@ -179,37 +131,53 @@ def to_bundle(content: Content) -> bytes:
     return out.getvalue()
 
 
-_FORMS = (
-    Form(
-        name="pdf",
-        ending="pdf",
-        make=to_pdf,
-        says="An invoice as PDF/A-3, with the payments and credit notes until now.",
-        file=files("application/pdf", description="PDF/A-3."),
-        errors={"not_printable": 409},
-    ),
-    Form(
-        name="json",
-        ending="json",
-        make=_json,
-        says="An invoice as canonical JSON: its SHA-256 is the one that is kept and chained.",
-        file=files(
-            "application/json", description="Canonical JSON (RFC 8785).", example='{"number": "INV-2026-000042"}'
-        ),
-    ),
-    Form(
-        name="csv",
-        ending="csv",
-        make=to_csv,
-        says="The lines of an invoice as CSV.",
-        file=files("text/csv", description="The lines.", example="n,text,net\r\n1,tiny input_tokens,100.00\r\n"),
-    ),
-    Form(
-        name="bundle",
-        ending="zip",
-        make=to_bundle,
-        says="An invoice in all its forms, with a manifest.",
-        file=files("application/zip", description="PDF, JSON, CSV and a manifest with their SHA-256."),
-        errors={"not_printable": 409},
-    ),
-)
+def _form(name: str, file: Files, **described: Any) -> Callable[[Handler], Handler]:
+    return operation("GET", f"{AT}/{name}", demands("invoices.read"), files=file, path=EXAMPLE, **described)
+
+
+class InvoiceFileOperations:
+    """Writes invoices as files."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._invoices, self._threads = Invoices(gateway.services.database), gateway.threads
+
+    @_form("pdf", files("application/pdf", description="PDF/A-3."), errors=_UNPRINTABLE)
+    async def invoice_pdf(self, invoice: InvoiceOfTenant) -> Response[bytes]:
+        """An invoice as PDF/A-3, with the payments and credit notes until now."""
+        return await self._file(invoice, to_pdf, "pdf", "application/pdf")
+
+    @_form(
+        "json",
+        files("application/json", description="Canonical JSON (RFC 8785).", example='{"number": "INV-2026-000042"}'),
+    )
+    async def invoice_json(self, invoice: InvoiceOfTenant) -> Response[bytes]:
+        """An invoice as canonical JSON: its SHA-256 is the one that is kept and chained."""
+        return await self._file(invoice, _json, "json", "application/json")
+
+    @_form(
+        "csv",
+        files("text/csv", description="The lines.", example="n,text,net\r\n1,tiny input_tokens,100.00\r\n"),
+    )
+    async def invoice_csv(self, invoice: InvoiceOfTenant) -> Response[bytes]:
+        """The lines of an invoice as CSV."""
+        return await self._file(invoice, to_csv, "csv", "text/csv")
+
+    @_form(
+        "bundle",
+        files("application/zip", description="PDF, JSON, CSV and a manifest with their SHA-256."),
+        errors=_UNPRINTABLE,
+    )
+    async def invoice_bundle(self, invoice: InvoiceOfTenant) -> Response[bytes]:
+        """An invoice in all its forms, with a manifest."""
+        return await self._file(invoice, to_bundle, "zip", "application/zip")
+
+    async def _file(
+        self, invoice: InvoiceOfTenant, make: Callable[[Content], bytes], ending: str, media_type: str
+    ) -> Response[bytes]:
+        owner, record = invoice
+        document, text = await self._invoices.document(record), await self._invoices.content(record)
+        content = Content(record, document, text, await self._invoices.settlements(record))
+        with beside_the_database():  # laying out takes a while: tenants have equal shares of the threads
+            data = await self._threads.run(owner.id, partial(make, content))
+        headers = {"content-disposition": f'attachment; filename="{content.name}.{ending}"'}
+        return Response(data, media_type=media_type, headers=headers)

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.calendar import format_instant
 from billing.invoices.document import DocumentKind
 from billing.invoices.errors import UnknownInvoice
 from billing.invoices.store import InvoiceRecord, Invoices, InvoiceState
 from billing.money import format_minor
-from gateway.admin.access import allowed_tenants, principal_of, visible_tenant
-from gateway.admin.refusals import refusals
-from gateway.dialects.query_parameters import Parameters
+from gateway.admin.access import allowed_tenants, visible_tenant
+from gateway.admin.operation import Call, InPath, Query, operation
 from gateway.errors import InvalidField, NotFound
-from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
-from gateway.http.shapes import Page
+from gateway.http.shapes import Instant, InvoiceId, Page, PageQuery, TenantId, show
 from gateway.services import Gateway
-from storage.database.public_ids import PREFIXES, prefixed_id, public_id
-from tenancy.directory import tenant_public_id
+from storage.database.public_ids import PREFIXES, prefixed_id
 from tenancy.rights.permissions import Permission
 from tenancy.tables import Tenant
 
 INVOICE_PREFIX = PREFIXES["invoice"]
 AT = "/admin/v1/tenants/{tenant:str}/invoices/{invoice:str}"
+EXAMPLE = {"invoice": "INV-2026-000042"}
 
 
 class InvoiceObject(Struct, frozen=True, kw_only=True):
@@ -38,11 +31,11 @@ class InvoiceObject(Struct, frozen=True, kw_only=True):
     the id of the invoice that a credit note reduces, `sha256` that of its canonical JSON; a draft has no number."""
 
     object: Literal["invoice"] = "invoice"
-    id: str
+    id: InvoiceId
     kind: DocumentKind
     number: str | None
     state: InvoiceState
-    tenant_id: str
+    tenant_id: TenantId
     seller: str
     period: str
     issued: str | None
@@ -56,7 +49,7 @@ class InvoiceObject(Struct, frozen=True, kw_only=True):
     paid: str
     credited: str
     left: str
-    corrects: str | None
+    corrects: InvoiceId | None
     sha256: str | None
 
 
@@ -80,7 +73,7 @@ class PaymentObject(Struct, frozen=True, kw_only=True):
     id: str
     amount: str
     reference: str
-    at: str
+    at: Instant
 
 
 class InvoiceDetails(InvoiceObject, frozen=True, kw_only=True):
@@ -97,140 +90,114 @@ class InvoiceDetails(InvoiceObject, frozen=True, kw_only=True):
     credit_notes: list[InvoiceObject]
 
 
-class InvoiceFinder:
-    """Finds the invoice of a path, if the principal may see it."""
+async def find_invoice(call: Call, reference: str, permission: Permission) -> tuple[Tenant, InvoiceRecord]:
+    """The tenant of a path and its document of this id or number; drafts only for the platform. Raises NotFound,
+    NotAllowed, DatabaseUnavailable."""
+    owner = await visible_tenant(call.gateway, call.request, call.request.path_params["tenant"], permission)
+    identity, invoices = prefixed_id(reference, INVOICE_PREFIX), Invoices(call.gateway.services.database)
+    try:
+        record = await invoices.of_tenant(owner.id, reference if identity is None else identity)
+    except UnknownInvoice as error:
+        raise NotFound(f"There is no invoice {reference[:80]!r}.") from error
+    if record.state == "draft" and not sees_drafts(call):
+        raise NotFound(f"There is no invoice {reference[:80]!r}.")
+    return owner, record
+
+
+InvoiceOfTenant: TypeAlias = Annotated[tuple[Tenant, InvoiceRecord], InPath(find_invoice)]
+Period: TypeAlias = Annotated[str | None, Query("Only of this month.", example="2026-11")]
+State: TypeAlias = Annotated[InvoiceState | None, Query("Only in this state.")]
+Kind: TypeAlias = Annotated[DocumentKind | None, Query("Only invoices, or credit notes.")]
+
+
+def sees_drafts(call: Call) -> bool:
+    """Whether drafts are shown to who asks: to the platform alone, since they may still change."""
+    return call.principal.may("invoices.read")
+
+
+class InvoiceOperations:
+    """Lists and shows invoices and credit notes."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self.invoices = Invoices(gateway.services.database)
+        self._invoices = Invoices(gateway.services.database)
 
-    async def find(
-        self, request: Request[Any, Any, Any], tenant: str, reference: str, permission: Permission = "invoices.read"
-    ) -> tuple[Tenant, InvoiceRecord]:
-        """The tenant and its document of this id or number; drafts only for the platform. Raises NotFound, NotAllowed,
-        DatabaseUnavailable."""
-        owner = await visible_tenant(self._gateway, request, tenant, permission)
-        identity = prefixed_id(reference, INVOICE_PREFIX)
-        try:
-            record = await self.invoices.of_tenant(owner.id, reference if identity is None else identity)
-        except UnknownInvoice as error:
-            raise NotFound(f"There is no invoice {reference[:80]!r}.") from error
-        if record.state == "draft" and not sees_drafts(request):
-            raise NotFound(f"There is no invoice {reference[:80]!r}.")
-        return owner, record
-
-
-def sees_drafts(request: Request[Any, Any, Any]) -> bool:
-    """Whether drafts are shown to who asks: to the platform alone, since they may still change."""
-    return principal_of(request).may("invoices.read")
-
-
-def invoice_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    finder = InvoiceFinder(gateway)
-    invoices = finder.invoices
-
-    async def listed(request: Request[Any, Any, Any], tenant_ids: frozenset[UUID] | None) -> Response[bytes]:
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
-        period, state = parameters.text("period"), parameters.choice("state", get_args(InvoiceState))
-        kind = parameters.choice("kind", get_args(DocumentKind))
-        parameters.reject_unknown()
-        last = None if after is None else prefixed_id(after, INVOICE_PREFIX)
-        if after is not None and last is None:
-            raise InvalidField("after", "it is not the id of an invoice")
-        with refusals():
-            found = await invoices.page(
-                tenant_ids,
-                limit=limit + 1,
-                after=last,
-                period=period,
-                state=state,
-                kind=kind,
-                drafts=sees_drafts(request),
-            )
-        return json_response(
-            InvoiceList(data=[invoice_object(record) for record in found[:limit]], has_more=len(found) > limit)
-        )
-
-    filters = (
-        *page(),
-        query("period", str, "Only of this month.", example="2026-11"),
-        query("state", InvoiceState, "Only in this state."),
-        query("kind", DocumentKind, "Only invoices, or credit notes."),
-    )
-
-    @get("/admin/v1/invoices", opt=demands("invoices.read") | describes(InvoiceList, query=filters))
-    async def list_all_invoices(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @operation("GET", "/admin/v1/invoices", demands("invoices.read"))
+    async def list_all_invoices(
+        self, call: Call, page: PageQuery, *, period: Period = None, state: State = None, kind: Kind = None
+    ) -> InvoiceList:
         """Invoices and credit notes of the tenants that you may see, newest first."""
-        return await listed(request, allowed_tenants(principal_of(request), "invoices.read"))
-
-    @get(
-        "/admin/v1/tenants/{tenant:str}/invoices",
-        opt=demands("invoices.read") | describes(InvoiceList, query=filters),
-    )
-    async def list_invoices(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """A tenant's invoices and credit notes, newest first."""
-        owner = await visible_tenant(gateway, request, tenant, "invoices.read")
-        return await listed(request, frozenset({owner.id}))
-
-    @get(AT, opt=demands("invoices.read") | describes(InvoiceDetails, path={"invoice": "INV-2026-000042"}))
-    async def retrieve_invoice(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
-        """One invoice or credit note, by its number or id."""
-        _, record = await finder.find(request, tenant, invoice)
-        with refusals():
-            document = await invoices.document(record)
-            settled = await invoices.settlements(record)
-        currency = record.currency
-        return json_response(
-            InvoiceDetails(
-                **_fields(record),
-                seller_name=document.seller.name,
-                buyer_name=document.buyer.name,
-                service_from=document.service_from,
-                service_until=document.service_until,
-                reason=document.reason,
-                line_count=len(document.lines),
-                taxes=[
-                    TaxObject(
-                        category=tax.category,
-                        rate=f"{tax.rate // 100}.{tax.rate % 100:02d}",
-                        reason=tax.reason,
-                        net=format_minor(tax.net, currency),
-                        tax=format_minor(tax.tax, currency),
-                    )
-                    for tax in document.taxes
-                ],
-                payments=[
-                    PaymentObject(
-                        id=str(payment.id),
-                        amount=format_minor(payment.amount, currency),
-                        reference=payment.reference,
-                        at=format_instant(payment.at),
-                    )
-                    for payment in settled.payments
-                ],
-                credit_notes=[invoice_object(note) for note in settled.credit_notes],
-            )
+        return await self._list(
+            call, allowed_tenants(call.principal, "invoices.read"), page, period=period, state=state, kind=kind
         )
 
-    return [list_all_invoices, list_invoices, retrieve_invoice]
+    @operation("GET", "/admin/v1/tenants/{tenant:str}/invoices", demands("invoices.read"))
+    async def list_invoices(
+        self,
+        call: Call,
+        tenant: Tenant,
+        page: PageQuery,
+        *,
+        period: Period = None,
+        state: State = None,
+        kind: Kind = None,
+    ) -> InvoiceList:
+        """A tenant's invoices and credit notes, newest first."""
+        return await self._list(call, frozenset({tenant.id}), page, period=period, state=state, kind=kind)
+
+    @operation("GET", AT, demands("invoices.read"), path=EXAMPLE)
+    async def retrieve_invoice(self, invoice: InvoiceOfTenant) -> InvoiceDetails:
+        """One invoice or credit note, by its number or id."""
+        _, record = invoice
+        document = await self._invoices.document(record)
+        settled = await self._invoices.settlements(record)
+        currency = record.currency
+        return show(
+            InvoiceDetails,
+            record,
+            **_amounts(record),
+            seller_name=document.seller.name,
+            buyer_name=document.buyer.name,
+            service_from=document.service_from,
+            service_until=document.service_until,
+            reason=document.reason,
+            line_count=len(document.lines),
+            taxes=[
+                TaxObject(
+                    category=tax.category,
+                    rate=f"{tax.rate // 100}.{tax.rate % 100:02d}",
+                    reason=tax.reason,
+                    net=format_minor(tax.net, currency),
+                    tax=format_minor(tax.tax, currency),
+                )
+                for tax in document.taxes
+            ],
+            payments=[
+                PaymentObject(
+                    id=str(payment.id),
+                    amount=format_minor(payment.amount, currency),
+                    reference=payment.reference,
+                    at=Instant(payment.at),
+                )
+                for payment in settled.payments
+            ],
+            credit_notes=[invoice_object(note) for note in settled.credit_notes],
+        )
+
+    async def _list(self, call: Call, tenants: frozenset[UUID] | None, page: PageQuery, **filters: Any) -> InvoiceList:
+        last = None if page.after is None else prefixed_id(page.after, INVOICE_PREFIX)
+        if page.after is not None and last is None:
+            raise InvalidField("after", "it is not the id of an invoice")
+        records = await self._invoices.page(
+            tenants, limit=page.limit + 1, after=last, drafts=sees_drafts(call), **filters
+        )
+        return InvoiceList.of([invoice_object(record) for record in records], page.limit)
 
 
 def invoice_object(record: InvoiceRecord) -> InvoiceObject:
     """An invoice or credit note as answers have it."""
-    return InvoiceObject(**_fields(record))
+    return show(InvoiceObject, record, **_amounts(record))
 
 
-def _fields(record: InvoiceRecord) -> dict[str, Any]:
+def _amounts(record: InvoiceRecord) -> dict[str, str]:
     names = ("net", "tax", "gross", "prepaid", "payable", "paid", "credited", "left")
-    same = ("kind", "number", "state", "seller", "period", "issued", "due", "currency", "sha256")
-    return {
-        "id": public_id("invoice", record.id),
-        "tenant_id": tenant_public_id(record.tenant_id),
-        "corrects": None if record.corrects is None else public_id("invoice", record.corrects),
-        **{name: getattr(record, name) for name in same},
-        **{name: format_minor(getattr(record, name), record.currency) for name in names},
-    }
+    return {name: format_minor(getattr(record, name), record.currency) for name in names}

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from billing.calendar import format_instant, is_readable
 from billing.invoices import drill_down
 from billing.invoices.document import Document, InvoiceLine
 from billing.invoices.drill_down import LineSlice
+from billing.invoices.store import Invoices
 from billing.money import format_minor, format_pico
 from billing.prices.grid import amount
-from gateway.admin.invoices.invoices import AT, InvoiceFinder
-from gateway.admin.refusals import refusals
-from gateway.dialects.query_parameters import Parameters
+from gateway.admin.invoices.invoices import AT, EXAMPLE, InvoiceOfTenant
+from gateway.admin.operation import PageSizes, Query, operation
 from gateway.errors import InvalidField, NotFound
-from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import Instant, PageQuery, Pico, show
 from gateway.request_context import public_name
 from gateway.services import Gateway
 from storage.database.base import to_instant
@@ -71,11 +67,11 @@ class SliceObject(Struct, frozen=True, kw_only=True):
     """A line's part of a day or an hour, from `start` on. `requests` leaves out adjustments, `units` has them."""
 
     object: Literal["invoice.slice"] = "invoice.slice"
-    start: str
+    start: Instant
     requests: int
     adjustments: int
     units: int
-    exact: str
+    exact: Pico
 
 
 class BilledRequestObject(Struct, frozen=True, kw_only=True):
@@ -117,129 +113,99 @@ class Drill(Struct, Generic[Part], frozen=True, kw_only=True):
     next: str | None
 
 
-def invoice_line_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    database = gateway.services.database
-    finder, directory = InvoiceFinder(gateway), Directory(gateway.services.database)
-    invoices = finder.invoices
+class InvoiceLineOperations:
+    """Lists the lines of invoices, and opens them."""
 
-    @get(
-        f"{AT}/lines",
-        opt=demands("invoices.read")
-        | describes(
-            LineList,
-            query=(page()[0], query("after", int, "The number of the last line of the page before.", example=20)),
-            path={"invoice": "INV-2026-000042"},
-        ),
-    )
+    def __init__(self, gateway: Gateway) -> None:
+        database = self._database = gateway.services.database
+        self._invoices, self._directory = Invoices(database), Directory(database)
+
+    @operation("GET", f"{AT}/lines", demands("invoices.read"), path=EXAMPLE)
     async def list_lines(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
+        self,
+        invoice: InvoiceOfTenant,
+        limit: Annotated[int, Meta(ge=1, le=100), Query("How many objects to list; 20 without it.", example=20)] = 20,
+        after: Annotated[int, Query("The number of the last line of the page before.", example=20)] = 0,
+    ) -> LineList:
         """The lines of an invoice."""
-        _, record = await finder.find(request, tenant, invoice)
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.integer("after") or 0
-        parameters.reject_unknown()
-        with refusals():
-            document = await invoices.document(record)
-        shown = list(enumerate(document.lines, 1))[after:]
-        return json_response(
-            LineList(
-                currency=record.currency,
-                data=[line_object(n, line, record.currency) for n, line in shown[:limit]],
-                has_more=len(shown) > limit,
-            )
+        _, record = invoice
+        document = await self._invoices.document(record)
+        lines = list(enumerate(document.lines, 1))[after:]
+        return LineList(
+            currency=record.currency,
+            data=[line_object(n, line, record.currency) for n, line in lines[:limit]],
+            has_more=len(lines) > limit,
         )
 
-    @get(
+    @operation(
+        "GET",
         f"{AT}/lines/{{line:int}}/drill",
-        opt=demands("invoices.read")
-        | describes(
-            (Drill[SliceObject], Drill[BilledRequestObject]),
-            query=(
-                *page(1000, 100),
-                query("by", Level, "The level; days without it."),
-                query("day", str, "The day whose hours or requests are wanted (UTC).", example="2026-11-30"),
-                query("hour", int, "The hour of that day whose requests are wanted, 0 to 23.", example=13),
-            ),
-            path={"invoice": "INV-2026-000042", "line": 1},
-            errors={"missing_required_parameter": 400},
-        ),
+        demands("invoices.read"),
+        path=EXAMPLE | {"line": 1},
+        errors={"missing_required_parameter": 400},
     )
     async def drill_line(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str], line: FromPath[int]
-    ) -> Response[bytes]:
+        self,
+        invoice: InvoiceOfTenant,
+        line: int,
+        page: Annotated[PageQuery, PageSizes(most=1000, default=100)],
+        *,
+        by: Annotated[Level, Query("The level; days without it.")] = "day",
+        day: Annotated[
+            str | None, Query("The day whose hours or requests are wanted (UTC).", example="2026-11-30")
+        ] = None,
+        hour: Annotated[
+            int | None, Query("The hour of that day whose requests are wanted, 0 to 23.", example=13)
+        ] = None,
+    ) -> Drill[SliceObject] | Drill[BilledRequestObject]:
         """A line's days, a day's hours, or an hour's requests."""
-        owner, record = await finder.find(request, tenant, invoice)
-        parameters = Parameters.of(request)
-        by: Level = parameters.choice("by", get_args(Level)) or "day"
-        limit, after = parameters.page_size(100, most=1000), parameters.text("after")
-        day = None if by == "day" else _day(parameters.required("day"))
-        hour = parameters.integer("hour") if by == "request" else None
-        parameters.reject_unknown()
-        with refusals():
-            document = await invoices.document(record)
-        opened = _opened(document, line)
+        owner, record = invoice
+        start = _start(by, day, hour)
+        opened = _opened(await self._invoices.document(record), line)
         if by == "request":
-            if hour is None or hour > 23:
-                raise InvalidField("hour", "it must be from 0 to 23")
-            assert day is not None, "it is required"
-            at = day + hour * drill_down.HOUR
-            parent = await drill_down.hour_slice(database, record, line, at)
-            found = await drill_down.requests(database, record, line, at, after=_cursor(after), limit=limit)
-            keys = {billed.key_id for billed in found.requests}
-            names = await directory.named_keys(owner.id, keys) if keys else {}
-            return json_response(
-                Drill[BilledRequestObject](
-                    line=line,
-                    by=by,
-                    currency=record.currency,
-                    total=_sum(parent),
-                    data=[_billed(billed, names) for billed in found.requests],
-                    has_more=found.after is not None,
-                    next=None if found.after is None else f"{found.after[0]:x}-{found.after[1].hex}",
-                )
+            parent = await drill_down.hour_slice(self._database, record, line, start)
+            part = await drill_down.requests(
+                self._database, record, line, start, after=_cursor(page.after), limit=page.limit
             )
-        if by == "hour":
-            assert day is not None, "it is required"
-            parent = await drill_down.day_slice(database, record, line, day)
-            slices, total = await drill_down.hours(database, record, line, day), _sum(parent)
-        else:
-            slices = await drill_down.days(database, record, line)
-            total = Sum(units=int(opened.units), exact=format_pico(int(opened.exact)))
-        return json_response(
-            Drill[SliceObject](
+            keys = {billed.key_id for billed in part.requests}
+            names = await self._directory.named_keys(owner.id, keys) if keys else {}
+            return Drill[BilledRequestObject](
                 line=line,
                 by=by,
                 currency=record.currency,
-                total=total,
-                data=[_slice(part) for part in slices],
-                has_more=False,
-                next=None,
+                total=_sum(parent),
+                data=[_billed(billed, names) for billed in part.requests],
+                has_more=part.after is not None,
+                next=None if part.after is None else f"{part.after[0]:x}-{part.after[1].hex}",
             )
+        if by == "hour":
+            parent = await drill_down.day_slice(self._database, record, line, start)
+            slices, total = await drill_down.hours(self._database, record, line, start), _sum(parent)
+        else:
+            slices = await drill_down.days(self._database, record, line)
+            total = Sum(units=int(opened.units), exact=format_pico(int(opened.exact)))
+        return Drill[SliceObject](
+            line=line,
+            by=by,
+            currency=record.currency,
+            total=total,
+            data=[show(SliceObject, part, exact=part.exact_pico) for part in slices],
+            has_more=False,
+            next=None,
         )
-
-    return [list_lines, drill_line]
 
 
 def line_object(n: int, line: InvoiceLine, currency: str) -> LineObject:
     """A line as answers have it."""
     priced = bool(line.unit)
-    return LineObject(
+    return show(
+        LineObject,
+        line,
         n=n,
-        kind=line.kind,
-        text=line.text,
         project_id=project_public_id(UUID(line.project_id)) if line.project_id else None,
-        model=line.model,
-        meter=line.meter,
-        lane=line.lane,
-        context_from=line.context_from,
         price_version=line.price_version or None,
         price=amount(line.price) if priced else None,
         units=int(line.units),
-        corrects=line.corrects,
-        service_from=line.service_from,
-        service_until=line.service_until,
         exact=format_pico(int(line.exact)),
         net=format_minor(line.net, currency),
         opens=line.kind in drill_down.OPENED and not line.of,
@@ -256,13 +222,24 @@ def _opened(document: Document, n: int) -> InvoiceLine:
     return line
 
 
-def _day(text: str) -> int:
+def _start(by: Level, day: str | None, hour: int | None) -> int:
+    """The beginning of the day or hour to be opened; 0 for the whole line. Raises InvalidField."""
+    if (by == "day" and day is not None) or (by != "request" and hour is not None):
+        name = "day" if by == "day" and day is not None else "hour"
+        raise InvalidField(name, f"it is not for the level {by!r}", code="unknown_parameter")
+    if by == "day":
+        return 0
+    if day is None:
+        raise InvalidField("day", "it is missing", code="missing_required_parameter")
     try:
-        if is_readable(day := to_instant(datetime.strptime(text[:20], "%Y-%m-%d").replace(tzinfo=UTC))):
-            return day
-        raise ValueError(text)
+        start = to_instant(datetime.strptime(day[:20], "%Y-%m-%d").replace(tzinfo=UTC))
+        if not is_readable(start):
+            raise ValueError(day)
     except ValueError as error:
-        raise InvalidField("day", f"{text[:40]!r} is not a day such as 2026-11-30") from error
+        raise InvalidField("day", f"{day[:40]!r} is not a day such as 2026-11-30") from error
+    if by == "request" and (hour is None or hour > 23):
+        raise InvalidField("hour", "it must be from 0 to 23")
+    return start + (hour or 0) * drill_down.HOUR
 
 
 def _cursor(text: str | None) -> tuple[int, UUID] | None:
@@ -276,16 +253,6 @@ def _cursor(text: str | None) -> tuple[int, UUID] | None:
     if place[0] >= 2**60 or place[0] < 0:
         raise InvalidField("after", "it is not one that was returned here")
     return place
-
-
-def _slice(part: LineSlice) -> SliceObject:
-    return SliceObject(
-        start=format_instant(part.start),
-        requests=part.requests,
-        adjustments=part.adjustments,
-        units=part.units,
-        exact=format_pico(part.exact_pico),
-    )
 
 
 def _sum(part: LineSlice | None) -> Sum:

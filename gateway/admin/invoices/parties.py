@@ -5,21 +5,15 @@ from __future__ import annotations
 from datetime import date
 from typing import Any, Literal
 
-import msgspec
-from litestar import Request, Response, get, patch
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import UNSET, Struct, UnsetType
 
 from billing.invoices.errors import NoProfile
 from billing.invoices.parties.changing import changed_buyer, changed_seller
-from billing.invoices.parties.dated import BUYER_FACTS, DatedParty
+from billing.invoices.parties.dated import DatedParty
 from billing.invoices.parties.parties import (
     Buyer,
     Detail,
     InvalidParty,
-    Party,
-    Role,
     Seller,
     Treatment,
     format_rate,
@@ -27,17 +21,12 @@ from billing.invoices.parties.parties import (
     vat_warning,
 )
 from billing.invoices.parties.store import Parties
-from gateway.admin.access import principal_of, visible_tenant
-from gateway.admin.refusals import refusals
-from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.request_body import read_management_body
+from gateway.admin.operation import Call, operation
 from gateway.errors import InvalidField, NotAllowed, NotFound
-from gateway.http.operations import describes, page
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
-from gateway.http.shapes import Page
+from gateway.http.shapes import Page, PageQuery, TenantId, show
 from gateway.services import Gateway
-from tenancy.directory import tenant_public_id
+from tenancy.tables import Tenant
 
 _PLATFORMS_FIELDS = ("seller", "payment_days", "treatment", "exemption", "valid_from")
 """Fields of a billing profile that a tenant does not set itself: they decide what it is asked for, and when."""
@@ -143,7 +132,7 @@ class BuyerObject(PartyObject, frozen=True, kw_only=True):
     day on, past and to come; none if nothing ever did."""
 
     object: Literal["buyer"] = "buyer"
-    tenant_id: str
+    tenant_id: TenantId
     seller: str
     purchase_order: str
     payment_days: int
@@ -153,7 +142,6 @@ class BuyerObject(PartyObject, frozen=True, kw_only=True):
     versions: list[BuyerVersion]
 
 
-_SELLER, _BUYER = msgspec.json.Decoder(SellerChange), msgspec.json.Decoder(BuyerChange)
 _EXAMPLE: dict[str, Any] = {
     "name": "Example Ltd",
     "address": ["1 High Street"],
@@ -162,75 +150,64 @@ _EXAMPLE: dict[str, Any] = {
 }
 
 
-def party_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    client_timeout = gateway.services.options.client_timeout
-    parties = Parties(gateway.services.database)
+class PartyOperations:
+    """Shows and changes who invoices are from, and who they are for."""
 
-    @get("/admin/v1/sellers", opt=demands("sellers.read") | describes(SellerList, query=page()))
-    async def list_sellers(request: Request[Any, Any, Any]) -> Response[bytes]:
+    def __init__(self, gateway: Gateway) -> None:
+        self._parties = Parties(gateway.services.database)
+
+    @operation("GET", "/admin/v1/sellers", demands("sellers.read"))
+    async def list_sellers(self, page: PageQuery) -> SellerList:
         """The legal entities that sell."""
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
-        parameters.reject_unknown()
-        found = [each for each in await parties.dated_sellers() if after is None or each.party.id > after]
-        listed = [_seller(seller) for seller in found[:limit]]
-        return json_response(SellerList(data=listed, has_more=len(found) > limit))
+        sellers = await self._parties.dated_sellers()
+        rest = [dated for dated in sellers if page.after is None or dated.party.id > page.after]
+        return SellerList.of([_seller(dated) for dated in rest[: page.limit + 1]], page.limit)
 
-    @get("/admin/v1/sellers/{seller:str}", opt=demands("sellers.read") | describes(SellerObject))
-    async def retrieve_seller(request: Request[Any, Any, Any], seller: FromPath[str]) -> Response[bytes]:
+    @operation("GET", "/admin/v1/sellers/{seller:str}", demands("sellers.read"))
+    async def retrieve_seller(self, seller: str) -> SellerObject:
         """One seller."""
         try:
-            return json_response(_seller(await parties.dated_seller(seller)))
+            return _seller(await self._parties.dated_seller(seller))
         except NoProfile as error:
             raise NotFound(f"There is no seller {seller[:80]!r}.") from error
 
-    @patch(
-        "/admin/v1/sellers/{seller:str}",
-        opt=demands("sellers.write") | describes(SellerObject, body=SellerChange(**_EXAMPLE)),
-    )
-    async def change_seller(request: Request[Any, Any, Any], seller: FromPath[str]) -> Response[bytes]:
+    @operation("PATCH", "/admin/v1/sellers/{seller:str}", demands("sellers.write"), example=SellerChange(**_EXAMPLE))
+    async def change_seller(self, seller: str, body: SellerChange) -> SellerObject:
         """Make a seller, or change the fields that are given. Issued documents keep what they say."""
-        body = await read_management_body(request, client_timeout, _SELLER)
-        with refusals():
-            valid_from = _valid_from(body)
-            changed = await changed_seller(parties, seller, _fields(body), valid_from)
-            if body.dry_run:
-                return json_response(_seller(DatedParty(changed)))
-            await parties.set_seller(changed, valid_from=valid_from, reason=body.reason)
-            return json_response(_seller(await parties.dated_seller(seller)))
+        valid_from = _valid_from(body)
+        changed = await changed_seller(self._parties, seller, _fields(body), valid_from)
+        if body.dry_run:
+            return _seller(DatedParty(changed))
+        await self._parties.set_seller(changed, valid_from=valid_from, reason=body.reason)
+        return _seller(await self._parties.dated_seller(seller))
 
-    @get("/admin/v1/tenants/{tenant:str}/buyer", opt=demands("parties.read") | describes(BuyerObject))
-    async def retrieve_buyer(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    @operation("GET", "/admin/v1/tenants/{tenant:str}/buyer", demands("parties.read"))
+    async def retrieve_buyer(self, tenant: Tenant) -> BuyerObject:
         """The tenant's billing profile."""
-        owner = await visible_tenant(gateway, request, tenant, "parties.read")
         try:
-            return json_response(_buyer(tenant_public_id(owner.id), await parties.dated_buyer(owner.id)))
+            return _buyer(tenant, await self._parties.dated_buyer(tenant.id))
         except NoProfile as error:
             raise NotFound("The tenant has no billing profile yet.") from error
 
-    @patch(
+    @operation(
+        "PATCH",
         "/admin/v1/tenants/{tenant:str}/buyer",
-        opt=demands("parties.write")
-        | describes(BuyerObject, body=BuyerChange(**_EXAMPLE), errors={"no_billing_profile": 409}),
+        demands("parties.write"),
+        example=BuyerChange(**_EXAMPLE),
+        errors={"no_billing_profile": 409},
     )
-    async def change_buyer(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    async def change_buyer(self, call: Call, tenant: Tenant, body: BuyerChange) -> BuyerObject:
         """Make the tenant's billing profile, or change the fields that are given."""
-        owner = await visible_tenant(gateway, request, tenant, "parties.write")
-        body = await read_management_body(request, client_timeout, _BUYER)
-        if not principal_of(request).may("parties.write"):
+        if not call.principal.may("parties.write"):
             for name in _PLATFORMS_FIELDS:
                 if getattr(body, name) is not UNSET:
                     raise NotAllowed(f"$.{name}: the platform's finance sets this.", path=f"$.{name}")
-        with refusals():
-            valid_from = _valid_from(body)
-            changed = await changed_buyer(parties, owner.id, _fields(body), valid_from)
-            if body.dry_run:
-                return json_response(_buyer(tenant_public_id(owner.id), DatedParty(changed)))
-            await parties.set_buyer(owner.id, changed, valid_from=valid_from, reason=body.reason)
-            return json_response(_buyer(tenant_public_id(owner.id), await parties.dated_buyer(owner.id)))
-
-    return [list_sellers, retrieve_seller, change_seller, retrieve_buyer, change_buyer]
+        valid_from = _valid_from(body)
+        changed = await changed_buyer(self._parties, tenant.id, _fields(body), valid_from)
+        if body.dry_run:
+            return _buyer(tenant, DatedParty(changed))
+        await self._parties.set_buyer(tenant.id, changed, valid_from=valid_from, reason=body.reason)
+        return _buyer(tenant, await self._parties.dated_buyer(tenant.id))
 
 
 def _fields(body: SellerChange | BuyerChange) -> dict[str, Any]:
@@ -245,11 +222,6 @@ def _fields(body: SellerChange | BuyerChange) -> dict[str, Any]:
     return given
 
 
-def _party(role: Role, party: Party) -> dict[str, Any]:
-    names = ("name", "address", "postal_code", "city", "country", "vat_id", "email")
-    return {name: getattr(party, name) for name in names} | {"warning": vat_warning(role, party)}
-
-
 def _valid_from(body: PartyChange) -> date | None:
     """The day from which facts hold. Raises InvalidParty."""
     if body.valid_from is UNSET:
@@ -261,12 +233,11 @@ def _valid_from(body: PartyChange) -> date | None:
 
 
 def _seller(dated: DatedParty[Seller]) -> SellerObject:
-    names = ("id", "registration", "payment", "currency", "series", "credit_series", "number_format")
-    seller = dated.party
-    return SellerObject(
-        **_party("seller", seller),
-        **{name: getattr(seller, name) for name in names},
-        rates=_rates(seller),
+    return show(
+        SellerObject,
+        dated.party,
+        warning=vat_warning("seller", dated.party),
+        rates=_rates(dated.party),
         versions=[
             SellerVersion(valid_from=day or None, country=then.country, vat_id=then.vat_id, rates=_rates(then))
             for day, then in dated.versions()
@@ -278,14 +249,11 @@ def _rates(seller: Seller) -> dict[str, str]:
     return {country: format_rate(rate) for country, rate in seller.rates.items()}
 
 
-def _buyer(tenant: str, dated: DatedParty[Buyer]) -> BuyerObject:
-    names = ("seller", "purchase_order", "payment_days", "treatment", "exemption", "detail")
-    return BuyerObject(
-        tenant_id=tenant,
-        **_party("buyer", dated.party),
-        **{name: getattr(dated.party, name) for name in names},
-        versions=[
-            BuyerVersion(valid_from=day or None, **{name: getattr(then, name) for name in BUYER_FACTS})
-            for day, then in dated.versions()
-        ],
+def _buyer(tenant: Tenant, dated: DatedParty[Buyer]) -> BuyerObject:
+    return show(
+        BuyerObject,
+        dated.party,
+        tenant_id=tenant.id,
+        warning=vat_warning("buyer", dated.party),
+        versions=[show(BuyerVersion, then, valid_from=day or None) for day, then in dated.versions()],
     )

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
-from litestar import Request, Response, get, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.calendar import format_instant
 from billing.periods.periods import Period, Periods, PeriodState, Waiting
-from billing.spool.gateway_epochs import Epoch, declare_dead
-from gateway.admin.access import principal_of
-from gateway.admin.refusals import refusals
-from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.request_body import read_management_body
-from gateway.http.operations import describes, page
+from billing.spool.gateway_epochs import declare_dead
+from gateway.admin.operation import Call, operation
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
-from gateway.http.shapes import Page
+from gateway.http.shapes import Instant, Page, PageQuery, show
 from gateway.services import Gateway
 from prompt_cache.promise.lease_storage import LeaseStorage
 
@@ -44,9 +34,9 @@ class PeriodObject(Struct, frozen=True, kw_only=True):
     object: Literal["period"] = "period"
     period: str
     state: PeriodState
-    starts_at: str
-    ends_at: str
-    closed_at: str | None
+    starts_at: Instant
+    ends_at: Instant
+    closed_at: Instant | None
     root: str | None
     waits_for: list[str]
 
@@ -62,89 +52,73 @@ class EpochObject(Struct, frozen=True, kw_only=True):
     epoch: str
     gateway: str
     state: str
-    started_at: str
-    seen_at: str
-    watermark: str
+    started_at: Instant
+    seen_at: Instant
+    watermark: Instant
     reason: str
 
 
-_CLOSING, _DEAD = msgspec.json.Decoder(Closing), msgspec.json.Decoder(DeadEpoch)
 _EXAMPLE = {"period": "2026-11"}
 
 
-def period_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    periods = Periods(database, LeaseStorage(database))
+class PeriodOperations:
+    """Lists and closes billing periods, and declares gateway epochs dead."""
 
-    async def shown(request: Request[Any, Any, Any], period: Period) -> PeriodObject:
-        on_platform = principal_of(request).may("periods.read")
-        waiting = await periods.waiting(period.period) if on_platform and period.state == "closing" else None
-        return _object(period, waiting)
+    def __init__(self, gateway: Gateway) -> None:
+        database = self._database = gateway.services.database
+        self._periods, self._spool = Periods(database, LeaseStorage(database)), gateway.services.spool
 
-    @get("/admin/v1/periods", opt=demands("periods.read") | describes(PeriodList, query=page()))
-    async def list_periods(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @operation("GET", "/admin/v1/periods", demands("periods.read"))
+    async def list_periods(self, call: Call, page: PageQuery) -> PeriodList:
         """The billing periods, the latest first."""
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
-        parameters.reject_unknown()
-        found = [one for one in reversed(await periods.list()) if after is None or one.period < after]
-        listed = [await shown(request, period) for period in found[:limit]]
-        return json_response(PeriodList(data=listed, has_more=len(found) > limit))
+        periods = [
+            period
+            for period in reversed(await self._periods.list())
+            if page.after is None or period.period < page.after
+        ]
+        shown = [await self._shown(call, period) for period in periods[: page.limit]]
+        return PeriodList(data=shown, has_more=len(periods) > page.limit)
 
-    @get("/admin/v1/periods/{period:str}", opt=demands("periods.read") | describes(PeriodObject, path=_EXAMPLE))
-    async def retrieve_period(request: Request[Any, Any, Any], period: FromPath[str]) -> Response[bytes]:
+    @operation("GET", "/admin/v1/periods/{period:str}", demands("periods.read"), path=_EXAMPLE)
+    async def retrieve_period(self, call: Call, period: str) -> PeriodObject:
         """One period; one that nothing was used in yet is open."""
-        with refusals():
-            return json_response(await shown(request, await periods.get(period)))
+        return await self._shown(call, await self._periods.get(period))
 
-    @post(
+    @operation(
+        "POST",
         "/admin/v1/periods/{period:str}/close",
-        status_code=200,
-        opt=demands("periods.write")
-        | describes(PeriodObject, body=Closing(), body_required=False, path=_EXAMPLE, errors={"period_open": 409}),
+        demands("periods.write"),
+        example=Closing(),
+        body_required=False,
+        path=_EXAMPLE,
+        errors={"period_open": 409},
     )
-    async def close_period(request: Request[Any, Any, Any], period: FromPath[str]) -> Response[bytes]:
+    async def close_period(self, period: str, body: Closing) -> PeriodObject:
         """Close a period that has ended and waits for nothing, for good. The worker does so by itself."""
-        body = await read_management_body(request, client_timeout, _CLOSING, default=b"{}")
-        with refusals():
-            closed = await periods.close(period, dry_run=body.dry_run)
-        return json_response(_object(closed, None))
+        return _object(await self._periods.close(period, dry_run=body.dry_run), None)
 
-    @post(
+    @operation(
+        "POST",
         "/admin/v1/gateway-epochs/{epoch:str}/declare-dead",
-        status_code=200,
-        opt=demands("periods.write")
-        | describes(
-            EpochObject,
-            body=DeadEpoch(reason="the disk is lost"),
-            path={"epoch": "gateway-1-18a6b2f3c4d5e6f7"},
-            errors={"epoch_alive": 409},
-        ),
+        demands("periods.write"),
+        example=DeadEpoch(reason="the disk is lost"),
+        path={"epoch": "gateway-1-18a6b2f3c4d5e6f7"},
+        errors={"epoch_alive": 409},
     )
-    async def declare_epoch_dead(request: Request[Any, Any, Any], epoch: FromPath[str]) -> Response[bytes]:
+    async def declare_epoch_dead(self, epoch: str, body: DeadEpoch) -> EpochObject:
         """Let no period wait for a gateway epoch that is lost together with its spool."""
-        body = await read_management_body(request, client_timeout, _DEAD)
-        with refusals():
-            dead = await declare_dead(database, epoch, body.reason, gateway.services.spool.folder)
-        return json_response(_epoch(dead))
+        return show(EpochObject, await declare_dead(self._database, epoch, body.reason, self._spool.folder))
 
-    return [list_periods, retrieve_period, close_period, declare_epoch_dead]
+    async def _shown(self, call: Call, period: Period) -> PeriodObject:
+        on_platform = call.principal.may("periods.read")
+        waiting = await self._periods.waiting(period.period) if on_platform and period.state == "closing" else None
+        return _object(period, waiting)
 
 
 def _object(period: Period, waiting: Waiting | None) -> PeriodObject:
-    return PeriodObject(
-        period=period.period,
-        state=period.state,
-        starts_at=format_instant(period.starts_at),
-        ends_at=format_instant(period.ends_at),
-        closed_at=None if period.closed_at is None else format_instant(period.closed_at),
+    return show(
+        PeriodObject,
+        period,
         root=None if period.root is None else period.root.hex(),
         waits_for=[] if waiting is None else waiting.reasons(),
     )
-
-
-def _epoch(epoch: Epoch) -> EpochObject:
-    same: dict[str, Any] = {name: getattr(epoch, name) for name in ("epoch", "gateway", "state", "reason")}
-    instants = {name: format_instant(getattr(epoch, name)) for name in ("started_at", "seen_at", "watermark")}
-    return EpochObject(**same | instants)

@@ -6,23 +6,18 @@ tenant's: of that it gets the hash, which its own document has anyway.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
+from billing.invoices.store import Invoices
 from billing.verification.one_invoice import Predecessor, check_invoice, predecessor
-from gateway.admin.access import allowed_tenants, principal_of
-from gateway.admin.invoices.invoices import AT, InvoiceFinder
-from gateway.admin.refusals import refusals
-from gateway.http.operations import describes
+from gateway.admin.access import allowed_tenants
+from gateway.admin.invoices.invoices import AT, EXAMPLE, InvoiceOfTenant
+from gateway.admin.operation import Call, operation
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import InvoiceId, TenantId, show
 from gateway.services import Gateway
-from storage.database.public_ids import public_id
-from tenancy.directory import tenant_public_id
 
 
 class CheckObject(Struct, frozen=True, kw_only=True):
@@ -36,8 +31,8 @@ class CheckObject(Struct, frozen=True, kw_only=True):
 class PredecessorObject(Struct, frozen=True, kw_only=True):
     """The document before it in its series: its SHA-256, computed anew. The rest only for who may see that document."""
 
-    id: str | None
-    tenant_id: str | None
+    id: InvoiceId | None
+    tenant_id: TenantId | None
     number: str | None
     sha256: str
 
@@ -51,41 +46,28 @@ class VerificationObject(Struct, frozen=True, kw_only=True):
     previous: PredecessorObject | None
 
 
-def invoice_verification_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The route, for one worker."""
-    database, finder = gateway.services.database, InvoiceFinder(gateway)
+class InvoiceVerificationOperations:
+    """Computes the checks of invoices."""
 
-    @get(
-        f"{AT}/verification",
-        opt=demands("invoices.read") | describes(VerificationObject, path={"invoice": "INV-2026-000042"}),
-    )
-    async def verify_invoice(
-        request: Request[Any, Any, Any], tenant: FromPath[str], invoice: FromPath[str]
-    ) -> Response[bytes]:
+    def __init__(self, gateway: Gateway) -> None:
+        self._database, self._invoices = gateway.services.database, Invoices(gateway.services.database)
+
+    @operation("GET", f"{AT}/verification", demands("invoices.read"), path=EXAMPLE)
+    async def verify_invoice(self, call: Call, invoice: InvoiceOfTenant) -> VerificationObject:
         """Compute an invoice's checks: hashes, sums of lines, tax and totals."""
-        _, record = await finder.find(request, tenant, invoice)
-        with refusals():
-            content = await finder.invoices.content(record)
-            before = await predecessor(database, record)
-            checks = await check_invoice(database, record, content, before)
-        return json_response(
-            VerificationObject(
-                number=record.number,
-                checks=[CheckObject(name=c.name, about=c.about, difference=c.difference) for c in checks],
-                previous=None if before is None else _shown(request, before),
-            )
+        _, record = invoice
+        content = await self._invoices.content(record)
+        before = await predecessor(self._database, record)
+        checks = await check_invoice(self._database, record, content, before)
+        return VerificationObject(
+            number=record.number,
+            checks=[CheckObject(name=check.name, about=check.about, difference=check.difference) for check in checks],
+            previous=None if before is None else _shown(call, before),
         )
 
-    return [verify_invoice]
 
-
-def _shown(request: Request[Any, Any, Any], before: Predecessor) -> PredecessorObject:
-    visible = allowed_tenants(principal_of(request), "invoices.read")
+def _shown(call: Call, before: Predecessor) -> PredecessorObject:
+    visible = allowed_tenants(call.principal, "invoices.read")
     if visible is not None and before.tenant_id not in visible:
         return PredecessorObject(id=None, tenant_id=None, number=None, sha256=before.sha256)
-    return PredecessorObject(
-        id=public_id("invoice", before.id),
-        tenant_id=tenant_public_id(before.tenant_id),
-        number=before.number,
-        sha256=before.sha256,
-    )
+    return show(PredecessorObject, before)

@@ -76,7 +76,7 @@ async def test_who_sees_what(stack: Stack) -> None:
     await owner.get(f"?tenant=tenant_{other.id.hex}", status=404)
     assert await owner.actions("?tenant=demo&action=budget.*") == ["budget.set"]
     assert await owner.actions("?platform=true") == []
-    assert await ann.actions("?platform=true&action=period") == ["period.closed"]
+    assert await ann.actions("?platform=True&action=period") == ["period.closed"]
     await _Reader(stack, stack.key).get(status=403)
     await _Reader(stack, "tp_live_none").get(status=401)
 

@@ -217,8 +217,11 @@ async def test_invoices_are_their_tenants_and_changed_by_the_platforms_finance(
     for wrong in ("lines/9/drill", "lines/0/drill"):
         await finance.get(f"{at}/{wrong}", 404)
     for wrong in ("by=hour", "by=hour&day=x", "by=request&day=2026-10-05", "by=request&day=2026-10-05&hour=24",
-                  "by=week", "by=request&day=2026-10-05&hour=0&after=x"):  # fmt: skip
+                  "by=week", "by=request&day=2026-10-05&hour=0&after=x",
+                  "day=2026-10-05", "by=hour&day=2026-10-05&hour=1"):  # fmt: skip
         await finance.get(f"{at}/lines/1/drill?{wrong}", 400)
+    for wrong in ("limit=0", "limit=101", "after=x"):
+        await finance.get(f"{at}/lines?{wrong}", 400)
     empty = await finance.get(f"{at}/lines/1/drill?by=hour&day=2026-10-06")
     assert (empty["data"], empty["total"]) == ([], {"units": 0, "exact": format_pico(0)})
     assert (await finance.post(f"{at}/void", _WHY))["state"] == "void"

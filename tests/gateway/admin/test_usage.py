@@ -89,7 +89,8 @@ async def test_usage_over_tenants_has_those_that_one_may_see(stack: Stack, desks
     assert [(each["tenant"], each["results"][0]["requests"]) for each in rest["data"]] == [("demo", 1)]
     assert [each["tenant"] for each in (await desks.own("viewer").get("/usage"))["data"]] == ["demo"]
     await desks.own().get("/usage?after=alpha", 400)
-    await operator.get("/usage?period=2026-13", 400)
+    for wrong in ("period=2026-13", "period=2026-11&since=2026-11-01", "group_by[]=key"):
+        await operator.get(f"/usage?{wrong}", 400)
 
 
 async def test_requests_are_listed_newest_first_and_filtered(stack: Stack, desks: Desks) -> None:
