@@ -103,8 +103,7 @@ class Parties:
                 await self._write_facts(session, dated, party, day, {stored.owner.name: owner, "reason": reason})
             if before != party or profile != row["profile"]:
                 tenant_id = owner if stored.owner is party_change.c.tenant_id else None
-                target = stored.recorded.target
-                await record_change(session, f"{target}.set", target=target, target_id=owner,
+                await record_change(session, stored.action, target=stored.recorded.target, target_id=owner,
                                     tenant_id=tenant_id, reason=reason, before=before, after=party,
                                     row_sha256=await digest_row(session, stored.recorded, owner))  # fmt: skip
 
@@ -176,11 +175,13 @@ async def today(database: Database, session: AsyncSession) -> date:
 
 @dataclass(frozen=True)
 class _Stored(Generic[AnyParty]):
-    """Where parties of a kind are: their table, and the column of `party_change` that has its key."""
+    """Where parties of a kind are: their table, and the column of `party_change` that has its key. `action`: what the
+    audit log calls a change of one."""
 
     kind: type[AnyParty]
     recorded: RecordedTable
     owner: Column[Any]
+    action: str
     missing: str
 
     def profile_of(self, owner: Any) -> Select[Any]:
@@ -200,12 +201,14 @@ _SELLERS = _Stored(
     Seller,
     SELLERS,
     party_change.c.seller,
+    "seller.set",
     "there is no seller {0}; `turnpike invoices seller set {0} …` creates it",
 )
 _BUYERS = _Stored(
     Buyer,
     BUYERS,
     party_change.c.tenant_id,
+    "billing_profile.set",
     "there is no billing profile; `turnpike invoices buyer set TENANT …` creates it",
 )
 
