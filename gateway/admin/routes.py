@@ -21,12 +21,12 @@ from gateway.admin.invoices.periods import period_routes
 from gateway.admin.invoices.verification import invoice_verification_routes
 from gateway.admin.keys.keys import KeyOperations
 from gateway.admin.keys.operator_keys import OperatorKeyOperations
-from gateway.admin.money.balances import balance_routes
+from gateway.admin.money.balances import BalanceOperations
 from gateway.admin.money.budgets import BudgetOperations
-from gateway.admin.money.grants import grant_routes
+from gateway.admin.money.grants import GrantOperations
 from gateway.admin.money.price_books import BookOperations
 from gateway.admin.money.prices import PriceOperations
-from gateway.admin.money.terms import terms_routes
+from gateway.admin.money.terms import TermsOperations
 from gateway.admin.operation import operations_of
 from gateway.admin.overview import overview_routes
 from gateway.admin.platform import platform_routes
@@ -52,11 +52,11 @@ from gateway.services import Gateway, guarded
 def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
-        *(tenant_routes, balance_routes, grant_routes),
+        *(tenant_routes,),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
         *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
-        *(party_routes, terms_routes, period_routes, platform_routes, fleet_routes),
+        *(party_routes, period_routes, platform_routes, fleet_routes),
         *(
             draining_routes,
             stored_response_admin_routes,
@@ -67,7 +67,16 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
-    typed = (BookOperations, BudgetOperations, KeyOperations, OperatorKeyOperations, PriceOperations)
+    typed = (
+        BalanceOperations,
+        BookOperations,
+        BudgetOperations,
+        GrantOperations,
+        KeyOperations,
+        OperatorKeyOperations,
+        PriceOperations,
+        TermsOperations,
+    )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
         *(route for part in parts for route in part(gateway)),
