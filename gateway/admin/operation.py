@@ -16,7 +16,7 @@
 - All else are query parameters: `Annotated[<type>, Query("What it says.", example=...)]`, with a default if they need
   not be there. `from_` is the parameter `from`. A `list` comes as `name` or `name[]`, once for each item.
 - The return type says the answers; several are a union. A `Response` is passed on as it is; `files` says what it
-  is.
+  is. `Ok[X]` is an X that is answered with 200, where the other X are answered with another status.
 
 They are read in the order of the signature. What is read cannot be found, is not allowed or is wrong: then the handler
 is not called.
@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from inspect import Parameter, isawaitable, signature
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from litestar import Request, Response
@@ -44,7 +44,7 @@ from gateway.errors import InvalidField
 from gateway.http.operations import Files, QueryParameter, Shape, describes, page
 from gateway.http.policies import POLICY
 from gateway.http.responses import json_response
-from gateway.http.shapes import Instant, PageQuery, decode_value
+from gateway.http.shapes import Answer, Instant, PageQuery, decode_value
 from gateway.services import Gateway
 from storage.free_text import problem_of_text
 from tenancy.rights.permissions import Permission
@@ -93,6 +93,12 @@ class PageSizes(Struct, frozen=True):
     most: int = 100
     default: int = 20
     least: int = 1
+
+
+class Ok(Struct, Generic[Answer], frozen=True):
+    """An answer whose status is 200, where others of its type have another."""
+
+    answer: Answer
 
 
 def operation(
@@ -160,11 +166,13 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
             parameters.reject_unknown()
         with errors():
             result = await handler(**values)
+        if isinstance(result, Ok):
+            return json_response(result.answer)
         return result if isinstance(result, Response) else json_response(result, codes[type(result)])
 
     answer.__name__, answer.__doc__ = handler.__name__, handler.__doc__
     setattr(answer, MADE_BY, f"{handler.__module__}:{handler.__qualname__.rpartition('.')[0]}")
-    answers = {code: tuple(kind for kind in kinds if statuses[kind] == code) for code in statuses.values()}
+    answers = {code: tuple(_shape(kind) for kind in kinds if statuses[kind] == code) for code in statuses.values()}
     says = describes(
         {code: same if len(same) > 1 else same[0] for code, same in answers.items()},
         body=example or hints.get("body"),
@@ -235,6 +243,10 @@ def _value_reader(kind: Any, *, repeated: bool) -> Callable[[Parameters, str], A
     if repeated:
         return Parameters.texts
     return {bool: Parameters.boolean, int: Parameters.integer, Instant: Parameters.instant, str: Parameters.text}[kind]
+
+
+def _shape(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Ok else kind
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

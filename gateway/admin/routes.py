@@ -21,13 +21,12 @@ from gateway.admin.invoices.periods import PeriodOperations
 from gateway.admin.invoices.verification import InvoiceVerificationOperations
 from gateway.admin.keys.keys import KeyOperations
 from gateway.admin.keys.operator_keys import OperatorKeyOperations
-from gateway.admin.money.balances import balance_routes
+from gateway.admin.money.balances import BalanceOperations
 from gateway.admin.money.budgets import BudgetOperations
-from gateway.admin.money.grants import grant_routes
-from gateway.admin.money.price_books import price_book_routes
-from gateway.admin.money.price_impact import price_impact_routes
-from gateway.admin.money.prices import price_routes
-from gateway.admin.money.terms import terms_routes
+from gateway.admin.money.grants import GrantOperations
+from gateway.admin.money.price_books import BookOperations
+from gateway.admin.money.prices import PriceOperations
+from gateway.admin.money.terms import TermsOperations
 from gateway.admin.operation import operations_of
 from gateway.admin.overview import OverviewOperations
 from gateway.admin.platform import PlatformOperations
@@ -53,10 +52,8 @@ from gateway.services import Gateway, guarded
 def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
-        *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
-        *(usage_series_routes, cache_summary_routes, cache_lease_routes),
+        *(tenant_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, request_waterfall_routes, refused_request_routes),
-        *(terms_routes, price_book_routes),
         *(stored_response_admin_routes, suspension_routes, limit_routes),
         *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
     )
@@ -64,6 +61,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
     typed = (
         *(BudgetOperations, KeyOperations, OperatorKeyOperations),
+        *(BalanceOperations, GrantOperations, PriceOperations, BookOperations, TermsOperations),
         *(InvoiceOperations, InvoiceLineOperations, InvoiceFileOperations, InvoiceChangeOperations),
         *(InvoiceVerificationOperations, PartyOperations, PeriodOperations),
         *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),

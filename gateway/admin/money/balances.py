@@ -3,12 +3,8 @@ usage."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
-from litestar import Request, Response, get, post, put
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Meta, Struct
 
 from billing.accounts.adjustments import adjust
@@ -17,18 +13,14 @@ from billing.accounts.statements import StatementLine, statement_page
 from billing.calendar import format_instant
 from billing.ledger.entries import Balance
 from billing.money import format_pico
-from gateway.admin.access import visible_tenant
-from gateway.admin.refusals import amount_at, refusals, uuid_at
-from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.request_body import read_management_body
-from gateway.errors import InvalidField
-from gateway.http.operations import describes, page, query
+from gateway.admin.operation import Ok, Query, operation
+from gateway.admin.refusals import amount_at, uuid_at
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import Instant, PageQuery, Pico, TenantId, show
 from gateway.request_context import public_name
 from gateway.services import Gateway
-from tenancy.directory import tenant_public_id
+from tenancy.tables import Tenant
 
 REQUEST_PREFIX = "req_"
 
@@ -56,18 +48,18 @@ class BalanceObject(Struct, frozen=True, kw_only=True):
     what was used and is held, and the credit line. `restricted` is for one model or project, beside that."""
 
     object: Literal["balance"] = "balance"
-    tenant_id: str
+    tenant_id: TenantId
     currency: str
-    available: str
-    held: str
-    restricted: str
-    credit_line: str
-    credit: str
-    used: str
-    prepaid: str
-    promo: str
-    receivable: str
-    overdraft: str
+    available: Pico
+    held: Pico
+    restricted: Pico
+    credit_line: Pico
+    credit: Pico
+    used: Pico
+    prepaid: Pico
+    promo: Pico
+    receivable: Pico
+    overdraft: Pico
 
 
 class StatementLineObject(Struct, frozen=True, kw_only=True):
@@ -103,140 +95,113 @@ class AdjustmentObject(Struct, frozen=True, kw_only=True):
     request: str
     period: str
     units: dict[str, int]
-    cost: str
+    cost: Pico
     currency: str
     dry_run: bool
 
 
-_LINE, _CORRECTION = msgspec.json.Decoder(CreditLine), msgspec.json.Decoder(Correction)
-_SPAN = (
-    query("since", str, "Only what was posted from this instant on.", example="2026-11-01T00:00:00Z"),
-    query("until", str, "Only what was posted before this instant.", example="2026-12-01T00:00:00Z"),
-)
+_TENANT = "/admin/v1/tenants/{tenant:str}"
 
 
-def balance_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    balances = Balances(gateway.services.database)
+class BalanceOperations:
+    """Shows balances and their statements, sets credit lines, corrects usage."""
 
-    @get("/admin/v1/tenants/{tenant:str}/balance", opt=demands("balance.read") | describes(BalanceObject))
-    async def retrieve_balance(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    def __init__(self, gateway: Gateway) -> None:
+        self._database, self._prices = gateway.services.database, gateway.services.prices
+        self._balances = Balances(self._database)
+
+    @operation("GET", f"{_TENANT}/balance", demands("balance.read"))
+    async def retrieve_balance(self, tenant: Tenant) -> BalanceObject:
         """What the tenant has."""
-        owner = await visible_tenant(gateway, request, tenant, "balance.read")
-        return json_response(balance_object(await balances.get_or_empty(owner.id)))
+        return balance_object(await self._balances.get_or_empty(tenant.id))
 
-    @put(
-        "/admin/v1/tenants/{tenant:str}/credit-line",
-        opt=demands("balance.write")
-        | describes({200: BalanceObject, PENDING_STATUS: ChangeObject}, body=CreditLine(amount="500.00")),
+    @operation(
+        "PUT",
+        f"{_TENANT}/credit-line",
+        demands("balance.write"),
+        status={BalanceObject: 200, ChangeObject: PENDING_STATUS},
+        example=CreditLine(amount="500.00"),
     )
-    async def set_credit_line(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    async def set_credit_line(self, tenant: Tenant, body: CreditLine) -> BalanceObject | ChangeObject:
         """Set how much the tenant may use before it is paid. A dry run answers the balance as it would be. Raising it
         above the platform's amount waits for another operator while approvals are on, and the answer is 202."""
-        owner = await visible_tenant(gateway, request, tenant, "balance.write")
-        body = await read_management_body(request, client_timeout, _LINE)
         amount = amount_at("$.amount", body.amount, zero=True)
-        with refusals():
-            before = await balances.get_or_empty(owner.id)
-            if body.dry_run:
-                return json_response(balance_object(before.with_credit_line(amount)))
-            return json_response(balance_object(await balances.set_credit_line(owner.id, amount, before.currency)))
+        before = await self._balances.get_or_empty(tenant.id)
+        if body.dry_run:
+            return balance_object(before.with_credit_line(amount))
+        return balance_object(await self._balances.set_credit_line(tenant.id, amount, before.currency))
 
-    @get(
-        "/admin/v1/tenants/{tenant:str}/statement",
-        opt=demands("balance.read")
-        | describes(
-            Statement,
-            query=(
-                *page(),
-                *_SPAN,
-                query("every", bool, "Each posting of usage; else a day's usage is one line.", example=False),
-            ),
-        ),
-    )
-    async def retrieve_statement(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    @operation("GET", f"{_TENANT}/statement", demands("balance.read"))
+    async def retrieve_statement(
+        self,
+        tenant: Tenant,
+        page: PageQuery,
+        since: Annotated[
+            Instant | None, Query("Only what was posted from this instant on.", example="2026-11-01T00:00:00Z")
+        ] = None,
+        until: Annotated[
+            Instant | None, Query("Only what was posted before this instant.", example="2026-12-01T00:00:00Z")
+        ] = None,
+        *,
+        every: Annotated[bool, Query("Each posting of usage; else a day's usage is one line.", example=False)] = False,
+    ) -> Statement:
         """What changed the balance, in the order of posting, with the balance after each line."""
-        owner = await visible_tenant(gateway, request, tenant, "balance.read")
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
-        since, until = parameters.instant("since"), parameters.instant("until")
-        every = parameters.boolean("every")
-        parameters.reject_unknown()
-        found = await statement_page(
-            database,
-            owner.id,
+        lines = await statement_page(
+            self._database,
+            tenant.id,
             start_at=0 if since is None else since,
             end_at=2**62 if until is None else until,
-            after=None if after is None else _cursor(after),
-            limit=limit,
+            after=uuid_at("after", page.after),
+            limit=page.limit,
             days=not every,
         )
-        return json_response(
-            Statement(
-                currency=await balances.currency_of(owner.id),
-                data=[_line(line) for line in found.lines],
-                has_more=found.after is not None,
-                next=None if found.after is None else str(found.after),
-            )
+        return Statement(
+            currency=await self._balances.currency_of(tenant.id),
+            data=[_line(line) for line in lines.lines],
+            has_more=lines.after is not None,
+            next=None if lines.after is None else str(lines.after),
         )
 
-    @post(
-        "/admin/v1/tenants/{tenant:str}/adjustments",
-        status_code=201,
-        opt=demands("balance.write")
-        | describes(
-            {201: AdjustmentObject, 200: AdjustmentObject},
-            body=Correction(request="req_019aa1f00000700080000000000000aa", units={"output": -120}),
-            errors={"idempotency_conflict": 409, "invalid_adjustment": 400},
-        ),
+    @operation(
+        "POST",
+        f"{_TENANT}/adjustments",
+        demands("balance.write"),
+        status={AdjustmentObject: 201, Ok[AdjustmentObject]: 200},
+        example=Correction(request="req_019aa1f00000700080000000000000aa", units={"output": -120}),
+        errors={"idempotency_conflict": 409, "invalid_adjustment": 400},
     )
-    async def adjust_usage(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    async def adjust_usage(self, tenant: Tenant, body: Correction) -> AdjustmentObject | Ok[AdjustmentObject]:
         """Correct one request's usage by a new event, priced as the request was. Nothing is ever edited. Repeated under
         the same id it is answered with 200 and counts once."""
-        owner = await visible_tenant(gateway, request, tenant, "balance.write")
-        body = await read_management_body(request, client_timeout, _CORRECTION)
         event_id = uuid_at("$.request", body.request, REQUEST_PREFIX)
         assert event_id is not None, "the field is required"
-        prices = gateway.services.prices
         identity = uuid_at("$.id", body.id)
-        with refusals():
-            repeated = identity is not None and await balances.posted(identity)
-            event = await adjust(
-                database,
-                prices,
-                owner.id,
-                event_id,
-                body.units,
-                reason=body.reason,
-                adjustment_id=identity,
-                dry_run=body.dry_run,
-            )
-            version = await prices.version(event.price_version)
-        made = AdjustmentObject(
+        repeated = identity is not None and await self._balances.posted(identity)
+        event = await adjust(
+            self._database,
+            self._prices,
+            tenant.id,
+            event_id,
+            body.units,
+            reason=body.reason,
+            adjustment_id=identity,
+            dry_run=body.dry_run,
+        )
+        adjustment = AdjustmentObject(
             id=str(event.id),
             request=public_name(event_id),
             period=event.period,
             units=dict(event.usage.used()),
-            cost=format_pico(event.cost_pico),
-            currency=version.currency,
+            cost=Pico(event.cost_pico),
+            currency=(await self._prices.version(event.price_version)).currency,
             dry_run=body.dry_run,
         )
-        return json_response(made, 200 if body.dry_run or repeated else 201)
-
-    return [retrieve_balance, set_credit_line, retrieve_statement, adjust_usage]
+        return Ok(adjustment) if body.dry_run or repeated else adjustment
 
 
 def balance_object(balance: Balance) -> BalanceObject:
     """A balance as answers have it."""
-    names = ("available", "held", "restricted", "credit_line", "credit", "prepaid", "promo", "receivable", "overdraft")
-    amounts: dict[str, Any] = {name: format_pico(getattr(balance, name)) for name in names}
-    return BalanceObject(
-        tenant_id=tenant_public_id(balance.tenant_id),
-        currency=balance.currency,
-        used=format_pico(balance.debit),
-        **amounts,
-    )
+    return show(BalanceObject, balance, used=balance.debit)
 
 
 def _line(line: StatementLine) -> StatementLineObject:
@@ -251,10 +216,3 @@ def _line(line: StatementLine) -> StatementLineObject:
         invoiced=format_pico(line.invoiced_pico),
         carried=format_pico(line.carry_pico),
     )
-
-
-def _cursor(text: str) -> Any:
-    found = uuid_at("after", text)
-    if found is None:
-        raise InvalidField("after", "it is not one that was returned here")
-    return found

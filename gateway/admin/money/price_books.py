@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-import msgspec
-from litestar import Request, Response, get, post
-from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
 from billing.prices.price_books import BASE, PriceBook, PriceBooks
 from gateway.admin.access import visible_tenant
-from gateway.admin.refusals import refusals
-from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.request_body import read_management_body
+from gateway.admin.operation import Call, operation
 from gateway.errors import InvalidField
-from gateway.http.operations import describes, page
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
-from gateway.http.shapes import Page
+from gateway.http.shapes import Page, PageQuery, TenantId
 from gateway.services import Gateway
-from tenancy.directory import tenant_public_id
 
 
 class NewBook(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,71 +32,55 @@ class BookObject(Struct, frozen=True, kw_only=True):
     name: str
     currency: str
     base: str | None
-    tenant_id: str | None
+    tenant_id: TenantId | None
 
 
 class BookList(Page[BookObject], frozen=True):
     """Books in the order of creation; `after` is the name of the last one."""
 
 
-_NEW = msgspec.json.Decoder(NewBook)
+_PATH = "/admin/v1/prices/books"
 
 
-def price_book_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    client_timeout = gateway.services.options.client_timeout
-    books = PriceBooks(gateway.services.database)
+class BookOperations:
+    """Lists and creates price books."""
 
-    @get("/admin/v1/prices/books", opt=demands("prices.read", platform=True) | describes(BookList, query=page()))
-    async def list_books(request: Request[Any, Any, Any]) -> Response[bytes]:
+    def __init__(self, gateway: Gateway) -> None:
+        self._books = PriceBooks(gateway.services.database)
+
+    @operation("GET", _PATH, demands("prices.read", platform=True))
+    async def list_books(self, page: PageQuery) -> BookList:
         """All price books."""
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
-        parameters.reject_unknown()
-        found = await books.list()
-        names = {book.id: book.name for book in found}
-        if after is not None:
-            places = [place for place, book in enumerate(found) if book.name == after]
-            if not places:
-                raise InvalidField("after", "there is no such book")
-            found = found[places[0] + 1 :]
-        listed = [_object(book, names) for book in found[:limit]]
-        return json_response(BookList(data=listed, has_more=len(found) > limit))
+        books = await self._books.list()
+        rest = page.rest(books, lambda book: book.name, str, "book")
+        return BookList.of([_object(book, books) for book in rest[: page.limit + 1]], page.limit)
 
-    @post(
-        "/admin/v1/prices/books",
-        status_code=201,
-        opt=demands("prices.propose")
-        | describes(
-            BookObject,
-            status=201,
-            body=NewBook(name="in euros", currency="EUR"),
-            errors={"unknown_book": 404, "not_found": 404, "price_refused": 400},
-        ),
+    @operation(
+        "POST",
+        _PATH,
+        demands("prices.propose"),
+        status=201,
+        example=NewBook(name="in euros", currency="EUR"),
+        errors={"unknown_book": 404, "not_found": 404, "price_refused": 400},
     )
-    async def create_book(request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def create_book(self, call: Call, body: NewBook) -> BookObject:
         """Create a price book: of a tenant, or in a currency."""
-        body = await read_management_body(request, client_timeout, _NEW)
         if (body.tenant is None) == (body.currency is None):
             raise InvalidField("$", "a book is of a tenant or in a currency")
         if body.tenant is None and body.base is not None:
             raise InvalidField("$.base", "only a tenant's book has a base book")
-        with refusals():
-            if body.tenant is None:
-                made = await books.create(body.name, body.currency or "")
-            else:
-                owner = await visible_tenant(gateway, request, body.tenant, "prices.propose")
-                made = await books.create_for(owner.id, body.name, body.base or BASE)
-        names = {book.id: book.name for book in await books.list()}
-        return json_response(_object(made, names), 201)
-
-    return [list_books, create_book]
+        if body.tenant is None:
+            book = await self._books.create(body.name, body.currency or "")
+        else:
+            owner = await visible_tenant(call.gateway, call.request, body.tenant, "prices.propose")
+            book = await self._books.create_for(owner.id, body.name, body.base or BASE)
+        return _object(book, await self._books.list())
 
 
-def _object(book: PriceBook, names: dict[int, str]) -> BookObject:
+def _object(book: PriceBook, books: Sequence[PriceBook]) -> BookObject:
     return BookObject(
         name=book.name,
         currency=book.currency,
-        base=None if book.base is None else names[book.base],
-        tenant_id=None if book.tenant_id is None else tenant_public_id(book.tenant_id),
+        base=next((each.name for each in books if each.id == book.base), None),
+        tenant_id=None if book.tenant_id is None else TenantId.of(book.tenant_id),
     )

@@ -6,7 +6,6 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from billing.calendar import format_instant
 from billing.prices import EVERY_LANE
 from billing.prices.grid import amount, difference, in_order, parse_rows
 from billing.prices.price_books import BASE
@@ -14,7 +13,7 @@ from billing.prices.sheets import PriceSheet, SheetKind
 from billing.prices.version import Rows
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.errors import InvalidField
-from gateway.http.shapes import Page
+from gateway.http.shapes import Instant, Page, Pico, show
 
 
 class Cell(Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,8 +34,8 @@ class NewSheet(Struct, frozen=True, forbid_unknown_fields=True):
     book: str = BASE
     kind: SheetKind = "whole"
     currency: str | None = None
-    effective_at: str | None = None
-    effective_until: str | None = None
+    effective_at: Instant | None = None
+    effective_until: Instant | None = None
     reason: str = ""
     force: str | None = None
     dry_run: bool = False
@@ -65,7 +64,7 @@ class ChangeObject(Struct, frozen=True):
     actor: str
     via: str
     reason: str
-    at: str
+    at: Instant
     before_sha256: str
     after_sha256: str
 
@@ -80,12 +79,12 @@ class SheetObject(Struct, frozen=True, kw_only=True):
     kind: str
     currency: str
     state: str
-    effective_at: str | None
-    effective_until: str | None
+    effective_at: Instant | None
+    effective_until: Instant | None
     author: str
     reason: str
     forced: str | None
-    created_at: str
+    created_at: Instant
     sha256: str
     prices: list[Price]
     changes: list[ChangeObject]
@@ -114,8 +113,26 @@ class BookPrices(Struct, frozen=True, kw_only=True):
 
     object: Literal["list"] = "list"
     book: str
-    at: str
+    at: Instant
     data: list[ModelPrices]
+
+
+class ImpactObject(Struct, frozen=True, kw_only=True):
+    """What a month's requests cost, and what they would have cost, without cache storage and before contracts.
+    `would_cost`: none where it cannot be told exactly; `inexact` says why. `left_out`: how many tenants have prices of
+    their own over these. `closed`: whether the month's usage is complete."""
+
+    object: Literal["price_sheet.impact"] = "price_sheet.impact"
+    sheet: int
+    period: str
+    closed: bool
+    currency: str
+    requests: int
+    tenants: int
+    left_out: int
+    cost: Pico
+    would_cost: Pico | None
+    inexact: str
 
 
 Shape = TypeVar("Shape", SheetObject, SheetWithDifference)
@@ -145,28 +162,12 @@ def differences(before: Rows, after: Rows) -> list[Difference]:
 
 def sheet_object(sheet: PriceSheet, shape: type[Shape], **more: Any) -> Shape:
     """A sheet as it is shown."""
-
-    def instant(at: int | None) -> str | None:
-        return None if at is None else format_instant(at)
-
-    return shape(
-        id=sheet.id,
-        model=sheet.model,
+    return show(
+        shape,
+        sheet,
         book=sheet.book.name,
-        kind=sheet.kind,
         currency=sheet.book.currency,
-        state=sheet.state,
-        effective_at=instant(sheet.effective_at),
-        effective_until=instant(sheet.effective_until),
-        author=sheet.author,
-        reason=sheet.reason,
-        forced=sheet.forced,
-        created_at=format_instant(sheet.created_at),
-        sha256=sheet.sha256,
         prices=price_cells(sheet.rows),
-        changes=[
-            ChangeObject(c.action, c.actor, c.via, c.reason, format_instant(c.at), c.before_sha256, c.after_sha256)
-            for c in sheet.changes
-        ],
+        changes=[show(ChangeObject, change) for change in sheet.changes],
         **more,
     )

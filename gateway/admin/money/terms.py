@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Request, Response, get, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
 from audit_log.actors import THIS_MACHINE
-from billing.calendar import format_instant, period_of
+from billing.calendar import period_of
 from billing.money import format_pico
 from billing.prices.grid import amount
-from billing.rating.commitments import CommitmentMonth
 from billing.rating.contract_store import Contract, Contracts
 from billing.rating.rated_lines import preview_commitment
 from billing.rating.terms import ContractTerms, parse_terms
-from gateway.admin.access import principal_of, visible_tenant
+from gateway.admin.operation import Call, Ok, Query, operation
 from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField
-from gateway.http.operations import describes, page, query
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
-from gateway.http.shapes import Page
+from gateway.http.shapes import Instant, Page, PageQuery, Pico, TenantId, show
 from gateway.services import Gateway
 from storage.free_text import REASON, check_text
-from tenancy.directory import tenant_public_id
+from tenancy.tables import Tenant
 
 
 class StepObject(Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,10 +108,10 @@ class CommitmentMonthObject(Struct, frozen=True, kw_only=True):
 
     period: str
     sent: bool
-    asked: str
-    funded: str
-    drawn: str | None
-    left: str
+    asked: Pico
+    funded: Pico
+    drawn: Pico | None
+    left: Pico
 
 
 class ContractObject(Struct, frozen=True, kw_only=True):
@@ -129,12 +122,12 @@ class ContractObject(Struct, frozen=True, kw_only=True):
 
     object: Literal["terms"] = "terms"
     number: int | None
-    tenant_id: str
+    tenant_id: TenantId
     from_period: str
     terms: TermsObject
     author: str
     reason: str
-    created_at: str | None
+    created_at: Instant | None
     schedule: list[CommitmentMonthObject] | None = None
 
 
@@ -142,87 +135,68 @@ class ContractList(Page[ContractObject], frozen=True):
     """All that was set, the latest first; rows never change, later ones follow."""
 
 
-_NEW = msgspec.json.Decoder(NewTerms)
-_MADE = {201: ContractObject, 200: ContractObject, PENDING_STATUS: ChangeObject}
-_EXAMPLE = NewTerms(terms=TermsObject(discounts=(DiscountObject(basis_points=1000),)), reason="contract 7")
+_PATH = "/admin/v1/tenants/{tenant:str}/terms"
 
 
-def terms_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    database, client_timeout = gateway.services.database, gateway.services.options.client_timeout
-    contracts = Contracts(database, gateway.services.prices)
+class TermsOperations:
+    """Shows and sets contract terms."""
 
-    async def this_period() -> str:
-        return period_of(await database.now())
+    def __init__(self, gateway: Gateway) -> None:
+        self._database, self._prices = gateway.services.database, gateway.services.prices
+        self._contracts = Contracts(self._database, self._prices)
 
-    @get(
-        "/admin/v1/tenants/{tenant:str}/terms",
-        opt=demands("terms.read")
-        | describes(
-            ContractObject, query=(query("period", str, "As of this month; this one without it.", example="2026-11"),)
-        ),
-    )
-    async def retrieve_terms(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    @operation("GET", _PATH, demands("terms.read"))
+    async def retrieve_terms(
+        self,
+        call: Call,
+        tenant: Tenant,
+        period: Annotated[str, Query("As of this month; this one without it.", example="2026-11")] = "",
+    ) -> ContractObject:
         """The terms that apply to a month."""
-        owner = await visible_tenant(gateway, request, tenant, "terms.read")
-        parameters = Parameters.of(request)
-        period = parameters.text("period") or await this_period()
-        parameters.reject_unknown()
-        with refusals():
-            await contracts.terms_of(owner.id, period)  # which checks the period
-            in_force = [one for one in await contracts.list(owner.id) if one.from_period <= period]
+        period = period or await self._this_period()
+        await self._contracts.terms_of(tenant.id, period)  # which checks the period
+        in_force = [each for each in await self._contracts.list(tenant.id) if each.from_period <= period]
         if in_force:
-            return json_response(_shown(request, max(in_force, key=lambda one: (one.from_period, one.id))))
-        none = Contract(0, owner.id, period, ContractTerms(), "", "", 0)
-        return json_response(_object(none))
+            return _visible(call, max(in_force, key=lambda contract: (contract.from_period, contract.id)))
+        return _object(Contract(0, tenant.id, period, ContractTerms(), "", "", 0))
 
-    @get(
-        "/admin/v1/tenants/{tenant:str}/terms/history",
-        opt=demands("terms.read") | describes(ContractList, query=page()),
-    )
-    async def list_terms(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    @operation("GET", f"{_PATH}/history", demands("terms.read"))
+    async def list_terms(self, call: Call, tenant: Tenant, page: PageQuery) -> ContractList:
         """All terms that were set, the latest first."""
-        owner = await visible_tenant(gateway, request, tenant, "terms.read")
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.integer("after")
-        parameters.reject_unknown()
-        found = sorted(await contracts.list(owner.id), key=lambda one: -one.id)
-        shown = [contract for contract in found if after is None or contract.id < after]
-        return json_response(
-            ContractList(data=[_shown(request, one) for one in shown[:limit]], has_more=len(shown) > limit)
-        )
+        after = Parameters.of(call.request).integer("after")
+        contracts = sorted(await self._contracts.list(tenant.id), key=lambda contract: -contract.id)
+        rest = [contract for contract in contracts if after is None or contract.id < after]
+        return ContractList.of([_visible(call, contract) for contract in rest[: page.limit + 1]], page.limit)
 
-    @post(
-        "/admin/v1/tenants/{tenant:str}/terms",
-        status_code=201,
-        opt=demands("terms.write")
-        | describes(
-            _MADE,
-            body=_EXAMPLE,
-            errors={"price_missing": 409},
-        ),
+    @operation(
+        "POST",
+        _PATH,
+        demands("terms.write"),
+        status={ContractObject: 201, Ok[ContractObject]: 200, ChangeObject: PENDING_STATUS},
+        example=NewTerms(terms=TermsObject(discounts=(DiscountObject(basis_points=1000),)), reason="contract 7"),
+        errors={"price_missing": 409},
     )
-    async def set_terms(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    async def set_terms(
+        self, call: Call, tenant: Tenant, body: NewTerms
+    ) -> ContractObject | Ok[ContractObject] | ChangeObject:
         """Set all terms of a tenant from a month on. A dry run answers them with 200, without a number and with
         the months of their commitment; with 202 they wait for another person."""
-        owner = await visible_tenant(gateway, request, tenant, "terms.write")
-        body = await read_management_body(request, client_timeout, _NEW)
-        principal = principal_of(request)
-        author = principal.name or principal.public_id
+        author = call.principal.name or call.principal.public_id
         with refusals({"from": "$.from_period", "reason": "$.reason", "terms": "$.terms"}, body="$.terms."):
             check_text("reason", body.reason, REASON, empty=True)
             terms = parse_terms(_given(body.terms))
-            period = body.from_period or await this_period()
-            await contracts.check(owner.id, terms, period)
+            period = body.from_period or await self._this_period()
+            await self._contracts.check(tenant.id, terms, period)
             if body.dry_run:
-                months = await preview_commitment(database, gateway.services.prices, owner.id, terms, period)
-                checked = _object(Contract(0, owner.id, period, terms, author, body.reason, 0))
-                return json_response(msgspec.structs.replace(checked, schedule=[_month(one) for one in months]))
-            number = await contracts.put(owner.id, terms, period, author, body.reason)
-            made = [one for one in await contracts.list(owner.id) if one.id == number]
-        return json_response(_object(made[0]), 201)
+                months = await preview_commitment(self._database, self._prices, tenant.id, terms, period)
+                checked = _object(Contract(0, tenant.id, period, terms, author, body.reason, 0))
+                schedule = [show(CommitmentMonthObject, month) for month in months]
+                return Ok(msgspec.structs.replace(checked, schedule=schedule))
+            number = await self._contracts.put(tenant.id, terms, period, author, body.reason)
+        return _object(next(each for each in await self._contracts.list(tenant.id) if each.id == number))
 
-    return [retrieve_terms, list_terms, set_terms]
+    async def _this_period(self) -> str:
+        return period_of(await self._database.now())
 
 
 def _given(terms: TermsObject) -> dict[str, Any]:
@@ -269,20 +243,9 @@ def terms_object(terms: ContractTerms) -> TermsObject:
     )
 
 
-def _month(month: CommitmentMonth) -> CommitmentMonthObject:
-    return CommitmentMonthObject(
-        period=month.period,
-        sent=month.sent,
-        asked=format_pico(month.asked),
-        funded=format_pico(month.funded),
-        drawn=None if month.drawn is None else format_pico(month.drawn),
-        left=format_pico(month.left),
-    )
-
-
-def _shown(request: Request[Any, Any, Any], contract: Contract) -> ContractObject:
+def _visible(call: Call, contract: Contract) -> ContractObject:
     """Terms as whoever asks may read them. A command's author is USER@HOST, which is not for the tenant."""
-    if "@" in contract.author and not principal_of(request).may("terms.read"):
+    if "@" in contract.author and not call.principal.may("terms.read"):
         contract = msgspec.structs.replace(contract, author=THIS_MACHINE)
     return _object(contract)
 
@@ -290,10 +253,10 @@ def _shown(request: Request[Any, Any, Any], contract: Contract) -> ContractObjec
 def _object(contract: Contract) -> ContractObject:
     return ContractObject(
         number=contract.id or None,
-        tenant_id=tenant_public_id(contract.tenant_id),
+        tenant_id=TenantId.of(contract.tenant_id),
         from_period=contract.from_period,
         terms=terms_object(contract.terms),
         author=contract.author,
         reason=contract.reason,
-        created_at=format_instant(contract.created_at) if contract.created_at else None,
+        created_at=Instant(contract.created_at) if contract.created_at else None,
     )
