@@ -87,6 +87,7 @@ def operation(
     method: Method,
     path: str,
     opt: Mapping[str, Any],
+    /,
     *,
     status: int | Mapping[Any, int] = 200,
     example: Shape = None,

@@ -35,7 +35,7 @@ from gateway.admin.playground import playground_routes
 from gateway.admin.requests.refused import refused_request_routes
 from gateway.admin.requests.requests import request_routes
 from gateway.admin.requests.waterfalls import request_waterfall_routes
-from gateway.admin.tenants.limits import limit_routes
+from gateway.admin.tenants.limits import LimitOperations
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
 from gateway.admin.tenants.suspensions import suspension_routes
 from gateway.admin.tenants.tenants import tenant_routes
@@ -63,12 +63,12 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             stored_response_admin_routes,
             audit_routes,
         ),
-        *(suspension_routes, approval_routes, limit_routes),
+        *(suspension_routes, approval_routes),
         *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
-    typed = (BudgetOperations, KeyOperations, OperatorKeyOperations)
+    typed = (BudgetOperations, KeyOperations, OperatorKeyOperations, LimitOperations)
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
         *(route for part in parts for route in part(gateway)),
