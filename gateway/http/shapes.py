@@ -55,6 +55,18 @@ class ProjectId(PublicId):
     kind = "project"
 
 
+class UserId(PublicId):
+    kind = "user"
+
+
+class SessionId(PublicId):
+    kind = "session"
+
+
+class InvitationId(PublicId):
+    kind = "invitation"
+
+
 class InvalidAmount(ValueError):
     """An amount that is none."""
 
