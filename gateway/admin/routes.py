@@ -34,7 +34,7 @@ from gateway.admin.platform import platform_routes
 from gateway.admin.playground import playground_routes
 from gateway.admin.requests.refused import refused_request_routes
 from gateway.admin.requests.requests import request_routes
-from gateway.admin.requests.waterfalls import request_waterfall_routes
+from gateway.admin.requests.waterfalls import RequestWaterfallOperations
 from gateway.admin.tenants.limits import LimitOperations
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
 from gateway.admin.tenants.suspensions import suspension_routes
@@ -55,7 +55,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     parts = (
         *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
-        *(request_routes, request_waterfall_routes, refused_request_routes, overview_routes),
+        *(request_routes, refused_request_routes, overview_routes),
         *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
         *(
@@ -68,7 +68,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
-    typed = (BudgetOperations, KeyOperations, OperatorKeyOperations, LimitOperations)
+    typed = (BudgetOperations, KeyOperations, OperatorKeyOperations, LimitOperations, RequestWaterfallOperations)
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
         *(route for part in parts for route in part(gateway)),
