@@ -9,12 +9,14 @@
 
 - `call`: who asks, and the request.
 - A name in the path is a `str` or `int`. `tenant: Tenant` is the tenant of that name, where the caller has the policy's
-  permission; `tenant: PartOfTenant` also has the projects to which the permission is limited.
+  permission; `tenant: PartOfTenant` also has the projects to which the permission is limited. `Annotated[<type>,
+  InPath(...)]` is another object that the path names.
 - `body` is a struct, decoded from JSON. With `body_required=False` an empty body is `{}`.
 - `page: PageQuery` are `limit` and `after`; `Annotated[PageQuery, PageSizes(...)]` has other bounds.
 - All else are query parameters: `Annotated[<type>, Query("What it says.", example=...)]`, with a default if they need
-  not be there.
-- The return type says the answers; several are a union. A `Response` is passed on as it is.
+  not be there. A `list` comes as `name` or `name[]`, once for each item.
+- The return type says the answers; several are a union. A `Response` is passed on as it is; `files` says what
+  it is.
 
 They are read in the order of the signature. What is read cannot be found, is not allowed or is wrong: then the handler
 is not called.
@@ -39,12 +41,13 @@ from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
 from gateway.errors import InvalidField
-from gateway.http.operations import QueryParameter, Shape, describes, page
+from gateway.http.operations import Files, QueryParameter, Shape, describes, page
 from gateway.http.policies import POLICY
 from gateway.http.responses import json_response
 from gateway.http.shapes import Instant, PageQuery, decode_value
 from gateway.services import Gateway
 from storage.free_text import problem_of_text
+from tenancy.rights.permissions import Permission
 from tenancy.rights.principals import Principal
 from tenancy.tables import Tenant
 
@@ -66,6 +69,13 @@ class Call(Struct, frozen=True):
     def principal(self) -> Principal:
         """Who asks."""
         return principal_of(self.request)
+
+
+class InPath(Struct, frozen=True):
+    """How to find an object that the path names. `find` gets the name of the path's parameter, and the policy's
+    permission."""
+
+    find: Callable[[Call, str, Permission], Awaitable[Any]]
 
 
 class Query(Struct, frozen=True):
@@ -91,13 +101,14 @@ def operation(
     *,
     status: int | Mapping[Any, int] = 200,
     example: Shape = None,
+    files: Files | None = None,
     **described: Any,
 ) -> Callable[[Handler], Handler]:
     """Make a method an operation. `opt`: its policy. `status`: of its answers, or of each of their types. `example`: of
-    its body. `described`: what else `describes` takes, such as `errors` and `path`."""
+    its body. `files`: what its `Response` is. `described`: what else `describes` takes, such as `errors` and `path`."""
 
     def mark(handler: Handler) -> Handler:
-        setattr(handler, _OPERATION, partial(_route, method, path, opt, status, example, described))
+        setattr(handler, _OPERATION, partial(_route, method, path, opt, status, example, files, described))
         return handler
 
     return mark
@@ -117,6 +128,7 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
     opt: Mapping[str, Any],
     status: int | Mapping[Any, int],
     example: Shape,
+    files: Files | None,
     described: Mapping[str, Any],
     gateway: Gateway,
     handler: Callable[..., Awaitable[Any]],
@@ -133,8 +145,9 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
         else:
             documented, readers[name] = _query_reader(name, hints[name], parameter.default)
             query += documented
-    kinds = _members(hints["return"])
+    kinds = [files if _is_response(kind) else kind for kind in _members(hints["return"])]
     statuses = status if isinstance(status, Mapping) else dict.fromkeys(kinds, status)
+    codes = {get_origin(kind) or kind: code for kind, code in statuses.items()}
 
     async def answer(request: Request[Any, Any, Any]) -> Response[Any]:
         call, parameters, values = Call(gateway, request), Parameters.of(request), dict[str, Any]()
@@ -145,7 +158,7 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
             parameters.reject_unknown()
         with errors():
             result = await handler(**values)
-        return result if isinstance(result, Response) else json_response(result, statuses[type(result)])
+        return result if isinstance(result, Response) else json_response(result, codes[type(result)])
 
     answer.__name__, answer.__doc__ = handler.__name__, handler.__doc__
     setattr(answer, MADE_BY, f"{handler.__module__}:{handler.__qualname__.rpartition('.')[0]}")
@@ -177,6 +190,9 @@ def _path_reader(name: str, hint: Any, opt: Mapping[str, Any]) -> _Read:
         return lambda call, _: partly_visible_tenant(
             call.gateway, call.request, call.request.path_params[name], permission
         )
+    finder = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, InPath)), None)
+    if finder is not None:
+        return lambda call, _: finder.find(call, call.request.path_params[name], permission)
     return lambda call, _: call.request.path_params[name]
 
 
@@ -189,28 +205,39 @@ def _query_reader(name: str, hint: Any, default: Any) -> tuple[Sequence[QueryPar
         )
     says = next(each for each in metadata if isinstance(each, Query))
     (kind,) = (each for each in _members(kind) if each is not NoneType)
+    if repeated := get_origin(kind) is list:
+        (kind,) = get_args(kind)
     bounds = [each for each in metadata if isinstance(each, Meta)]
     documented = Annotated[(kind, *bounds)] if bounds else str if kind is Instant else kind
-    most = next((each.max_length for each in bounds), None)
+    bound = bounds[0] if bounds else Meta()
     required = default is Parameter.empty
-    read_value = _value_reader(kind)
+    read_value = _value_reader(kind, repeated=repeated)
 
     def read(_: Call, parameters: Parameters) -> Any:
         if required:
             parameters.required(name)
         value = read_value(parameters, name)
-        if most is not None and (problem := problem_of_text(value or "", most, empty=True)):
+        if bound.max_length is not None and (problem := problem_of_text(value or "", bound.max_length, empty=True)):
             raise InvalidField(name, problem)
+        if value is not None and bound.ge is not None and bound.le is not None and not bound.ge <= value <= bound.le:
+            raise InvalidField(name, f"it must be from {bound.ge} to {bound.le}")
         return default if value is None else value
 
-    return [QueryParameter(name, documented, says.description, required, says.example)], read
+    return [QueryParameter(name, documented, says.description, required, says.example, repeated)], read
 
 
-def _value_reader(kind: Any) -> Callable[[Parameters, str], Any]:
+def _value_reader(kind: Any, *, repeated: bool) -> Callable[[Parameters, str], Any]:
     if get_origin(kind) is Literal:
-        return lambda parameters, name: parameters.choice(name, get_args(kind))
+        read = Parameters.choices if repeated else Parameters.choice
+        return lambda parameters, name: read(parameters, name, get_args(kind))
+    if repeated:
+        return Parameters.texts
     return {bool: Parameters.boolean, int: Parameters.integer, Instant: Parameters.instant, str: Parameters.text}[kind]
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _is_response(kind: Any) -> bool:
+    return issubclass(get_origin(kind) or kind, Response)
