@@ -9,8 +9,8 @@
 
 - `call`: who asks, and the request.
 - A name in the path is a `str` or `int`. `tenant: Tenant` is the tenant of that name, where the caller has the policy's
-  permission; `tenant: PartOfTenant` also has the projects to which the permission is limited. `Annotated[<type>,
-  InPath(...)]` is another object that the path names.
+  permission; `tenant: PartOfTenant` also has the projects to which the permission is limited; `project:
+  ProjectOfTenant` is a project with its tenant. `Annotated[<type>, InPath(...)]` is another object that the path names.
 - `body` is a struct, decoded from JSON. With `body_required=False` an empty body is `{}`.
 - `page: PageQuery` are `limit` and `after`; `Annotated[PageQuery, PageSizes(...)]` has other bounds.
 - All else are query parameters: `Annotated[<type>, Query("What it says.", example=...)]`, with a default if they need
@@ -36,7 +36,7 @@ from litestar import Request, Response
 from litestar.handlers import HTTPRouteHandler
 from msgspec import UNSET, Meta, Struct
 
-from gateway.admin.access import PartOfTenant, partly_visible_tenant, principal_of, visible_tenant
+from gateway.admin.access import PartOfTenant, partly_visible_tenant, principal_of, visible_project, visible_tenant
 from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
@@ -49,7 +49,7 @@ from gateway.services import Gateway
 from storage.free_text import problem_of_text
 from tenancy.rights.permissions import Permission
 from tenancy.rights.principals import Principal
-from tenancy.tables import Tenant
+from tenancy.tables import Project, Tenant
 
 Method: TypeAlias = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
@@ -76,6 +76,14 @@ class InPath(Struct, frozen=True):
     permission."""
 
     find: Callable[[Call, str, Permission], Awaitable[Any]]
+
+
+async def _find_project(call: Call, name: str, permission: Permission) -> tuple[Tenant, Project]:
+    return await visible_project(call.gateway, call.request, call.request.path_params["tenant"], name, permission)
+
+
+ProjectOfTenant: TypeAlias = Annotated[tuple[Tenant, Project], InPath(_find_project)]
+"""The project of a path, with its tenant."""
 
 
 class Query(Struct, frozen=True):

@@ -38,7 +38,7 @@ from gateway.admin.requests.waterfalls import RequestWaterfallOperations
 from gateway.admin.tenants.limits import LimitOperations
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
 from gateway.admin.tenants.suspensions import suspension_routes
-from gateway.admin.tenants.tenants import tenant_routes
+from gateway.admin.tenants.tenants import TenantOperations
 from gateway.admin.usage import usage_routes
 from gateway.admin.users.account import account_routes
 from gateway.admin.users.members import member_routes
@@ -53,7 +53,7 @@ from gateway.services import Gateway, guarded
 def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
-        *(tenant_routes, balance_routes, grant_routes, price_routes, price_impact_routes),
+        *(balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, refused_request_routes, overview_routes),
         *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
@@ -68,7 +68,14 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
-    typed = (BudgetOperations, KeyOperations, OperatorKeyOperations, LimitOperations, RequestWaterfallOperations)
+    typed = (
+        BudgetOperations,
+        KeyOperations,
+        OperatorKeyOperations,
+        LimitOperations,
+        RequestWaterfallOperations,
+        TenantOperations,
+    )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
         *(route for part in parts for route in part(gateway)),
