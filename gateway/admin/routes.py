@@ -37,7 +37,7 @@ from gateway.admin.requests.requests import request_routes
 from gateway.admin.requests.waterfalls import RequestWaterfallOperations
 from gateway.admin.tenants.limits import LimitOperations
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
-from gateway.admin.tenants.suspensions import suspension_routes
+from gateway.admin.tenants.suspensions import SuspensionOperations
 from gateway.admin.tenants.tenants import TenantOperations
 from gateway.admin.usage import usage_routes
 from gateway.admin.users.account import account_routes
@@ -63,7 +63,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             stored_response_admin_routes,
             audit_routes,
         ),
-        *(suspension_routes, approval_routes),
+        approval_routes,
         *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
@@ -75,6 +75,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         LimitOperations,
         RequestWaterfallOperations,
         TenantOperations,
+        SuspensionOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
