@@ -16,7 +16,7 @@
 - All else are query parameters: `Annotated[<type>, Query("What it says.", example=...)]`, with a default if they need
   not be there. A `list` comes as `name` or `name[]`, once for each item.
 - The return type says the answers; several are a union. A `Response` is passed on as it is; `files` says what
-  it is.
+  it is, or `Annotated[Response[bytes], <type>]`.
 
 They are read in the order of the signature. What is read cannot be found, is not allowed or is wrong: then the handler
 is not called.
@@ -153,7 +153,7 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
         else:
             documented, readers[name] = _query_reader(name, hints[name], parameter.default)
             query += documented
-    kinds = [files if _is_response(kind) else kind for kind in _members(hints["return"])]
+    kinds = [_shape_of(kind, files) for kind in _members(hints["return"])]
     statuses = status if isinstance(status, Mapping) else dict.fromkeys(kinds, status)
     codes = {get_origin(kind) or kind: code for kind, code in statuses.items()}
 
@@ -247,5 +247,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def _is_response(kind: Any) -> bool:
-    return issubclass(get_origin(kind) or kind, Response)
+def _shape_of(kind: Any, files: Files | None) -> Shape:
+    if get_origin(kind) is Annotated:
+        return get_args(kind)[1]
+    return files if issubclass(get_origin(kind) or kind, Response) else kind

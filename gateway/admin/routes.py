@@ -44,7 +44,7 @@ from gateway.admin.users.account import account_routes
 from gateway.admin.users.members import member_routes
 from gateway.admin.users.one_time_links import one_time_link_routes
 from gateway.admin.users.sign_in import sign_in_routes
-from gateway.admin.users.users import user_routes
+from gateway.admin.users.users import UserOperations
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.webhooks import webhook_routes
 from gateway.services import Gateway, guarded
@@ -64,7 +64,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             audit_routes,
         ),
         approval_routes,
-        *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
+        *(sign_in_routes, account_routes, one_time_link_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
@@ -76,6 +76,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         RequestWaterfallOperations,
         TenantOperations,
         SuspensionOperations,
+        UserOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
