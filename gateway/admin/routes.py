@@ -40,7 +40,7 @@ from gateway.admin.tenants.stored_responses import stored_response_admin_routes
 from gateway.admin.tenants.suspensions import SuspensionOperations
 from gateway.admin.tenants.tenants import TenantOperations
 from gateway.admin.usage import usage_routes
-from gateway.admin.users.account import account_routes
+from gateway.admin.users.account import AccountOperations
 from gateway.admin.users.members import member_routes
 from gateway.admin.users.one_time_links import one_time_link_routes
 from gateway.admin.users.sign_in import sign_in_routes
@@ -64,7 +64,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
             audit_routes,
         ),
         approval_routes,
-        *(sign_in_routes, account_routes, one_time_link_routes, member_routes),
+        *(sign_in_routes, one_time_link_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
@@ -77,6 +77,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         TenantOperations,
         SuspensionOperations,
         UserOperations,
+        AccountOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
