@@ -39,7 +39,7 @@ from gateway.admin.tenants.limits import LimitOperations
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
 from gateway.admin.tenants.suspensions import SuspensionOperations
 from gateway.admin.tenants.tenants import TenantOperations
-from gateway.admin.usage import usage_routes
+from gateway.admin.usage import UsageOperations
 from gateway.admin.users.account import AccountOperations
 from gateway.admin.users.members import member_routes
 from gateway.admin.users.one_time_links import one_time_link_routes
@@ -54,7 +54,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
         *(balance_routes, grant_routes, price_routes, price_impact_routes),
-        *(usage_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
+        *(usage_series_routes, cache_summary_routes, cache_lease_routes),
         *(request_routes, refused_request_routes, overview_routes),
         *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
@@ -78,6 +78,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         SuspensionOperations,
         UserOperations,
         AccountOperations,
+        UsageOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),

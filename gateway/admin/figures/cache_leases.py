@@ -110,7 +110,7 @@ def cache_lease_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         """The tenant, its projects that are asked for with their names, the parameters."""
         owner, visible = await partly_visible_tenant(gateway, request, tenant, "caches.read")
         parameters = Parameters.of(request)
-        only = await project_filter(gateway, owner.id, parameters, visible)
+        only = await project_filter(gateway, owner.id, parameters.texts("project"), visible)
         names = await Directory(database).all_project_names(owner.id)
         return owner.id, {key: name for key, name in names.items() if only is None or key in only}, parameters
 

@@ -67,8 +67,8 @@ async def tenant_figures(
         end_at=end_at,
         period=period,
         tenants=[owner.id],
-        projects=await project_filter(gateway, owner.id, parameters, visible),
-        keys=await key_filter(gateway, owner.id, parameters),
+        projects=await project_filter(gateway, owner.id, parameters.texts("project"), visible),
+        keys=await key_filter(gateway, owner.id, parameters.texts("key")),
         models=_few(parameters.texts("model")),
         lanes=_few(parameters.texts("lane")),
     )

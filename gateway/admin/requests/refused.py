@@ -68,7 +68,7 @@ def refused_request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
         parameters = Parameters.of(request)
         limit, after = parameters.page_size(), parameters.text("after")
-        projects = await project_filter(gateway, owner.id, parameters, visible)
+        projects = await project_filter(gateway, owner.id, parameters.texts("project"), visible)
         keys = parameters.texts("key")
         parameters.reject_unknown()
         newest = None if after is None else request_id_of(after)

@@ -165,8 +165,8 @@ def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         filters = EventFilters(
             since=parameters.instant("since"),
             until=parameters.instant("until"),
-            projects=await project_filter(gateway, owner.id, parameters, visible),
-            keys=await key_filter(gateway, owner.id, parameters),
+            projects=await project_filter(gateway, owner.id, parameters.texts("project"), visible),
+            keys=await key_filter(gateway, owner.id, parameters.texts("key")),
             models=parameters.texts("model"),
             lanes=parameters.texts("lane"),
             statuses=parameters.choices("status", _STATUSES),
