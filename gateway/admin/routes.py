@@ -32,8 +32,8 @@ from gateway.admin.operation import operations_of
 from gateway.admin.overview import overview_routes
 from gateway.admin.platform import platform_routes
 from gateway.admin.playground import playground_routes
-from gateway.admin.requests.refused import refused_request_routes
-from gateway.admin.requests.requests import request_routes
+from gateway.admin.requests.refused import RefusedRequestOperations
+from gateway.admin.requests.requests import RequestOperations
 from gateway.admin.requests.waterfalls import RequestWaterfallOperations
 from gateway.admin.tenants.limits import LimitOperations
 from gateway.admin.tenants.stored_responses import stored_response_admin_routes
@@ -55,7 +55,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     parts = (
         *(balance_routes, grant_routes, price_routes, price_impact_routes),
         *(usage_series_routes, cache_summary_routes, cache_lease_routes),
-        *(request_routes, refused_request_routes, overview_routes),
+        overview_routes,
         *(invoice_routes, invoice_line_routes, invoice_file_routes, invoice_change_routes, invoice_verification_routes),
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
         *(
@@ -79,6 +79,8 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         UserOperations,
         AccountOperations,
         UsageOperations,
+        RequestOperations,
+        RefusedRequestOperations,
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),
