@@ -16,7 +16,7 @@
 - All else are query parameters: `Annotated[<type>, Query("What it says.", example=...)]`, with a default if they need
   not be there. A `list` comes as `name` or `name[]`, once for each item.
 - The return type says the answers; several are a union. A `Response` is passed on as it is; `files` says what
-  it is, or `Annotated[Response[bytes], <type>]`.
+  it is, or `Annotated[Response[bytes], <type>]`. `Annotated[<type>, <instance>]` has the instance for an example.
 
 They are read in the order of the signature. What is read cannot be found, is not allowed or is wrong: then the handler
 is not called.
@@ -153,9 +153,9 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
         else:
             documented, readers[name] = _query_reader(name, hints[name], parameter.default)
             query += documented
-    kinds = [_shape_of(kind, files) for kind in _members(hints["return"])]
-    statuses = status if isinstance(status, Mapping) else dict.fromkeys(kinds, status)
-    codes = {get_origin(kind) or kind: code for kind, code in statuses.items()}
+    shapes = [_shape_of(kind, files) for kind in _members(hints["return"])]
+    statuses = [(shape, status[shape] if isinstance(status, Mapping) else status) for shape in shapes]
+    codes = {_type_of(shape): code for shape, code in statuses}
 
     async def answer(request: Request[Any, Any, Any]) -> Response[Any]:
         call, parameters, values = Call(gateway, request), Parameters.of(request), dict[str, Any]()
@@ -170,7 +170,7 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
 
     answer.__name__, answer.__doc__ = handler.__name__, handler.__doc__
     setattr(answer, MADE_BY, f"{handler.__module__}:{handler.__qualname__.rpartition('.')[0]}")
-    answers = {code: tuple(kind for kind in kinds if statuses[kind] == code) for code in statuses.values()}
+    answers = {code: tuple(shape for shape, its in statuses if its == code) for _, code in statuses}
     says = describes(
         {code: same if len(same) > 1 else same[0] for code, same in answers.items()},
         body=example or hints.get("body"),
@@ -251,3 +251,7 @@ def _shape_of(kind: Any, files: Files | None) -> Shape:
     if get_origin(kind) is Annotated:
         return get_args(kind)[1]
     return files if issubclass(get_origin(kind) or kind, Response) else kind
+
+
+def _type_of(shape: Shape) -> Any:
+    return getattr(shape, "__origin__", shape if isinstance(shape, type) else type(shape))

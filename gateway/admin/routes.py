@@ -36,7 +36,7 @@ from gateway.admin.requests.refused import RefusedRequestOperations
 from gateway.admin.requests.requests import RequestOperations
 from gateway.admin.requests.waterfalls import RequestWaterfallOperations
 from gateway.admin.tenants.limits import LimitOperations
-from gateway.admin.tenants.stored_responses import stored_response_admin_routes
+from gateway.admin.tenants.stored_responses import StoredResponseOperations
 from gateway.admin.tenants.suspensions import SuspensionOperations
 from gateway.admin.tenants.tenants import TenantOperations
 from gateway.admin.usage import UsageOperations
@@ -60,7 +60,6 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(party_routes, terms_routes, price_book_routes, period_routes, platform_routes, fleet_routes),
         *(
             draining_routes,
-            stored_response_admin_routes,
             audit_routes,
         ),
         approval_routes,
@@ -79,6 +78,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         UserOperations,
         AccountOperations,
         UsageOperations,
+        StoredResponseOperations,
         RequestOperations,
         RefusedRequestOperations,
     )
