@@ -9,14 +9,15 @@
 
 - `call`: who asks, and the request.
 - A name in the path is a `str` or `int`. `tenant: Tenant` is the tenant of that name, where the caller has the policy's
-  permission; `tenant: PartOfTenant` also has the projects to which the permission is limited. `Annotated[<type>,
-  InPath(...)]` is another object that the path names.
+  permission; `tenant: PartOfTenant` also has the projects to which the permission is limited; `project:
+  ProjectOfTenant` is a project with its tenant. `Annotated[<type>, InPath(...)]` is another object that the path names.
 - `body` is a struct, decoded from JSON. With `body_required=False` an empty body is `{}`.
 - `page: PageQuery` are `limit` and `after`; `Annotated[PageQuery, PageSizes(...)]` has other bounds.
 - All else are query parameters: `Annotated[<type>, Query("What it says.", example=...)]`, with a default if they need
   not be there. `from_` is the parameter `from`. A `list` comes as `name` or `name[]`, once for each item.
-- The return type says the answers; several are a union. A `Response` is passed on as it is; `files` says what it
-  is. `Ok[X]` is an X that is answered with 200, where the other X are answered with another status.
+- The return type says the answers; several are a union. A `Response` is passed on as it is; `files` says what
+  it is, or `Annotated[Response[bytes], <type>]`. `Annotated[<type>, <instance>]` has the instance for an example.
+  `Ok[X]` is an X that is answered with 200, where the other X are answered with another status.
 
 They are read in the order of the signature. What is read cannot be found, is not allowed or is wrong: then the handler
 is not called.
@@ -36,7 +37,7 @@ from litestar import Request, Response
 from litestar.handlers import HTTPRouteHandler
 from msgspec import UNSET, Meta, Struct
 
-from gateway.admin.access import PartOfTenant, partly_visible_tenant, principal_of, visible_tenant
+from gateway.admin.access import PartOfTenant, partly_visible_tenant, principal_of, visible_project, visible_tenant
 from gateway.admin.refusals import refusals
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.request_body import read_management_body
@@ -49,7 +50,7 @@ from gateway.services import Gateway
 from storage.free_text import problem_of_text
 from tenancy.rights.permissions import Permission
 from tenancy.rights.principals import Principal
-from tenancy.tables import Tenant
+from tenancy.tables import Project, Tenant
 
 Method: TypeAlias = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
@@ -76,6 +77,14 @@ class InPath(Struct, frozen=True):
     permission."""
 
     find: Callable[[Call, str, Permission], Awaitable[Any]]
+
+
+async def _find_project(call: Call, name: str, permission: Permission) -> tuple[Tenant, Project]:
+    return await visible_project(call.gateway, call.request, call.request.path_params["tenant"], name, permission)
+
+
+ProjectOfTenant: TypeAlias = Annotated[tuple[Tenant, Project], InPath(_find_project)]
+"""The project of a path, with its tenant."""
 
 
 class Query(Struct, frozen=True):
@@ -153,9 +162,16 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
         else:
             documented, readers[name] = _query_reader(name.rstrip("_"), hints[name], parameter.default)
             query += documented
-    kinds = [files if _is_response(kind) else kind for kind in _members(hints["return"])]
-    statuses = status if isinstance(status, Mapping) else dict.fromkeys(kinds, status)
-    codes = {get_origin(kind) or kind: code for kind, code in statuses.items()}
+    kinds = [(kind, _shape_of(kind, files)) for kind in _members(hints["return"])]
+    statuses = [
+        (shape, status[kind if get_origin(kind) is Ok else shape] if isinstance(status, Mapping) else status)
+        for kind, shape in kinds
+    ]
+    codes = {
+        _type_of(shape): code
+        for (kind, shape), (_, code) in zip(kinds, statuses, strict=True)
+        if get_origin(kind) is not Ok
+    }
 
     async def answer(request: Request[Any, Any, Any]) -> Response[Any]:
         call, parameters, values = Call(gateway, request), Parameters.of(request), dict[str, Any]()
@@ -172,7 +188,7 @@ def _route(  # noqa: PLR0917  # what `operation` was told, and what it is made f
 
     answer.__name__, answer.__doc__ = handler.__name__, handler.__doc__
     setattr(answer, MADE_BY, f"{handler.__module__}:{handler.__qualname__.rpartition('.')[0]}")
-    answers = {code: tuple(_shape(kind) for kind in kinds if statuses[kind] == code) for code in statuses.values()}
+    answers = {code: tuple(shape for shape, its in statuses if its == code) for _, code in statuses}
     says = describes(
         {code: same if len(same) > 1 else same[0] for code, same in answers.items()},
         body=example or hints.get("body"),
@@ -245,13 +261,17 @@ def _value_reader(kind: Any, *, repeated: bool) -> Callable[[Parameters, str], A
     return {bool: Parameters.boolean, int: Parameters.integer, Instant: Parameters.instant, str: Parameters.text}[kind]
 
 
-def _shape(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Ok else kind
-
-
 def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def _is_response(kind: Any) -> bool:
-    return issubclass(get_origin(kind) or kind, Response)
+def _shape_of(kind: Any, files: Files | None) -> Shape:
+    if get_origin(kind) is Ok:
+        return get_args(kind)[0]
+    if get_origin(kind) is Annotated:
+        return get_args(kind)[1]
+    return files if issubclass(get_origin(kind) or kind, Response) else kind
+
+
+def _type_of(shape: Shape) -> Any:
+    return getattr(shape, "__origin__", shape if isinstance(shape, type) else type(shape))

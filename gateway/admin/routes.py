@@ -31,19 +31,19 @@ from gateway.admin.operation import operations_of
 from gateway.admin.overview import OverviewOperations
 from gateway.admin.platform import PlatformOperations
 from gateway.admin.playground import playground_routes
-from gateway.admin.requests.refused import refused_request_routes
-from gateway.admin.requests.requests import request_routes
-from gateway.admin.requests.waterfalls import request_waterfall_routes
-from gateway.admin.tenants.limits import limit_routes
-from gateway.admin.tenants.stored_responses import stored_response_admin_routes
-from gateway.admin.tenants.suspensions import suspension_routes
-from gateway.admin.tenants.tenants import tenant_routes
+from gateway.admin.requests.refused import RefusedRequestOperations
+from gateway.admin.requests.requests import RequestOperations
+from gateway.admin.requests.waterfalls import RequestWaterfallOperations
+from gateway.admin.tenants.limits import LimitOperations
+from gateway.admin.tenants.stored_responses import StoredResponseOperations
+from gateway.admin.tenants.suspensions import SuspensionOperations
+from gateway.admin.tenants.tenants import TenantOperations
 from gateway.admin.usage import UsageOperations
-from gateway.admin.users.account import account_routes
+from gateway.admin.users.account import AccountOperations
 from gateway.admin.users.members import member_routes
 from gateway.admin.users.one_time_links import one_time_link_routes
 from gateway.admin.users.sign_in import sign_in_routes
-from gateway.admin.users.users import user_routes
+from gateway.admin.users.users import UserOperations
 from gateway.endpoints.exports import export_routes
 from gateway.endpoints.webhooks import webhook_routes
 from gateway.services import Gateway, guarded
@@ -52,20 +52,20 @@ from gateway.services import Gateway, guarded
 def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
     parts = (
-        *(tenant_routes, usage_series_routes, cache_summary_routes, cache_lease_routes),
-        *(request_routes, request_waterfall_routes, refused_request_routes),
-        *(stored_response_admin_routes, suspension_routes, limit_routes),
-        *(sign_in_routes, account_routes, one_time_link_routes, user_routes, member_routes),
+        *(usage_series_routes, cache_summary_routes, cache_lease_routes),
+        *(sign_in_routes, one_time_link_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
     shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
     typed = (
-        *(BudgetOperations, KeyOperations, OperatorKeyOperations),
+        *(BudgetOperations, KeyOperations, OperatorKeyOperations, LimitOperations),
         *(BalanceOperations, GrantOperations, PriceOperations, BookOperations, TermsOperations),
         *(InvoiceOperations, InvoiceLineOperations, InvoiceFileOperations, InvoiceChangeOperations),
         *(InvoiceVerificationOperations, PartyOperations, PeriodOperations),
         *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
         *(OverviewOperations, UsageOperations, AuditOperations),
+        *(TenantOperations, SuspensionOperations, UserOperations, AccountOperations, StoredResponseOperations),
+        *(RequestOperations, RequestWaterfallOperations, RefusedRequestOperations),
     )
     routes = [
         *(route for part in typed for route in operations_of(gateway, part)),

@@ -59,6 +59,18 @@ class InvoiceId(PublicId):
     kind = "invoice"
 
 
+class UserId(PublicId):
+    kind = "user"
+
+
+class SessionId(PublicId):
+    kind = "session"
+
+
+class InvitationId(PublicId):
+    kind = "invitation"
+
+
 class InvalidAmount(ValueError):
     """An amount that is none."""
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
 from billing.calendar import format_instant
@@ -17,21 +14,19 @@ from billing.prices import PriceVersion
 from billing.prices.grid import amount
 from billing.reports.request_list import EventFilters, ListedEvent, list_events
 from billing.usage import Status
-from gateway.admin.access import partly_visible_tenant
+from gateway.admin.access import PartOfTenant
+from gateway.admin.operation import Query, operation
 from gateway.admin.requests.lookup import KnownRequest, find_request
 from gateway.admin.usage import key_filter, project_filter
 from gateway.dialects.cache_explanation import CacheExplanation, explanation_of
-from gateway.dialects.query_parameters import Parameters
 from gateway.errors import InvalidField
-from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import Instant, PageQuery
 from gateway.request_context import public_name
 from gateway.services import Gateway
 from tenancy.directory import Directory, NamedKey, project_public_id
 from waterfall.bars import waterfall
 
-_STATUSES: tuple[Status, ...] = ("ok", "cancelled", "failed")
 _LATEST = 2**60
 
 
@@ -120,111 +115,108 @@ class RequestDetails(Struct, frozen=True, kw_only=True):
     cache: CacheExplanation | None
 
 
-def request_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    database = gateway.services.database
-    directory, prices = Directory(database), gateway.services.prices
+_PATH = "/admin/v1/tenants/{tenant:str}/requests"
 
-    async def shown(tenant_id: UUID, events: Collection[ListedEvent]) -> list[RequestObject]:
+
+class RequestOperations:
+    """Lists requests, and tells all that is known of one."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway, self._database = gateway, gateway.services.database
+        self._directory, self._prices = Directory(self._database), gateway.services.prices
+
+    @operation("GET", _PATH, demands("requests.read"))
+    async def list_requests(  # noqa: PLR0917  # all by name
+        self,
+        tenant: PartOfTenant,
+        page: PageQuery,
+        since: Annotated[
+            Instant | None,
+            Query("Only what was admitted from this instant on.", example="2026-11-01T00:00:00Z"),
+        ] = None,
+        until: Annotated[
+            Instant | None, Query("Only what was admitted before it.", example="2026-12-01T00:00:00Z")
+        ] = None,
+        project: Annotated[list[str] | None, Query("Only of this project, by id or name.", example="default")] = None,
+        key: Annotated[list[str] | None, Query("Only of this key, by its public id.", example="tp_live_x")] = None,
+        model: Annotated[list[str] | None, Query("Only of this model.")] = None,
+        lane: Annotated[list[str] | None, Query("Only of this lane.", example="standard")] = None,
+        status: Annotated[list[Status] | None, Query("Only those that ended so.")] = None,
+        min_total_ms: Annotated[
+            int | None, Query("Only what took so many milliseconds or more, until its end was recorded.")
+        ] = None,
+        before: Annotated[
+            str | None, Query("The cursor of a request: those directly before it in the list, which are newer.")
+        ] = None,
+    ) -> RequestList:
+        """A tenant's finished requests, newest first, of the projects that you may see."""
+        if page.after is not None and before is not None:
+            raise InvalidField("before", "it cannot be combined with after")
+        owner, visible = tenant
+        filters = EventFilters(
+            since=since,
+            until=until,
+            projects=await project_filter(self._gateway, owner.id, project, visible),
+            keys=await key_filter(self._gateway, owner.id, key),
+            models=model,
+            lanes=lane,
+            statuses=status,
+            least_ms=min_total_ms,
+        )
+        newest = None if page.after is None else _place("after", page.after)
+        oldest = None if before is None else _place("before", before)
+        listed = await list_events(self._database, owner.id, filters, limit=page.limit, after=newest, before=oldest)
+        return RequestList(
+            data=await self._shown(owner.id, listed.events),
+            has_more=listed.after is not None,
+            next=None if listed.after is None else _cursor(*listed.after),
+        )
+
+    @operation(
+        "GET", f"{_PATH}/{{name:str}}", demands("requests.read"), path={"name": "req_019aa1f00000700080000000000000aa"}
+    )
+    async def retrieve_request(self, tenant: PartOfTenant, name: str) -> RequestDetails:
+        """One request by its id, `req_…`, or its response's: event, charges, adjustments, hold, and why it missed."""
+        owner, visible = tenant
+        known = await find_request(self._gateway, owner.id, name, visible)
+        event, project_id = known.event, known.project_id
+        finding = await self._gateway.history.finding(owner.id, project_id, name)
+        cache = None if finding is None else explanation_of(finding)
+        projects = await self._directory.project_names(owner.id, {project_id})
+        if event is None:
+            return _unfinished(known, projects.get(project_id), cache)
+        version = await self._prices.version(event.price_version)
+        own = (await self._shown(owner.id, [event]))[0]
+        return RequestDetails(
+            id=own.id,
+            status="finished",
+            code=None if known.record is None else known.record.code or None,
+            project_id=own.project_id,
+            project=own.project,
+            key=own.key,
+            request=own,
+            charges=_charges(event, version),
+            price_version=event.price_version,
+            context_from=event.context_from,
+            model_digest=event.dimensions["model_digest"],
+            delivery=event.dimensions["delivery"],
+            recorded_by=event.dimensions["source"],
+            engine=event.counts,
+            adjustments=await self._shown(owner.id, known.adjustments),
+            hold=None,
+            cache=cache,
+        )
+
+    async def _shown(self, tenant_id: UUID, events: Collection[ListedEvent]) -> list[RequestObject]:
         """The events with the names of their projects and keys."""
         projects, keys = {event.project_id for event in events}, {event.key_id for event in events}
-        project_names = await directory.project_names(tenant_id, projects) if events else {}
-        key_names = await directory.named_keys(tenant_id, keys) if events else {}
-        versions = {number: await prices.version(number) for number in {e.price_version for e in events}}
+        project_names = await self._directory.project_names(tenant_id, projects) if events else {}
+        key_names = await self._directory.named_keys(tenant_id, keys) if events else {}
+        versions = {number: await self._prices.version(number) for number in {e.price_version for e in events}}
         ids = [event.id for event in events if event.corrects is None]
-        times = await gateway.waterfalls.store.find_many(tenant_id, ids)
+        times = await self._gateway.waterfalls.store.find_many(tenant_id, ids)
         first = {request_id: waterfall(record).first_token for request_id, record in times.items()}
         return [_object(event, project_names, key_names, versions, first.get(event.id)) for event in events]
-
-    @get(
-        "/admin/v1/tenants/{tenant:str}/requests",
-        opt=demands("requests.read")
-        | describes(
-            RequestList,
-            query=(
-                *page(),
-                query("since", str, "Only what was admitted from this instant on.", example="2026-11-01T00:00:00Z"),
-                query("until", str, "Only what was admitted before it.", example="2026-12-01T00:00:00Z"),
-                query("project", str, "Only of this project, by id or name.", repeated=True, example="default"),
-                query("key", str, "Only of this key, by its public id.", repeated=True, example="tp_live_x"),
-                query("model", str, "Only of this model.", repeated=True),
-                query("lane", str, "Only of this lane.", repeated=True, example="standard"),
-                query("status", Status, "Only those that ended so.", repeated=True),
-                query("min_total_ms", int, "Only what took so many milliseconds or more, until its end was recorded."),
-                query("before", str, "The cursor of a request: those directly before it in the list, which are newer."),
-            ),
-        ),
-    )
-    async def list_requests(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """A tenant's finished requests, newest first, of the projects that you may see."""
-        owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
-        parameters = Parameters.of(request)
-        limit, after, before = parameters.page_size(), parameters.text("after"), parameters.text("before")
-        if after is not None and before is not None:
-            raise InvalidField("before", "it cannot be combined with after")
-        filters = EventFilters(
-            since=parameters.instant("since"),
-            until=parameters.instant("until"),
-            projects=await project_filter(gateway, owner.id, parameters.texts("project"), visible),
-            keys=await key_filter(gateway, owner.id, parameters.texts("key")),
-            models=parameters.texts("model"),
-            lanes=parameters.texts("lane"),
-            statuses=parameters.choices("status", _STATUSES),
-            least_ms=parameters.integer("min_total_ms"),
-        )
-        parameters.reject_unknown()
-        newest = None if after is None else _place("after", after)
-        oldest = None if before is None else _place("before", before)
-        found = await list_events(database, owner.id, filters, limit=limit, after=newest, before=oldest)
-        return json_response(
-            RequestList(
-                data=await shown(owner.id, found.events),
-                has_more=found.after is not None,
-                next=None if found.after is None else _cursor(*found.after),
-            )
-        )
-
-    @get(
-        "/admin/v1/tenants/{tenant:str}/requests/{name:str}",
-        opt=demands("requests.read") | describes(RequestDetails, path={"name": "req_019aa1f00000700080000000000000aa"}),
-    )
-    async def retrieve_request(
-        request: Request[Any, Any, Any], tenant: FromPath[str], name: FromPath[str]
-    ) -> Response[bytes]:
-        """One request by its id, `req_…`, or its response's: event, charges, adjustments, hold, and why it missed."""
-        owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
-        known = await find_request(gateway, owner.id, name, visible)
-        event, project_id = known.event, known.project_id
-        finding = await gateway.history.finding(owner.id, project_id, name)
-        cache = None if finding is None else explanation_of(finding)
-        projects = await directory.project_names(owner.id, {project_id})
-        if event is None:
-            return json_response(_unfinished(known, projects.get(project_id), cache))
-        version = await prices.version(event.price_version)
-        own = (await shown(owner.id, [event]))[0]
-        return json_response(
-            RequestDetails(
-                id=own.id,
-                status="finished",
-                code=None if known.record is None else known.record.code or None,
-                project_id=own.project_id,
-                project=own.project,
-                key=own.key,
-                request=own,
-                charges=_charges(event, version),
-                price_version=event.price_version,
-                context_from=event.context_from,
-                model_digest=event.dimensions["model_digest"],
-                delivery=event.dimensions["delivery"],
-                recorded_by=event.dimensions["source"],
-                engine=event.counts,
-                adjustments=await shown(owner.id, known.adjustments),
-                hold=None,
-                cache=cache,
-            )
-        )
-
-    return [list_requests, retrieve_request]
 
 
 def _unfinished(known: KnownRequest, project: str | None, cache: CacheExplanation | None) -> RequestDetails:

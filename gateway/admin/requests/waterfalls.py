@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Literal
 
-from litestar import Request, Response, get
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.calendar import format_instant
-from gateway.admin.access import allowed_projects, partly_visible_tenant, principal_of
+from gateway.admin.access import PartOfTenant, allowed_projects
+from gateway.admin.operation import Call, operation
 from gateway.admin.requests.lookup import KnownRequest, find_request, no_such_request, owner_of
 from gateway.admin.requests.waterfall_objects import WaterfallObject, no_waterfall, waterfall_object
 from gateway.dialects.cache_explanation import CacheExplanation, explanation_of
 from gateway.errors import NotFound
 from gateway.generation.generation_task import GenerationTask
 from gateway.generation.request_history import request_id_of
-from gateway.http.operations import describes
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
+from gateway.http.shapes import Instant, ProjectId, TenantId
 from gateway.request_context import public_name
 from gateway.services import Gateway
-from tenancy.directory import Directory, project_public_id, tenant_public_id
+from tenancy.directory import Directory
 
 _DAY_US = 86_400_000_000
 _SOON_US = 90_000_000
@@ -36,9 +32,9 @@ class RequestPlace(Struct, frozen=True, kw_only=True):
 
     object: Literal["request.place"] = "request.place"
     id: str
-    tenant_id: str
+    tenant_id: TenantId
     tenant: str
-    project_id: str
+    project_id: ProjectId
 
 
 class RunningRequest(Struct, frozen=True, kw_only=True):
@@ -47,13 +43,13 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
 
     object: Literal["request.running"] = "request.running"
     id: str
-    project_id: str
+    project_id: ProjectId
     project: str
     key: str
     model: str
     lane: str
     phase: str
-    received_at: str
+    received_at: Instant
     elapsed_us: int
     prompt_tokens: int
     output_tokens: int
@@ -70,84 +66,62 @@ class RunningRequestList(Struct, frozen=True, kw_only=True):
 
 
 _MOST_RUNNING = 100
+_ONE = "/admin/v1/tenants/{tenant:str}/requests/{name:str}"
 
 
-def request_waterfall_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    services = gateway.services
+class RequestWaterfallOperations:
+    """Says where the time of a request went, why its prompt missed and whose it is, and what runs now."""
 
-    @get(
-        "/admin/v1/tenants/{tenant:str}/requests/{name:str}/waterfall",
-        opt=demands("requests.read") | describes(WaterfallObject, path=_EXAMPLE),
-    )
-    async def retrieve_waterfall(
-        request: Request[Any, Any, Any], tenant: FromPath[str], name: FromPath[str]
-    ) -> Response[bytes]:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway, self._services = gateway, gateway.services
+
+    @operation("GET", f"{_ONE}/waterfall", demands("requests.read"), path=_EXAMPLE)
+    async def retrieve_waterfall(self, tenant: PartOfTenant, name: str) -> WaterfallObject:
         """Where each microsecond of a request went, and what each stage was billed. Of one that runs in this worker,
         until now."""
-        owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
-        known = await find_request(gateway, owner.id, name, visible)
-        shown = public_name(known.id)
-        event = known.event
-        version = None
-        if event is not None:
-            version = await services.prices.version(event.price_version)
+        owner, visible = tenant
+        known = await find_request(self._gateway, owner.id, name, visible)
+        request_id, event = public_name(known.id), known.event
+        version = None if event is None else await self._services.prices.version(event.price_version)
         if known.record is not None:
-            return json_response(waterfall_object(shown, known.record, event, version))
+            return waterfall_object(request_id, known.record, event, version)
         if known.task is not None:
             entry = known.task.entry
-            return json_response(waterfall_object(shown, entry.complete(), until=entry.marks.elapsed))
-        return json_response(no_waterfall(shown, _why(gateway, known), event, version))
+            return waterfall_object(request_id, entry.complete(), until=entry.marks.elapsed)
+        return no_waterfall(request_id, _why(self._gateway, known), event, version)
 
-    @get(
-        "/admin/v1/tenants/{tenant:str}/requests/{name:str}/cache",
-        opt=demands("requests.read") | describes(CacheExplanation, path=_EXAMPLE),
-    )
-    async def explain_request(
-        request: Request[Any, Any, Any], tenant: FromPath[str], name: FromPath[str]
-    ) -> Response[bytes]:
+    @operation("GET", f"{_ONE}/cache", demands("requests.read"), path=_EXAMPLE)
+    async def explain_request(self, tenant: PartOfTenant, name: str) -> CacheExplanation:
         """What the cache did for one request, and why it missed."""
-        owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
-        found = await gateway.history.finding(owner.id, None, name)
-        if found is None or (visible is not None and found.record.project_id not in visible):
+        owner, visible = tenant
+        finding = await self._gateway.history.finding(owner.id, None, name)
+        if finding is None or (visible is not None and finding.record.project_id not in visible):
             raise NotFound(f"There is no explanation of a request {name[:80]!r}: none of yours, or not kept any more.")
-        return json_response(explanation_of(found))
+        return explanation_of(finding)
 
-    @get(
-        "/admin/v1/tenants/{tenant:str}/running-requests",
-        opt=demands("requests.read") | describes(RunningRequestList),
-    )
-    async def list_running_requests(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    @operation("GET", "/admin/v1/tenants/{tenant:str}/running-requests", demands("requests.read"))
+    async def list_running_requests(self, tenant: PartOfTenant) -> RunningRequestList:
         """What this worker runs of a tenant's requests now, of the projects that you may see."""
-        owner, visible = await partly_visible_tenant(gateway, request, tenant, "requests.read")
-        running = [task for task in gateway.requests.of_tenant(owner.id)
+        owner, visible = tenant
+        running = [task for task in self._gateway.requests.of_tenant(owner.id)
                    if visible is None or task.prepared.payer.project_id in visible]  # fmt: skip
         data = [_running(task) for task in running[:_MOST_RUNNING]]
-        return json_response(RunningRequestList(worker=services.name, data=data, has_more=len(running) > _MOST_RUNNING))
+        return RunningRequestList(worker=self._services.name, data=data, has_more=len(running) > _MOST_RUNNING)
 
-    @get("/admin/v1/requests/{name:str}", opt=demands("requests.read") | describes(RequestPlace, path=_EXAMPLE))
-    async def find_a_request(request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @operation("GET", "/admin/v1/requests/{name:str}", demands("requests.read"), path=_EXAMPLE)
+    async def find_a_request(self, call: Call, name: str) -> RequestPlace:
         """Whose a request is, by its `x-request-id`, among the tenants and projects that you may see."""
-        place, request_id = await owner_of(gateway, name), request_id_of(name)
+        place, request_id = await owner_of(self._gateway, name), request_id_of(name)
         if place is None or request_id is None:
             raise no_such_request(name)
-        tenant_id, project_id = place
-        allowed = allowed_projects(principal_of(request), "requests.read", tenant_id)
-        if allowed is not None and project_id not in allowed:
+        tenant_id, project_id = TenantId.of(place[0]), ProjectId.of(place[1])
+        allowed = allowed_projects(call.principal, "requests.read", place[0])
+        if allowed is not None and place[1] not in allowed:
             raise no_such_request(name)
-        tenant = await Directory(services.database).tenant(tenant_public_id(tenant_id))
+        tenant = await Directory(self._services.database).tenant(tenant_id)
         if tenant is None:
             raise no_such_request(name)
-        return json_response(
-            RequestPlace(
-                id=public_name(request_id),
-                tenant_id=tenant_public_id(tenant_id),
-                tenant=tenant.name,
-                project_id=project_public_id(project_id),
-            )
-        )
-
-    return [retrieve_waterfall, explain_request, list_running_requests, find_a_request]
+        return RequestPlace(id=public_name(request_id), tenant_id=tenant_id, tenant=tenant.name, project_id=project_id)
 
 
 def _why(gateway: Gateway, known: KnownRequest) -> str:
@@ -173,13 +147,13 @@ def _running(task: GenerationTask) -> RunningRequest:
     payer, attempts = prepared.payer, entry.record.attempts
     return RunningRequest(
         id=public_name(prepared.request_id),
-        project_id=project_public_id(payer.project_id),
+        project_id=ProjectId.of(payer.project_id),
         project=payer.project,
         key=payer.key,
         model=prepared.model.name,
         lane=prepared.generation.lane,
         phase=task.state.phase,
-        received_at=format_instant(task.marks.received_at),
+        received_at=Instant(task.marks.received_at),
         elapsed_us=task.marks.elapsed,
         prompt_tokens=len(prepared.prompt.tokens),
         output_tokens=task.delivery.delivered,

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
+from uuid import UUID
 
-import msgspec
-from litestar import Request, Response, get, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.calendar import format_instant
-from gateway.admin.access import visible_project, visible_tenant
 from gateway.admin.keys.key_objects import key_errors
+from gateway.admin.operation import Call, ProjectOfTenant, operation
 from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.request_body import read_management_body
-from gateway.http.operations import describes
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
-from gateway.http.shapes import Page
+from gateway.http.shapes import Instant, Page, ProjectId, TenantId, show
 from gateway.services import Gateway
-from storage.database.base import to_instant
 from tenancy.administration.suspension import Running, Suspension
-from tenancy.directory import project_public_id, tenant_public_id
+from tenancy.tables import Tenant
 
 
 class NewSuspension(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,10 +35,10 @@ class SuspensionObject(Struct, frozen=True, kw_only=True):
     """A tenant, or with `project_id` a project, whose requests are refused."""
 
     object: Literal["suspension"] = "suspension"
-    tenant_id: str
-    project_id: str | None
+    tenant_id: TenantId
+    project_id: ProjectId | None
     suspended: bool
-    suspended_at: str | None
+    suspended_at: Instant | None
     running: Running | None
     reason: str
 
@@ -57,88 +49,66 @@ class SuspensionList(Page[SuspensionObject], frozen=True, kw_only=True):
     has_more: bool = False
 
 
-_SUSPENSION, _RESUMPTION = msgspec.json.Decoder(NewSuspension), msgspec.json.Decoder(Resumption)
 _TENANT = "/admin/v1/tenants/{tenant:str}"
 _PROJECT = "/admin/v1/tenants/{tenant:str}/projects/{project:str}"
+_SUSPENDING, _RESUMING = NewSuspension(running="end", reason="fraud"), Resumption(reason="cleared")
 
 
-def suspension_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    suspensions, client_timeout = gateway.services.suspensions, gateway.services.options.client_timeout
-    suspending = demands("tenants.write") | describes(
-        SuspensionObject, body=NewSuspension(running="end", reason="fraud"), body_required=False
-    )
-    resuming = demands("tenants.write") | describes(
-        SuspensionObject, body=Resumption(reason="cleared"), body_required=False
-    )
+class SuspensionOperations:
+    """Lists what is suspended, suspends and resumes."""
 
-    async def state(tenant_id: Any, project_id: Any = None) -> Response[bytes]:
-        for one in await suspensions.list():
-            if (one.tenant_id, one.project_id) == (tenant_id, project_id):
-                return json_response(_object(one))
-        nothing = SuspensionObject(
-            tenant_id=tenant_public_id(tenant_id),
-            project_id=None if project_id is None else project_public_id(project_id),
+    errors = staticmethod(key_errors)
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._suspensions = gateway.services.suspensions
+
+    @operation("GET", "/admin/v1/suspensions", demands("tenants.read", platform=True))
+    async def list_suspensions(self, call: Call) -> SuspensionList:
+        """All tenants and projects that are suspended."""
+        Parameters.of(call.request).reject_unknown()
+        return SuspensionList(data=[_object(each) for each in await self._suspensions.list()])
+
+    @operation("POST", f"{_TENANT}/suspend", demands("tenants.write"), example=_SUSPENDING, body_required=False)
+    async def suspend_tenant(self, tenant: Tenant, body: NewSuspension) -> SuspensionObject:
+        """Refuse all requests of a tenant's keys, at every gateway within a second."""
+        return await self._suspend(body, tenant.id)
+
+    @operation("POST", f"{_TENANT}/resume", demands("tenants.write"), example=_RESUMING, body_required=False)
+    async def resume_tenant(self, tenant: Tenant, body: Resumption) -> SuspensionObject:
+        """Admit the requests of a tenant again. Projects that are suspended themselves stay so."""
+        return await self._resume(body, tenant.id)
+
+    @operation("POST", f"{_PROJECT}/suspend", demands("tenants.write"), example=_SUSPENDING, body_required=False)
+    async def suspend_project(self, project: ProjectOfTenant, body: NewSuspension) -> SuspensionObject:
+        """Refuse all requests of a project's keys, at every gateway within a second."""
+        return await self._suspend(body, project[0].id, project[1].id)
+
+    @operation("POST", f"{_PROJECT}/resume", demands("tenants.write"), example=_RESUMING, body_required=False)
+    async def resume_project(self, project: ProjectOfTenant, body: Resumption) -> SuspensionObject:
+        """Admit the requests of a project again."""
+        return await self._resume(body, project[0].id, project[1].id)
+
+    async def _suspend(self, body: NewSuspension, tenant_id: UUID, project_id: UUID | None = None) -> SuspensionObject:
+        await self._suspensions.suspend(tenant_id, project_id, running=body.running, reason=body.reason)
+        return await self._state(tenant_id, project_id)
+
+    async def _resume(self, body: Resumption, tenant_id: UUID, project_id: UUID | None = None) -> SuspensionObject:
+        await self._suspensions.resume(tenant_id, project_id, reason=body.reason)
+        return await self._state(tenant_id, project_id)
+
+    async def _state(self, tenant_id: UUID, project_id: UUID | None) -> SuspensionObject:
+        for each in await self._suspensions.list():
+            if (each.tenant_id, each.project_id) == (tenant_id, project_id):
+                return _object(each)
+        return SuspensionObject(
+            tenant_id=TenantId.of(tenant_id),
+            project_id=None if project_id is None else ProjectId.of(project_id),
             suspended=False,
             suspended_at=None,
             running=None,
             reason="",
         )
-        return json_response(nothing)
-
-    async def suspend(request: Request[Any, Any, Any], tenant_id: Any, project_id: Any = None) -> Response[bytes]:
-        body = await read_management_body(request, client_timeout, _SUSPENSION, default=b"{}")
-        with key_errors():
-            await suspensions.suspend(tenant_id, project_id, running=body.running, reason=body.reason)
-        return await state(tenant_id, project_id)
-
-    async def resume(request: Request[Any, Any, Any], tenant_id: Any, project_id: Any = None) -> Response[bytes]:
-        body = await read_management_body(request, client_timeout, _RESUMPTION, default=b"{}")
-        with key_errors():
-            await suspensions.resume(tenant_id, project_id, reason=body.reason)
-        return await state(tenant_id, project_id)
-
-    @get("/admin/v1/suspensions", opt=demands("tenants.read", platform=True) | describes(SuspensionList))
-    async def list_suspensions(request: Request[Any, Any, Any]) -> Response[bytes]:
-        """All tenants and projects that are suspended."""
-        Parameters.of(request).reject_unknown()
-        return json_response(SuspensionList(data=[_object(one) for one in await suspensions.list()]))
-
-    @post(f"{_TENANT}/suspend", status_code=200, opt=suspending)
-    async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """Refuse all requests of a tenant's keys, at every gateway within a second."""
-        return await suspend(request, (await visible_tenant(gateway, request, tenant, "tenants.write")).id)
-
-    @post(f"{_TENANT}/resume", status_code=200, opt=resuming)
-    async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
-        """Admit the requests of a tenant again. Projects that are suspended themselves stay so."""
-        return await resume(request, (await visible_tenant(gateway, request, tenant, "tenants.write")).id)
-
-    @post(f"{_PROJECT}/suspend", status_code=200, opt=suspending)
-    async def suspend_project(
-        request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
-    ) -> Response[bytes]:
-        """Refuse all requests of a project's keys, at every gateway within a second."""
-        owner, found = await visible_project(gateway, request, tenant, project, "tenants.write")
-        return await suspend(request, owner.id, found.id)
-
-    @post(f"{_PROJECT}/resume", status_code=200, opt=resuming)
-    async def resume_project(
-        request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
-    ) -> Response[bytes]:
-        """Admit the requests of a project again."""
-        owner, found = await visible_project(gateway, request, tenant, project, "tenants.write")
-        return await resume(request, owner.id, found.id)
-
-    return [list_suspensions, suspend_tenant, resume_tenant, suspend_project, resume_project]
 
 
-def _object(one: Suspension) -> SuspensionObject:
-    return SuspensionObject(
-        tenant_id=tenant_public_id(one.tenant_id),
-        project_id=None if one.project_id is None else project_public_id(one.project_id),
-        suspended=True,
-        suspended_at=format_instant(to_instant(one.since)),
-        running=one.running,
-        reason=one.reason,
-    )
+def _object(suspension: Suspension) -> SuspensionObject:
+    return show(SuspensionObject, suspension, suspended=True, suspended_at=suspension.since)

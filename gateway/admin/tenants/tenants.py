@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
-from litestar import Request, Response, get, post
-from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from billing.accounts.balances import Balances
-from billing.calendar import format_instant
 from gateway.admin.access import (
+    PartOfTenant,
     list_visible_projects,
     list_visible_tenants,
-    partly_visible_tenant,
-    principal_of,
     project_named,
     seen_tenant,
-    visible_project,
-    visible_tenant,
 )
 from gateway.admin.money.balances import BalanceObject, balance_object
-from gateway.admin.refusals import refusals
-from gateway.dialects.query_parameters import Parameters
-from gateway.endpoints.request_body import read_management_body
+from gateway.admin.operation import Call, ProjectOfTenant, Query, operation
 from gateway.errors import InvalidField, NotFound
-from gateway.http.operations import describes, page, query
 from gateway.http.policies import demands
-from gateway.http.responses import json_response
-from gateway.http.shapes import Page
+from gateway.http.shapes import Instant, Page, PageQuery, ProjectId, TenantId, show
 from gateway.services import Gateway
-from storage.database.base import to_instant
-from tenancy.directory import project_public_id, tenant_public_id
-from tenancy.tables import Project, Tenant
+from tenancy.tables import Tenant
 
 
 class NewTenant(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,10 +41,10 @@ class TenantObject(Struct, frozen=True, kw_only=True):
     `balance`: in lists that were asked for it; none where your role does not allow it."""
 
     object: Literal["tenant"] = "tenant"
-    id: str
+    id: TenantId
     name: str
-    created_at: str
-    suspended_at: str | None
+    created_at: Instant
+    suspended_at: Instant | None
     balance: BalanceObject | UnsetType | None = UNSET
 
 
@@ -71,144 +57,86 @@ class ProjectObject(Struct, frozen=True, kw_only=True):
     its requests are refused, if they are; those of a suspended tenant's projects are too."""
 
     object: Literal["project"] = "project"
-    id: str
-    tenant_id: str
+    id: ProjectId
+    tenant_id: TenantId
     name: str
-    created_at: str
-    suspended_at: str | None
+    created_at: Instant
+    suspended_at: Instant | None
 
 
 class ProjectList(Page[ProjectObject], frozen=True):
     """A tenant's projects, ordered by name."""
 
 
-_TENANT, _PROJECT = msgspec.json.Decoder(NewTenant), msgspec.json.Decoder(NewProject)
+_TENANTS = "/admin/v1/tenants"
+_PROJECTS = f"{_TENANTS}/{{tenant:str}}/projects"
+_TAKEN = {"name_taken": 409}
 
 
-def tenant_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    tenancy, client_timeout = gateway.services.tenancy, gateway.services.options.client_timeout
-    balances = Balances(gateway.services.database)
+class TenantOperations:
+    """Lists and creates tenants and their projects."""
 
-    @get(
-        "/admin/v1/tenants",
-        opt=demands("tenants.read")
-        | describes(
-            TenantList,
-            query=(*page(), query("expand", Literal["balance"], "Each with its balance.")),
-        ),
-    )
-    async def list_tenants(request: Request[Any, Any, Any]) -> Response[bytes]:
+    def __init__(self, gateway: Gateway) -> None:
+        self._tenancy, self._balances = gateway.services.tenancy, Balances(gateway.services.database)
+
+    @operation("GET", _TENANTS, demands("tenants.read"))
+    async def list_tenants(
+        self,
+        call: Call,
+        page: PageQuery,
+        expand: Annotated[Literal["balance"] | None, Query("Each with its balance.")] = None,
+    ) -> TenantList:
         """The tenants that you may see, ordered by name."""
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
-        expands = parameters.choice("expand", ("balance",)) is not None
-        parameters.reject_unknown()
-        if after is not None:
-            after = (await _last_tenant(gateway, request, after)).name
-        found, more = await list_visible_tenants(gateway, request, "tenants.read", limit, after)
-        objects = [tenant_object(tenant) for tenant in found]
-        if expands:
-            money = await balances.of_tenants([tenant.id for tenant in found])
-            principal = principal_of(request)
+        after = None if page.after is None else (await _last_tenant(call, page.after)).name
+        tenants, more = await list_visible_tenants(call.gateway, call.request, "tenants.read", page.limit, after)
+        objects = [show(TenantObject, tenant) for tenant in tenants]
+        if expand is not None:
+            money = await self._balances.of_tenants([tenant.id for tenant in tenants])
+            may = call.principal.may
             objects = [
-                structs.replace(
-                    shown,
-                    balance=balance_object(money[tenant.id]) if principal.may("balance.read", tenant.id) else None,
-                )
-                for tenant, shown in zip(found, objects, strict=True)
+                replace(whole, balance=balance_object(money[tenant.id]) if may("balance.read", tenant.id) else None)
+                for tenant, whole in zip(tenants, objects, strict=True)
             ]
-        return json_response(TenantList(data=objects, has_more=more))
+        return TenantList(data=objects, has_more=more)
 
-    @post(
-        "/admin/v1/tenants",
-        status_code=201,
-        opt=demands("tenants.write")
-        | describes(TenantObject, status=201, body=NewTenant(name="acme"), errors={"name_taken": 409}),
-    )
-    async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @operation("POST", _TENANTS, demands("tenants.write"), status=201, example=NewTenant(name="acme"), errors=_TAKEN)
+    async def create_tenant(self, body: NewTenant) -> TenantObject:
         """Create a tenant with a project `default`."""
-        body = await read_management_body(request, client_timeout, _TENANT)
-        with refusals():
-            tenant, _ = await tenancy.open_tenant(body.name)
-        return json_response(tenant_object(tenant), 201)
+        tenant, _ = await self._tenancy.open_tenant(body.name)
+        return show(TenantObject, tenant)
 
-    @get("/admin/v1/tenants/{tenant:str}", opt=demands("tenants.read") | describes(TenantObject))
-    async def retrieve_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    @operation("GET", f"{_TENANTS}/{{tenant:str}}", demands("tenants.read"))
+    async def retrieve_tenant(self, tenant: Tenant) -> TenantObject:
         """One tenant, by its id or name."""
-        return json_response(tenant_object(await visible_tenant(gateway, request, tenant, "tenants.read")))
+        return show(TenantObject, tenant)
 
-    @get("/admin/v1/tenants/{tenant:str}/projects", opt=demands("projects.read") | describes(ProjectList, query=page()))
-    async def list_projects(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    @operation("GET", _PROJECTS, demands("projects.read"))
+    async def list_projects(self, call: Call, tenant: PartOfTenant, page: PageQuery) -> ProjectList:
         """The tenant's projects that you may see, ordered by name."""
-        owner, projects = await partly_visible_tenant(gateway, request, tenant, "projects.read")
-        parameters = Parameters.of(request)
-        limit, after = parameters.page_size(), parameters.text("after")
-        parameters.reject_unknown()
+        owner, visible = tenant
+        after = page.after
         if after is not None:
-            last = await project_named(gateway, owner.id, after)
-            if last is None or (projects is not None and last.id not in projects):
+            last = await project_named(call.gateway, owner.id, after)
+            if last is None or (visible is not None and last.id not in visible):
                 raise InvalidField("after", "there is no such project")
             after = last.name
-        found, more = await list_visible_projects(gateway, owner.id, projects, limit, after)
-        return json_response(ProjectList(data=[project_object(project) for project in found], has_more=more))
+        projects, more = await list_visible_projects(call.gateway, owner.id, visible, page.limit, after)
+        return ProjectList(data=[show(ProjectObject, project) for project in projects], has_more=more)
 
-    @post(
-        "/admin/v1/tenants/{tenant:str}/projects",
-        status_code=201,
-        opt=demands("projects.write")
-        | describes(ProjectObject, status=201, body=NewProject(name="search"), errors={"name_taken": 409}),
-    )
-    async def create_project(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    @operation("POST", _PROJECTS, demands("projects.write"), status=201, example=NewProject("search"), errors=_TAKEN)
+    async def create_project(self, tenant: Tenant, body: NewProject) -> ProjectObject:
         """Create a project of the tenant."""
-        owner = await visible_tenant(gateway, request, tenant, "projects.write")
-        body = await read_management_body(request, client_timeout, _PROJECT)
-        with refusals():
-            project = await tenancy.create_project(owner.id, body.name)
-        return json_response(project_object(project), 201)
+        return show(ProjectObject, await self._tenancy.create_project(tenant.id, body.name))
 
-    @get(
-        "/admin/v1/tenants/{tenant:str}/projects/{project:str}",
-        opt=demands("projects.read") | describes(ProjectObject),
-    )
-    async def retrieve_project(
-        request: Request[Any, Any, Any], tenant: FromPath[str], project: FromPath[str]
-    ) -> Response[bytes]:
+    @operation("GET", f"{_PROJECTS}/{{project:str}}", demands("projects.read"))
+    async def retrieve_project(self, project: ProjectOfTenant) -> ProjectObject:
         """One project of the tenant, by its id or name."""
-        _, found = await visible_project(gateway, request, tenant, project, "projects.read")
-        return json_response(project_object(found))
-
-    return [list_tenants, create_tenant, retrieve_tenant, list_projects, create_project, retrieve_project]
+        return show(ProjectObject, project[1])
 
 
-async def _last_tenant(gateway: Gateway, request: Request[Any, Any, Any], reference: str) -> Tenant:
+async def _last_tenant(call: Call, reference: str) -> Tenant:
     """The tenant of a cursor. Raises InvalidField."""
     try:
-        return await seen_tenant(gateway, request, reference)
+        return await seen_tenant(call.gateway, call.request, reference)
     except NotFound as error:
         raise InvalidField("after", "there is no such tenant") from error
-
-
-def tenant_object(tenant: Tenant) -> TenantObject:
-    """A tenant as answers have it."""
-    return TenantObject(
-        id=tenant_public_id(tenant.id),
-        name=tenant.name,
-        created_at=format_instant(to_instant(tenant.created_at)),
-        suspended_at=_instant(tenant.suspended_at),
-    )
-
-
-def project_object(project: Project) -> ProjectObject:
-    """A project as answers have it."""
-    return ProjectObject(
-        id=project_public_id(project.id),
-        tenant_id=tenant_public_id(project.tenant_id),
-        name=project.name,
-        created_at=format_instant(to_instant(project.created_at)),
-        suspended_at=_instant(project.suspended_at),
-    )
-
-
-def _instant(moment: datetime | None) -> str | None:
-    return None if moment is None else format_instant(to_instant(moment))

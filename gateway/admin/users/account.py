@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
-from litestar import Request, Response, delete, get, patch, post
-from litestar.handlers import HTTPRouteHandler
+from litestar import Response
 from msgspec import Struct
 
 from gateway.admin.access import check_second_operator
+from gateway.admin.operation import Call, operation
 from gateway.admin.users.sign_in import renewed
 from gateway.admin.users.user_objects import Code, Email, Name, OwnUserObject, Password, own_user_object, user_errors
-from gateway.endpoints.request_body import read_management_body
 from gateway.errors import NotAllowed
-from gateway.http.operations import describes
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
 from gateway.http.sessions import client_of, session_of
 from gateway.services import Gateway
 
-_describes = partial(describes, tags=("users",))
+_operation = partial(operation, tags=("users",))
+_PROVEN = demands(None, "session", fresh=True)
 _ME, _TOTP = "/admin/v1/users/me", "/admin/v1/users/me/totp"
 _NO_STORE = {"cache-control": "no-store"}
 _STATE = {"wrong_state": 409}
@@ -65,103 +63,62 @@ class RecoveryCodes(Struct, frozen=True, kw_only=True):
     codes: list[str]
 
 
-_CHANGES, _PASSWORD = msgspec.json.Decoder(OwnChanges), msgspec.json.Decoder(NewPassword)
-_CODE = msgspec.json.Decoder(FirstCode)
+class AccountOperations:
+    """Shows and changes one's own account."""
 
+    errors = staticmethod(user_errors)
 
-def account_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
-    """The routes, for one worker."""
-    users, timeout = gateway.services.users, gateway.services.options.client_timeout
+    def __init__(self, gateway: Gateway) -> None:
+        self._users = gateway.services.users
 
-    async def own(request: Request[Any, Any, Any]) -> OwnUserObject:
-        user_id = session_of(request.scope).session.user_id
-        user = await users.accounts.get(user_id)
-        return own_user_object(user, await users.second_factors.recovery_codes_left(user_id))
-
-    @get(_ME, opt=demands(None, "session") | _describes(OwnUserObject))
-    async def get_own_user(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @_operation("GET", _ME, demands(None, "session"))
+    async def get_own_user(self, call: Call) -> OwnUserObject:
         """You, with your roles."""
-        return json_response(await own(request))
+        user_id = session_of(call.request.scope).session.user_id
+        user = await self._users.accounts.get(user_id)
+        return own_user_object(user, await self._users.second_factors.recovery_codes_left(user_id))
 
-    @patch(
-        _ME,
-        opt=demands(None, "session", fresh=True) | _describes(OwnUserObject, body=OwnChanges, errors=_RENAMED),
-    )
-    async def change_own_user(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @_operation("PATCH", _ME, _PROVEN, errors=_RENAMED)
+    async def change_own_user(self, call: Call, body: OwnChanges) -> OwnUserObject:
         """Change your name or e-mail address."""
-        body = await read_management_body(request, timeout, _CHANGES)
-        session = session_of(request.scope).session
-        if body.email is not None and all(one.tenant_id is not None for one in session.memberships):
+        session = session_of(call.request.scope).session
+        if body.email is not None and all(each.tenant_id is not None for each in session.memberships):
             raise NotAllowed("Ask an operator to change your e-mail address.")
         if body.email is not None:
-            await check_second_operator(gateway, "Changing the e-mail address of who has a role at the platform")
-        with user_errors():
-            await users.accounts.rename(session.user_id, name=body.name, email=body.email)
-            return json_response(await own(request))
+            await check_second_operator(call.gateway, "Changing the e-mail address of who has a role at the platform")
+        await self._users.accounts.rename(session.user_id, name=body.name, email=body.email)
+        return await self.get_own_user(call)
 
-    @post(
-        f"{_ME}/password",
-        status_code=200,
-        opt=demands(None, "session", fresh=True)
-        | _describes(OwnUserObject, body=NewPassword, errors=_STATE | _GUESSED | _HASHED),
-    )
-    async def change_password(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @_operation("POST", f"{_ME}/password", _PROVEN, errors=_STATE | _GUESSED | _HASHED)
+    async def change_password(self, call: Call, body: NewPassword) -> Annotated[Response[bytes], OwnUserObject]:
         """Set another password. Your other sessions end, and this one gets another cookie."""
-        body = await read_management_body(request, timeout, _PASSWORD)
-        session, client = session_of(request.scope).session, client_of(request.scope)
-        changing = users.password_changes.change(session.user_id, session.id, body.current, body.new, client)
-        with user_errors():
-            await changing
-        return await renewed(gateway, request, await own(request))
+        session, client = session_of(call.request.scope).session, client_of(call.request.scope)
+        await self._users.password_changes.change(session.user_id, session.id, body.current, body.new, client)
+        return await renewed(call.gateway, call.request, await self.get_own_user(call))
 
-    @post(
-        _TOTP,
-        status_code=201,
-        opt=demands(None, "session", fresh=True) | _describes(AuthenticatorObject, status=201, errors=_STATE),
-    )
-    async def set_up_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @_operation("POST", _TOTP, _PROVEN, status=201, errors=_STATE)
+    async def set_up_totp(self, call: Call) -> Annotated[Response[bytes], AuthenticatorObject]:
         """Begin to set up an authenticator. It is asked for when a code of it was confirmed."""
-        with user_errors():
-            made = await users.second_factors.begin(session_of(request.scope).session.user_id, users.clock())
-        return json_response(AuthenticatorObject(secret=made.secret, uri=made.uri), 201, _NO_STORE)
+        user_id = session_of(call.request.scope).session.user_id
+        authenticator = await self._users.second_factors.begin(user_id, self._users.clock())
+        return json_response(AuthenticatorObject(secret=authenticator.secret, uri=authenticator.uri), 201, _NO_STORE)
 
-    @post(
-        f"{_TOTP}/confirm",
-        status_code=200,
-        opt=demands(None, "session", fresh=True) | _describes(RecoveryCodes, body=FirstCode, errors=_STATE | _GUESSED),
-    )
-    async def confirm_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @_operation("POST", f"{_TOTP}/confirm", _PROVEN, errors=_STATE | _GUESSED)
+    async def confirm_totp(self, call: Call, body: FirstCode) -> Annotated[Response[bytes], RecoveryCodes]:
         """Confirm the authenticator with a code of it. From now on it is asked for whenever you sign in."""
-        body = await read_management_body(request, timeout, _CODE)
-        session, client = session_of(request.scope).session, client_of(request.scope)
-        with user_errors():
-            codes = await users.sign_in.confirm_second_factor(session.user_id, body.code, client)
-        return await renewed(gateway, request, RecoveryCodes(codes=codes))
+        session, client = session_of(call.request.scope).session, client_of(call.request.scope)
+        codes = await self._users.sign_in.confirm_second_factor(session.user_id, body.code, client)
+        return await renewed(call.gateway, call.request, RecoveryCodes(codes=codes))
 
-    @delete(
-        _TOTP,
-        status_code=200,
-        opt=demands(None, "session", fresh=True) | _describes(OwnUserObject, errors=_STATE),
-    )
-    async def remove_totp(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @_operation("DELETE", _TOTP, _PROVEN, errors=_STATE)
+    async def remove_totp(self, call: Call) -> OwnUserObject:
         """Remove your second factor, with its recovery codes."""
-        with user_errors():
-            await users.second_factors.remove(session_of(request.scope).session.user_id)
-        return json_response(await own(request))
+        await self._users.second_factors.remove(session_of(call.request.scope).session.user_id)
+        return await self.get_own_user(call)
 
-    @post(
-        f"{_ME}/recovery-codes",
-        status_code=201,
-        opt=demands(None, "session", fresh=True) | _describes(RecoveryCodes, status=201, errors=_STATE),
-    )
-    async def renew_recovery_codes(request: Request[Any, Any, Any]) -> Response[bytes]:
+    @_operation("POST", f"{_ME}/recovery-codes", _PROVEN, status=201, errors=_STATE)
+    async def renew_recovery_codes(self, call: Call) -> Annotated[Response[bytes], RecoveryCodes]:
         """Other recovery codes; the present ones are void."""
-        user_id = session_of(request.scope).session.user_id
-        with user_errors():
-            codes = await users.second_factors.renew_recovery_codes(user_id, users.clock())
+        user_id = session_of(call.request.scope).session.user_id
+        codes = await self._users.second_factors.renew_recovery_codes(user_id, self._users.clock())
         return json_response(RecoveryCodes(codes=codes), 201, _NO_STORE)
-
-    return [
-        *(get_own_user, change_own_user, change_password, set_up_totp, confirm_totp, remove_totp),
-        renew_recovery_codes,
-    ]

@@ -16,7 +16,6 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from msgspec import Struct
 
-from billing.calendar import format_instant
 from gateway.admin.users.user_objects import (
     Code,
     Email,
@@ -34,10 +33,11 @@ from gateway.http.operations import describes
 from gateway.http.policies import demands, public
 from gateway.http.responses import json_response
 from gateway.http.sessions import CookieJar, client_of, cookie_value, session_of
+from gateway.http.shapes import Instant, UserId
 from gateway.services import Gateway
 from storage.database.public_ids import prefixed_id
 from tenancy.users.changes import acting_as_user
-from tenancy.users.identifiers import SESSION_PREFIX, user_public_id
+from tenancy.users.identifiers import SESSION_PREFIX
 from tenancy.users.sessions import NewSession
 from tenancy.users.sign_in import SignedInOrStep
 
@@ -97,8 +97,8 @@ def sign_in_routes(gateway: Gateway) -> list[HTTPRouteHandler]:  # noqa: PLR0915
         response = json_response(
             SignInObject(
                 state="signed_in" if done else "second_factor_required",
-                user=user_public_id(outcome.user_id) if isinstance(outcome, NewSession) else None,
-                expires_at=format_instant(outcome.expires_at),
+                user=UserId.of(outcome.user_id) if isinstance(outcome, NewSession) else None,
+                expires_at=Instant(outcome.expires_at),
                 next=to,
             ),
             headers=_NO_STORE,

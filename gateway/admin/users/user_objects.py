@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
-from billing.calendar import format_instant
 from gateway.errors import (
     Conflict,
     GatewayError,
@@ -21,9 +20,8 @@ from gateway.errors import (
     RateLimited,
     Unavailable,
 )
-from gateway.http.shapes import Page
+from gateway.http.shapes import Instant, InvitationId, Page, ProjectId, SessionId, TenantId, UserId, show
 from storage.free_text import InvalidText
-from tenancy.directory import project_public_id, tenant_public_id
 from tenancy.rights.permissions import Permission, Role, permissions_of_role
 from tenancy.rights.principals import Membership
 from tenancy.users.accounts import User
@@ -40,9 +38,8 @@ from tenancy.users.errors import (
     UserError,
     WrongState,
 )
-from tenancy.users.identifiers import invitation_public_id, session_public_id, user_public_id
 from tenancy.users.links import Invitation, Link
-from tenancy.users.members import Member, Scope
+from tenancy.users.members import Member
 from tenancy.users.sessions import FRESH_US, SessionRecord
 
 Password = Annotated[str, Meta(max_length=1024)]
@@ -57,20 +54,20 @@ class MembershipObject(Struct, frozen=True):
     """A role, and where it is held: at a project, a tenant, or without either at the whole platform."""
 
     role: Role
-    tenant: str | None
-    project: str | None
+    tenant: TenantId | None
+    project: ProjectId | None
 
 
 class UserObject(Struct, frozen=True, kw_only=True):
     """A user."""
 
     object: Literal["user"] = "user"
-    id: str
+    id: UserId
     email: str
     name: str
     memberships: list[MembershipObject]
-    created_at: str
-    disabled_at: str | None
+    created_at: Instant
+    disabled_at: Instant | None
     has_password: bool
     has_second_factor: bool
 
@@ -78,8 +75,8 @@ class UserObject(Struct, frozen=True, kw_only=True):
 class RightsObject(Struct, frozen=True):
     """What a membership allows: at a project, a tenant with its projects, or without either at the whole platform."""
 
-    tenant: str | None
-    project: str | None
+    tenant: TenantId | None
+    project: ProjectId | None
     permissions: list[Permission]
 
 
@@ -98,15 +95,15 @@ class SessionObject(Struct, frozen=True, kw_only=True):
     """A browser that is signed in. `method`: how. What needs a fresh proof may be done until `fresh_until`."""
 
     object: Literal["session"] = "session"
-    id: str
-    user: str
+    id: SessionId
+    user: UserId
     method: str
     address: str
     user_agent: str
-    created_at: str
-    last_seen_at: str
-    expires_at: str
-    fresh_until: str
+    created_at: Instant
+    last_seen_at: Instant
+    expires_at: Instant
+    fresh_until: Instant
     current: bool
 
 
@@ -119,8 +116,8 @@ class SignInObject(Struct, frozen=True, kw_only=True):
 
     object: Literal["sign_in"] = "sign_in"
     state: Literal["signed_in", "second_factor_required"]
-    user: str | None
-    expires_at: str
+    user: UserId | None
+    expires_at: Instant
     next: str | None = None
 
 
@@ -128,11 +125,11 @@ class MemberObject(Struct, frozen=True, kw_only=True):
     """A user with its role at a scope."""
 
     object: Literal["member"] = "member"
-    user: str
+    user: UserId
     email: str
     name: str
     role: Role
-    since: str
+    since: Instant
     disabled: bool
     has_second_factor: bool
 
@@ -145,14 +142,14 @@ class InvitationObject(Struct, frozen=True, kw_only=True):
     """An invitation that was not accepted yet."""
 
     object: Literal["invitation"] = "invitation"
-    id: str
+    id: InvitationId
     email: str
     role: Role
-    tenant: str | None
-    project: str | None
+    tenant: TenantId | None
+    project: ProjectId | None
     invited_by: str
-    created_at: str
-    expires_at: str
+    created_at: Instant
+    expires_at: Instant
 
 
 class InvitationList(Page[InvitationObject], frozen=True):
@@ -167,97 +164,63 @@ class LinkObject(Struct, frozen=True, kw_only=True):
     kind: Literal["invitation", "password_reset", "sign_in"]
     token: str
     path: str
-    expires_at: str
+    expires_at: Instant
 
 
 def user_object(user: User) -> UserObject:
     """A user as it is shown."""
-    return UserObject(
-        id=user_public_id(user.id),
-        email=user.email,
-        name=user.name,
-        memberships=membership_objects(user.memberships),
-        created_at=format_instant(user.created_at),
-        disabled_at=None if user.disabled_at is None else format_instant(user.disabled_at),
-        has_password=user.has_password,
-        has_second_factor=user.has_second_factor,
-    )
+    return show(UserObject, user, memberships=membership_objects(user.memberships))
 
 
 def own_user_object(user: User, recovery_codes_left: int) -> OwnUserObject:
     """The user who asks, as it is shown."""
-    return OwnUserObject(
-        **structs.asdict(user_object(user)),
+    return show(
+        OwnUserObject,
+        user,
+        memberships=membership_objects(user.memberships),
         recovery_codes_left=recovery_codes_left,
-        rights=[_rights_object(one) for one in user.memberships],
+        rights=[_rights_object(membership) for membership in user.memberships],
     )
 
 
 def _rights_object(membership: Membership) -> RightsObject:
-    platform = membership.tenant_id is None
-    permissions = sorted(permissions_of_role(membership.role, platform=platform))
-    return RightsObject(*scope_ids(Scope(membership.tenant_id, membership.project_id)), permissions)
+    tenant, project = membership.tenant_id, membership.project_id
+    permissions = sorted(permissions_of_role(membership.role, platform=tenant is None))
+    return show(RightsObject, membership, tenant=tenant, project=project, permissions=permissions)
 
 
 def membership_objects(memberships: Iterable[Membership]) -> list[MembershipObject]:
     """Roles as they are shown."""
-    return [MembershipObject(one.role, *scope_ids(Scope(one.tenant_id, one.project_id))) for one in memberships]
-
-
-def scope_ids(scope: Scope) -> tuple[str | None, str | None]:
-    """The public ids of a scope's tenant and project."""
-    tenant = None if scope.tenant_id is None else tenant_public_id(scope.tenant_id)
-    return tenant, None if scope.project_id is None else project_public_id(scope.project_id)
+    return [show(MembershipObject, each, tenant=each.tenant_id, project=each.project_id) for each in memberships]
 
 
 def session_object(session: SessionRecord, *, current: bool) -> SessionObject:
     """A session as it is shown."""
-    return SessionObject(
-        id=session_public_id(session.id),
-        user=user_public_id(session.user_id),
-        method=session.method,
-        address=session.address,
-        user_agent=session.user_agent,
-        created_at=format_instant(session.created_at),
-        last_seen_at=format_instant(session.seen_at),
-        expires_at=format_instant(session.expires_at),
-        fresh_until=format_instant(session.proven_at + FRESH_US),
+    return show(
+        SessionObject,
+        session,
+        user=session.user_id,
+        last_seen_at=session.seen_at,
+        fresh_until=session.proven_at + FRESH_US,
         current=current,
     )
 
 
 def member_object(member: Member) -> MemberObject:
     """A member as it is shown."""
-    return MemberObject(
-        user=user_public_id(member.user_id),
-        email=member.email,
-        name=member.name,
-        role=member.role,
-        since=format_instant(member.since),
-        disabled=member.disabled,
-        has_second_factor=member.has_second_factor,
-    )
+    return show(MemberObject, member, user=member.user_id)
 
 
 def invitation_object(invitation: Invitation) -> InvitationObject:
     """An invitation as it is shown."""
-    tenant, project = scope_ids(invitation.scope)
-    return InvitationObject(
-        id=invitation_public_id(invitation.id),
-        email=invitation.email,
-        role=invitation.role,
-        tenant=tenant,
-        project=project,
-        invited_by=invitation.created_by,
-        created_at=format_instant(invitation.created_at),
-        expires_at=format_instant(invitation.expires_at),
-    )
+    tenant, project = invitation.scope.tenant_id, invitation.scope.project_id
+    return show(InvitationObject, invitation, tenant=tenant, project=project, invited_by=invitation.created_by)
 
 
 def link_object(link: Link) -> LinkObject:
     """A new link as it is shown."""
     assert link.kind != "second_factor", "that one is a cookie"
-    return LinkObject(kind=link.kind, token=link.token, path=link.path, expires_at=format_instant(link.expires_at))
+    return show(LinkObject, link)
 
 
 _FAILURES: tuple[tuple[type[UserError], Callable[[str], GatewayError]], ...] = (
