@@ -53,6 +53,13 @@ from tests.engine.tiny_tokenizer import write_tokenizer
 # would mostly wait. A test that needs more threads asks `make_bench` for them.
 torch.set_num_threads(1)
 
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Whatever a test before this one, in the same process, computed with."""
+    torch.set_num_threads(1)
+
+
 VOCABULARY = 131
 
 TINY = {
