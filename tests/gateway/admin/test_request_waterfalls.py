@@ -243,6 +243,7 @@ async def assert_its_bar_alone_grows(stack: Stack, desks: Desks, stage: str, slo
             return
 
 
+@pytest.mark.alone  # its delays are measured
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", list(DELAYS))
 async def test_a_delay_of_one_stage_moves_its_bar_alone(stack: Stack, desks: Desks, stage: str) -> None:

@@ -111,6 +111,7 @@ async def test_who_waits_for_events_does_not_read_the_content_again_and_again(
         await client.responses.cancel(queued.id)
 
 
+@pytest.mark.alone  # queries of a second are counted
 async def test_streams_that_wait_cost_as_many_queries_as_one(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 

@@ -335,6 +335,7 @@ async def test_a_stream_tells_the_cache_before_its_first_event(stack: Stack) -> 
     ]
 
 
+@pytest.mark.alone  # its headers go out after 50 ms
 async def test_a_stream_that_waits_for_its_turn_tells_what_its_leases_promise_for_certain(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path
 ) -> None:
