@@ -16,7 +16,7 @@ from tenancy.rights.principals import Membership, Principal
 from tests.gateway.stack import Stack
 
 COMMAND = Principal("command", UUID(int=1), "root@here", "root@here", (Membership("owner"),))
-ROUTES = "gateway.admin.platform:platform_routes"
+ROUTES = "gateway.admin.platform:PlatformOperations"
 
 
 def test_no_served_route_lets_a_command_in() -> None:
