@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 REQUESTS, TOKENS = 9, 250
 
 
+@pytest.mark.alone  # its kill comes while requests run
 def test_requests_of_a_killed_replica_are_answered_by_the_other(tmp_path: Path, redis_url: str) -> None:
     with postgres_server() as postgres:
         deployment = Deployment(tmp_path, postgres.url, redis_url)
