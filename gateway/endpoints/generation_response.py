@@ -103,7 +103,7 @@ async def respond(
     for part in prepared:
         part.marks.follow(context.marks)
     context.marks = prepared[0].marks
-    await gateway.requests.wait_for_replica(prepared[0].model.name)
+    await gateway.requests.wait_for_replica(prepared[0])
     try:
         permit = await ask_limits(gateway, request, prepared)
     finally:

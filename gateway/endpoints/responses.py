@@ -130,7 +130,7 @@ async def _in_background(
     """Begin it, and answer with what there is of it: at first that it is queued."""
     assert gateway.background_responses is not None, "there are terms"
     (prepared,) = within_max_cost([prepared])
-    await gateway.requests.wait_for_replica(prepared.model.name)
+    await gateway.requests.wait_for_replica(prepared)
     permit = await ask_limits(gateway, request, [prepared])
     if (refusal := await permit.refusal()) is not None:
         raise refusal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
@@ -18,6 +19,8 @@ from gateway.limits.permit import AskedPermit
 log = structlog.get_logger("gateway.generation.running_tasks")
 
 _AFTER_INTERRUPT_S = 10.0
+MOST_WAITING = 64
+"""Requests of one tenant that wait for a replica at once. Their prompts are held meanwhile."""
 
 
 class RunningTasks:
@@ -37,6 +40,7 @@ class RunningTasks:
         self._deps = deps
         self._running: dict[GenerationTask, asyncio.Task[None]] = {}
         self._by_id: dict[UUID, GenerationTask] = {}
+        self._waiting: Counter[UUID] = Counter()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -56,13 +60,21 @@ class RunningTasks:
         self._deps.admission.check()
         self._deps.fleet.candidates(model)
 
-    async def wait_for_replica(self, model: str) -> None:
-        """Wait for `RequestTimeouts.retry` at most while no replica of this served model is healthy, as while the only
-        one is started again. Nothing is held yet. `start` refuses a request that has waited in vain."""
-        fleet = self._deps.fleet
-        if not fleet.healthy(model):
+    async def wait_for_replica(self, request: PreparedRequest) -> None:
+        """Wait for `RequestTimeouts.retry` at most while no replica of its served model is healthy, as while the only
+        one is started again. Nothing is held yet. `start` refuses a request that has waited in vain, and what is beyond
+        `MOST_WAITING` of its tenant at once."""
+        fleet, model, tenant = self._deps.fleet, request.model.name, request.payer.tenant_id
+        if fleet.healthy(model) or self._waiting[tenant] >= MOST_WAITING:
+            return
+        self._waiting[tenant] += 1
+        try:
             timeout_s = self._deps.admission.timeouts.retry
             await fleet.wait_for(model, timeout_s, unless=lambda: self.draining or bool(fleet.disks_full(model)))
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
 
     def start(
         self,

@@ -478,3 +478,18 @@ async def test_a_request_does_not_wait_for_a_replica_whose_disk_is_full(
         await stack.until(lambda: bool(stack.gateway.services.fleet.disks_full("tiny")))
         answer = await asyncio.wait_for(stack.post(WHOLE), 30)
         assert (answer.status_code, "disk" in answer.json()["error"]["message"]) == (503, True)
+
+
+async def test_few_requests_of_a_tenant_wait_for_a_replica_at_once(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.generation.running_tasks.MOST_WAITING", 1)
+    async with two(stocked_sqlite_url, tmp_path, model_folder, replicas=1, alone=True, retry=600.0) as stack:
+        stack.say(TEXT)
+        await stack.replica.stop()
+        await stack.until(lambda: not stack.gateway.services.fleet.healthy("tiny"))
+        asked = {asyncio.create_task(stack.post(WHOLE)) for _ in range(2)}
+        done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        assert [each.result().status_code for each in done] == [503]
+        await stack.replica.restart()
+        assert [(await each).status_code for each in waiting] == [200]
