@@ -17,6 +17,7 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import numpy as np
@@ -121,18 +122,19 @@ async def soak(requests: int, bound: float) -> dict[str, object]:
         folder = Path(name)
         replica = await ReplicaProcess.start(folder, write_model(folder / "model"), output=folder / "log")
         try:
-            client = await Client.dial(replica.path)
-            run = Soak(client, psutil.Process(replica.process.pid), requests)
-            began = time.perf_counter()
-            await run.run()
-            took = time.perf_counter() - began
-            client.beats.clear()
-            await client.until(lambda: len(client.beats) > 1)
-            last = client.beats[-1]
-            counted = {name: int(last.metrics[f"turnpike_engine_{name}_tokens_total"]) for name in run.counted}
-            held = sum(load.referenced for load in last.memory)
-            journal = sum(file.stat().st_size for file in replica.data.iterdir())
-            await client.close()
+            async with AsyncExitStack() as stack:
+                client = await Client.dial(replica.path)
+                stack.push_async_callback(client.close)
+                run = Soak(client, psutil.Process(replica.process.pid), requests)
+                began = time.perf_counter()
+                await run.run()
+                took = time.perf_counter() - began
+                client.beats.clear()
+                await client.until(lambda: len(client.beats) > 1)
+                last = client.beats[-1]
+                counted = {name: int(last.metrics[f"turnpike_engine_{name}_tokens_total"]) for name in run.counted}
+                held = sum(load.referenced for load in last.memory)
+                journal = sum(file.stat().st_size for file in replica.data.iterdir())
             status = await replica.stop()
         finally:
             if replica.status is None:  # else this process would wait for it for ever

@@ -31,7 +31,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     ) as running:
         yield Running(running, f"http://127.0.0.1:{port}", first_key(running), folder / "data", 0)
         assert running.stop() == 0, running.errors
-        assert not re.search(r'"level":"(warning|error)"', running.errors), "a normal start and stop warns of nothing"
+        assert warnings(running.errors) == [], "a normal start and stop warns of nothing"
+
+
+def warnings(logged: str) -> list[str]:
+    """The lines that warn, but those that say that the machine was slow: other tests use it meanwhile."""
+    slow = (
+        "no thread of the replica ran: its process or the interpreter's lock was held",
+        "a step takes long",
+        "the journal's disk held up what was to be delivered",
+    )
+    lines = re.findall(r'^.*"level":"(?:warning|error)".*$', logged, re.M)
+    return [line for line in lines if json.loads(line)["event"] not in slow]
 
 
 def test_commands_ask_the_replica_of_each_model_that_is_served(served: Running) -> None:
