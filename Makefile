@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Without a time limit, and on examples of properties that nobody has seen yet.
 LONG := -o timeout=0 --hypothesis-profile explore
 
-.PHONY: help serve console install install-dev check test test-fast slow-tests test-long test-browser test-clients test-other-cpu test-rating test-faults soak golden format lock docs clean
+.PHONY: help serve console install install-dev check test test-together test-alone test-failed test-fast slow-tests test-long test-browser test-clients test-other-cpu test-rating test-faults soak golden format lock docs clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -75,10 +75,17 @@ check: install-dev ## Format, lint, types, architecture, compose file, size of t
 	$(BIN)/python scripts/count_code.py
 	$(BIN)/python scripts/check_subjects.py
 
-test: install-dev ## All tests but those of `make check`, on SQLite and PostgreSQL
+test: test-together test-alone ## All tests but those of `make check`, on SQLite and PostgreSQL
+
+test-together: install-dev
 	$(BIN)/python -m tests.servers --install
 	$(BIN)/python -m pytest $(FOUR) -m "not alone" --ignore tests/clients $(addprefix --ignore ,$(CHECKED))
+
+test-alone: install-dev
 	$(BIN)/python -m pytest -m alone $(TIMED)
+
+test-failed: install-dev ## Those tests again that failed in the run before, one at a time
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none tests
 
 test-fast: install-dev ## What to run after each change: something of every room, in 90 seconds
 	$(BIN)/python -m tests.servers --install
