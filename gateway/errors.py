@@ -139,6 +139,30 @@ class Conflict(GatewayError):
     code = "conflict"
 
 
+class KeyReused(GatewayError):
+    """The idempotency key stands for another request. No official client tries again after this status."""
+
+    status = 422
+    code = "idempotency_key_reused"
+
+    def __init__(self, header: str) -> None:
+        message = f"{header}: this key was sent with another request within 24 hours; send a new key for a new request."
+        super().__init__(message, path=header)
+
+
+class AnswerNotKept(Conflict):
+    """The request of an idempotency key has ended, and its answer was not kept. It is paid for and not run again."""
+
+    code = "idempotent_answer_not_kept"
+
+    def __init__(self, header: str, request: str) -> None:
+        super().__init__(
+            f"{header}: the request of this key, {request}, has ended and was billed as its usage says. Its answer is "
+            "not kept: its project or the request says so, or it is too long. Send a new key to run it again.",
+            path=header,
+        )
+
+
 class NotCached(GatewayError):
     """The request was to run only if its prompt is cached, and it is not: nothing was done for it. `cost` is a decimal
     string, what its prompt's `tokens` would cost now."""

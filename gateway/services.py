@@ -139,6 +139,7 @@ class Gateway:
         from gateway.generation.running_tasks import RunningTasks
         from gateway.generation.shared_writes import SharedWrites
         from gateway.http.body_budget import BodyBudget
+        from gateway.idempotency.keyed_requests import KeyedRequests
         from gateway.kept_responses.background import BackgroundResponses
         from gateway.kept_responses.event_feeds import EventFeeds
         from gateway.kept_responses.keeper import ResponseKeeper
@@ -150,6 +151,7 @@ class Gateway:
         from gateway.recovery.lost_attempts import LostAttempts
         from gateway.recovery.orphaned_holds import OrphanedHolds
         from prompt_cache.promise.lease_store import LeaseStore
+        from response_store.idempotency import IdempotencyClaims
         from response_store.policies import ResponsePolicies
         from response_store.running import RunningResponses
         from response_store.store import ResponseStore
@@ -258,6 +260,7 @@ class Gateway:
         )
         self.background_responses: BackgroundResponses | None = None
         self.event_feeds: EventFeeds | None = None
+        self.keyed_requests: KeyedRequests | None = None
         if store is not None:
             running = RunningResponses(store, epoch)
             self.background_responses = BackgroundResponses(
@@ -270,6 +273,9 @@ class Gateway:
                 limiter=services.limiter,
             )
             self.event_feeds = EventFeeds(self.background_responses, self.response_keeper, self.requests)
+            self.keyed_requests = KeyedRequests(
+                IdempotencyClaims(store, epoch), self.requests, self.new_breaker(), self.response_keeper
+            )
         services.suspensions.on_end = self._end_suspended
         self.orphaned_holds = OrphanedHolds(
             epoch, database=services.database, holds=services.holds, fleet=services.fleet
@@ -320,6 +326,8 @@ class Gateway:
             self._tasks.start(self._refresh_metrics())
         if self.background_responses is not None:
             self._tasks.start(self.background_responses.adopt_orphans())
+        if self.keyed_requests is not None:
+            self._tasks.start(self.keyed_requests.beat())
 
     async def _probe_dependencies(self) -> None:
         """Tell the metrics, again and again, whether the database and the bus answer."""
@@ -369,6 +377,8 @@ class Gateway:
     async def stop(self) -> None:
         """Drain, hang up, settle what can be settled now; the rest stays in the spool."""
         await self.begin_drain()
+        if self.keyed_requests is not None:
+            await self.keyed_requests.close()
         if self.background_responses is not None:
             await self.background_responses.stop()
         if self.response_keeper.store is not None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Row, Select, delete, func, literal, select
+from sqlalchemy import Row, Select, delete, func, literal, select, update
 
 from audit_log.record import record_change
 from prompt_cache.promise.scope_keys import ScopeKeys
 from response_store.records import ListedResponse, NewResponse, Status, StoredResponse
 from response_store.sealing import ContentSeal, Unreadable
-from response_store.tables import stored_response, stored_response_events
+from response_store.tables import idempotency_claim, stored_response, stored_response_events
 from storage.database.batcher import MicroBatcher
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
@@ -192,18 +192,21 @@ class ResponseStore:
         return [ListedResponse(**row._mapping) for row in rows]
 
     async def used_bytes(self, tenant_id: UUID, project_id: UUID) -> int:
-        """How much a project keeps: its responses before they are packed, and their events. Raises
-        DatabaseUnavailable."""
+        """How much a project keeps: its responses before they are packed, their events, and the answers of its
+        idempotency keys. Raises DatabaseUnavailable."""
         own, event = (_OF.tenant_id == tenant_id, _OF.project_id == project_id), stored_response_events.c
+        claim = idempotency_claim.c
+        answers = select(func.sum(claim.bytes)).where(claim.tenant_id == tenant_id, claim.project_id == project_id)
         responses = select(func.sum(_OF.bytes)).where(*own)
         events = (
             select(func.sum(func.length(event.events))).join(stored_response, _OF.id == event.response_id).where(*own)
         )
         async with self.database.reading() as session:
-            return sum([int((await session.execute(query)).scalar() or 0) for query in (responses, events)])
+            return sum([int((await session.execute(query)).scalar() or 0) for query in (responses, events, answers)])
 
     async def delete(self, tenant_id: UUID, project_id: UUID, id_: UUID) -> bool:
-        """Delete a project's response with its events; False if there is none. Raises DatabaseUnavailable."""
+        """Delete a project's response with its events, and the answer that its idempotency key would be given again;
+        False if there is none. Raises DatabaseUnavailable."""
         own = (_OF.id == id_, _OF.tenant_id == tenant_id, _OF.project_id == project_id)
         async with self.database.transaction() as session:
             gone = (await session.execute(delete(stored_response).where(*own).returning(_OF.id))).all()
@@ -212,6 +215,9 @@ class ResponseStore:
                 await session.execute(
                     delete(stored_response_events).where(event.response_id == id_, event.tenant_id == tenant_id)
                 )
+                claim = idempotency_claim.c
+                answered = (claim.request_id == id_, claim.tenant_id == tenant_id, claim.worker.is_(None))
+                await session.execute(update(idempotency_claim).where(*answered).values(answer=None, bytes=0))
                 await record_change(session, "response.deleted", target="response", target_id=f"resp_{id_.hex}",
                                     tenant_id=tenant_id, project_id=project_id)  # fmt: skip
         return bool(gone)

@@ -1,4 +1,5 @@
-"""The tables of kept responses: the responses, the events of those in the background, and what projects keep."""
+"""The tables of kept responses: the responses, the events of those in the background, the claims of idempotency keys,
+and what projects keep."""
 
 from __future__ import annotations
 
@@ -62,3 +63,23 @@ response_policy = Table(
     **STRICT,
 )
 """How long a project's responses are kept (seconds; 0: never; NULL: as set), and whether people may read them."""
+
+idempotency_claim = Table(
+    "idempotency_claim",
+    Base.metadata,
+    Column("key_id", Id, primary_key=True),
+    Column("digest", LargeBinary, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("project_id", Id, nullable=False, index=True),
+    Column("request_id", Id, nullable=False, index=True),
+    Column("request_digest", LargeBinary, nullable=False),
+    Column("worker", Text, nullable=True, index=True),
+    Column("beat_at", Count, nullable=True),
+    Column("expires_at", Count, nullable=False, index=True),
+    Column("model", Text, nullable=False),
+    Column("answer", LargeBinary, nullable=True),
+    Column("bytes", Count, nullable=False),
+    **STRICT,
+)
+"""Which request an idempotency key of an API key stands for. While it runs, its `worker` beats; then its `answer` is
+kept, sealed by the project's data key, or NULL where the project or the request says that nothing is."""

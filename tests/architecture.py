@@ -104,7 +104,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     ),
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
-    "response_store": ("tables", "records", "sealing", "policies", "store", "running"),
+    "response_store": ("tables", "records", "sealing", "policies", "store", "running", "idempotency"),
     "engine": (
         *("errors", "model_config", "kernels", "grammar", "sampling", "scheduling", "options", "device"),
         *("quantization", "kv_cache", "weights", "layers", "models", "execution", "core", "startup", "server"),
@@ -120,6 +120,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "dialects",
             "kept_responses",
             "http",
+            "idempotency",
             "services",
             "openapi",
             "endpoints",

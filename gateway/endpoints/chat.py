@@ -15,6 +15,7 @@ from gateway.dialects.openai.chat_response import ChatWriter
 from gateway.dialects.openai.common_response import ResponseIdentity
 from gateway.endpoints.generation_description import CHAT
 from gateway.endpoints.generation_response import respond
+from gateway.endpoints.idempotent import idempotent
 from gateway.endpoints.rate_limits import counting_refusals
 from gateway.endpoints.request_body import read_call
 from gateway.http.authentication import project_payer
@@ -29,6 +30,7 @@ def chat_completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
     @post("/v1/chat/completions", opt=demands("inference", "project_key", dialect="openai") | CHAT)
+    @idempotent(gateway)
     async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         return await answer_chat(gateway, request, project_payer(request.scope))

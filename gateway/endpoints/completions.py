@@ -16,6 +16,7 @@ from gateway.dialects.openai.common_response import ResponseIdentity
 from gateway.dialects.openai.completions_response import TextWriter
 from gateway.endpoints.generation_description import COMPLETIONS
 from gateway.endpoints.generation_response import respond
+from gateway.endpoints.idempotent import idempotent
 from gateway.endpoints.rate_limits import counting_refusals
 from gateway.endpoints.request_body import read_call
 from gateway.http.authentication import project_payer
@@ -30,6 +31,7 @@ def completions(gateway: Gateway) -> HTTPRouteHandler:
     """The route, for one worker."""
 
     @post("/v1/completions", opt=demands("inference", "project_key", dialect="openai") | COMPLETIONS)
+    @idempotent(gateway)
     async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         """Continue texts or token ids, whole or streamed."""
         context, payer = request_context(request.scope), project_payer(request.scope)

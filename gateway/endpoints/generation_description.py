@@ -16,6 +16,7 @@ from gateway.dialects.usage_reports import Cost
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
 from gateway.http.operations import Events, HeaderParameter, describes
 from gateway.http.responses import VERSION_HEADER
+from gateway.idempotency.request_key import HEADER as IDEMPOTENCY_HEADER
 
 _ID = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
 _CREATED = 1_795_339_800
@@ -26,6 +27,12 @@ CACHE_CONTROL_HEADER = HeaderParameter(
     CACHE_CONTROL,
     "For the cache of prompts, never for answers: `no-store`, `no-cache`, `only-if-cached`, `max-age=SECONDS`.",
     example="max-age=600",
+)
+IDEMPOTENCY_KEY = HeaderParameter(
+    IDEMPOTENCY_HEADER,
+    "Names the request for 24 hours: sent again with the same key, body and headers it joins the running answer, or "
+    "gets the kept one, and is billed once.",
+    example="b1e29f46-6a43-4d56-9e1c-4f3f1f1c2b6a",
 )
 VERSION = HeaderParameter(
     VERSION_HEADER,
@@ -41,13 +48,16 @@ ERRORS = {
     "input_quarantined": 400,
     "model_not_found": 404,
     "insufficient_quota": 402,
+    "idempotent_answer_not_kept": 409,
     "not_cached": 412,
+    "idempotency_key_reused": 422,
     "rate_limit_exceeded": 429,
     "interrupted": 500,
     "request_timeout": 504,
 }
 ANSWER_HEADERS = {
     "cache-status": "What the cache of prompts did (RFC 9211).",
+    "idempotent-replayed": "`true` where the answer is that of an earlier request with the same idempotency key.",
     "x-turnpike-max-tokens": "How many output tokens the money allows, where that is fewer than was possible.",
 }
 
@@ -108,14 +118,14 @@ CHAT: dict[str, Any] = describes(
     body=chat_request.ChatRequest(
         model=_MODEL, messages=[chat_request.UserMessage(content=_QUESTION)], max_completion_tokens=64
     ),
-    headers=[CACHE_CONTROL_HEADER],
+    headers=[CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )
 COMPLETIONS: dict[str, Any] = describes(
     Events((completions_response.TextCompletion, openai_errors.Envelope), _TEXT_CHUNKS, _TEXT),
     body=CompletionRequest,
-    headers=[CACHE_CONTROL_HEADER],
+    headers=[CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )
@@ -135,7 +145,7 @@ MESSAGES: dict[str, Any] = describes(
         _MESSAGE,
     ),
     body=messages_request.MessagesRequest(model=_MODEL, max_tokens=64, messages=[MessageParam("user", _QUESTION)]),
-    headers=[VERSION, CACHE_CONTROL_HEADER],
+    headers=[VERSION, CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )

@@ -16,6 +16,7 @@ from gateway.dialects.anthropic.conversation_turns import ReadThinking
 from gateway.dialects.anthropic.messages_response import MessageIdentity, MessageWriter, TokenCount
 from gateway.endpoints.generation_description import COUNT_TOKENS, MESSAGES
 from gateway.endpoints.generation_response import respond
+from gateway.endpoints.idempotent import idempotent
 from gateway.endpoints.rate_limits import count_request, counting_refusals
 from gateway.endpoints.request_body import read_call
 from gateway.errors import InvalidRequest
@@ -32,6 +33,7 @@ def message_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
 
     @post("/v1/messages", opt=demands("inference", "project_key", dialect="anthropic") | MESSAGES)
+    @idempotent(gateway)
     async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation, whole or streamed."""
         context, payer = request_context(request.scope), project_payer(request.scope)

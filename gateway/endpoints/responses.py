@@ -20,6 +20,7 @@ from gateway.dialects.openai.responses.response_object import TokenCount, begun
 from gateway.dialects.openai.responses.tools import ToolNames
 from gateway.dialects.openai.responses.writer import ResponsesWriter
 from gateway.endpoints.generation_response import Keep, respond
+from gateway.endpoints.idempotent import idempotent
 from gateway.endpoints.rate_limits import ask_limits, count_request, counting_refusals
 from gateway.endpoints.response_events import ResponseEvents
 from gateway.endpoints.responses_description import INPUT_TOKENS, RESPONSES
@@ -40,6 +41,7 @@ def response_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
     """The routes, for one worker."""
 
     @post("/v1/responses", opt=demands("inference", "project_key", dialect="openai") | RESPONSES, status_code=200)
+    @idempotent(gateway)
     async def create_response(request: Request[Any, Any, Any]) -> ASGIApp:
         """Answer a conversation of items, whole or streamed, or in the background."""
         context, payer = request_context(request.scope), project_payer(request.scope)

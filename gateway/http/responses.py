@@ -18,11 +18,13 @@ from billing.pending_changes import ChangePending
 from gateway.dialects.anthropic import errors as anthropic_errors
 from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import (
+    AnswerNotKept,
     BodyTooLarge,
     BodyTooSlow,
     GatewayError,
     Interrupted,
     InvalidRequest,
+    KeyReused,
     NotAuthenticated,
     NotCached,
     RetryableError,
@@ -102,7 +104,7 @@ def error_headers(failure: GatewayError) -> dict[str, str]:
                 "retry-after-ms": str(milliseconds),
                 "x-should-retry": "true",
             }
-        case Unaffordable():
+        case Unaffordable() | KeyReused() | AnswerNotKept():
             return {"x-should-retry": "false"}
         case NotCached():
             return {"x-should-retry": "false", "cache-status": "turnpike; fwd=uri-miss"}

@@ -90,6 +90,11 @@ class ResponseKeeper:
             return Terms("background", lifetime)
         return Terms("stored" if asked.store else "chain", lifetime)
 
+    async def keeps(self, payer: Payer) -> bool:
+        """Whether the project keeps answers, and may keep one more. Raises DatabaseUnavailable."""
+        full = self.bound is not None and self.bound.full(payer.tenant_id, payer.project_id)
+        return not full and bool(await self._breaker.wait(self._lifetime(payer)))
+
     async def _lifetime(self, payer: Payer) -> int:
         """Seconds for which the project's responses are kept."""
         if self.store is None:

@@ -23,6 +23,7 @@ from billing.service_levels.service_hours import forget_old as forget_service_ho
 from billing.transaction.budget_charges import name_budget_subjects
 from prompt_cache.history.store import History
 from prompt_cache.promise.lease_storage import LeaseStorage
+from response_store.idempotency import forget_expired_claims
 from response_store.store import FORGOTTEN, forget_expired
 from storage.backoff import Backoff
 from storage.database.database import JOB_STATEMENT_S, Database, DatabaseUnavailable, StatementTimeout
@@ -165,18 +166,19 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         served = await forget_service_hours(database)
         users = await admin.users.forget_old()
         responses = await forget_expired(database)
+        claims = await forget_expired_claims(database)
         waterfall_store = WaterfallStore(database, settings.waterfall_keep_days * _DAY_S)
         waterfalls = await waterfall_store.forget_old()
         refused = await RefusedRequestStore(database, settings.waterfall_keep_days * _DAY_S).forget_old()
         gone = {"webhooks": removed, "holds": holds, "charges": charges, "windows": windows, "history": history}
         gone |= {"served": served, "users": users, "responses": responses, "waterfalls": waterfalls}
-        gone |= {"refused_requests": refused}
+        gone |= {"refused_requests": refused, "idempotency_claims": claims}
         if waterfalls < BATCH:  # what is too old is gone: the rest is shared
             gone["waterfalls"] += await waterfall_store.forget_beyond()
         if any(gone.values()):
             logger.info("old rows are forgotten", **gone)
         at_most = max(holds, charges, windows, history, served, waterfalls, refused)
-        return removed >= REMOVAL_BATCH or at_most >= BATCH or responses >= FORGOTTEN
+        return removed >= REMOVAL_BATCH or at_most >= BATCH or max(responses, claims) >= FORGOTTEN
 
     async def anchor() -> bool:
         if anchored := await anchor_chains(database):

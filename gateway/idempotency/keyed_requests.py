@@ -1,0 +1,182 @@
+"""Answers generating requests that carry an `Idempotency-Key`: each key's request runs once, and is billed once.
+
+While it runs, a request with the same key, body and headers joins its answer from the start; afterwards it is given the
+kept answer, byte for byte. The request does not end with its client: it goes on for a minute without one.
+Sources: draft-ietf-httpapi-idempotency-key-header-07; https://docs.stripe.com/api/idempotent_requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from gateway.admission.prepared_request import Payer
+from gateway.errors import AnswerNotKept, KeyReused, Unavailable
+from gateway.generation.running_tasks import RunningTasks
+from gateway.idempotency.recording import ALONE_S, MOST_KEPT, Recording
+from gateway.idempotency.request_key import HEADER
+from gateway.kept_responses.keeper import ResponseKeeper
+from gateway.request_context import public_name
+from prompt_cache.promise.scope_keys import ScopeKeyUnreadable
+from response_store.idempotency import Claim, ClaimKey, IdempotencyClaims, KeptAnswer, NewClaim
+from storage.database.circuit_breaker import CircuitBreaker
+from storage.database.database import DatabaseUnavailable
+
+log = structlog.get_logger("gateway.idempotency")
+
+MOST_BYTES = 256 * 1024 * 1024
+"""Of recordings that a worker holds; what comes beyond that cannot be joined or kept."""
+_BEAT_S = 2.0
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 1.0
+_LONGEST_WAIT_S = 600.0
+"""How long a request waits for one that runs in another worker."""
+_FAILED = 300
+
+
+class KeyedRun:
+    """The request that runs for a key, here. `digest`: of all that decides over its answer."""
+
+    def __init__(self, claim: NewClaim, recording: Recording) -> None:
+        self.claim = claim
+        self.recording = recording
+        self.model = ""
+        self.task: asyncio.Task[None] | None = None
+
+
+class KeyedRequests:
+    """The requests with keys of one worker. `keeper` says what a project keeps."""
+
+    def __init__(
+        self,
+        claims: IdempotencyClaims,
+        requests: RunningTasks,
+        breaker: CircuitBreaker,
+        keeper: ResponseKeeper,
+    ) -> None:
+        self._claims = claims
+        self._requests = requests
+        self._breaker = breaker
+        self._keeper = keeper
+        self._running: dict[ClaimKey, KeyedRun] = {}
+        self._claiming: dict[ClaimKey, tuple[asyncio.Lock, int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bytes = 0
+        self.most_bytes = MOST_BYTES
+        self.alone_s = ALONE_S
+
+    async def beat(self) -> None:
+        """Say again and again which claims this worker still runs, until cancelled."""
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            running = [run.claim.request_id for run in self._running.values()]
+            if running:
+                with contextlib.suppress(DatabaseUnavailable):
+                    await self._breaker.wait(self._claims.beat(running))
+
+    async def close(self) -> None:
+        """Wait for the ends of what has run, when nothing runs any more."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def join(self, claim: NewClaim, payer: Payer, start: Callable[[NewClaim], KeyedRun]) -> KeyedRun | KeptAnswer:
+        """The run that this request is, or joins, or the answer that is kept. Raises KeyReused, AnswerNotKept,
+        Unavailable, DatabaseUnavailable."""
+        until, pause = time.monotonic() + _LONGEST_WAIT_S, _FIRST_LOOK_S
+        while True:
+            async with self._lock(claim.key):
+                if (run := self._running.get(claim.key)) is not None:
+                    _check(claim, run.claim.request_digest)
+                    return run
+                standing = await self._breaker.wait(self._claims.claim(claim))
+                if standing is None:
+                    run = self._running[claim.key] = start(claim)
+                    return run
+            _check(claim, standing.request_digest)
+            if standing.worker is None:
+                return await self._kept(standing, claim, payer)
+            if self._requests.draining or time.monotonic() > until:
+                raise Unavailable("The request of this idempotency key still runs; try again.", retry_after=1.0)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_LOOK_S)
+
+    async def _kept(self, standing: Claim, claim: NewClaim, payer: Payer) -> KeptAnswer:
+        payer.check(standing.model)
+        try:
+            opening = self._claims.open(claim.tenant_id, claim.project_id, standing)
+            answer = await self._breaker.wait(opening)
+        except ScopeKeyUnreadable:
+            answer = None
+        if answer is None:
+            raise AnswerNotKept(HEADER, public_name(standing.request_id))
+        return answer
+
+    def recording(self) -> Recording:
+        """A recording whose bytes are counted."""
+        most = MOST_KEPT if self._bytes < self.most_bytes else 0
+        return Recording(self._sized, self.alone_s, most)
+
+    def run(self, run: KeyedRun, payer: Payer, work: Callable[[], Awaitable[bool]], *, kept: bool) -> None:
+        """Run `work`, which fills the recording and says whether its answer stands; then end the claim."""
+        task = run.task = asyncio.create_task(self._run(run, payer, work, kept=kept))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, run: KeyedRun, payer: Payer, work: Callable[[], Awaitable[bool]], *, kept: bool) -> None:
+        recording, failure = run.recording, None
+        stands = False
+        try:
+            stands = await work()
+        except Exception as error:  # whoever waits for the answer is told
+            failure, stands = error, 0 < recording.status < _FAILED
+        try:
+            await self._end(run, payer, stands=stands, kept=kept and recording.complete)
+        finally:
+            self._running.pop(run.claim.key, None)
+            if recording.complete:
+                recording.end()
+            else:
+                recording.fail(failure or Unavailable("The request ended before its answer did."))
+            recording.forget()
+
+    async def _end(self, run: KeyedRun, payer: Payer, *, stands: bool, kept: bool) -> None:
+        claim = run.claim
+        try:
+            if not stands:
+                await self._breaker.wait(self._claims.release(claim.key, claim.request_id))
+                return
+            answer = run.recording.answer() if kept and await self._keeper.keeps(payer) else None
+            if answer is not None:
+                self._keeper.count(payer.project_id, answer.body)
+            await self._breaker.wait(self._claims.finish(claim, run.model, answer))
+        except (DatabaseUnavailable, ScopeKeyUnreadable) as error:
+            log.warning(
+                "what an idempotency key stands for is not kept",
+                request_id=public_name(claim.request_id),
+                cause=type(error).__name__,
+            )
+
+    def _sized(self, more: int) -> None:
+        self._bytes += more
+
+    @asynccontextmanager
+    async def _lock(self, key: ClaimKey) -> AsyncIterator[None]:
+        """One after the other for a key: the second finds the run of the first."""
+        lock, users = self._claiming.get(key, (asyncio.Lock(), 0))
+        self._claiming[key] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._claiming.pop(key)
+            if users > 1:
+                self._claiming[key] = (lock, users - 1)
+
+
+def _check(claim: NewClaim, other: bytes) -> None:
+    if claim.request_digest != other:
+        raise KeyReused(HEADER)
