@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r0180"
+revision = "r0056"
 down_revision = "r0055"
 branch_labels = None
 depends_on = None
