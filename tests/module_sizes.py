@@ -74,7 +74,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "one of several alike, apart so that each can be read, changed and tested alone": (
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
         "gateway/openapi/stand_in.py",
-        *("billing/reservation/hooked_holds.py", "gateway/generation/lease_promise.py"),
+        "billing/reservation/hooked_holds.py",
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
     ),
 }
