@@ -49,7 +49,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "engine/execution/stopwatch.py",
     ),
     "one rule that several paths must keep alike": (
-        *("billing/accounts/idempotency.py", "tenancy/administration/operators.py"),
+        "billing/accounts/idempotency.py",
         *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
         *("tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
