@@ -72,6 +72,7 @@ lease = Table(
     Column("billed", Integer, nullable=False),
     Column("blocks", LargeBinary, nullable=False),
     Column("base", Id, nullable=True),
+    Column("unsettled_base", Id, nullable=True),
     Column("told", Integer, nullable=False, server_default="0"),
     Column("paid", Integer, nullable=False, server_default="0"),
     Index(None, "project_id", "prefix_key", unique=True),
@@ -84,8 +85,11 @@ lease = Table(
 """One row for a prefix of a project that is promised without a break since `created_at`, or was until it expired.
 `new_tokens` are those beyond the lease before it in its chain (`base`), and those of that one once it ended. `writer`
 is the request that writes it, `told` 1 once this one has a token: until then another may take its place. `paid` is 1
-once it is certain that the writer pays, `billed` once that holds for all leases before it too. `blocks` has 8 bytes of
-the key of each whole block, where storage has a price."""
+once it is certain that the writer pays, `billed` once that holds for all leases before it too. `unsettled_base` is the
+ended lease nearest to it, between `base` and itself, whose writer may still fail to pay (`ended_lease.payer`). `blocks`
+has 8 bytes of the key of each whole block, where storage has a price."""
+_ON_UNSETTLED = lease.c.unsettled_base.is_not(None)
+Index(None, lease.c.unsettled_base, postgresql_where=_ON_UNSETTLED, sqlite_where=_ON_UNSETTLED)
 
 ended_lease = Table(
     "ended_lease",
@@ -104,6 +108,7 @@ ended_lease = Table(
     Column("reads", Count, nullable=True),
     Column("new_tokens", Count, nullable=True),
     Column("payer", Id, nullable=True),
+    Column("base", Id, nullable=True),
     Index(None, "project_id", "prefix_key"),
     Index(None, "ended_at"),
     **STRICT,
@@ -111,9 +116,11 @@ ended_lease = Table(
 """What was promised until `ended_at`, or not at all (cause `limit` or `failed`): for a day, to say why a prefix
 missed, and which writes nobody read. `reads` and `new_tokens` are the lease's, null of those that ended before they
 were kept. `payer` is the writer as long as it is not certain whether it pays: a lease may end while its request
-runs."""
+runs. `base` is the lease before it in its chain, live or ended, if not all before it was paid for when it ended."""
 _UNCERTAIN = ended_lease.c.payer.is_not(None)
 Index(None, ended_lease.c.payer, postgresql_where=_UNCERTAIN, sqlite_where=_UNCERTAIN)
+_DEPENDENT = ended_lease.c.base.is_not(None)
+Index(None, ended_lease.c.base, postgresql_where=_DEPENDENT, sqlite_where=_DEPENDENT)
 
 lease_tag = Table(
     "lease_tag",

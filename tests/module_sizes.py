@@ -49,7 +49,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         "engine/execution/stopwatch.py",
     ),
     "one rule that several paths must keep alike": (
-        *("billing/accounts/idempotency.py", "tenancy/administration/operators.py"),
+        "billing/accounts/idempotency.py",
         *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
         *("tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
@@ -74,7 +74,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "one of several alike, apart so that each can be read, changed and tested alone": (
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
         "gateway/openapi/stand_in.py",
-        *("billing/reservation/hooked_holds.py", "gateway/generation/lease_promise.py"),
+        "billing/reservation/hooked_holds.py",
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
     ),
 }

@@ -13,6 +13,7 @@ from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
     from billing.prices.approval import PriceSheets
+    from tenancy.rights.delegation import KeyGrant
     from tenancy.rights.permissions import Permission
     from tenancy.rights.principals import Principal
     from turnpike.admin_services import AdminServices
@@ -123,11 +124,26 @@ async def check_operators(admin: AdminServices, arguments: argparse.Namespace) -
     return [operator.name for operator in operators]
 
 
-async def check_second_operator(admin: AdminServices, arguments: argparse.Namespace) -> None:
-    """Two operators' keys while approvals are on: for what makes, or takes over, somebody who has a role at the
-    platform. Raises CommandError."""
+async def check_appointment(admin: AdminServices, arguments: argparse.Namespace, grant: KeyGrant | None = None) -> None:
+    """Who may make, or take over, somebody who has a role at the platform: two operators while approvals are on; else
+    one, as soon as an operator has a key for it. Before that, whoever has this machine.
+
+    `grant`: what the key gives that is made or changed: not more than one operator has who does it alone. Raises
+    CommandError, GivesTooMuch.
+    """
+    from tenancy.administration.operators import TO_APPOINT, anybody_appoints
+    from tenancy.rights.delegation import check_delegation
+
     if await approvals_are_on(admin):
         await check_operators(admin, arguments)
+    elif admin.settings.operator_key_file or anybody_appoints(await admin.tenancy.list_operator_keys()):
+        if not admin.settings.operator_key_file:
+            raise CommandError(
+                f"operators have keys, so this takes one: {FLAG} FILE; keys that are lost: `turnpike keys revoke KEY`"
+            )
+        operator = await own_operator(admin, TO_APPOINT)
+        if grant is not None:
+            check_delegation(operator, grant)
 
 
 async def own_operator(admin: AdminServices, permission: Permission) -> Principal:
@@ -138,10 +154,19 @@ async def own_operator(admin: AdminServices, permission: Permission) -> Principa
     return await _operator(admin, Path(key_file), permission)
 
 
-async def is_own_person(admin: AdminServices, person: str) -> bool:
-    """Whether the operator whose key is presented is this person (`Principal.person`). Raises CommandError."""
+async def may_change_own(admin: AdminServices, person: str, grant: KeyGrant) -> bool:
+    """Whether the operator whose key is presented is this person (`Principal.person`), who has all that this gives.
+    Raises CommandError."""
+    from tenancy.rights.delegation import GivesTooMuch, check_delegation
+
     key_file = admin.settings.operator_key_file
-    return bool(key_file) and (await _operator(admin, Path(key_file), None)).person == person
+    if not key_file or (operator := await _operator(admin, Path(key_file), None)).person != person:
+        return False
+    try:
+        check_delegation(operator, grant)
+    except GivesTooMuch:
+        return False
+    return True
 
 
 async def _operator(admin: AdminServices, path: Path, permission: Permission | None, flag: str = FLAG) -> Principal:

@@ -6,6 +6,7 @@ So whoever bills the request, from a replica's journal too, bills what was promi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 from uuid import UUID
 
 from msgspec import Struct
@@ -25,6 +26,8 @@ from prompt_cache.promise.lease_decisions import BLOCK_NAME, LIFE_S, LeaseDecisi
 from prompt_cache.promise.lease_store import LeaseStore
 from prompt_cache.promise.prefix_keys import PromptKeys
 from storage.database.database import Database, TransactionConflict
+
+HoldT = TypeVar("HoldT", Hold, HoldRequest)
 
 
 class LeasePayer(Struct, frozen=True):
@@ -57,14 +60,9 @@ class LeaseRequest:
         self._lane = lane
         self.only_if_cached = only_if_cached
 
-    def changed(self, request: HoldRequest, decision: LeaseDecision) -> HoldRequest | NotCached:
-        """The request with terms that say what was decided; or the error, if it was to be cached and is not."""
-        if (refused := self.refusal(decision)) is not None:
-            return refused
-        return replace(request, terms=pack(replace(self._terms, leases=decision.parts)))
-
-    def changed_again(self, hold: Hold, decision: LeaseDecision) -> Hold | NotCached:
-        """The hold with terms that say what was decided now; or the error, as for `changed`."""
+    def freeze(self, hold: HoldT, decision: LeaseDecision) -> HoldT | NotCached:
+        """The hold, or the request for one, with terms that say what was decided; or the error, if the request was to
+        be cached and is not."""
         if (refused := self.refusal(decision)) is not None:
             return refused
         return replace(hold, terms=pack(replace(self._terms, leases=decision.parts)))
@@ -174,7 +172,7 @@ class LeaseDecisions:
     def decide(self, request: HoldRequest, hook_input: LeaseRequest) -> HoldRequest | Exception:
         """The request with the terms that it gets now."""
         self._pending = self._decider.decide(hook_input.wish)
-        return hook_input.changed(request, self._pending)
+        return hook_input.freeze(request, self._pending)
 
     def decide_again(self, hold: Hold, hook_input: LeaseRequest) -> Hold | Exception:
         """The hold with the terms that it gets now."""
@@ -184,7 +182,7 @@ class LeaseDecisions:
         self._pending = self._decider.decide_again(
             hook_input.wish, hook_input.decision, hold.admitted_at, hook_input.reach
         )
-        return hook_input.changed_again(hold, self._pending)
+        return hook_input.freeze(hold, self._pending)
 
     def took(self, hook_input: LeaseRequest) -> None:
         """Let the last decision hold."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from typing import Literal
 
 import structlog
 from msgspec.structs import replace
@@ -26,8 +27,14 @@ from gateway.generation.choices import Choices
 from gateway.generation.delivery import Delivery, Finished, FinishReason, Started
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.hold_slices import HoldSlices
-from gateway.generation.lease_promise import LeasePromise, computed_prompt
-from gateway.generation.outcome import finish_reasons, invalid_grammar, left_undone, outcome_of, replica_lost_error
+from gateway.generation.outcome import (
+    computed_prompt,
+    finish_reasons,
+    invalid_grammar,
+    left_undone,
+    outcome_of,
+    replica_lost_error,
+)
 from gateway.generation.request_state import Event, Outcome, RequestState, failed
 from gateway.generation.task_trace import TaskTrace
 from gateway.generation.usage_recording import EndedRequest, UsageRecording
@@ -90,7 +97,8 @@ class GenerationTask:
         """The current attempt's."""
         self._slices: HoldSlices | None = None
         self._hold: Hold | None = None
-        self._promise: LeasePromise | None = None
+        self._promise: Literal["open", "stands", "broken"] = "open"
+        """Whether what leases promise holds for good, and may be told; `broken`: nothing is cached that was to be."""
         self._timer: asyncio.TimerHandle | None = None
         self._began: Began | None = None
         """Of the current attempt; once `_prompt_known`, with counts that do not change any more."""
@@ -187,9 +195,8 @@ class GenerationTask:
                 raise refused
             self.admitted.set()
             await self._parts.admitted(self)
-            self._promise = LeasePromise(self._deps.promises, self.prepared)
             await self._join_writes()
-            uncached = await self._promise.refusal(self.prepared)
+            uncached = await self._foresee_promise()
             if self.state.outcome is not None:  # no wait comes between this and `_send`
                 why = "ended before it began"
                 raise self.state.outcome.failure or Interrupted("The client left.")
@@ -375,7 +382,7 @@ class GenerationTask:
                 self.marks.mark(BEGAN)
                 self._began_s = time.monotonic() - self._started
                 self._served("queue", self._began_s - self._sent_s)
-                if self._promise is not None and self._promise.stands:
+                if self._promise == "stands":
                     self._tell_start(event)
             elif isinstance(event, PromptLogprobs):
                 self._choices.score_prompt(event)
@@ -409,20 +416,35 @@ class GenerationTask:
         elif not _is_certain(self._began):
             return
         self._prompt_known = True
-        if self._promise is not None and self._promise.stands:
+        if self._promise == "stands":
             self._tell_start(self._began)
 
-    async def _settle_promise(self, reach: int | None = None) -> NotCached | None:
-        """Let what leases promise stand for good, and tell it; or the error, if nothing is cached after all."""
-        assert self._promise is not None
-        assert self._hold is not None
-        if self._promise.settled:
+    async def _foresee_promise(self) -> NotCached | None:
+        """The error of a request that is to run only if it is cached, if it is not."""
+        promises = self._deps.promises
+        if promises is None or not promises.needed(self.prepared):
+            self._promise = "stands"
             return None
-        self.prepared, self._hold, refusal = await self._promise.settle(self.prepared, self._hold, reach)
-        self.marks.mark(PROMISE)
-        if self._began is not None and refusal is None:
+        return await promises.refusal(self.prepared)
+
+    async def _settle_promise(self, reach: int | None = None) -> NotCached | None:
+        """Let what leases promise stand for good, and tell it; or the error, if nothing is cached after all. `reach`:
+        as for `LeaseConfirmations.confirm`."""
+        if self._promise != "open":
+            return None
+        assert self._deps.promises is not None
+        assert self._hold is not None
+        try:
+            self.prepared, self._hold = await self._deps.promises.confirm(self.prepared, self._hold, reach)
+        except NotCached as refusal:
+            self._promise = "broken"
+            return refusal
+        finally:
+            self.marks.mark(PROMISE)
+        self._promise = "stands"
+        if self._began is not None:
             self._tell_start(self._began)
-        return refusal
+        return None
 
     def _tell_start(self, began: Began) -> None:
         """Tell the reader how the prompt will be billed, from what the replica counted and what leases promise. What is

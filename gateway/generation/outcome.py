@@ -15,7 +15,7 @@ from gateway.generation.delivery import FinishReason
 from gateway.generation.request_state import Outcome, failed
 from gateway.generation_request import Grammar
 from gateway.metering.billable_usage import Fault, FinishedRequest
-from protocol.requests import Counts, Done, Refusal
+from protocol.requests import Began, Counts, Done, Refusal
 
 ChoiceEnd: TypeAlias = Literal["stop", "budget"] | None
 """Why the gateway ended a choice: a stop string completed, or no more could be paid for. None: it did not."""
@@ -68,6 +68,14 @@ def left_undone(done: Done | None, choice_ends: Sequence[ChoiceEnd], *, linked: 
         return not linked
     stopped = done.reason == "abort" and not any(choice_ends)
     return stopped or (done.reason == "rejected" and done.refusal is None and done.invalid is None)
+
+
+def computed_prompt(done: Done | None, began: Began | None, outcome: Outcome | None) -> int:
+    """How many tokens of the prompt are billed to a request that ends with this `outcome`, or with what `done` means:
+    0 if nothing is."""
+    counts: Counts | None = done.counts if done is not None else began.counts if began is not None else None
+    ended = outcome or outcome_of(done)
+    return 0 if counts is None or ended.status == "failed" else counts.prompt
 
 
 def replica_lost_error() -> Unavailable:

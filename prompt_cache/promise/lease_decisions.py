@@ -28,7 +28,7 @@ class Lease(Struct, frozen=True):
 
     `new_tokens` are those beyond the lease before it in its chain that has not ended, which is `base`. `told`: whether
     its `writer` has a token, so that nobody takes its place any more. `paid`: whether it is certain that the writer
-    pays; `billed`: that all before it is paid for too. `blocks`: see `prompt_cache.tables`.
+    pays; `billed`: that all before it is paid for too. `unsettled_base` and `blocks`: see `prompt_cache.tables`.
     """
 
     id: UUID
@@ -50,6 +50,7 @@ class Lease(Struct, frozen=True):
     base: UUID | None = None
     told: bool = False
     paid: bool = False
+    unsettled_base: UUID | None = None
 
     @property
     def firm(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, delete, insert, literal, select, update
+from sqlalchemy import bindparam, delete, insert, literal, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from prompt_cache.promise.lease_decisions import Lease
@@ -29,7 +29,7 @@ _PAGE = 1000
 _BOOLEANS = ("billed", "told", "paid")
 _CHANGING = (
     "new_tokens", "lease_class", "created_at", "written_at", "expires_at", "read_at", "reads", "writer", "blocks",
-    "base", *_BOOLEANS,
+    "base", "unsettled_base", *_BOOLEANS,
 )  # fmt: skip
 _CHANGE = (
     update(lease).where(lease.c.id == bindparam("lease")).values({name: bindparam(f"new_{name}") for name in _CHANGING})
@@ -37,7 +37,12 @@ _CHANGE = (
 _GROWTH = (
     update(lease)
     .where(lease.c.id == bindparam("lease"))
-    .values(new_tokens=bindparam("new_new_tokens"), base=bindparam("new_base"))
+    .values(
+        new_tokens=bindparam("new_new_tokens"), base=bindparam("new_base"), unsettled_base=bindparam("new_unsettled")
+    )
+)
+_NEXT_UNSETTLED = (
+    update(lease).where(lease.c.id == bindparam("lease")).values(unsettled_base=bindparam("new_unsettled"))
 )
 _KEPT = (
     "id",
@@ -67,8 +72,14 @@ def row_of(one: Lease) -> dict[str, Any]:
 
 def ended_row(one: Lease, at: int, cause: EndCause) -> dict[str, Any]:
     """The values of the row that says what became of it."""
-    payer = one.writer if cause in ("expired", "purged") and not one.paid else None
-    return {**{name: getattr(one, name) for name in _KEPT}, "ended_at": at, "cause": cause, "payer": payer}
+    depends = cause in ("expired", "purged")
+    return {
+        **{name: getattr(one, name) for name in _KEPT},
+        "ended_at": at,
+        "cause": cause,
+        "payer": one.writer if depends and not one.paid else None,
+        "base": (one.unsettled_base or one.base) if depends and not one.billed else None,
+    }
 
 
 async def read_leases(session: AsyncSession) -> AsyncIterator[list[Lease]]:
@@ -94,16 +105,21 @@ class LeaseRows:
         await session.execute(_CHANGE, sorted(rows, key=lambda row: row["lease"].int))
 
     async def end(self, session: AsyncSession, ended: Sequence[Lease], cause: EndCause, at: int | None = None) -> None:
-        """Move these leases to the table of ended ones, as ended at `at`, or when they expired.
-
-        A lease that failed also ends every lease built on it, since nobody pays for its tokens.
-        """
-        # all tenants: each row names its own
-        if cause == "failed":
-            ended = [*ended, *await self._beyond(session, ended)]
+        """Move these leases to the table of ended ones, as ended at `at`, or when they expired."""
         await self.move(session, ended, cause, at)
-        if cause != "failed":
-            await self.hand_on(session, ended)
+        await self.hand_on(session, ended)
+
+    async def fail(self, session: AsyncSession, identities: Collection[UUID], at: int) -> list[Lease]:
+        """End these leases, live or ended ones, and all that are built on them: nobody pays for their tokens. Returns
+        those that were live."""
+        # all tenants: leases of several may fail together
+        live, gone = await self._with_beyond(session, identities)
+        if live:
+            await self.move(session, live, "failed", at)
+        if gone:
+            failed = one_of(self._database, ended_lease.c.id, gone)
+            await session.execute(update(ended_lease).where(failed).values(cause="failed", payer=None, base=None))
+        return live
 
     async def move(self, session: AsyncSession, ended: Sequence[Lease], cause: EndCause, at: int | None = None) -> None:
         """As `end`, of these alone; what they promised is to be handed on yet."""
@@ -112,21 +128,32 @@ class LeaseRows:
         await session.execute(insert(ended_lease), rows)
         await session.execute(delete(lease).where(one_of(self._database, lease.c.id, [one.id for one in ended])))
 
-    async def _beyond(self, session: AsyncSession, leases: Sequence[Lease]) -> list[Lease]:
-        """The leases built on these, directly or on one another, locked."""
-        # all tenants: leases of several may end together
-        beyond: dict[UUID, Lease] = {}
-        before = {one.id for one in leases}
-        while before:
-            query = select(*COLUMNS).where(one_of(self._database, lease.c.base, before))
-            query = query.order_by(lease.c.project_id, lease.c.prefix_key)
-            found = {one.id: one for one in map(lease_of, await session.execute(self._database.locked(query)))}
-            before = found.keys() - beyond.keys() - {one.id for one in leases}
-            beyond |= {id_: found[id_] for id_ in before}
-        return list(beyond.values())
+    async def _with_beyond(
+        self, session: AsyncSession, identities: Collection[UUID]
+    ) -> tuple[list[Lease], Collection[UUID]]:
+        """These leases and those built on them, directly or on one another, locked: the live ones, and the ended.
+
+        It looks until it finds no more: another transaction that was waited for may have ended one of them.
+        """
+        # all tenants: as its callers
+        live: dict[UUID, Lease] = {}
+        gone: set[UUID] = set()
+        before = -1
+        while len(live) + len(gone) > before:
+            before = len(live) + len(gone)
+            ids = {*identities, *live, *gone}
+            built = or_(*(one_of(self._database, of, ids) for of in (lease.c.id, lease.c.base, lease.c.unsettled_base)))
+            query = select(*COLUMNS).where(built).order_by(lease.c.project_id, lease.c.prefix_key)
+            live = {one.id: one for one in map(lease_of, await session.execute(self._database.locked(query)))}
+            of = ended_lease.c
+            ended = or_(one_of(self._database, of.id, ids), one_of(self._database, of.base, ids))
+            stored = select(of.id).where(ended, of.cause.in_(("expired", "purged"))).order_by(of.id)
+            gone = set(await session.scalars(self._database.locked(stored)))
+        return list(live.values()), gone
 
     async def hand_on(self, session: AsyncSession, ended: Sequence[Lease]) -> None:
-        """Count the own tokens of ended leases as those of the leases built on them, which still promise them.
+        """Count the own tokens of ended leases as those of the leases built on them, which still promise them. These
+        depend on the ended ones until it is certain that those are paid for.
 
         What others have locked is waited for: nobody would count these tokens later. Of two that wait for one another
         PostgreSQL ends one, which is tried again.
@@ -134,24 +161,69 @@ class LeaseRows:
         # all tenants: leases of several may end together
         gone = {one.id: one for one in ended}
         built = one_of(self._database, lease.c.base, gone.keys())
-        query = select(lease.c.id, lease.c.tokens, lease.c.new_tokens, lease.c.base).where(built)
-        query = query.order_by(lease.c.project_id, lease.c.prefix_key)
+        query = select(lease.c.id, lease.c.tokens, lease.c.new_tokens, lease.c.base, lease.c.unsettled_base)
+        query = query.where(built).order_by(lease.c.project_id, lease.c.prefix_key)
         # until there is none: whoever was waited for may have ended such a lease, and built others on these
         while await session.scalar(select(lease.c.id).where(built).limit(1)) is not None:
             grown: list[dict[str, Any]] = []
-            for id_, tokens, new, base in await session.execute(self._database.locked(query)):
-                more, before = new, base
+            for id_, tokens, new, base, unsettled_base in await session.execute(self._database.locked(query)):
+                more, before, unsettled = new, base, unsettled_base
                 while before in gone:
-                    more, before = more + gone[before].new_tokens, gone[before].base
-                grown.append({"lease": id_, "new_new_tokens": min(tokens, more), "new_base": before})
+                    last = gone[before]
+                    more, before = more + last.new_tokens, last.base
+                    unsettled = unsettled or (last.unsettled_base if last.paid else last.id)
+                grown.append(
+                    {"lease": id_, "new_new_tokens": min(tokens, more), "new_base": before, "new_unsettled": unsettled}
+                )
             if grown:
                 await session.execute(_GROWTH, grown)
                 await self.bill(session, {row["lease"] for row in grown})
 
+    async def settle_ended(self, session: AsyncSession, paid: Collection[UUID]) -> None:
+        """Note that these ended leases, which are locked, are paid for. Those built on them depend on the next one
+        before it of which that is not certain."""
+        # all tenants: leases of several may be paid for together
+        await session.execute(
+            update(ended_lease).where(one_of(self._database, ended_lease.c.id, paid)).values(payer=None)
+        )
+        following = await self._unsettled_before(session, paid)
+        built = one_of(self._database, lease.c.unsettled_base, paid)
+        query = select(lease.c.id, lease.c.unsettled_base).where(built)
+        query = query.order_by(lease.c.project_id, lease.c.prefix_key)
+        # until there is none, as in `hand_on`
+        while await session.scalar(select(lease.c.id).where(built).limit(1)) is not None:
+            rows = (await session.execute(self._database.locked(query))).all()
+            moved = [{"lease": id_, "new_unsettled": following[base]} for id_, base in rows]
+            if moved:
+                await session.execute(_NEXT_UNSETTLED, moved)
+                await self.bill(session, {row["lease"] for row in moved})
+
+    async def _unsettled_before(self, session: AsyncSession, ended: Collection[UUID]) -> dict[UUID, UUID | None]:
+        """For each of these settled leases the nearest ended one before it whose payer is not certain.
+
+        The rows on the way are locked, so that nobody settles one of them before what is built on it is written."""
+        # all tenants: as its caller
+        of = ended_lease.c
+        rows: dict[UUID, tuple[UUID | None, UUID | None]] = {}
+        wanted = set(ended)
+        while wanted:
+            query = select(of.id, of.payer, of.base).where(one_of(self._database, of.id, wanted)).order_by(of.id)
+            level = {id_: (payer, base) for id_, payer, base in await session.execute(self._database.locked(query))}
+            rows |= level
+            wanted = {base for payer, base in level.values() if payer is None and base is not None} - rows.keys()
+        following: dict[UUID, UUID | None] = {}
+        for id_ in ended:
+            before: UUID | None = id_
+            while before in rows and rows[before][0] is None:
+                before = rows[before][1]
+            following[id_] = before if before in rows else None  # a live one is the base already
+        return following
+
     async def bill(self, session: AsyncSession, paid: Collection[UUID] | None = None) -> None:
         """Mark these leases as billed, all of them if None, and then those built on them, where all is paid for.
 
-        A lease counts as billed when its own write is paid for and the lease that it is built on (`base`) is billed.
+        A lease counts as billed when its own write is paid for, the lease that it is built on (`base`) is billed, and
+        it depends on no ended lease whose payer is not certain.
 
         What others have locked is skipped: to wait for it while having locks out of order could be for ever. It is left
         to a later round of the worker (`LeaseStore.bill_rest`), and can be read meanwhile.
@@ -160,7 +232,8 @@ class LeaseRows:
         before = lease.alias("before")
         certain = before.c.id.is_(None) | (before.c.billed == 1)
         query = select(lease.c.id).join_from(lease, before, lease.c.base == before.c.id, isouter=True)
-        query = query.where(lease.c.paid == 1, lease.c.billed == 0, certain).limit(_MOST_BILLED)
+        query = query.where(lease.c.paid == 1, lease.c.billed == 0, lease.c.unsettled_base.is_(None), certain)
+        query = query.limit(_MOST_BILLED)
         while paid is None or paid:
             ready = query if paid is None else query.where(one_of(self._database, lease.c.id, paid))
             billed = set(await session.scalars(self._database.locked(ready, of=lease, skip=True)))

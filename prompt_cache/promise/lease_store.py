@@ -96,7 +96,7 @@ class LeaseStore:
         if decider.replaced:  # after the others, which were decided as if these were still there
             await self._rows.hand_on(session, decider.replaced)
         if decider.failed:  # after the others, which may go on from elsewhere now
-            await self._rows.end(session, [*decider.failed.values()], "failed", decider.now)
+            await self._rows.fail(session, decider.failed.keys(), decider.now)
         if decider.tags:
             tagged = self._database.insert(lease_tag).on_conflict_do_nothing()
             rows = [{"lease_id": id_, "tag": tag, "project_id": project} for id_, tag, project in decider.tags]
@@ -203,26 +203,23 @@ class LeaseStore:
             if paid:
                 await session.execute(update(lease).where(one_of(self._database, lease.c.id, paid)).values(paid=1))
                 await self._rows.bill(session, paid)
-            if failed:
+            ended = await self._settle_ended(session, billed)
+            if lost := [*(one.id for one in failed), *ended]:
                 now = (await session.execute(select(self._database.clock))).scalar_one()
-                await self._rows.end(session, failed, "failed", now)
-            Database.after_commit(session, lambda: self._count_again({one.project_id for one in failed}))
-            await self._settle_ended(session, billed)
+                projects = {one.project_id for one in await self._rows.fail(session, lost, now)}
+                Database.after_commit(session, lambda: self._count_again(projects))
             return len(failed)
 
-    async def _settle_ended(self, session: AsyncSession, billed: Mapping[UUID, range]) -> None:
+    async def _settle_ended(self, session: AsyncSession, billed: Mapping[UUID, range]) -> list[UUID]:
+        """Settle leases that these requests wrote and that ended meanwhile; return those that nobody pays for."""
         # all tenants: requests end whoever asked
         of = ended_lease.c
         query = select(of.id, of.tokens, of.payer).where(one_of(self._database, of.payer, billed)).order_by(of.id)
         ended = (await session.execute(self._database.locked(query))).all()
         unpaid = [row.id for row in ended if row.tokens - 1 not in billed[row.payer]]
-        if unpaid:
-            await session.execute(
-                update(ended_lease).where(one_of(self._database, of.id, unpaid)).values(cause="failed")
-            )
-        if ended:
-            settled = one_of(self._database, of.id, [row.id for row in ended])
-            await session.execute(update(ended_lease).where(settled).values(payer=None))
+        if paid := {row.id for row in ended}.difference(unpaid):
+            await self._rows.settle_ended(session, paid)
+        return unpaid
 
     async def uncertain_writers(self, before: int, most: int) -> list[UUID]:
         """Requests with leases of before this instant of which it is not known whether the request pays for them.
@@ -262,10 +259,12 @@ class LeaseStore:
             return len(expired)
 
     async def forget(self, before: int) -> int:
-        """Delete what ended before this instant; return how many. Raises DatabaseUnavailable."""
+        """Delete what ended before this instant, but for what may still be paid for; return how many. Raises
+        DatabaseUnavailable."""
         async with self._database.transaction() as session:
             # all tenants: time passes for everyone
-            gone = await session.execute(delete(ended_lease).where(ended_lease.c.ended_at < before))
+            over = ended_lease.c.ended_at < before
+            gone = await session.execute(delete(ended_lease).where(over, ended_lease.c.payer.is_(None)))
             return int(getattr(gone, "rowcount", 0))
 
     # ------------------------------------------------ what they are asked for

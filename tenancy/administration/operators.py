@@ -18,6 +18,8 @@ from tenancy.rights.delegation import KeyGrant
 from tenancy.rights.permissions import Permission
 from tenancy.tables import ApiKey
 
+TO_APPOINT: Permission = "platform.write"
+"""What lets somebody make others who have a role at the platform."""
 _TO_TURN_OFF: frozenset[Permission] = frozenset({"approvals.decide", "platform.write"})
 """What both people need who turn approvals off."""
 
@@ -34,6 +36,13 @@ def holder_of(key: ApiKey) -> str:
 def two_decide(keys: Iterable[ApiKey]) -> bool:
     """Whether keys of two different people, which do not expire, can decide changes and turn approvals off again."""
     return _are_two(_holders(_grants(keys), _decides_for_good))
+
+
+def anybody_appoints(keys: Iterable[ApiKey]) -> bool:
+    """Whether there is an operator's key that is valid now and lets its holder make other operators."""
+    return any(
+        grant is not None and _is_valid(grant) and TO_APPOINT in grant.permissions() for _, grant in _grants(keys)
+    )
 
 
 def check_two_remain(keys: Iterable[ApiKey], public_id: str, after: KeyGrant | None = None) -> None:
@@ -60,8 +69,11 @@ def _grants(keys: Iterable[ApiKey]) -> _Grants:
 
 def _decides(grant: KeyGrant) -> bool:
     """Whether such a key can decide changes now, and turn approvals off, which takes more."""
-    ended = grant.expires_at is not None and grant.expires_at <= clock.instant()
-    return not ended and grant.permissions() >= _TO_TURN_OFF
+    return _is_valid(grant) and grant.permissions() >= _TO_TURN_OFF
+
+
+def _is_valid(grant: KeyGrant) -> bool:
+    return grant.expires_at is None or grant.expires_at > clock.instant()
 
 
 def _decides_for_good(grant: KeyGrant) -> bool:

@@ -47,7 +47,7 @@ SCRIPT = (
     ("keys create --tenant client --project default", {"key.created"}),
     ("keys create --tenant client --admin --name reports", {"key.created"}),
     ("keys create --operator --name ann", {"key.created"}),
-    ("keys create --operator --name bob", {"key.created"}),
+    ("keys create --operator --name bob --operator-key-file {ann}", {"key.created"}),
     ("keys change {key} --role viewer", {"key.changed"}),
     ("keys rotate {key}", {"key.rotated"}),
     ("keys revoke {key}", {"key.revoked"}),
@@ -80,7 +80,7 @@ SCRIPT = (
     ("cache share {prompt} --served stdlib-qa --tenant client --reason asked", {"cache.shared"}),
     ("cache unshare {shared} --reason asked", {"cache.unshared", "cache.forgotten"}),
     ("users create eve@example.com", {"user.created", "user.sign_in_link_created"}),
-    ("users invite dan@example.com --role viewer", {"invitation.created"}),
+    ("users invite dan@example.com --role viewer --operator-key-file {ann}", {"invitation.created"}),
     ("users role eve@example.com viewer --tenant client", {"member.added"}),
     ("users reset eve@example.com --reason asked", {"user.password_reset_link_created"}),
     ("users sessions eve@example.com --revoke --reason left", {"session.all_revoked"}),
@@ -148,7 +148,7 @@ class _Desk(Terminal):
         known = len(self.query("SELECT 1 FROM audit_entry"))
         out = self.run(*(part for word in words for part in word), status=status)
         if line.startswith("keys create --operator"):
-            name = line.rsplit(maxsplit=1)[-1]
+            name = line.partition("--name ")[2].partition(" ")[0]
             (self.folder / name).write_text(out)
             self.facts[name] = str(self.folder / name)
         if line.startswith("keys create --tenant client --admin"):

@@ -198,8 +198,8 @@ def events(deployment: Deployment) -> int:
     return count
 
 
-def wait_for_figure(base: str, name: str, replica: str, least: float = 0.0, most: float = math.inf) -> float:
-    """Wait until /metrics has a figure of a replica that is between these."""
+def wait_for_figure(base: str, name: str, replica: str | None, least: float = 0.0, most: float = math.inf) -> float:
+    """Wait until /metrics has a figure of a replica, None for the gateway's own, that is between these."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for family in text_string_to_metric_families(get(base + "/metrics")[1].decode()):

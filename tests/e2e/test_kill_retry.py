@@ -44,6 +44,9 @@ def test_requests_of_a_killed_replica_are_answered_by_the_other(tmp_path: Path, 
             with ThreadPoolExecutor(REQUESTS) as crowd:
                 answers = [crowd.submit(ask, number) for number in range(REQUESTS)]
                 wait_for_figure(deployment.base, "turnpike_replica_running", "engine-0", least=2.0)
+                # one that alone had put out nothing would be suspected of the death, and go to no other replica
+                first_tokens = "turnpike_time_to_first_token_seconds_count"
+                wait_for_figure(deployment.base, first_tokens, None, least=REQUESTS)
                 deployment.processes["engine"].kill()
                 assert not all(answer.done() for answer in answers), "the kill came too late"
                 assert [answer.result() for answer in answers] == [TOKENS] * REQUESTS

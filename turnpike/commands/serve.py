@@ -303,14 +303,18 @@ async def provide_key(admin: AdminServices) -> tuple[str, str]:
 
 async def _owner_link(admin: AdminServices, base_url: str) -> str:
     """At the first start: make the platform's first owner, and say how to sign in, once, within 24 hours. In a
-    demonstration there is an owner, and at each start another link.
+    demonstration there is an owner, and at each start another link. Neither once an operator has a key: making, or
+    becoming, an owner takes it.
 
     The link is shown as the API key is: on a terminal, else in a file of its own.
     """
+    from tenancy.administration.operators import anybody_appoints
     from tenancy.rights.principals import Membership
     from turnpike.demonstration.folder import read_mark
 
     users = admin.users
+    if anybody_appoints(await admin.tenancy.list_operator_keys()):
+        return ""
     with acting_as(_starter()):
         if not await users.accounts.any_exist():
             user = await users.accounts.create(FIRST_OWNER, "Owner", users.clock(), (Membership("owner"),))

@@ -10,7 +10,7 @@ from turnpike.api.actions import Object, add_work, print_json, print_objects, te
 from turnpike.api.client import Api
 from turnpike.command_context import admin_command, print_table
 from turnpike.command_line import CommandError, CommandParser
-from turnpike.operator_identity import add_second_operator, check_second_operator
+from turnpike.operator_identity import add_second_operator, check_appointment
 
 if TYPE_CHECKING:
     from tenancy.rights.permissions import Role
@@ -83,7 +83,7 @@ async def create_user(admin: AdminServices, arguments: argparse.Namespace) -> No
         raise CommandError("--tenant: say --role ROLE: which role the user has there")
     scope = await _scope(admin, arguments)
     if arguments.role and scope.tenant_id is None:
-        await check_second_operator(admin, arguments)
+        await check_appointment(admin, arguments)
     roles = (Membership(arguments.role, scope.tenant_id, scope.project_id),) if arguments.role else ()
     users, name = admin.users, arguments.name or arguments.email.partition("@")[0]
     user = await users.accounts.create(arguments.email, name, users.clock(), roles)
@@ -96,7 +96,7 @@ async def invite_user(admin: AdminServices, arguments: argparse.Namespace) -> No
     users, role = admin.users, arguments.role
     scope = await _scope(admin, arguments)
     if scope.tenant_id is None:
-        await check_second_operator(admin, arguments)
+        await check_appointment(admin, arguments)
     _print_link(await users.links.invite(_machine(), arguments.email, role, scope, users.clock()), admin, arguments)
 
 
@@ -152,7 +152,7 @@ async def change_role(admin: AdminServices, arguments: argparse.Namespace) -> No
         await users.members.remove(_machine(), user.id, scope)
     else:
         if scope.tenant_id is None:
-            await check_second_operator(admin, arguments)
+            await check_appointment(admin, arguments)
         role: Role = arguments.role
         await users.members.set(_machine(), user.id, scope, role, users.clock())
     print(f"{user.email}: {arguments.role} at {arguments.project or arguments.tenant or 'the platform'}")
@@ -193,9 +193,9 @@ async def list_sessions(admin: AdminServices, arguments: argparse.Namespace) -> 
 
 
 async def _check_operators_of(admin: AdminServices, arguments: argparse.Namespace, user: User) -> None:
-    """While approvals are on, becoming a user who has a role at the platform takes two operators."""
+    """Becoming a user who has a role at the platform takes what making one does."""
     if any(one.tenant_id is None for one in user.memberships):
-        await check_second_operator(admin, arguments)
+        await check_appointment(admin, arguments)
 
 
 async def _scope(admin: AdminServices, arguments: argparse.Namespace) -> Scope:

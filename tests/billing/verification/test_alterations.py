@@ -87,6 +87,7 @@ UNSAID_OF_LEASES = {
     "reads": "a count that is shown",
     "told": "whether its writer, who has paid, may still be replaced",
     "billed": "whether those before it are paid for: the worker sets it again",
+    "unsettled_base": "whether one before it that ended is paid for: it can only end the lease early",
     "paid": "whether its writer has paid: the worker sets it again",
 }
 """Columns of a lease that is paid for that nothing compares, each with what it decides."""

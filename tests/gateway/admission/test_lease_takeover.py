@@ -154,6 +154,8 @@ class Histories(RuleBasedStateMachine):
         self.lost: set[UUID] = set()
         """Leases whose writers failed through us after their first token."""
         self.purged: set[UUID] = set()
+        self.before: dict[UUID, UUID | None] = {}
+        """Lease -> the one that its last writer went on from."""
 
     def do(self, what: Any) -> Any:
         return self.runner.run(what)
@@ -173,7 +175,17 @@ class Histories(RuleBasedStateMachine):
         async def all_at_once() -> list[Running]:
             return await asyncio.gather(*(self.gateways.begin(asked, (door + at) % 2) for at in range(count)))
 
-        self.running += self.do(all_at_once())
+        self.running += (begun := self.do(all_at_once()))
+        self.note_chains(begun)
+
+    def note_chains(self, requests: Sequence[Running]) -> None:
+        for request in requests:
+            written = request.decision.written
+            self.before |= {one.id: one.base for one in written if one.writer == request.hold.request_id}
+
+    def chain(self, lease_id: UUID | None) -> set[UUID]:
+        """The lease and all before it, ended ones too."""
+        return set() if lease_id is None else {lease_id, *self.chain(self.before.get(lease_id))}
 
     @precondition(lambda self: self.running)
     @rule(picks=st.lists(st.integers(0, 7), min_size=1, max_size=4), door=st.sampled_from([None, 0, 1]))
@@ -186,6 +198,7 @@ class Histories(RuleBasedStateMachine):
             await asyncio.gather(*map(self.gateways.promise, chosen))
 
         self.do(all_at_once())
+        self.note_chains(chosen)
         page = self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None))
         there = {one.id for one in page} | self.purged
         for one in (one for request in chosen for one in request.decision.written):
@@ -197,17 +210,19 @@ class Histories(RuleBasedStateMachine):
         """Its client leaves before its first token. It is billed later."""
         request = self.running[pick % len(self.running)]
         self.do(self.gateways.promise(request, request.tokens * 2 // 3))
+        self.note_chains([request])
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 7), how=st.sampled_from(["ok", "failed", "ok", "killed", "left", "refused"]))
     def end(self, pick: int, how: str) -> None:
         request = self.running.pop(pick % len(self.running))
         billed, failed_late = self.do(self.gateways.finish(request, how))
+        self.note_chains([request])
         decision = request.decision
         if failed_late:
             self.lost |= {one.id for one in decision.written if one.writer == request.hold.request_id}
             left = self.do(self.gateways.stores[0].page(self.gateways.project, limit=100, after=None))
-            assert not self.lost & {id_ for one in left for id_ in (one.id, one.base)}, "nothing goes on from it"
+            assert not self.lost & set().union(*(self.chain(one.id) for one in left)), "nothing goes on from it"
         if not billed:
             return
         assert decision.parts == unpack(request.hold.terms).leases
@@ -270,8 +285,8 @@ class Histories(RuleBasedStateMachine):
         for one in page:
             assert one.billed, "all writers have ended"
             assert one.writer in self.payers(one.id)
-            assert one.id not in self.lost
-            assert one.base is None or self.payers(one.base)
+            assert not self.lost & self.chain(one.id)
+            assert all(map(self.payers, self.chain(one.id)))
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from gateway.errors import Interrupted
 from gateway.fleet.replica_stream import ReplicaStream
 from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.choices import Choices
-from gateway.generation.lease_promise import LeasePromise
 from gateway.generation.request_state import (
     TRANSITIONS,
     Event,
@@ -363,7 +362,7 @@ async def test_a_fault_inside_the_gateway_stops_the_replica(
     await harness.running
 
 
-@pytest.mark.parametrize("where", [(AnswerParts, "admitted"), (LeasePromise, "refusal"), (ReplicaStream, "__init__")])
+@pytest.mark.parametrize("where", [(AnswerParts, "admitted"), (ReplicaStream, "__init__")])
 async def test_a_fault_between_hold_and_replica_releases_the_hold(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str]
 ) -> None:

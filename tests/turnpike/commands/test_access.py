@@ -137,7 +137,7 @@ def test_the_command_asks_what_http_asks(run: Run, tmp_path: Path) -> None:  # n
     ann, bob = [_operator(run, tmp_path, name) for name in ("ann", "bob")]
     second = f"{ann} --second-operator-key-file {tmp_path / 'bob'}"
     carl = _operator(run, tmp_path, "carl", "--role finance")
-    run("users create ann@x.com --role owner")
+    assert run(f"users create ann@x.com --role owner {ann}")[0] == 0
     assert run(f"platform set approvals on {ann}")[0] == 0
     status, out = run(f"platform set approvals off {ann}")
     change = out.split("`turnpike approvals approve ")[1].split("`")[0]
@@ -159,3 +159,65 @@ def test_the_command_asks_what_http_asks(run: Run, tmp_path: Path) -> None:  # n
     status, out = run(f"users create dora@x.com --role owner {ann2} --second-operator-key-file {tmp_path / 'ann'}")
     assert (status, "it takes another's" in out) == (2, True), out
     assert run(f"approvals approve {change} {bob}")[0] == 0
+
+
+@pytest.mark.slow
+def test_once_an_operator_has_a_key_making_operators_takes_it(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    """Who has the machine makes the first key, and another one when all are gone, but none beside what there is."""
+    run("users create ann@x.com --role owner")
+    assert run("users reset ann@x.com --sign-in")[0] == 0, "nobody has a key yet"
+    assert run("keys create --operator --name vic --role admin")[0] == 0
+    ann = _operator(run, tmp_path, "ann")
+    key = (tmp_path / "ann").read_text().strip()
+    acts = (
+        *("keys create --operator --name eve", "keys create --operator --name eve --dry-run"),
+        *("users create eve@x.com --role viewer", "users invite eve@x.com --role finance"),
+        *("users reset ann@x.com --sign-in", f"keys rotate {key}", f"keys change {key} --scopes none"),
+    )
+    for act in acts:
+        status, out = run(act)
+        assert (status, "operators have keys, so this takes one: --operator-key-file" in out) == (2, True), out
+    run("users create dan@x.com")
+    run("users disable ann@x.com")
+    for act in ("users role dan@x.com owner", "users disable ann@x.com --undo"):
+        assert run(act)[0] == 2, act
+    for act in (
+        "users create fay@x.com --role owner --tenant acme",
+        "users reset dan@x.com",
+        f"keys revoke {key} --dry-run",
+    ):
+        run("tenants create acme")
+        assert run(act)[0] == 0, act
+    for act in (*acts[:4], "users disable ann@x.com --undo", acts[4]):
+        assert run(f"{act} {ann}".replace("eve@x.com", f"e{len(act)}@x.com"))[0] == 0, act
+    assert run(f"keys revoke {key}")[0] == 0
+    assert "is valid" in run(f"keys create --operator --name gus {ann}")[1], "a revoked key is none"
+    assert run("keys create --operator --name gus")[0] == 2, "eve has one"
+    for public_id, shown in _keys(run).items():
+        if shown["state"] == "active" and shown["role"] == "owner":
+            run(f"keys revoke {public_id}")
+    assert run("keys create --operator --name gus")[0] == 0
+
+
+@pytest.mark.slow
+def test_nobody_widens_a_key_of_one_s_own(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    """Else who may not decide would be the second person after all."""
+    ann, bob, carl = [
+        _operator(run, tmp_path, name, more) for name, more in (("ann", ""), ("bob", ""), ("carl", "--role finance"))
+    ]
+    second = f"{ann} --second-operator-key-file {tmp_path / 'bob'}"
+    more = _operator(run, tmp_path, "more", "--expires 30d")
+    keys = {name: (tmp_path / name).read_text().strip() for name in ("ann", "carl", "more")}
+    for approvals in ("off", "on"):
+        if approvals == "on":
+            assert run(f"platform set approvals on {ann}")[0] == 0
+        for act in (f"change {keys['carl']} --role owner", f"rotate {keys['ann']}"):
+            status, out = run(f"keys {act} {carl}")
+            assert (status, "does not allow this (platform.write)" in out) == (2, True), out
+        assert run(f"keys change {keys['more']} --expires none {more}")[0] == 2
+        assert run(f"keys change {keys['carl']} --networks 192.0.2.0/24 {carl}")[0] == 0, "narrower"
+        rotated = run(f"keys rotate {keys['carl']} {carl}")[1].split()
+        keys["carl"] = next(word for word in rotated if word.startswith("tp_"))
+        (tmp_path / "carl").write_text(keys["carl"])
+    assert run(f"keys change {keys['more']} --expires none {second}")[0] == 0
+    assert run(f"keys change {keys['carl']} --networks none {bob}")[0] == 2

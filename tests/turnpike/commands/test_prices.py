@@ -84,7 +84,9 @@ def test_two_people(run: Run) -> None:
 
 def _operator(run: Run, folder: Path, name: str, more: str = "") -> str:
     """Make an operator's key; the flag that presents it."""
-    (folder / name).write_text(run(f"keys create --operator --name {name} {more}")[1].splitlines()[-1])
+    first = folder / "ann"
+    by = f"--operator-key-file {first}" if first.exists() else ""
+    (folder / name).write_text(run(f"keys create --operator --name {name} {more} {by}")[1].splitlines()[-1])
     return f"--operator-key-file {folder / name}"
 
 

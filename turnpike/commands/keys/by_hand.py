@@ -15,9 +15,8 @@ from turnpike.command_line import CommandError
 from turnpike.commands.keys.typed import LIMITS, check_kind, listed, public_id, when
 from turnpike.operator_identity import (
     approvals_are_on,
-    check_operators,
-    check_second_operator,
-    is_own_person,
+    check_appointment,
+    may_change_own,
 )
 
 if TYPE_CHECKING:
@@ -41,11 +40,12 @@ async def create_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
     kind: KeyKind = "operator" if arguments.operator else "project" if arguments.project else "admin"
     KeyGrant(kind, role=role).check_scopes(_scopes(arguments))
     if arguments.operator:
+        grant = KeyGrant("operator", role=role, limits=limits, expires_at=expires_at)
         # Without a second operator's key, one person could become two by a key of another name.
-        await check_second_operator(admin, arguments)
+        await check_appointment(admin, arguments, grant)
         user_id = (await admin.users.accounts.find(arguments.user)).id if arguments.user else None
         if arguments.dry_run:
-            return _print_grant(KeyGrant("operator", role=role, limits=limits, expires_at=expires_at))
+            return _print_grant(grant)
         making = admin.tenancy.create_operator_key(
             arguments.name, expires_at=expires_at, role=role, limits=limits, user_id=user_id
         )
@@ -88,7 +88,6 @@ async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
     from tenancy.repositories import KeyChange, grant_of
 
     found = await admin.tenancy.key(public_id(arguments.key))
-    await _check_operators_of(admin, arguments, found)
     given = [name for name in LIMITS if getattr(arguments, name) is not None]
     read, before = _limits(arguments), grant_of(found).limits
     fields = ["permissions" if name == "scopes" else name for name in given]
@@ -106,6 +105,7 @@ async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
         expires_at=grant_of(found).expires_at if change.expires_at is msgspec.UNSET else change.expires_at,
     )
     after.check_scopes(_scopes(arguments))
+    await _check_operators_of(admin, arguments, found, after)
     guard = None
     if found.kind == "operator" and await approvals_are_on(admin):
         guard = partial(check_two_remain, public_id=found.public_id, after=after)
@@ -122,8 +122,10 @@ async def change_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
 @admin_command
 async def rotate_key(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike keys rotate KEY`: the key with its new secret alone on stdout."""
+    from tenancy.repositories import grant_of
+
     found = await admin.tenancy.key(public_id(arguments.key))
-    await _check_operators_of(admin, arguments, found)
+    await _check_operators_of(admin, arguments, found, grant_of(found))
     until = when(arguments.overlap, "--overlap")
     if until is None:
         raise CommandError("--overlap: the present secret has to end; say when, such as 24h")
@@ -153,12 +155,16 @@ async def revoke_key(admin: AdminServices, arguments: argparse.Namespace) -> Non
     print(f"revoked {key_id}" + ("" if at_once else "; Redis is away, so within 30 s"))
 
 
-async def _check_operators_of(admin: AdminServices, arguments: argparse.Namespace, key: ApiKey) -> None:
-    """While approvals are on, changing another operator's key takes two: its secret would make one person two."""
+async def _check_operators_of(
+    admin: AdminServices, arguments: argparse.Namespace, key: ApiKey, after: KeyGrant
+) -> None:
+    """Who may change an operator's key, or get its new secret, so that it gives this: as for a new one, since the
+    secret would make one person two. Operators change their own keys alone, as long as these give no more than they
+    have."""
     from tenancy.administration.operators import holder_of
 
-    if key.kind == "operator" and await approvals_are_on(admin) and not await is_own_person(admin, holder_of(key)):
-        await check_operators(admin, arguments)
+    if key.kind == "operator" and not await may_change_own(admin, holder_of(key), after):
+        await check_appointment(admin, arguments, after)
 
 
 def _limit_texts(limits: KeyLimits) -> list[str]:
