@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "r0056"
-down_revision = "r0055"
+revision = "r0057"
+down_revision = "r0056"
 branch_labels = None
 depends_on = None
 
