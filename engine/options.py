@@ -18,7 +18,7 @@ Weights = Literal["auto", "decoded", "packed"]
 `auto` decodes them if they then fit well into memory.
 """
 
-TEXT_DRAFTERS = ("ngram",)
+TEXT_DRAFTERS = ("grammar", "ngram", "suffix")
 """The drafters that need no weights, the preferred first."""
 DRAFTERS = TEXT_DRAFTERS
 """All drafters that `parse_speculation` knows."""
