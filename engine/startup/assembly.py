@@ -25,6 +25,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
+from engine.speculation.speculator import Off
 from engine.startup.drafters import make_drafters
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
@@ -130,8 +131,8 @@ def assemble(
     )
     costs = MeasuredCosts(options.max_running)
     is_invariant = make_ready(runner, costs, sizes, digest, trials)
-    off = None if is_invariant else "outputs depend on the batch on this machine"
-    drafters = make_drafters(options.speculation) if runner.most_drafts and not off else ()
+    off: Off | None = "setting" if not options.speculation else None if is_invariant else "self_test"
+    drafters = make_drafters(options.speculation) if runner.most_drafts and off is None else ()
     verify_costs = measure_verification(runner, sizes) if drafters else None
     if dram:
         costs.observe_copies(1, runner.time_copy())
@@ -155,7 +156,7 @@ def assemble(
             publishes=is_invariant,
             drafters=drafters,
             verify_costs=verify_costs,
-            speculation_off=off if options.speculation else "it was turned off",
+            speculation_off=off,
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
