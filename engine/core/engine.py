@@ -28,6 +28,9 @@ from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.step_work import DeviceFailed, Prefill, Step
 from engine.scheduling.tier import Tier, look_in
+from engine.speculation.drafter import Drafter
+from engine.speculation.speculator import Off, Speculator
+from engine.speculation.verify_costs import VerifyCosts
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
@@ -62,7 +65,8 @@ class Engine:
 
     `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `tiers`
     those behind it, the nearest first. What is None is made with defaults: an empty quarantine in memory, no
-    grammars. `publishes`: whether others may find a request's blocks (C2).
+    grammars. `publishes`: whether others may find a request's blocks (C2). `drafters`: who guesses
+    tokens, the preferred first, where steps cost `verify_costs`; `speculation_off`: why nobody does.
     """
 
     def __init__(
@@ -78,6 +82,9 @@ class Engine:
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
         publishes: bool = True,
+        drafters: Sequence[Drafter] = (),
+        verify_costs: VerifyCosts | None = None,
+        speculation_off: Off | None = None,
     ) -> None:
         self.executor = executor
         self.copies = executor.copies
@@ -112,7 +119,16 @@ class Engine:
         self._retentions: dict[str, float] = {}  # their seconds, as gateways that know their keys said last
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = TimeoutWatch(self._requests, limits.queue_timeouts)
-        self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine)
+        self.speculator = Speculator(
+            drafters,
+            self.scheduler.batch,
+            budget=limits.budget,
+            vocabulary=executor.vocabulary,
+            costs=self.costs,
+            verify_costs=verify_costs,
+            off=speculation_off,
+        )
+        self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine, self.speculator)
 
     # ------------------------------------------------------------ requests
 
@@ -230,6 +246,7 @@ class Engine:
         self._introduced[owner] = scope
         if scope.data_key:
             self._shorten(owner, scope.retention)
+            self.speculator.retain(owner, scope.retention)
         self.scheduler.tiers.dram.introduce(replace(ScopeAccess.of(scope), scope=owner))
         if scope.limits or (before is not None and before.limits):
             self._share(owner, scope)
@@ -258,10 +275,12 @@ class Engine:
         self._introduced.pop(scope, None)
         self._retentions.pop(scope, None)
         self.scheduler.forget(scope)
+        self.speculator.forget(scope)
 
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         """Make the blocks of a scope with these keys unfindable in every tier."""
         self.scheduler.purge(owner_of(scope), keys)
+        self.speculator.forget(owner_of(scope))
 
     def call_when_restored(self, wake: Callable[[], None]) -> None:
         """`wake` is called, in any thread, when `step` can go on with what came from a tier, or went there."""
@@ -304,6 +323,7 @@ class Engine:
         step = self.scheduler.schedule(self._clock())
         for request in step.began:
             self.outputs.begin(request)
+        self.speculator.draft(step, self.scheduler.token_target)
         self.copies.begin(step)
         # Without work there is nothing else to do than to wait for copies.
         done = self._take_copied(wait=not step.work)
