@@ -36,6 +36,7 @@ from billing.tables.prices import (
     price_version,
     storage_event,
 )
+from billing.tables.receipts import receipt_day
 
 INSTANT = 8
 """Bytes of an instant."""
@@ -151,6 +152,12 @@ FORMS: dict[tuple[str, int], SealForm] = {
             ("journal",),
             ("journal", "replica", "since", "author", "reason", "events", "missing", "holds", "held_pico"),
             "at",
+        ),
+        SealForm(
+            receipt_day,
+            ("tenant_id", "day"),
+            ("tenant_id", "day", "period", "link", "pending_from", "events", "late", "cost_pico", "root"),
+            "closed_at",
         ),
         SealForm(
             recon_run,

@@ -15,6 +15,7 @@ from gateway.dialects.openai.completions_request import CompletionRequest
 from gateway.dialects.usage_reports import Cost
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
 from gateway.http.operations import Events, HeaderParameter, describes
+from gateway.http.receipt_header import HEADER as RECEIPT
 from gateway.http.responses import VERSION_HEADER
 
 _ID = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
@@ -26,6 +27,9 @@ CACHE_CONTROL_HEADER = HeaderParameter(
     CACHE_CONTROL,
     "For the cache of prompts, never for answers: `no-store`, `no-cache`, `only-if-cached`, `max-age=SECONDS`.",
     example="max-age=600",
+)
+RECEIPT_HEADER = HeaderParameter(
+    RECEIPT, "Whether the answer has a signed receipt: `true` or `false`.", example="true", values=("true", "false")
 )
 VERSION = HeaderParameter(
     VERSION_HEADER,
@@ -108,14 +112,14 @@ CHAT: dict[str, Any] = describes(
     body=chat_request.ChatRequest(
         model=_MODEL, messages=[chat_request.UserMessage(content=_QUESTION)], max_completion_tokens=64
     ),
-    headers=[CACHE_CONTROL_HEADER],
+    headers=[CACHE_CONTROL_HEADER, RECEIPT_HEADER],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )
 COMPLETIONS: dict[str, Any] = describes(
     Events((completions_response.TextCompletion, openai_errors.Envelope), _TEXT_CHUNKS, _TEXT),
     body=CompletionRequest,
-    headers=[CACHE_CONTROL_HEADER],
+    headers=[CACHE_CONTROL_HEADER, RECEIPT_HEADER],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )
@@ -135,7 +139,7 @@ MESSAGES: dict[str, Any] = describes(
         _MESSAGE,
     ),
     body=messages_request.MessagesRequest(model=_MODEL, max_tokens=64, messages=[MessageParam("user", _QUESTION)]),
-    headers=[VERSION, CACHE_CONTROL_HEADER],
+    headers=[VERSION, CACHE_CONTROL_HEADER, RECEIPT_HEADER],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )

@@ -4,7 +4,9 @@ echoed."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 
+from billing.receipts.answer_receipts import AnswerDigests, tokens_as_bytes, tokens_digest
 from gateway.admission.prepared_request import PreparedRequest
 from gateway.conversation.output.events import TokenScore
 from gateway.generation.delivery import ChoiceDelta
@@ -23,6 +25,8 @@ class Choices:
         self._prompt_scored = sampling.prompt_logprobs is not None and generation.logprobs is not None
         self._prompt_scores: list[TokenLogprob] = []
         self._unpaid: set[int] = set()
+        self._hashes = [sha256() for _ in range(generation.choices)] if prepared.receipt else None
+        """Of the output of each choice, where a receipt says its digest."""
         self._echo = self._echoed() if generation.echo else None
         echoed_characters = 0 if self._echo is None else len(self._echo[0])
         context = prompt.tokens if generation.continued or generation.prompt is not None else ()
@@ -74,6 +78,13 @@ class Choices:
         """The stop string that ended each choice, None where none did."""
         return tuple(transcript.stop_string for transcript in self._transcripts)
 
+    @property
+    def answer_digests(self) -> AnswerDigests | None:
+        """What a receipt says of the prompt and the output; None where there is to be none."""
+        if self._hashes is None:
+            return None
+        return AnswerDigests(tokens_digest(self._prompt), tuple(output.hexdigest() for output in self._hashes))
+
     def end_unpaid(self, choice: int) -> None:
         """No more of this choice can be paid for."""
         self._unpaid.add(choice)
@@ -86,7 +97,10 @@ class Choices:
         """Take in tokens of a choice; returns what can be shown now."""
         yield from self._opening()
         transcript = self._transcripts[message.choice]
+        before = transcript.tokens
         text = transcript.feed(message.tokens, message.logprobs)
+        if self._hashes is not None:
+            self._hashes[message.choice].update(tokens_as_bytes(message.tokens[: transcript.tokens - before]))
         yield ChoiceDelta(message.choice, text, transcript.scores(), transcript.events())
 
     def finish(self) -> Iterator[ChoiceDelta]:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from billing.receipts.answer_receipts import Receipt
 from billing.usage import Counts, Usage
 from gateway.conversation.output.events import OutputEvent, ScoredTokens, TokenScore
 from gateway.errors import GatewayError
@@ -67,6 +68,7 @@ def merge_finished(ends: Sequence[Finished]) -> Finished:
         min((end.cached_until for end in ends if end.cached_until is not None), default=None),
         ends[0].explanation,
         sum(end.reasoning for end in ends),
+        tuple(receipt for end in ends for receipt in end.receipts),
     )
 
 
@@ -146,6 +148,8 @@ class Finished(Struct, frozen=True):
     """Why the prompt missed, for a client who asked."""
     reasoning: int = 0
     """Output tokens of reasoning, with the markers around it."""
+    receipts: tuple[Receipt, ...] = ()
+    """One for each request that is answered, if they were asked for."""
 
 
 class Failed(Struct, frozen=True):

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from billing.receipts.signing_keys import ReceiptKeys, public_key_of
 from storage.reported_error import ReportedError
 
 FILE_VERSION = 1
@@ -29,8 +30,8 @@ class Secrets(msgspec.Struct, frozen=True):
     """The content of the secrets file; byte values are base64 there.
 
     `peppers`: keys of the MACs of API keys, by version. `scope_secret`: key of the roots of cache domains. The keys
-    that wrap projects' data keys and webhook secrets are derived from `master_key`. `receipt_key` signs receipts.
-    `link_key` proves a gateway to a replica.
+    that wrap projects' data keys and webhook secrets are derived from `master_key`. `receipt_key` signs receipts;
+    `retired_receipt_keys` are the public halves of those before it. `link_key` proves a gateway to a replica.
     """
 
     version: int
@@ -40,6 +41,7 @@ class Secrets(msgspec.Struct, frozen=True):
     master_key: bytes
     receipt_key: bytes
     link_key: bytes
+    retired_receipt_keys: tuple[bytes, ...] = ()
 
     def __repr__(self) -> str:
         return f"Secrets(version={self.version}, …)"
@@ -129,3 +131,14 @@ def with_new_pepper(content: Secrets) -> Secrets:
     version = max(content.peppers) + 1
     peppers = content.peppers | {version: secrets.token_bytes(SECRET_BYTES)}
     return msgspec.structs.replace(content, peppers=peppers, pepper_current=version)
+
+
+def with_new_receipt_key(content: Secrets) -> Secrets:
+    """The secrets with another key that signs receipts. The public half of the one before stays."""
+    retired = (public_key_of(content.receipt_key), *content.retired_receipt_keys)
+    return msgspec.structs.replace(content, receipt_key=secrets.token_bytes(SECRET_BYTES), retired_receipt_keys=retired)
+
+
+def receipt_keys(content: Secrets) -> ReceiptKeys:
+    """The keys that sign receipts."""
+    return ReceiptKeys(content.receipt_key, content.retired_receipt_keys)

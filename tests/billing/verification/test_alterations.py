@@ -38,6 +38,7 @@ from billing.prices.version import STORAGE
 from billing.rating.contract_store import Contracts
 from billing.rating.storage_hours import Stored, record_storage
 from billing.rating.terms import ContractTerms
+from billing.receipts.policies import ReceiptPolicies
 from billing.replica_journals.lost_journals import declare_lost
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
@@ -137,6 +138,7 @@ async def books(database: Database, tmp_path: Path) -> Database:
     holds = HoldService(database)
     expired = await holds.reserve(customer.tenant.request(10**9))
     await holds.sweep(expired.expires_at)
+    await ReceiptPolicies(database).set(customer.id, customer.tenant.project_id, always=True)
     sent = await customer.invoice("2026-10")
     await pay(database, sent, "bank", 100)
     await credit(database, sent, "why", request="1", amounts={1: 10})
