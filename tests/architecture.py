@@ -216,6 +216,7 @@ UNAUDITED_TABLES = frozenset(
             "ledger_txn",
             "ledger_entry",
             "seal",
+            "seal_checkpoint",
             "receipt_day",
             "number_series",
             "invoice_line",

@@ -423,8 +423,8 @@ class Verification:
         for n, line in enumerate(invoice["lines"], 1):
             if line["kind"] != "usage":
                 continue
-            rest = (line["model"], line["meter"], line["lane"], line["context_from"], line["price_version"])
-            rest = (*rest, line["corrects"])
+            names = ("model", "meter", "lane", "context_from", "price_version", "corrects")
+            rest = tuple(line[name] for name in names)
             keys = [(line["project_id"], *rest)] if line["project_id"] else by_model.get(rest, [])
             total = sum(units.pop(key, 0) for key in keys)
             if total != int(line["units"]):

@@ -13,9 +13,9 @@ from gateway.dialects.openai import errors as openai_errors
 from gateway.dialects.openai.completion_usage import CompletionDetails, CompletionUsage, PromptDetails
 from gateway.dialects.openai.completions_request import CompletionRequest
 from gateway.dialects.usage_reports import Cost
+from gateway.endpoints.receipts import HEADER as RECEIPT
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
 from gateway.http.operations import Events, HeaderParameter, describes
-from gateway.http.receipt_header import HEADER as RECEIPT
 from gateway.http.responses import VERSION_HEADER
 
 _ID = "01934f6e0d2a7b3c8e51a9c4d7f60b12"

@@ -24,13 +24,15 @@ from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
 from gateway.errors import InvalidField, NotFound, Unavailable
 from gateway.http.operations import describes, files, query
 from gateway.http.policies import public
-from gateway.http.receipt_header import HEADER, parse_receipt_header
 from gateway.http.responses import json_response
 from gateway.services import Gateway
 from storage.database.database import DatabaseUnavailable
 
+HEADER = "X-Turnpike-Receipt"
+"""The request header that says whether an answer has a receipt, whatever its project's policy says."""
 KEYS_PATH = "/.well-known/turnpike-receipt-keys.json"
 NEXT_HEADER = "x-turnpike-next"
+_SAID = {"true": True, "1": True, "false": False, "0": False}
 _LINES = "application/jsonl"
 _MOST_EVENTS, _EVENTS = 5000, 1000
 _PLACE = re.compile(r"([1-9]\d{0,11})\.([1-9]\d{0,11})\.([0-9a-f]{32})", re.ASCII)
@@ -43,6 +45,14 @@ class DayHeads(Struct, frozen=True, kw_only=True):
     object: str = "list"
     period: str
     data: list[DayHead]
+
+
+def parse_receipt_header(values: Sequence[str]) -> bool | None:
+    """What the header says; None where it is absent. Raises InvalidRequest naming it."""
+    said = {_SAID.get(value.strip().lower()) for value in values}
+    if len(said) > 1 or None in said:
+        raise InvalidField(HEADER, f"{', '.join(values)[:40]!r} is neither true nor false")
+    return said.pop() if said else None
 
 
 async def with_receipts(

@@ -17,6 +17,7 @@ from audit_log.anchors import anchor_chains, latest_witness
 from billing.events import partitions
 from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
+from billing.integrity.seal_checkpoints import write_checkpoint
 from billing.periods.periods import Periods
 from billing.receipts.day_files import close_due_days
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
@@ -124,6 +125,7 @@ async def job_database(admin: AdminServices) -> AsyncIterator[Database]:
         yield admin.database
         return
     database = await Database.open(admin.settings.database, pool_size=3, statement_s=JOB_STATEMENT_S)
+    database.keyring = admin.database.keyring
     try:
         yield database
     finally:
@@ -187,6 +189,8 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         if anchored := await anchor_chains(database):
             witness = await latest_witness(database)
             logger.info("the audit log is anchored", chains=anchored, witness=witness and witness.text)
+        if number := await write_checkpoint(database):
+            logger.info("seals have a checkpoint", number=number, key=database.keyring.current)
         return False
 
     return [
