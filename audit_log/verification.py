@@ -83,7 +83,7 @@ async def verify_log(
     findings += await _check_ends(session, ends)
     findings += await _check_anchors(session)
     if witness is not None:
-        findings += await _check_witness(session, witness)
+        findings += await check_witness(session, witness)
     return findings
 
 
@@ -201,7 +201,8 @@ def _said(after: str | None) -> str | None:
     return said
 
 
-async def _check_witness(session: AsyncSession, witness: Witness) -> list[LogFinding]:
+async def check_witness(session: AsyncSession, witness: Witness) -> list[LogFinding]:
+    """What is wrong if the head after the platform's entry is not that of the witness."""
     entry = audit_entry.c
     query = select(entry.head).where(entry.tenant_id == PLATFORM, entry.number == witness.number)
     if await session.scalar(query) == witness.head:

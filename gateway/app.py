@@ -26,6 +26,7 @@ from gateway.endpoints.health import health_routes, metrics_route
 from gateway.endpoints.messages import message_routes
 from gateway.endpoints.models import model_routes
 from gateway.endpoints.prices import list_prices
+from gateway.endpoints.receipts import receipt_keys_route, receipt_routes
 from gateway.endpoints.responses import response_routes
 from gateway.endpoints.stored_responses import stored_response_routes
 from gateway.endpoints.usage import usage_routes
@@ -76,7 +77,7 @@ def application_of(gateway: Gateway) -> Litestar:
             message["headers"] = [*headers, *session_headers(scope, headers)]
             _record_response(gateway, scope, message["status"])
 
-    management = (usage_routes, export_routes, cache_routes, cache_explanation_routes, webhook_routes)
+    management = (usage_routes, receipt_routes, export_routes, cache_routes, cache_explanation_routes, webhook_routes)
     app = Litestar(
         route_handlers=[
             chat_completions(gateway),
@@ -86,6 +87,7 @@ def application_of(gateway: Gateway) -> Litestar:
             *message_routes(gateway),
             *model_routes(gateway),
             list_prices(gateway),
+            receipt_keys_route(gateway),
             estimate_route(gateway),
             *guarded(gateway, [route for part in management for route in part(gateway)]),
             *admin_routes(gateway),

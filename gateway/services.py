@@ -23,6 +23,7 @@ from tenancy.authenticator import AuthenticationFailed
 if TYPE_CHECKING:
     from billing.exports.jobs import ExportJobs
     from billing.prices import PriceCatalog
+    from billing.receipts.signing_keys import ReceiptKeys
     from billing.reservation.hold_service import HoldService
     from billing.settlement.settler import Settler
     from billing.spool.gateway_epochs import EpochKeeper
@@ -109,6 +110,7 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     fleet: Fleet
     domains: CacheDomains
     thinking_seal: ThinkingSeal
+    receipt_keys: ReceiptKeys
     scope_keys: ScopeKeys | None = None
     """The keys that `domains` has: the worker tells replicas which were destroyed."""
     exports: ExportJobs
@@ -125,6 +127,8 @@ class Gateway:
     """One running worker. `on_over` is called when its epoch turns out to be over although it lives: it has to stop."""
 
     def __init__(self, services: GatewayServices) -> None:
+        from billing.receipts.answer_receipts import ReceiptIssuer
+        from billing.receipts.policies import ReceiptPolicies
         from billing.reservation.allowances import Allowances
         from billing.reservation.hooked_holds import HookedHolds
         from billing.service_levels.service_hours import ServiceHours
@@ -229,6 +233,7 @@ class Gateway:
         kept_s = services.options.waterfall_days * _DAY_S
         self.waterfalls = WaterfallWriter(WaterfallStore(services.database, kept_s), enabled=kept_s > 0)
         services.settler.on_settled = self.waterfalls.settled
+        self.receipt_policies = ReceiptPolicies(services.database)
         self.refused_requests = RefusedRequestWriter(RefusedRequestStore(services.database, kept_s), enabled=kept_s > 0)
         self.requests = RunningTasks(
             GenerationDependencies(
@@ -246,6 +251,7 @@ class Gateway:
                 self.service_hours,
                 self.confirmations,
                 self.waterfalls,
+                ReceiptIssuer(services.receipt_keys),
             ),
             self._check_payer,
             self._check_key,

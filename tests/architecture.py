@@ -98,6 +98,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "transaction",
             "periods",
             "prices",
+            "receipts",
             "accounts",
         ),
         *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "verification"),
@@ -107,7 +108,18 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "response_store": ("tables", "records", "sealing", "policies", "store", "running", "idempotency"),
     "engine": (
         *("errors", "model_config", "kernels", "grammar", "sampling", "scheduling", "options", "device"),
-        *("quantization", "kv_cache", "weights", "layers", "models", "execution", "speculation", "core", "startup", "server"),
+        *(
+            "quantization",
+            "kv_cache",
+            "weights",
+            "layers",
+            "models",
+            "execution",
+            "speculation",
+            "core",
+            "startup",
+            "server",
+        ),
     ),
     "gateway": (
         *("errors", "generation_request", "request_context", "conversation", "metering", "served_models", "fleet"),
@@ -172,6 +184,7 @@ TENANT_TABLES = frozenset(
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
         *("stored_response", "stored_response_events", "response_policy"),
+        *("receipt_day", "receipt_policy"),
     )
 )
 """Tables whose rows belong to a tenant."""
@@ -189,7 +202,7 @@ AUDITED_TABLES = frozenset(
             "export_job",
             "webhook_endpoint",
         ),
-        *("cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy"),
+        *("cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy", "receipt_policy"),
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),
     )
 )
@@ -215,6 +228,8 @@ UNAUDITED_TABLES = frozenset(
             "ledger_txn",
             "ledger_entry",
             "seal",
+            "seal_checkpoint",
+            "receipt_day",
             "number_series",
             "invoice_line",
         ),

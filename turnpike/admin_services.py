@@ -282,6 +282,7 @@ async def open_admin_services(
     keys = read_secrets(settings)
     await prepare_database(settings, setup)
     database = await Database.open(settings.database, statement_s=statement_s)
+    database.keyring = keys.keyring
     admin = AdminServices(settings, database, keys)
     try:
         yield admin

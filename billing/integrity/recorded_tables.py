@@ -9,6 +9,7 @@ from audit_log.recorded_rows import RecordedTable
 from billing.tables.books import pending_change
 from billing.tables.invoices import billing_profile, export_job, legal_entity
 from billing.tables.money import balance, budget
+from billing.tables.receipts import receipt_policy
 
 _WRITTEN_LAST = "when it was written last: nothing reads it, and the entry says when"
 _BY_SUMS = "compared with the ledger, events, holds and budgets (`billing.verification.balances`)"
@@ -51,6 +52,12 @@ EXPORTS = RecordedTable(
     (("id", "tenant_id", "key_id", "dataset", "period", "format", "created_at", "manifest"),),
     dict.fromkeys(("state", "rows", "attempts", "error", "started_at", "finished_at", "leased_until"), _OF_WORK),
 )
+RECEIPT_POLICIES = RecordedTable(
+    receipt_policy,
+    "receipt_policy",
+    (("project_id", "tenant_id", "always"),),
+    {"changed_at": _WRITTEN_LAST},
+)
 
-RECORDED_TABLES = (SELLERS, BUYERS, BUDGETS, CREDIT_LINES, CHANGES, EXPORTS)
+RECORDED_TABLES = (SELLERS, BUYERS, BUDGETS, CREDIT_LINES, CHANGES, EXPORTS, RECEIPT_POLICIES)
 """Every one of them. Whoever changes a row of one gives its digest to `record_change`."""

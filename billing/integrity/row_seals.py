@@ -6,7 +6,8 @@ final fields of an invoice. A row is sealed in the transaction that writes it. I
 as the entries of a ledger transaction. `billing.verification.seals` computes all seals again.
 
 A seal is the SHA-256 of the row's digest and its instant. The two are hashed apart, since the statement that writes the
-busiest of these tables also reads the instant from the database's clock, and so makes the seal itself.
+busiest of these tables also reads the instant from the database's clock, and so makes the seal itself. Where the
+database has a keyring, the row's digest is its HMAC by the current key: who has the database alone cannot seal a row.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from billing.tables.prices import (
     price_version,
     storage_event,
 )
+from billing.tables.receipts import receipt_day
+from storage.database.database import Database
+from storage.database.keyring import Keyring
 
 INSTANT = 8
 """Bytes of an instant."""
@@ -153,6 +157,12 @@ FORMS: dict[tuple[str, int], SealForm] = {
             "at",
         ),
         SealForm(
+            receipt_day,
+            ("tenant_id", "day"),
+            ("tenant_id", "day", "period", "link", "pending_from", "events", "late", "cost_pico", "root"),
+            "closed_at",
+        ),
+        SealForm(
             recon_run,
             ("id",),
             ("id", "period", "events", "lost", "doubled", "unconfirmed", "late", "drift_pico", "report"),
@@ -191,6 +201,12 @@ def digest_of_transaction(transaction: Transaction) -> bytes:
     return digest_of(CURRENT["ledger_txn"], msgspec.structs.asdict(transaction), entries)
 
 
+def keyed(digest: bytes, keyring: Keyring, version: int) -> bytes:
+    """What stands for a row's digest in its seal: its MAC by the key of this version, itself for version 0. Raises
+    KeyError for a key that is not here."""
+    return keyring.mac(digest, version) if version else digest
+
+
 def seal_of(digest: bytes, instant: int | None) -> bytes:
     """The seal of a row."""
     return sha256(digest + (b"" if instant is None else instant.to_bytes(INSTANT, "big"))).digest()
@@ -205,19 +221,26 @@ async def seal_rows(session: AsyncSession, table: Table, *where: ColumnElement[b
     """Seal rows that this transaction has just written: as they stand in the database now."""
     form = CURRENT[table.name]
     rows = (await session.execute(select(table).where(*where))).mappings().all()
-    parts = await parts_of(session, form, rows)
-    await session.execute(insert(seal), [seal_row(form, key_of(form, row), sealed(form, row, parts)) for row in rows])
+    parts, keyring = await parts_of(session, form, rows), Database.of(session).keyring
+    seals = [(key_of(form, row), sealed(form, row, parts, (keyring, keyring.current))) for row in rows]
+    await session.execute(insert(seal), [seal_row(form, key, sha256, keyring.current) for key, sha256 in seals])
 
 
-def seal_row(form: SealForm, key: str, sha256: bytes) -> dict[str, Any]:
-    """The row of a seal."""
-    return {"kind": form.name, "id": key, "sha256": sha256, "form": form.number}
+def seal_row(form: SealForm, key: str, sha256: bytes, version: int) -> dict[str, Any]:
+    """The row of a seal that was made by the key of this version."""
+    return {"kind": form.name, "id": key, "sha256": sha256, "form": form.number, "key": version}
 
 
-def sealed(form: SealForm, row: Mapping[Any, Any], parts: Mapping[Any, Sequence[Mapping[Any, Any]]]) -> bytes:
-    """The seal of a row, given the rows that rows consist of (`parts_of`)."""
+def sealed(
+    form: SealForm,
+    row: Mapping[Any, Any],
+    parts: Mapping[Any, Sequence[Mapping[Any, Any]]],
+    by: tuple[Keyring, int] = (Keyring(), 0),
+) -> bytes:
+    """The seal of a row by a version of a key, given the rows that rows consist of (`parts_of`). Raises KeyError for a
+    key that is not here."""
     instant = None if form.instant is None else row[form.instant]
-    return seal_of(digest_of(form, row, parts.get(row[form.key[0]], ())), instant)
+    return seal_of(keyed(digest_of(form, row, parts.get(row[form.key[0]], ())), *by), instant)
 
 
 async def parts_of(

@@ -116,6 +116,16 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True):
     promo: str
 
 
+class DayRoot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a day's file of receipts comes to: its number of events, their cost in pico-units as text, and the root of
+    their tree in hexadecimal (`billing.receipts.day_files`)."""
+
+    day: str
+    events: int
+    cost: str
+    root: str
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a document. `number`, `issued`, `due` and `previous` are empty until it is finalized.
 
@@ -125,6 +135,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     - `carry_in`, `carry_out`: what rounding left before and leaves now, pico-units as text; `prepaid_carry_in` and
       `prepaid_carry_out` are the same for the prepaid amount.
     - `returned`: absent where nothing goes back to the balance, so that older documents keep their hash.
+    - `receipts`: all days of the period, on an invoice with usage; absent on older documents.
     """
 
     version: int = VERSION
@@ -156,6 +167,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     corrects: str = ""
     reason: str = ""
     savings: Savings | Literal[""] = ""
+    receipts: list[DayRoot] | msgspec.UnsetType = msgspec.UNSET
     previous: str = ""
 
 

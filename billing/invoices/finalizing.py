@@ -15,7 +15,7 @@ from billing.integrity.canonical_json import canonical, sha256
 from billing.integrity.row_seals import seal_rows
 from billing.invoices.accounting.balance_returns import write_return
 from billing.invoices.accounting.posting import entries_of, post
-from billing.invoices.document import Document, project_names
+from billing.invoices.document import DayRoot, Document, project_names
 from billing.invoices.drafting import compose_invoice, rate
 from billing.invoices.errors import DraftOutdated, NumberRefused, PeriodNotClosed, UnknownInvoice
 from billing.invoices.parties.parties import Seller
@@ -34,6 +34,7 @@ from billing.invoices.store import (
 from billing.prices import PriceCatalog
 from billing.rating.commitment_accounts import find_unasked
 from billing.rating.schedules import read_schedule
+from billing.receipts.day_files import close_days, closed_days
 from billing.tables.books import billing_period
 from billing.tables.invoices import ISSUED, invoice, number_series
 from billing.tables.money import rollup_hour
@@ -97,9 +98,11 @@ async def finalize(
     one that the invoice would get now. If it raises, nothing is written and no number is used.
 
     Raises UnknownInvoice if there is no draft, PeriodNotClosed, DraftOutdated if the draft differs from what would be
-    drafted now, NumberRefused for the issue date, DatabaseUnavailable.
+    drafted now, NumberRefused for the issue date, EventMissing, DatabaseUnavailable.
     """
     rated = await rate(database, catalog, tenant_id, period)
+    if write:
+        await close_days(database, tenant_id, period)
     async with database.transaction(write=write) as session:
         buyer = await lock_documents(database, session, tenant_id)
         record = await find_invoice(session, tenant_id, period)
@@ -122,10 +125,18 @@ async def finalize(
             await write_draft(database, session, record.id, draft)
         if draft.service_until >= (issued or await today(database, session)).isoformat():
             raise NumberRefused(f"the issue date is not after the period's last day, {draft.service_until}")
+        draft = msgspec.structs.replace(draft, receipts=await _day_roots(session, tenant_id, period))
         invoiced = await issue(database, session, record, draft, issued)
         await write_return(database, session, invoiced, current.balance_return)
         await record_document(session, "invoice.finalized", record, invoiced)
         return invoiced
+
+
+async def _day_roots(session: AsyncSession, tenant_id: UUID, period: str) -> list[DayRoot] | msgspec.UnsetType:
+    """The roots of the tenant's days, which are all closed; UNSET for a period without usage."""
+    days = await closed_days(session, tenant_id, period)
+    roots = [DayRoot(day=d.day, events=d.events, cost=str(d.cost_pico), root=d.root.hex()) for d in days]
+    return roots or msgspec.UNSET
 
 
 async def issue(

@@ -49,10 +49,26 @@ seal = Table(
     Column("id", Text, primary_key=True),
     Column("sha256", LargeBinary, nullable=False),
     Column("form", Integer, nullable=False, server_default=text("1")),
+    Column("key", Integer, nullable=False, server_default=text("0")),
     **STRICT,
 )
-"""The seals of rows that never change, by table and key; `form` says what each is made of (`row_seals.FORMS`).
-Append-only: triggers refuse UPDATE and DELETE."""
+"""The seals of rows that never change, by table and key; `form` says what each is made of (`row_seals.FORMS`), `key` by
+which key (`storage.database.keyring`), 0 for none. Append-only: triggers refuse UPDATE and DELETE."""
+
+seal_checkpoint = Table(
+    "seal_checkpoint",
+    Base.metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("key", Integer, nullable=False),
+    Column("at", Count, nullable=False),
+    Column("others", Count, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("witness", Text, nullable=False),
+    Column("mac", LargeBinary, nullable=False),
+    **STRICT,
+)
+"""Checkpoints (`billing.integrity.seal_checkpoints`): `others` seals were not by the key `key`, and have this digest
+together; `witness` is that of the audit log. Append-only: triggers refuse UPDATE and DELETE."""
 
 ATTEMPTS_LOCK = 7_233_104_875
 """PostgreSQL's advisory lock: taken by who settles an attempt that may be recorded as lost as well. Few do."""

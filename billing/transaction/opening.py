@@ -21,7 +21,7 @@ async def money_transaction(database: Database) -> AsyncIterator[MoneyTransactio
     """A money transaction of its own. Raises DatabaseUnavailable."""
     if database.dialect == "postgresql":
         async with database.direct() as connection:
-            yield PostgresMoneyTransaction(connection, database.clock_sql)
+            yield PostgresMoneyTransaction(connection, database.clock_sql, database.keyring)
     else:
         async with database.transaction() as session:
             yield SqliteMoneyTransaction(database, session)
@@ -45,7 +45,8 @@ async def money_transaction_in(database: Database, session: AsyncSession) -> Mon
     """
     if database.dialect == "postgresql":
         connection = await (await session.connection()).get_raw_connection()
-        return PostgresMoneyTransaction(_WholeNumbers(connection.driver_connection), database.clock_sql)
+        driver = _WholeNumbers(connection.driver_connection)
+        return PostgresMoneyTransaction(driver, database.clock_sql, database.keyring)
     return SqliteMoneyTransaction(database, session)
 
 

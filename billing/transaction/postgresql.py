@@ -24,7 +24,7 @@ from billing.events.rollups import KEYS, SUMS, RollupDelta
 from billing.events.rows import EventRows
 from billing.holds.store_postgresql import PostgresHoldStore
 from billing.integrity.hash_chain import ChainBatch, first_head
-from billing.integrity.row_seals import CURRENT, digest_of, digest_of_transaction
+from billing.integrity.row_seals import CURRENT, digest_of, digest_of_transaction, keyed
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import OpenGrant
 from billing.tables import money as tables
@@ -32,6 +32,7 @@ from billing.tables.books import ATTEMPTS_LOCK, CLOSING_LOCK
 from billing.transaction.money_transaction import EventsAlreadyWritten, Grant, Made, OutboxMessage, RefusedSettlement
 from billing.usage import METERS
 from storage.database.asyncpg_pool import Connection
+from storage.database.keyring import Keyring
 from storage.database.sql_arrays import array_literal
 
 _DIALECT = cast(Callable[[], Dialect], postgresql.dialect)()
@@ -109,8 +110,8 @@ _SAVE = f"""
         INSERT INTO ledger_txn (id, tenant_id, kind, period, memo, posted_at)
         SELECT id, tenant_id, kind, period, memo, {{clock}} FROM heads RETURNING id, posted_at
     ), sealed AS (
-        INSERT INTO seal (kind, id, sha256, form)
-        SELECT 'ledger_txn', id::text, sha256(digest || int8send(posted_at)), {CURRENT["ledger_txn"].number}
+        INSERT INTO seal (kind, id, sha256, form, key)
+        SELECT 'ledger_txn', id::text, sha256(digest || int8send(posted_at)), {CURRENT["ledger_txn"].number}, {{key}}
         FROM posted JOIN heads USING (id)
     ), noted AS (
         INSERT INTO outbox (id, tenant_id, topic, payload, created_at)
@@ -128,8 +129,8 @@ _GRANT = f"""
         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, {{clock}}) ON CONFLICT DO NOTHING
         RETURNING id, tenant_id, amount_pico, at
     ), sealed AS (
-        INSERT INTO seal (kind, id, sha256, form)
-        SELECT 'grant', id::text, sha256($11 || int8send(at)), {CURRENT["grant"].number} FROM made
+        INSERT INTO seal (kind, id, sha256, form, key)
+        SELECT 'grant', id::text, sha256($11 || int8send(at)), {CURRENT["grant"].number}, {{key}} FROM made
     )
     INSERT INTO grant_balance (grant_id, tenant_id, remaining, used, gone)
     SELECT id, tenant_id, amount_pico, 0, 0 FROM made RETURNING grant_id
@@ -163,11 +164,13 @@ def _ids(values: Collection[UUID]) -> str:
 
 
 class PostgresMoneyTransaction:
-    """Runs in a transaction of the driver's connection. `clock` is the database's clock as SQL."""
+    """Runs in a transaction of the driver's connection. `clock` is the database's clock as SQL; `keyring` has the key
+    of its seals."""
 
-    def __init__(self, connection: Connection, clock: str) -> None:
+    def __init__(self, connection: Connection, clock: str, keyring: Keyring) -> None:
         self._connection = connection
         self._clock = clock
+        self._keyring = keyring
         self.holds = PostgresHoldStore(connection, clock)
         self.budgets = PostgresBudgetStore(connection)
 
@@ -232,8 +235,10 @@ class PostgresMoneyTransaction:
         await self._connection.execute(_roll_up(sums), *keys, *added)
 
     async def write_grant(self, grant: Grant) -> bool:
-        values = (*msgspec.structs.astuple(grant), digest_of(CURRENT["grant"], msgspec.structs.asdict(grant)))
-        return await self._connection.fetchval(_GRANT.format(clock=self._clock), *values) is not None
+        digest = digest_of(CURRENT["grant"], msgspec.structs.asdict(grant))
+        values = (*msgspec.structs.astuple(grant), self._keyed(digest))
+        query = _GRANT.format(clock=self._clock, key=self._keyring.current)
+        return await self._connection.fetchval(query, *values) is not None
 
     async def lock(self, tenants: Collection[UUID]) -> dict[UUID, Balance]:
         if not tenants:
@@ -266,15 +271,22 @@ class PostgresMoneyTransaction:
             for seq, e in enumerate(t.entries, 1)
         ]
         await self._connection.execute(
-            _SAVE.format(clock=self._clock),
+            _SAVE.format(clock=self._clock, key=self._keyring.current),
             *_arrays(_BALANCES, [(b.tenant_id, *(getattr(b, name) for name in _MONEY)) for b in balances]),
             *_arrays(_GIVEN, [(grant.id, grant.remaining, grant.used, grant.gone, grant.held) for grant in grants]),
             *_arrays(
-                _TXN, [(t.id, t.tenant_id, t.kind, t.period, t.memo, digest_of_transaction(t)) for t in transactions]
+                _TXN,
+                [
+                    (t.id, t.tenant_id, t.kind, t.period, t.memo, self._keyed(digest_of_transaction(t)))
+                    for t in transactions
+                ],
             ),
             *_arrays(_ENTRY, entries),
             *_arrays(_NOTICE, [(n.id, n.tenant_id, n.topic, n.payload) for n in notices]),
         )
+
+    def _keyed(self, digest: bytes) -> bytes:
+        return keyed(digest, self._keyring, self._keyring.current)
 
     async def refuse(self, refusals: Sequence[RefusedSettlement]) -> None:
         rows = [(r.id, r.request_id, r.cause, r.body) for r in refusals]

@@ -16,7 +16,7 @@ from billing.events.rollups import KEYS, SUMS, RollupDelta
 from billing.events.rows import EventRows
 from billing.holds.store_sqlite import SqliteHoldStore
 from billing.integrity.hash_chain import ChainBatch, first_head, next_head
-from billing.integrity.row_seals import CURRENT, digest_of_transaction, seal_of, seal_row, seal_rows
+from billing.integrity.row_seals import CURRENT, digest_of_transaction, keyed, seal_of, seal_row, seal_rows
 from billing.ledger.entries import Balance, Transaction
 from billing.ledger.wallet import OpenGrant
 from billing.tables import money as tables
@@ -175,8 +175,9 @@ class SqliteMoneyTransaction:
                 for seq, entry in enumerate(t.entries, 1)
             ]
             await self._session.execute(insert(ledger_entry), entries)
-            form = CURRENT["ledger_txn"]
-            seals = [seal_row(form, str(t.id), seal_of(digest_of_transaction(t), now)) for t in transactions]
+            form, keyring = CURRENT["ledger_txn"], self._database.keyring
+            digests = [(str(t.id), keyed(digest_of_transaction(t), keyring, keyring.current)) for t in transactions]
+            seals = [seal_row(form, key, seal_of(digest, now), keyring.current) for key, digest in digests]
             await self._session.execute(insert(seal), seals)
         if notices:
             told = [msgspec.structs.asdict(notice) | {"created_at": now} for notice in notices]

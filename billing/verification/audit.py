@@ -24,6 +24,7 @@ from billing.verification.events import check_costs, check_refused, check_sequen
 from billing.verification.findings import AuditContext, Finding, Progress
 from billing.verification.invoices import check_invoiced, check_invoices
 from billing.verification.ledger import check_ledger, check_rollups
+from billing.verification.receipts import check_receipts
 from billing.verification.recorded_rows import check_audit_log
 from billing.verification.seals import check_seals
 from billing.verification.storage_hours import check_storage
@@ -39,6 +40,7 @@ OF_A_PERIOD: tuple[Check, ...] = (
     check_sequences,
     check_invoiced,
     check_storage,
+    check_receipts,
 )
 """Checks that can run on one billing period alone."""
 

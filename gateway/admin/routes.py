@@ -35,6 +35,7 @@ from gateway.admin.requests.refused import RefusedRequestOperations
 from gateway.admin.requests.requests import RequestOperations
 from gateway.admin.requests.waterfalls import RequestWaterfallOperations
 from gateway.admin.tenants.limits import LimitOperations
+from gateway.admin.tenants.receipt_policies import ReceiptPolicyOperations
 from gateway.admin.tenants.stored_responses import StoredResponseOperations
 from gateway.admin.tenants.suspensions import SuspensionOperations
 from gateway.admin.tenants.tenants import TenantOperations
@@ -45,6 +46,7 @@ from gateway.admin.users.one_time_links import one_time_link_routes
 from gateway.admin.users.sign_in import sign_in_routes
 from gateway.admin.users.users import UserOperations
 from gateway.endpoints.exports import export_routes
+from gateway.endpoints.receipts import receipt_routes
 from gateway.endpoints.webhooks import webhook_routes
 from gateway.services import Gateway, guarded
 
@@ -56,7 +58,11 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(sign_in_routes, one_time_link_routes, member_routes),
     )
     tenants = NamedTenant(gateway)
-    shared = (*export_routes(gateway, tenants), *webhook_routes(gateway, tenants))
+    shared = (
+        *export_routes(gateway, tenants),
+        *webhook_routes(gateway, tenants),
+        *receipt_routes(gateway, tenants),
+    )
     typed = (
         *(BudgetOperations, KeyOperations, OperatorKeyOperations, LimitOperations),
         *(BalanceOperations, GrantOperations, PriceOperations, BookOperations, TermsOperations),
@@ -65,6 +71,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
         *(OverviewOperations, UsageOperations, AuditOperations),
         *(TenantOperations, SuspensionOperations, UserOperations, AccountOperations, StoredResponseOperations),
+        ReceiptPolicyOperations,
         *(RequestOperations, RequestWaterfallOperations, RefusedRequestOperations),
     )
     routes = [

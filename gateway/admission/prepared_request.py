@@ -82,6 +82,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """What the cache promises; None until its hold is taken, and for a request without a say in it."""
     lease_request: LeaseRequest | None = None
     """What it wished of leases, if these have a say in it."""
+    receipt: bool = False
+    """Whether its answer has a receipt."""
     marks: Marks = field(default_factory=Marks)
     """What has ended when, of what is done for it."""
 

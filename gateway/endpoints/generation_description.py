@@ -13,6 +13,7 @@ from gateway.dialects.openai import errors as openai_errors
 from gateway.dialects.openai.completion_usage import CompletionDetails, CompletionUsage, PromptDetails
 from gateway.dialects.openai.completions_request import CompletionRequest
 from gateway.dialects.usage_reports import Cost
+from gateway.endpoints.receipts import HEADER as RECEIPT
 from gateway.http.cache_control import HEADER as CACHE_CONTROL
 from gateway.http.operations import Events, HeaderParameter, describes
 from gateway.http.responses import VERSION_HEADER
@@ -33,6 +34,9 @@ IDEMPOTENCY_KEY = HeaderParameter(
     "Names the request for 24 hours: sent again with the same key, body and headers it joins the running answer, or "
     "gets the kept one, and is billed once.",
     example="b1e29f46-6a43-4d56-9e1c-4f3f1f1c2b6a",
+)
+RECEIPT_HEADER = HeaderParameter(
+    RECEIPT, "Whether the answer has a signed receipt: `true` or `false`.", example="true", values=("true", "false")
 )
 VERSION = HeaderParameter(
     VERSION_HEADER,
@@ -118,14 +122,14 @@ CHAT: dict[str, Any] = describes(
     body=chat_request.ChatRequest(
         model=_MODEL, messages=[chat_request.UserMessage(content=_QUESTION)], max_completion_tokens=64
     ),
-    headers=[CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY],
+    headers=[CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY, RECEIPT_HEADER],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )
 COMPLETIONS: dict[str, Any] = describes(
     Events((completions_response.TextCompletion, openai_errors.Envelope), _TEXT_CHUNKS, _TEXT),
     body=CompletionRequest,
-    headers=[CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY],
+    headers=[CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY, RECEIPT_HEADER],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )
@@ -145,7 +149,7 @@ MESSAGES: dict[str, Any] = describes(
         _MESSAGE,
     ),
     body=messages_request.MessagesRequest(model=_MODEL, max_tokens=64, messages=[MessageParam("user", _QUESTION)]),
-    headers=[VERSION, CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY],
+    headers=[VERSION, CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY, RECEIPT_HEADER],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS,
 )

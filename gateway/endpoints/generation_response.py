@@ -16,6 +16,7 @@ from gateway.admission.estimates import within_max_cost
 from gateway.admission.prepared_request import PreparedRequest
 from gateway.dialects.large_bodies import LARGE_BYTES
 from gateway.endpoints.rate_limits import ask_limits
+from gateway.endpoints.receipts import with_receipts
 from gateway.errors import InvalidField, RateLimited
 from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.delivery import (
@@ -97,7 +98,7 @@ async def respond(
         for task in tasks:
             gateway.requests.client_left(task, why)
 
-    prepared = within_max_scores(within_max_cost(prepared))
+    prepared = await with_receipts(gateway, request, within_max_scores(within_max_cost(prepared)))
     in_thread = partial(_in_thread, gateway, prepared[0])
     context = request_context(request.scope)
     for part in prepared:

@@ -17,7 +17,13 @@ from gateway.dialects.openai.responses.response_object import (
     TokenCount,
 )
 from gateway.dialects.usage_reports import Cost
-from gateway.endpoints.generation_description import ANSWER_HEADERS, CACHE_CONTROL_HEADER, ERRORS, IDEMPOTENCY_KEY
+from gateway.endpoints.generation_description import (
+    ANSWER_HEADERS,
+    CACHE_CONTROL_HEADER,
+    ERRORS,
+    IDEMPOTENCY_KEY,
+    RECEIPT_HEADER,
+)
 from gateway.http.operations import Events, describes
 
 _ID = "01934f6e0d2a7b3c8e51a9c4d7f60b12"
@@ -44,7 +50,7 @@ EVENT_TYPES = (*get_args(events.EVENTS), Envelope)
 RESPONSES: dict[str, Any] = describes(
     Events(EVENT_TYPES, EVENTS_EXAMPLE, EXAMPLE),
     body=ResponsesRequest(model="tiny", input=_QUESTION, max_output_tokens=64),
-    headers=[CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY],
+    headers=[CACHE_CONTROL_HEADER, IDEMPOTENCY_KEY, RECEIPT_HEADER],
     answer_headers=ANSWER_HEADERS,
     errors=ERRORS | UNKNOWN_EARLIER,
 )

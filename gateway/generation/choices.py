@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from hashlib import sha256
 
+from billing.receipts.answer_receipts import AnswerDigests, tokens_as_bytes, tokens_digest
 from gateway.admission.prepared_request import PreparedRequest
 from gateway.conversation.output.events import TokenScore
 from gateway.generation.delivery import ChoiceDelta
@@ -25,6 +27,8 @@ class Choices:
         self._prompt_scored = sampling.prompt_logprobs is not None and generation.logprobs is not None
         self._prompt_scores: list[TokenLogprob] = []
         self._unpaid: set[int] = set()
+        self._hashes = [sha256() for _ in range(generation.choices)] if prepared.receipt else None
+        """Of the output of each choice, where a receipt says its digest."""
         self._echo = self._echoed() if generation.echo else None
         echoed_characters = 0 if self._echo is None else len(self._echo[0])
         context = prompt.tokens if generation.continued or generation.prompt is not None else ()
@@ -85,6 +89,13 @@ class Choices:
         """The stop string that ended each choice, None where none did."""
         return tuple(transcript.stop_string for transcript in self._transcripts)
 
+    @property
+    def answer_digests(self) -> AnswerDigests | None:
+        """What a receipt says of the prompt and the output; None where there is to be none."""
+        if self._hashes is None:
+            return None
+        return AnswerDigests(tokens_digest(self._prompt), tuple(output.hexdigest() for output in self._hashes))
+
     def end_unpaid(self, choice: int) -> None:
         """No more of this choice can be paid for."""
         self._unpaid.add(choice)
@@ -101,6 +112,8 @@ class Choices:
         text = transcript.feed(message.tokens, message.logprobs)
         if self._predictions:
             self._predictions[message.choice].feed(message.tokens[: transcript.tokens - before])
+        if self._hashes is not None:
+            self._hashes[message.choice].update(tokens_as_bytes(message.tokens[: transcript.tokens - before]))
         yield ChoiceDelta(message.choice, text, transcript.scores(), transcript.events())
 
     def finish(self) -> Iterator[ChoiceDelta]:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from billing.receipts.answer_receipts import Receipt
 from billing.usage import Counts, Usage
 from gateway.conversation.output.events import OutputEvent, ScoredTokens, TokenScore
 from gateway.errors import GatewayError
@@ -68,6 +69,7 @@ def merge_finished(ends: Sequence[Finished]) -> Finished:
         ends[0].explanation,
         sum(end.reasoning for end in ends),
         (sum(end.predicted[0] for end in ends), sum(end.predicted[1] for end in ends)),
+        tuple(receipt for end in ends for receipt in end.receipts),
     )
 
 
@@ -149,6 +151,8 @@ class Finished(Struct, frozen=True):
     """Output tokens of reasoning, with the markers around it."""
     predicted: tuple[int, int] = (0, 0)
     """Tokens of the client's prediction that became output, and the others."""
+    receipts: tuple[Receipt, ...] = ()
+    """One for each request that is answered, if they were asked for."""
 
 
 class Failed(Struct, frozen=True):

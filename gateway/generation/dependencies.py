@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from billing.receipts.answer_receipts import ReceiptIssuer
 from billing.service_levels.service_hours import ServiceHours
 from gateway.admission.admission import Admission
 from gateway.admission.lease_confirmations import LeaseConfirmations
@@ -36,3 +37,4 @@ class GenerationDependencies(Struct, frozen=True):
     service: ServiceHours | None = None
     promises: LeaseConfirmations | None = None
     waterfalls: WaterfallWriter | None = None
+    receipts: ReceiptIssuer | None = None

@@ -522,11 +522,15 @@ class GenerationTask:
         deps, prepared = self._deps, self.prepared
         delivered = self._choices.tokens if outcome.status == "ok" else self.delivery.delivered
         after_s = None if self._began_s is None else self._began_s - self._held_s
-        ended = EndedRequest(prepared, self._hold, stream, outcome, self._began, after_s, self._lost, done, delivered)
+        answer = self._choices.answer_digests if outcome.status == "ok" else None
+        ended = EndedRequest(
+            prepared, self._hold, stream, outcome, self._began, after_s, self._lost, done, delivered, answer
+        )
         recording = UsageRecording(deps)
         freed = self._end_permit()
         unrecorded = Interrupted("The answer's usage could not be recorded.")
-        event = await recording.record(ended, failing=lambda: self.delivery.fail(unrecorded))
+        recorded = await recording.record(ended, failing=lambda: self.delivery.fail(unrecorded))
+        event = None if recorded is None else recorded.event
         self.marks.mark(SPOOL)
         explanation = None if event is None else await recording.remember(ended, event)
         if explanation is not None:
@@ -534,13 +538,16 @@ class GenerationTask:
         await freed  # whoever has the answer may ask again at once
         if self._permit.limited:
             self.marks.mark(LIMITS)
-        if event is not None and outcome.status == "ok":
+        if recorded is not None and event is not None and outcome.status == "ok":
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at
             usage, cost, reasoning = event.usage, event.cost_pico, self._choices.reasoning
             predicted = self._choices.predicted
+            receipts = () if recorded.receipt is None else (recorded.receipt,)
             self.delivery.finish(
-                Finished(ends, event.counts, usage, cost, currency, stops, until, explanation, reasoning, predicted)
+                Finished(
+                    ends, event.counts, usage, cost, currency, stops, until, explanation, reasoning, predicted, receipts
+                )
             )
 
     # ------------------------------------------------ what changes the request's course

@@ -11,6 +11,7 @@ import structlog
 from msgspec import Struct
 
 from billing.holds.records import Hold
+from billing.receipts.answer_receipts import AnswerDigests, Receipt
 from billing.usage import UsageEvent
 from gateway.admission.prepared_request import PreparedRequest
 from gateway.errors import Interrupted
@@ -41,6 +42,15 @@ class EndedRequest(Struct, frozen=True):
     done: Done | None
     delivered: int
     """Output tokens that reached the client."""
+    answer: AnswerDigests | None = None
+    """What its receipt says of prompt and output; None: it gets no receipt."""
+
+
+class RecordedUsage(Struct, frozen=True):
+    """A request's event, which is durable, and its receipt if it gets one."""
+
+    event: UsageEvent
+    receipt: Receipt | None = None
 
 
 class UsageRecording:
@@ -49,7 +59,7 @@ class UsageRecording:
     def __init__(self, deps: GenerationDependencies) -> None:
         self._deps = deps
 
-    async def record(self, ended: EndedRequest, failing: Callable[[], None]) -> UsageEvent | None:
+    async def record(self, ended: EndedRequest, failing: Callable[[], None]) -> RecordedUsage | None:
         """Record the request's usage; None if there was none, and its hold is released.
 
         `failing`: called when it cannot be recorded yet. Raises Interrupted where the counts make no sense.
@@ -73,12 +83,14 @@ class UsageRecording:
             await self._deps.recorder.release(hold, "what the replica counted makes no sense")
             self._deps.fleet.acknowledge(stream, sequence)
             raise Interrupted("What the answer took cannot be told.") from error
+        issuer, answer = self._deps.receipts, ended.answer
+        pending = None if issuer is None or answer is None else issuer.prepare(event, answer)
         await self._deps.recorder.use(hold, event, failing=failing)
         if sequence:
             self._deps.fleet.acknowledge(stream, sequence)
         self._deps.metrics.finished(prepared.model.name, ended.outcome.status, event.usage)
         self._deps.blocks.note(prepared, stream.model_digest, wrote=bool(event.usage.write))
-        return event
+        return RecordedUsage(event, None if pending is None else pending.issue())
 
     async def remember(self, ended: EndedRequest, event: UsageEvent) -> Explanation | None:
         """Note the request for the history; and explain it at once, to a client who asked."""

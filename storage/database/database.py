@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from storage.database.asyncpg_pool import AsyncpgPool, Connection, is_unavailable
 from storage.database.base import Count
+from storage.database.keyring import Keyring
 from storage.database.sqlite_connection import connect
 from storage.reported_error import ReportedError
 
@@ -233,6 +234,8 @@ class Database:
         self.engine = engine
         self.clock: ColumnElement[int] = _CLOCK[dialect]
         """The database's clock as a column: microseconds since the Unix epoch."""
+        self.keyring = Keyring()
+        """Keys that are kept apart from it: whoever opens it and has them sets it."""
         self._reader = reader
         self._direct = direct
         self._clock_text: tuple[ColumnElement[int] | None, str] = (None, "")

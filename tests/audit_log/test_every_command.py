@@ -26,14 +26,25 @@ READS = frozenset(
         *("periods list", "platform show", "prices show", "prices diff", "prices history", "prices list"),
         *("prices books", "settings", "tenants list", "tenants statement", "terms list", "webhooks list"),
         *("webhooks deliveries", "approvals list", "approvals show", "limits list", "openapi"),
-        *("users list", "cache shared"),
+        *("users list", "cache shared", "receipts days", "receipts export", "receipts keys", "verify"),
+        *("recount", "replay"),
     )
 )
 """Commands that change nothing in the database of money, access, sharing or prices."""
 WITHOUT_ENTRY = {
     "demo": "in a folder of its own: what it makes there is recorded",
     **dict.fromkeys(("serve", "gateway", "worker", "engine", "calibrate"), "a process; what it changes is recorded"),
-    **dict.fromkeys(("secrets create", "secrets link", "secrets rotate-pepper"), "a file; works without a database"),
+    **dict.fromkeys(
+        (
+            "secrets create",
+            "secrets link",
+            "secrets rotate-pepper",
+            "secrets rotate-receipt-key",
+            "secrets add-seal-key",
+        ),
+        "a file; works without a database",
+    ),
+    "audit checkpoint": "a MAC of what stands there",
     "migrate": "the schema, and no row of it",
     **dict.fromkeys(("webhooks test", "webhooks resend"), "a message to where messages go anyway"),
 }

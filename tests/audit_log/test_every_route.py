@@ -74,6 +74,7 @@ RECORDED = {
     "DELETE /v1/responses/{name:str}": "response",
     f"DELETE {_PROJECT}/responses/{{response:str}}": "response",
     f"PATCH {_PROJECT}/response-policy": "response_policy",
+    f"PATCH {_PROJECT}/receipt-policy": "receipt_policy",
     **{f"POST {_ADMIN}/users/{{user:str}}/{verb}": "user" for verb in ("disable", "enable", "links")},
     f"POST {_ADMIN}/users/{{user:str}}/revoke-sessions": "session",
     f"POST {_ADMIN}/sessions/revoke-all": "session",

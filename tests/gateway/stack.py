@@ -19,6 +19,7 @@ from sqlalchemy import text
 from billing.accounts.balances import Balances
 from billing.exports.jobs import ExportJobs
 from billing.prices import PriceCatalog
+from billing.receipts.signing_keys import ReceiptKeys
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settler import Settler
 from billing.spool.spool import Spool
@@ -71,8 +72,11 @@ class SlowSpool(Spool):
         self.gate.set()
         self.broken: Exception | None = None
         self.records: list[Any] = []
+        self.entered = 0
+        """How many records were to be appended."""
 
     async def append(self, record: Any) -> None:
+        self.entered += 1
         await self.gate.wait()
         if self.broken is not None:
             raise self.broken
@@ -270,6 +274,7 @@ async def running_stack(
         spool=stack.spool,
         settler=Settler(stack.database, stack.spool, prices),
         thinking_seal=ThinkingSeal(b"m" * 32),
+        receipt_keys=ReceiptKeys(b"r" * 32),
         models=stack.models,
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),

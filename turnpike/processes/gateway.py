@@ -32,7 +32,7 @@ from tenancy.rights.key_limits import parse_networks
 from turnpike.admin_services import AdminServices
 from turnpike.processes.listener import is_loopback
 from turnpike.settings.data_folder import folder_identity
-from turnpike.settings.secrets import Secrets
+from turnpike.settings.secrets import Secrets, receipt_keys
 from turnpike.settings.settings import Settings
 
 _KEY_TIMEOUT_S = 1.0
@@ -97,6 +97,7 @@ async def open_gateway_services(
                 shared=SharedPrefixes(admin.database, scope_keys),
             ),
             thinking_seal=ThinkingSeal(secrets.master_key),
+            receipt_keys=receipt_keys(secrets),
             scope_keys=scope_keys,
             options=GatewayOptions(
                 body_limit=settings.body_limit,

@@ -17,7 +17,9 @@ from audit_log.anchors import anchor_chains, latest_witness
 from billing.events import partitions
 from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
+from billing.integrity.seal_checkpoints import write_checkpoint
 from billing.periods.periods import Periods
+from billing.receipts.day_files import close_due_days
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
 from billing.service_levels.service_hours import forget_old as forget_service_hours
 from billing.transaction.budget_charges import name_budget_subjects
@@ -124,6 +126,7 @@ async def job_database(admin: AdminServices) -> AsyncIterator[Database]:
         yield admin.database
         return
     database = await Database.open(admin.settings.database, pool_size=3, statement_s=JOB_STATEMENT_S)
+    database.keyring = admin.database.keyring
     try:
         yield database
     finally:
@@ -132,7 +135,8 @@ async def job_database(admin: AdminServices) -> AsyncIterator[Database]:
 
 def jobs(admin: AdminServices, database: Database) -> list[Job]:
     """Expire holds and grants, prepare partitions, close periods, make exports, send webhooks, keep leases, remove old
-    rows, anchor the audit log. Raises InvalidExport, UrlRefused and SecretsError for settings that are wrong.
+    rows, anchor the audit log, close days of receipts. Raises InvalidExport, UrlRefused and SecretsError for settings
+    that are wrong.
 
     `database`: of `job_database`. What others wait for while it is done, as when a period closes, does not use it.
     """
@@ -180,10 +184,15 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         at_most = max(holds, charges, windows, history, served, waterfalls, refused)
         return removed >= REMOVAL_BATCH or at_most >= BATCH or max(responses, claims) >= FORGOTTEN
 
+    async def receipts() -> bool:
+        return await close_due_days(database)
+
     async def anchor() -> bool:
         if anchored := await anchor_chains(database):
             witness = await latest_witness(database)
             logger.info("the audit log is anchored", chains=anchored, witness=witness and witness.text)
+        if number := await write_checkpoint(database):
+            logger.info("seals have a checkpoint", number=number, key=database.keyring.current)
         return False
 
     return [
@@ -193,6 +202,7 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         Job("leases", 5.0, leases.run),
         Job("clean", 3600.0, clean),
         Job("anchor", 3600.0, anchor),
+        Job("receipts", 300.0, receipts),
     ]
 
 

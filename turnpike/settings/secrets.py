@@ -11,11 +11,15 @@ import secrets
 import stat
 import tempfile
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from storage.database.keyring import Keyring
 from storage.reported_error import ReportedError
+
+if TYPE_CHECKING:
+    from billing.receipts.signing_keys import ReceiptKeys
 
 FILE_VERSION = 1
 SECRET_BYTES = 32
@@ -25,12 +29,13 @@ class SecretsError(ReportedError):
     """The secrets file cannot be read or written, is not of this version, or is open to others."""
 
 
-class Secrets(msgspec.Struct, frozen=True):
+class Secrets(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of the secrets file; byte values are base64 there.
 
     `peppers`: keys of the MACs of API keys, by version. `scope_secret`: key of the roots of cache domains. The keys
-    that wrap projects' data keys and webhook secrets are derived from `master_key`. `receipt_key` signs receipts.
-    `link_key` proves a gateway to a replica.
+    that wrap projects' data keys and webhook secrets are derived from `master_key`. `receipt_key` signs receipts;
+    `retired_receipt_keys` are the public halves of those before it. `seal_keys`: keys of the books' seals, by version;
+    `seal_current` is 0 where there are none. `link_key` proves a gateway to a replica.
     """
 
     version: int
@@ -40,6 +45,14 @@ class Secrets(msgspec.Struct, frozen=True):
     master_key: bytes
     receipt_key: bytes
     link_key: bytes
+    retired_receipt_keys: tuple[bytes, ...] = ()
+    seal_current: int = 0
+    seal_keys: dict[int, bytes] = {}
+
+    @property
+    def keyring(self) -> Keyring:
+        """The keys of the books' seals."""
+        return Keyring(self.seal_current, self.seal_keys)
 
     def __repr__(self) -> str:
         return f"Secrets(version={self.version}, …)"
@@ -60,8 +73,8 @@ _Content = TypeVar("_Content", Secrets, LinkSecret)
 
 def generate() -> Secrets:
     """Fresh secrets from the operating system's random source."""
-    values = [secrets.token_bytes(SECRET_BYTES) for _ in range(5)]
-    return Secrets(FILE_VERSION, 1, {1: values[0]}, *values[1:])
+    pepper, scope, master, receipt, link = (secrets.token_bytes(SECRET_BYTES) for _ in range(5))
+    return Secrets(FILE_VERSION, 1, {1: pepper}, scope, master, receipt, link)
 
 
 def save(content: Secrets | LinkSecret, path: Path) -> None:
@@ -90,6 +103,8 @@ def save(content: Secrets | LinkSecret, path: Path) -> None:
 def load(path: Path) -> Secrets:
     """Read the file. Raises SecretsError naming it."""
     content = _read(path, Secrets)
+    if content.seal_current and content.seal_current not in content.seal_keys:
+        raise SecretsError(f"secrets_file: {path} has no seal key {content.seal_current}")
     if content.pepper_current not in content.peppers:
         raise SecretsError(f"secrets_file: {path} has no pepper {content.pepper_current}")
     return content
@@ -129,3 +144,26 @@ def with_new_pepper(content: Secrets) -> Secrets:
     version = max(content.peppers) + 1
     peppers = content.peppers | {version: secrets.token_bytes(SECRET_BYTES)}
     return msgspec.structs.replace(content, peppers=peppers, pepper_current=version)
+
+
+def with_new_seal_key(content: Secrets) -> Secrets:
+    """The secrets with one more key of seals, which becomes the current one. Earlier ones stay: seals were made by
+    them."""
+    version = max(content.seal_keys, default=0) + 1
+    keys = content.seal_keys | {version: secrets.token_bytes(SECRET_BYTES)}
+    return msgspec.structs.replace(content, seal_keys=keys, seal_current=version)
+
+
+def with_new_receipt_key(content: Secrets) -> Secrets:
+    """The secrets with another key that signs receipts. The public half of the one before stays."""
+    from billing.receipts.signing_keys import public_key_of
+
+    retired = (public_key_of(content.receipt_key), *content.retired_receipt_keys)
+    return msgspec.structs.replace(content, receipt_key=secrets.token_bytes(SECRET_BYTES), retired_receipt_keys=retired)
+
+
+def receipt_keys(content: Secrets) -> ReceiptKeys:
+    """The keys that sign receipts."""
+    from billing.receipts.signing_keys import ReceiptKeys
+
+    return ReceiptKeys(content.receipt_key, content.retired_receipt_keys)

@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from billing.receipts.answer_receipts import Receipt
 from billing.usage import Usage
 from gateway.conversation.output import events as output
 from gateway.dialects.anthropic.diagnostics import AnthropicDiagnostics, anthropic_diagnostics
@@ -63,6 +64,7 @@ class Message(Struct, frozen=True, kw_only=True, tag="message", tag_field="type"
     diagnostics: AnthropicDiagnostics | None = None
     container: None = None
     usage: MessageUsage
+    receipts: tuple[Receipt, ...] | UnsetType = UNSET
 
 
 class MessageStart(Struct, frozen=True, tag="message_start", tag_field="type"):
@@ -114,11 +116,12 @@ class Stop(Struct, frozen=True):
 
 class MessageDelta(Struct, frozen=True, tag="message_delta", tag_field="type"):
     """The end of the answer. `usage` is of the whole request, with all fields of its input again. `diagnostics`, which
-    clients find in whole messages only, is known here."""
+    clients find in whole messages only, is known here. `receipts` are ours."""
 
     delta: Stop
     usage: MessageUsage
     diagnostics: AnthropicDiagnostics | UnsetType = UNSET
+    receipts: tuple[Receipt, ...] | UnsetType = UNSET
 
 
 class MessageStop(Struct, frozen=True, tag="message_stop", tag_field="type"):
@@ -206,7 +209,8 @@ class MessageWriter:
         self._called = any(isinstance(block, ToolUseContent) for block in content)
         reason, stop = self._stop(end)
         message = self._message(content, self._usage(end), reason, stop)
-        return _encoder.encode(msgspec.structs.replace(message, diagnostics=anthropic_diagnostics(end.explanation)))
+        diagnostics, receipts = anthropic_diagnostics(end.explanation), end.receipts or UNSET
+        return _encoder.encode(msgspec.structs.replace(message, diagnostics=diagnostics, receipts=receipts))
 
     def started(self, start: Started) -> bytes:
         """`message_start` with the usage of the input, and a ping."""
@@ -246,7 +250,7 @@ class MessageWriter:
         events = self._open(end.usage)
         events += self._close()
         diagnostics = anthropic_diagnostics(end.explanation) or UNSET
-        delta = MessageDelta(Stop(reason, stop), self._usage(end), diagnostics)
+        delta = MessageDelta(Stop(reason, stop), self._usage(end), diagnostics, end.receipts or UNSET)
         return events + _event(delta) + _event(MessageStop())
 
     def failed(self, end: Failed) -> bytes:

@@ -24,6 +24,7 @@ from gateway.dialects.openai.common_response import (
     DONE,
     CompletionWriter,
     Finish,
+    Receipts,
     ResponseIdentity,
     encoder,
     event,
@@ -34,7 +35,6 @@ from gateway.dialects.openai.completion_usage import CompletionUsage
 from gateway.dialects.openai.diagnostics import PromptCacheDiagnostics, cache_explanation, openai_diagnostics
 from gateway.dialects.openai.logprobs import ChatLogprobs, chat_logprobs
 from gateway.generation.delivery import ChoiceDelta, Finished
-from gateway.generation.request_history import Explanation
 
 
 class CalledFunction(Struct, frozen=True):
@@ -80,6 +80,7 @@ class ChatCompletion(Struct, frozen=True):
     system_fingerprint: str | None = None
     prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET
     cache_explanation: CacheExplanation | UnsetType = UNSET
+    receipts: Receipts = UNSET
 
 
 class FunctionDelta(Struct, frozen=True):
@@ -125,6 +126,7 @@ class ChatChunk(Struct, frozen=True):
     system_fingerprint: str | None = None
     prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET
     cache_explanation: CacheExplanation | UnsetType = UNSET
+    receipts: Receipts = UNSET
 
 
 class ChatWriter(CompletionWriter):
@@ -162,6 +164,7 @@ class ChatWriter(CompletionWriter):
                 system_fingerprint=self._identity.system_fingerprint,
                 prompt_cache_diagnostics=openai_diagnostics(end.explanation) or UNSET,
                 cache_explanation=cache_explanation(end.explanation) or UNSET,
+                receipts=end.receipts or UNSET,
             )
         )
 
@@ -182,8 +185,8 @@ class ChatWriter(CompletionWriter):
             reason = self._reason(finish, choice)
             chunk = ChunkChoice(Delta(), finish_reason=reason, index=choice, limited_by=finish.limited_by)
             events += self._open(choice) + self._chunk(chunk)
-        if self._include_usage or end.explanation is not None:
-            events += self._chunk(None, usage_at(end), end.explanation)
+        if self._include_usage or end.explanation is not None or end.receipts:
+            events += self._chunk(None, usage_at(end), end)
         return events + DONE
 
     def _reason(self, finish: Finish, choice: int) -> str:
@@ -241,9 +244,9 @@ class ChatWriter(CompletionWriter):
         self,
         choice: ChunkChoice | None,
         usage: CompletionUsage | None = None,
-        explanation: Explanation | None = None,
+        end: Finished | None = None,
     ) -> bytes:
-        identity = self._identity
+        identity, explanation = self._identity, None if end is None else end.explanation
         return event(
             ChatChunk(
                 id=identity.id,
@@ -255,5 +258,6 @@ class ChatWriter(CompletionWriter):
                 system_fingerprint=identity.system_fingerprint,
                 prompt_cache_diagnostics=openai_diagnostics(explanation) or UNSET,
                 cache_explanation=cache_explanation(explanation) or UNSET,
+                receipts=UNSET if end is None else end.receipts or UNSET,
             )
         )

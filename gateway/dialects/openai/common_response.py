@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from billing.receipts.answer_receipts import Receipt
 from gateway.conversation.tokenizer import Tokenizer
 from gateway.dialects.openai.common_request import SERVICE_TIER_OF
 from gateway.dialects.openai.completion_usage import CompletionUsage, completion_usage
@@ -16,6 +17,9 @@ from gateway.dialects.openai.errors import envelope
 from gateway.generation.delivery import Failed, Finished, FinishReason, Started
 from gateway.served_models.served_model import ServedModel
 from protocol.requests import Lane
+
+Receipts: TypeAlias = tuple[Receipt, ...] | UnsetType
+"""Receipts of an answer, for a client who asked for them; ours."""
 
 
 class Finish(Struct, frozen=True):

@@ -17,6 +17,7 @@ from gateway.dialects.openai.common_response import (
     DONE,
     CompletionWriter,
     Finish,
+    Receipts,
     ResponseIdentity,
     encoder,
     event,
@@ -27,7 +28,6 @@ from gateway.dialects.openai.completion_usage import CompletionUsage
 from gateway.dialects.openai.diagnostics import PromptCacheDiagnostics, cache_explanation, openai_diagnostics
 from gateway.dialects.openai.logprobs import TextLogprobs, text_logprobs
 from gateway.generation.delivery import ChoiceDelta, Finished
-from gateway.generation.request_history import Explanation
 
 
 class TextChoice(Struct, frozen=True):
@@ -51,6 +51,7 @@ class TextCompletion(Struct, frozen=True):
     system_fingerprint: str | None = None
     prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET
     cache_explanation: CacheExplanation | UnsetType = UNSET
+    receipts: Receipts = UNSET
 
 
 class TextWriter(CompletionWriter):
@@ -67,7 +68,7 @@ class TextWriter(CompletionWriter):
     def whole(self, deltas: Sequence[ChoiceDelta], end: Finished) -> bytes:
         """The whole response, of one delta for each choice."""
         choices = [self._choice(d, finish) for d, finish in zip(deltas, finishes_of(end.reasons), strict=True)]
-        return encoder.encode(self._completion(choices, usage_at(end), end.explanation))
+        return encoder.encode(self._completion(choices, usage_at(end), end))
 
     def events(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """An event for each delta."""
@@ -79,9 +80,9 @@ class TextWriter(CompletionWriter):
             self._event(TextChoice("", finish.reason, choice, limited_by=finish.limited_by))
             for choice, finish in enumerate(finishes_of(end.reasons))
         )
-        if self._include_usage or end.explanation is not None:
+        if self._include_usage or end.explanation is not None or end.receipts:
             usage = usage_at(end) if self._include_usage else UNSET
-            events += event(self._completion([], usage, end.explanation))
+            events += event(self._completion([], usage, end))
         return events + DONE
 
     def _choice(self, delta: ChoiceDelta, finish: Finish | None) -> TextChoice:
@@ -105,9 +106,9 @@ class TextWriter(CompletionWriter):
         self,
         choices: list[TextChoice],
         usage: CompletionUsage | UnsetType | None,
-        explanation: Explanation | None = None,
+        end: Finished | None = None,
     ) -> TextCompletion:
-        identity = self._identity
+        identity, explanation = self._identity, None if end is None else end.explanation
         return TextCompletion(
             id=identity.id,
             created=identity.created,
@@ -118,4 +119,5 @@ class TextWriter(CompletionWriter):
             system_fingerprint=identity.system_fingerprint,
             prompt_cache_diagnostics=openai_diagnostics(explanation) or UNSET,
             cache_explanation=cache_explanation(explanation) or UNSET,
+            receipts=UNSET if end is None else end.receipts or UNSET,
         )

@@ -24,6 +24,7 @@ import pytest
 from pypdf import PdfReader
 from sqlalchemy import BindParameter, select
 
+from audit_log.actors import Actor, acting_as
 from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
@@ -276,4 +277,5 @@ async def _write() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_write())
+    with acting_as(Actor("system", "tests", "tests")):
+        asyncio.run(_write())

@@ -26,6 +26,7 @@ from billing.exports.datasets import DisplayNames
 from billing.exports.jobs import ExportJobs
 from billing.integrity import row_seals
 from billing.integrity.recorded_tables import RECORDED_TABLES
+from billing.integrity.seal_checkpoints import checkpoint_message, write_checkpoint
 from billing.invoices.collection import pay
 from billing.invoices.credit_notes import credit
 from billing.invoices.parties.store import Parties
@@ -38,19 +39,22 @@ from billing.prices.version import STORAGE
 from billing.rating.contract_store import Contracts
 from billing.rating.storage_hours import Stored, record_storage
 from billing.rating.terms import ContractTerms
+from billing.receipts.policies import ReceiptPolicies
 from billing.replica_journals.lost_journals import declare_lost
 from billing.reservation.hold_service import HoldService
 from billing.settlement.settlement import settle
-from billing.tables.books import replica_journal
-from billing.tables.money import balance
+from billing.tables.books import replica_journal, seal, seal_checkpoint
+from billing.tables.money import balance, grant
 from billing.tables.prices import storage_event
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from billing.verification.reconciliation import reconcile
+from billing.verification.seals import NO_CHECKPOINT
 from prompt_cache.promise.lease_decisions import LIFE_S
 from prompt_cache.tables import lease
 from storage.database.base import Base, Count, Id, new_id
 from storage.database.database import Database
+from storage.database.keyring import Keyring
 from tests.billing.invoices.customers import Customer, set_clock
 from tests.billing.invoices.documents import BUYER
 from tests.billing.money import Tenant
@@ -118,6 +122,7 @@ def _tried(database: Database) -> tuple[Table, ...]:
 @pytest.fixture
 async def books(database: Database, tmp_path: Path) -> Database:
     """Books with a row in every table."""
+    database.keyring = Keyring(1, {1: b"a key that is kept apart"})
     customer = await Customer.make(database, 10**12)
     rows = dict(customer.tenant.version.rows) | {(STORAGE, "*", 0): 3_600_000}
     await PriceSheets(database).put(PriceProposal(model="stdlib-qa", rows=rows), by="ann")
@@ -138,6 +143,7 @@ async def books(database: Database, tmp_path: Path) -> Database:
     holds = HoldService(database)
     expired = await holds.reserve(customer.tenant.request(10**9))
     await holds.sweep(expired.expires_at)
+    await ReceiptPolicies(database).set(customer.id, customer.tenant.project_id, always=True)
     sent = await customer.invoice("2026-10")
     await pay(database, sent, "bank", 100)
     await credit(database, sent, "why", request="1", amounts={1: 10})
@@ -151,6 +157,7 @@ async def books(database: Database, tmp_path: Path) -> Database:
     with acting_as(Actor("operator_key", "key", "ann")), pytest.raises(ChangePending):
         await propose(database, "platform_setting.set", SettingArguments("approvals", "on"), "approvals on")
     await reconcile(database, "2026-10")
+    assert await write_checkpoint(database) == 1
     return database
 
 
@@ -397,3 +404,50 @@ async def test_a_lease_of_more_than_was_paid_for(leased: Database) -> None:
         assert await _named(leased, name, {"tokens": tokens, "blocks": bytes(tokens // 8), **changes}), changes
     leased.clock = literal(LEASED + 2 * day, Count())
     assert await _named(leased, "1h", {"writer": new_id()})
+
+
+# ---------------------------------------------------------------- keys of seals
+
+
+async def test_who_has_the_database_alone_cannot_seal_a_row_anew(database: Database) -> None:
+    """However well it is done: by no key, by a key of its own, or with a checkpoint of its own."""
+    customer = await Customer.make(database, 10**12)
+    assert await audit_money(database) == []
+    database.keyring = Keyring(1, {1: b"kept apart"})
+    assert {finding.what for finding in await audit_money(database)} == {NO_CHECKPOINT}
+    assert await write_checkpoint(database) == 1
+    await Balances(database).grant(customer.id, 10**12, "USD")
+    assert await audit_money(database) == []
+    rotated = Keyring(2, {1: b"kept apart", 2: b"another"})
+    for owner in (Keyring(), Keyring(1, {1: b"a guess"})):
+        async with database.reading() as session:
+            rows = (await session.execute(select(grant).order_by(grant.c.at))).mappings().all()
+        for there in (rows[0], rows[-1]):  # sealed before there was a key, and by it
+            altered = dict(there) | {"reason": "another"}
+            form = row_seals.CURRENT["grant"]
+            sha256 = row_seals.sealed(form, altered, {}, (owner, owner.current))
+            mine = (seal.c.kind == "grant", seal.c.id == str(there["id"]))
+            async with database.reading() as session:
+                before = (await session.execute(select(seal).where(*mine))).mappings().one()
+            async with unguarded(database) as session:
+                await session.execute(update(grant).where(grant.c.id == there["id"]).values(reason="another"))
+                await session.execute(update(seal).where(*mine).values(sha256=sha256, key=owner.current))
+            assert await audit_money(database) != []
+            forged = {"id": 2, "key": 1, "at": 1, "others": 1, "digest": b"", "witness": ""}
+            forged["mac"] = owner.mac(checkpoint_message(forged), 1) if owner.current else b"x" * 32
+            async with unguarded(database) as session:
+                await session.execute(insert(seal_checkpoint).values(forged))
+            assert "a checkpoint of seals does not hold" in {finding.what for finding in await audit_money(database)}
+            async with unguarded(database) as session:
+                await session.execute(seal_checkpoint.delete().where(seal_checkpoint.c.id == 2))
+                await session.execute(update(grant).where(grant.c.id == there["id"]).values(reason=there["reason"]))
+                await session.execute(update(seal).where(*mine).values(dict(before)))
+            assert await audit_money(database) == []
+    database.keyring = rotated
+    assert {finding.what for finding in await audit_money(database)} == {NO_CHECKPOINT}
+    assert await write_checkpoint(database) == 2
+    assert await audit_money(database) == []
+    database.keyring = Keyring()
+    assert {"a seal cannot be checked", "a checkpoint of seals does not hold"} == {
+        finding.what for finding in await audit_money(database)
+    }

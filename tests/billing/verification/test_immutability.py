@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Executable, delete, text, update
+from sqlalchemy import Executable, delete, literal, text, update
 from sqlalchemy.exc import DBAPIError
 
 from billing.prices import PriceCatalog
+from billing.receipts.day_files import DAY, close_days
 from billing.settlement.settlement import settle
 from billing.tables.books import usage_batch
 from billing.tables.money import grant, ledger_entry, ledger_txn, price, price_version, usage_fact, usage_traits
+from billing.tables.receipts import receipt_day
+from storage.database.base import Count
 from storage.database.database import Database
 from tests.billing.money import Tenant
 
@@ -17,11 +20,24 @@ from tests.billing.money import Tenant
 @pytest.mark.both_databases
 @pytest.mark.parametrize(
     "name",
-    ["usage_fact", "usage_traits", "grant", "price", "price_version", "ledger_txn", "ledger_entry", "usage_batch"],
+    [
+        "usage_fact",
+        "usage_traits",
+        "grant",
+        "price",
+        "price_version",
+        "ledger_txn",
+        "ledger_entry",
+        "usage_batch",
+        "receipt_day",
+    ],
 )
 async def test_rows_cannot_be_changed_or_deleted(database: Database, name: str) -> None:
     tenant = await Tenant.rich(database, 10**12)
-    await settle(database, PriceCatalog(database), [tenant.event(tenant.request(0))])
+    event = tenant.event(tenant.request(0))
+    await settle(database, PriceCatalog(database), [event])
+    database.clock = literal(event.admitted_at + 2 * DAY, Count())
+    assert await close_days(database, tenant.id, event.period)
     table, column = {
         "usage_fact": (usage_fact, "cost_pico"),
         "usage_traits": (usage_traits, "id"),
@@ -31,6 +47,7 @@ async def test_rows_cannot_be_changed_or_deleted(database: Database, name: str) 
         "ledger_txn": (ledger_txn, "posted_at"),
         "ledger_entry": (ledger_entry, "amount_pico"),
         "usage_batch": (usage_batch, "events"),
+        "receipt_day": (receipt_day, "events"),
     }[name]
     statements: list[Executable] = [update(table).values({column: 1}), delete(table)]
     if database.dialect == "postgresql":

@@ -6,7 +6,15 @@ import time
 from typing import Any
 
 from tests.gateway.access.proofs import Call, proof
-from tests.gateway.access.proofs_v1 import _delivery, _export, _marked_chat, _names, a_response, an_endpoint
+from tests.gateway.access.proofs_v1 import (
+    _delivery,
+    _export,
+    _marked_chat,
+    _names,
+    a_closed_day,
+    a_response,
+    an_endpoint,
+)
 from tests.gateway.access.world import Place, World, bearer
 
 
@@ -168,6 +176,17 @@ async def _(world: World, place: Place) -> Call:
 @proof("admin_create_export", by="operator_key")
 async def _(world: World, place: Place) -> Call:
     return Call({"tenant": place.tenant_name}, body={"dataset": "usage", "period": "2026-10"})
+
+
+@proof("admin_list_receipt_days")
+async def _(world: World, place: Place) -> Call:
+    return Call({"tenant": place.tenant_name}, query={"period": "2026-10"})
+
+
+@proof("admin_retrieve_receipt_day")
+async def _(world: World, place: Place) -> Call:
+    path = {"tenant": place.tenant_name, "day": await a_closed_day(world, place)}
+    return Call(path, shared=frozenset({"day"}))
 
 
 @proof("admin_list_exports")
@@ -347,6 +366,16 @@ async def _(world: World, place: Place) -> Call:
 @proof("admin_change_response_policy")
 async def _(world: World, place: Place) -> Call:
     return Call(_of_project(place), body={"readable": True})
+
+
+@proof("admin_retrieve_receipt_policy")
+async def _(world: World, place: Place) -> Call:
+    return Call(_of_project(place))
+
+
+@proof("admin_change_receipt_policy")
+async def _(world: World, place: Place) -> Call:
+    return Call(_of_project(place), body={"always": False})
 
 
 @proof("admin_list_project_responses")

@@ -8,8 +8,13 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 
 from billing.exports.datasets import DisplayNames
+from billing.prices import PriceCatalog
+from billing.receipts.day_files import DAY, close_days, day_name
+from billing.settlement.settlement import settle
+from tests.billing.money import Tenant
 from tests.gateway.access.proofs import Call, proof
 from tests.gateway.access.world import Place, World, bearer
 
@@ -20,6 +25,7 @@ _START = int(time.time()) - 3600
 
 
 @proof("healthz", "readyz", "metrics", "get_docs", "get_openapi_document", "list_models", "get_prices")
+@proof("get_receipt_keys")
 async def _(world: World, place: Place) -> Call:
     return Call()
 
@@ -192,6 +198,30 @@ async def _(world: World, place: Place) -> Call:
     while await jobs.run_next(_names):
         pass
     return Call({"name": name})
+
+
+@proof("list_receipt_days")
+async def _(world: World, place: Place) -> Call:
+    return Call(query={"period": "2026-10"})
+
+
+@proof("retrieve_receipt_day")
+async def _(world: World, place: Place) -> Call:
+    return Call({"day": await a_closed_day(world, place)}, shared=frozenset({"day"}))
+
+
+async def a_closed_day(world: World, place: Place) -> str:
+    """A day of the place's tenant that has a file."""
+    database: Any = world.stack.database
+    tenant = await Tenant.rich(database, 0)
+    tenant.id = place.tenant_id
+    october = 1_791_000_000_000_000
+    event = msgspec.structs.replace(
+        tenant.event(tenant.request(0)), period="2026-10", admitted_at=october, finished_at=october
+    )
+    await settle(database, PriceCatalog(database), [event])
+    await close_days(database, place.tenant_id, "2026-10")
+    return day_name(october // DAY)
 
 
 async def an_endpoint(world: World, place: Place) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from storage.free_text import counted
 from turnpike.command_context import long_admin_command, print_progress, print_table
-from turnpike.command_line import CommandParser
+from turnpike.command_line import CommandError, CommandParser
 
 if TYPE_CHECKING:
     from turnpike.admin_services import AdminServices
@@ -22,6 +22,8 @@ def add_arguments(parser: CommandParser) -> None:
     text = "check the books; each finding is a line of JSON; exits 1 if there is one"
     money = parser.add_action("money", text, audit_money)
     money.add_argument("--period", help="only what belongs to this billing period, such as 2026-11")
+    text = "cover the seals of earlier keys, or of none, by the current one, after an audit that finds nothing else"
+    parser.add_action("checkpoint", text, checkpoint_seals)
     text = "compare what replicas counted in their journals with usage events; exits 1 if they differ"
     parser.add_action("counts", text, audit_counts)
 
@@ -42,6 +44,28 @@ async def audit_money(admin: AdminServices, arguments: argparse.Namespace) -> in
         print(msgspec.json.encode(finding).decode())
     print("the books are right" if not findings else counted(len(findings), "finding"), file=sys.stderr)
     return 1 if findings else 0
+
+
+@long_admin_command
+async def checkpoint_seals(admin: AdminServices, _arguments: argparse.Namespace) -> int:
+    """`turnpike audit checkpoint`: 1 if the books are not right, and then nothing is written."""
+    from billing.integrity.seal_checkpoints import write_checkpoint
+    from billing.verification import audit
+    from billing.verification.seals import NO_CHECKPOINT
+
+    if not admin.database.keyring.current:
+        raise CommandError("the secrets file has no key for seals: `turnpike secrets add-seal-key`")
+    findings = [one for one in await audit.audit_money(admin.database) if one.what != NO_CHECKPOINT]
+    for finding in findings:
+        print(msgspec.json.encode(finding).decode())
+    if findings:
+        print(
+            f"{counted(len(findings), 'finding')}: no checkpoint is written over books that are wrong", file=sys.stderr
+        )
+        return 1
+    number = await write_checkpoint(admin.database, anew=True)
+    print(f"checkpoint {number}, by key {admin.database.keyring.current}")
+    return 0
 
 
 @long_admin_command

@@ -1,7 +1,7 @@
 """A response as OpenAI's JSON: its items, its usage, and the object around them.
 
 Source: https://platform.openai.com/docs/api-reference/responses/object and the types of the official client.
-`limited_by`, `cost`, `cache_expires_at` and `cache_explanation` are ours.
+`limited_by`, `cost`, `cache_expires_at`, `cache_explanation` and `receipts` are ours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.dialects.cache_explanation import CacheExplanation
 from gateway.dialects.openai.cache_fields import CacheOptions
-from gateway.dialects.openai.common_response import usage_at
+from gateway.dialects.openai.common_response import Receipts, usage_at
 from gateway.dialects.openai.completion_usage import ReadDetails, WriteDetails
 from gateway.dialects.openai.diagnostics import PromptCacheDiagnostics
 from gateway.dialects.openai.logprobs import ContentLogprob
@@ -147,6 +147,7 @@ class Response(Struct, frozen=True, kw_only=True):
     prompt_cache_retention: str | None = None
     prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET
     cache_explanation: CacheExplanation | UnsetType = UNSET
+    receipts: Receipts = UNSET
     reasoning: Reasoning = Reasoning()
     safety_identifier: str | None = None
     service_tier: str

@@ -134,6 +134,7 @@ class ResponsesWriter:
                 usage=response_usage(end),
                 prompt_cache_diagnostics=openai_diagnostics(end.explanation) or UNSET,
                 cache_explanation=cache_explanation(end.explanation) or UNSET,
+                receipts=end.receipts or UNSET,
             )
             last = told.Completed if status == "completed" else told.Incomplete
             self._ended = [*events, last(sequence_number=self._fold.next_number(), response=self.response)]
