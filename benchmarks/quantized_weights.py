@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import save_file
 
 from engine.layers.linear import Linear, PackedLinear
-from engine.quantization import fp8, mxfp4
+from engine.quantization import fp8
+from engine.quantization.encoding import quantized
 from tests.engine.conftest import generate, make_bench
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, DIM, VOCABULARY = 1024, 2816, 12, 16, 8, 64, 4096
@@ -76,7 +77,7 @@ def write(folder: Path, fmt: str) -> None:
                     f"{base}{name}.weight_shape": torch.tensor([outputs, inputs]),
                 }
             else:
-                tensors[f"{base}{name}.weight"] = mxfp4.decode(*mxfp4.encode(weight))
+                tensors[f"{base}{name}.weight"] = quantized(weight, "mxfp4")
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": FORMATS.get(fmt, {})}))

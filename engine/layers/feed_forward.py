@@ -54,9 +54,6 @@ def load_experts(
     """The experts `names`.0 to `names`.`count` − 1, and their weights, where those are slices of one tensor."""
     hidden = load.config.hidden
     gate_up, down = load.stack(count, 2 * inner, hidden), load.stack(count, hidden, inner)
-    if gate_up is None or down is None:
-        return [FeedForward(load, f"{names}.{expert}", inner, parts) for expert in range(count)], None
-    experts = [
-        FeedForward(load, f"{names}.{expert}", inner, parts, (gate_up[expert], down[expert])) for expert in range(count)
-    ]
-    return experts, StackedExperts(gate_up, down)
+    stacks = [(None, None)] * count if gate_up is None or down is None else list(zip(gate_up, down, strict=True))
+    experts = [FeedForward(load, f"{names}.{expert}", inner, parts, into) for expert, into in enumerate(stacks)]
+    return experts, StackedExperts.of(gate_up, down, (expert.gate_up for expert in experts))

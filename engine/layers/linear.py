@@ -32,7 +32,7 @@ from engine.layers.matmul_kernels import (
     padded_count,
     padded_counts,
 )
-from engine.quantization.packed import PackedWeight
+from engine.quantization.packed import PackedWeight, output_scales
 
 _SMALL = 400_000
 """The most elements of a weight for which `transposed` is faster at a decode step's few rows."""
@@ -112,12 +112,20 @@ def _choose_kernel(
 class Linear:
     """y = x Wᵀ + b for one or several fused projections; W is [sum of outputs, inputs].
 
-    `few_bits`: the result must have the same bits as with the weight kept packed.
+    `few_bits`: the result must have the same bits as with the weight kept packed. `output_scales` [outputs]: factors of
+    x Wᵀ, in fp32.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling, *, few_bits: bool = False
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        tiling: Tiling,
+        *,
+        few_bits: bool = False,
+        output_scales: torch.Tensor | None = None,
     ) -> None:
+        self._output_scales = output_scales
         self._kernel, self._least, self._weight = _choose_kernel(weight, tiling.kernels, few_bits=few_bits)
         self._bias = bias
         self.tiling = tiling
@@ -133,8 +141,13 @@ class Linear:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its weight is kept as [outputs, inputs]."""
-        return self._kernel is self.tiling.kernels.plain
+        """Whether it is no more than a weight that is kept as [outputs, inputs], and a bias."""
+        return self._kernel is self.tiling.kernels.plain and self._output_scales is None
+
+    @property
+    def output_scales(self) -> torch.Tensor | None:
+        """Factors of x Wᵀ [outputs], if there are any."""
+        return self._output_scales
 
     @property
     def bias(self) -> torch.Tensor | None:
@@ -154,11 +167,24 @@ class Linear:
         return kernels.in_tiles(self._product, x, plus, tile)
 
     def _product(self, x: torch.Tensor, plus: torch.Tensor | None) -> torch.Tensor:
+        if self._output_scales is None:
+            return self._multiplied(x, self._bias, plus)
+        return self._scaled(self._multiplied(x, None, None), plus)
+
+    def _scaled(self, y: torch.Tensor, plus: torch.Tensor | None) -> torch.Tensor:
+        """The sums `y`, which are changed, times their factors, plus the bias."""
+        assert self._output_scales is not None
+        y.mul_(self._output_scales)
+        if self._bias is not None:
+            y.add_(self._bias)
+        return y if plus is None else y.add_(plus)
+
+    def _multiplied(self, x: torch.Tensor, bias: torch.Tensor | None, plus: torch.Tensor | None) -> torch.Tensor:
         rows, least = x.shape[0], self._least
         if rows >= least:
-            return self._kernel.multiply(x, self._weight, self._bias, plus)
+            return self._kernel.multiply(x, self._weight, bias, plus)
         more = None if plus is None else _repeated(plus, least)
-        return self._kernel.multiply(_repeated(x, least), self._weight, self._bias, more)[:rows]
+        return self._kernel.multiply(_repeated(x, least), self._weight, bias, more)[:rows]
 
 
 class PackedLinear(Linear):
@@ -177,6 +203,7 @@ class PackedLinear(Linear):
         self._multiply = (tiling.kernels.unordered if onednn else tiling.kernels.plain).multiply
         self._least = self._find_least(tiling.kernels.unordered, like) if onednn else 1
         outputs = [piece.shape[0] for piece in pieces]
+        self._output_scales = output_scales(pieces)
         self.elements = sum(outputs) * self.inputs
         tiling.add(self, (PackedLinear, *outputs, self.inputs, bias is not None), self._least)
 
@@ -202,15 +229,18 @@ class PackedLinear(Linear):
 
     def _product(self, x: torch.Tensor, plus: torch.Tensor | None) -> torch.Tensor:
         rows = x if x.shape[0] >= self._least else _repeated(x, self._least)
+        whole_bias = self._bias if self._output_scales is None else None
         parts = []
         offset = 0
         for piece in self._pieces:
             for start, stop in self._tiles(piece):
                 weight = piece.rows(start, stop).to(x.dtype)
-                bias = None if self._bias is None else self._bias[offset + start : offset + stop]
+                bias = None if whole_bias is None else whole_bias[offset + start : offset + stop]
                 parts.append(self._multiply(rows, weight, bias, None))
             offset += piece.shape[0]
         y = torch.cat(parts, 1)[: len(x)]
+        if self._output_scales is not None:
+            return self._scaled(y, plus)
         return y if plus is None else y.add_(plus)
 
 

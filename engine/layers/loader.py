@@ -17,9 +17,9 @@ from engine.layers.rotary import Rotary
 from engine.model_config.config import ModelConfig
 from engine.model_config.rope import RopeConfig
 from engine.options import KvDtype, Quantize
-from engine.quantization import fp8, mxfp4
-from engine.quantization.mxfp4 import GROUP, Mxfp4Weight
-from engine.quantization.packed import PackedWeight, decoded
+from engine.quantization import fp4
+from engine.quantization.encoding import encoded, quantized
+from engine.quantization.packed import PackedWeight, decode_into, output_scales
 from engine.weights.checkpoint import Checkpoint
 
 _GATE_MULTIPLE = 16
@@ -53,6 +53,10 @@ class Loader:
         self.quantize: Quantize = quantize
         self.packed = packed
         self._few_bits = quantize != "none" or checkpoint.is_quantized()
+        # There is no kernel there that multiplies its sums: a weight is then decoded with that factor.
+        self._folds_output_scales = like.device.type == "cuda" and not packed
+        self.forms: set[str] = set()
+        """The formats of few bits that weights have been read or encoded in."""
         self.kv = KvLayout(FP8 if kv_dtype == "fp8" else like.dtype)
         self._rotaries: dict[tuple[RopeConfig, int], Rotary] = {}
 
@@ -73,30 +77,49 @@ class Loader:
         if biases is not None:
             for name, part in zip(names, torch.split(biases, outputs), strict=True):
                 self.checkpoint.load(f"{name}.bias", part)
-        if self.packed and self.quantize == "none":
-            pieces = [
-                self.checkpoint.packed(f"{name}.weight", (size, inputs))
-                for name, size in zip(names, outputs, strict=True)
-            ]
-            packed = [piece.to(self.like.device) for piece in pieces if piece is not None]
-            if len(packed) == len(pieces):
-                return PackedLinear(packed, biases, self.tiling, self.like)
+        pieces = [self._piece(name, size, inputs) for name, size in zip(names, outputs, strict=True)]
+        packed = [piece for piece in pieces if piece is not None]
+        if self.packed and len(packed) == len(pieces):
+            return PackedLinear(packed, biases, self.tiling, self.like)
         weight = self.like.new_empty(sum(outputs), inputs) if into is None else into
-        for name, rows in zip(names, torch.split(weight, outputs), strict=True):
-            self.checkpoint.load(f"{name}.weight", rows)
-        return self.product(names[0], weight, biases)
+        for name, piece, rows in zip(names, pieces, torch.split(weight, outputs), strict=True):
+            if piece is None:
+                self.checkpoint.load(f"{name}.weight", rows)
+            else:
+                decode_into(piece, rows, folded=self._folds_output_scales)
+        scales = None if self._folds_output_scales else output_scales(pieces, outputs)
+        return self.product(names[0], weight, biases, scales)
 
-    def product(self, name: str, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> Linear:
-        """The layer `name` with this weight [outputs, inputs], which is quantized in place if `quantize` says so."""
-        if isinstance(weight, torch.Tensor):
+    def _piece(self, name: str, outputs: int, inputs: int) -> PackedWeight | None:
+        """The weight `name` as it is stored in few bits, on the device; None if it is plain, or to be encoded anew."""
+        if self.quantize != "none" or not self._few_bits:
+            return None
+        piece = self.checkpoint.packed(f"{name}.weight", (outputs, inputs))
+        if piece is None:
+            return None
+        self.forms.add(piece.form)
+        return piece.to(self.like.device)
+
+    def product(
+        self,
+        name: str,
+        weight: torch.Tensor | PackedWeight,
+        bias: torch.Tensor | None = None,
+        scales: torch.Tensor | None = None,
+    ) -> Linear:
+        """The layer `name` with this weight [outputs, inputs], which is quantized in place if `quantize` says so.
+        `scales`: factors of its outputs."""
+        if isinstance(weight, torch.Tensor) and self.quantize != "none":
             with self._naming(name):
-                quantized_weight = encoded(weight, self.quantize) if self.packed else None
-            if quantized_weight is None:
-                rounded = self.rounded(name, weight)
-                if rounded is not weight:
-                    weight.copy_(rounded)
-                return Linear(weight, bias, self.tiling, few_bits=self._few_bits)
-            weight = quantized_weight
+                packed = encoded(weight, self.quantize)
+            self.forms.add(packed.form)
+            if not self.packed:
+                decode_into(packed, weight, folded=self._folds_output_scales)
+                scales = None if self._folds_output_scales else packed.output_scales
+            else:
+                weight = packed
+        if isinstance(weight, torch.Tensor):
+            return Linear(weight, bias, self.tiling, few_bits=self._few_bits, output_scales=scales)
         return PackedLinear([weight], bias, self.tiling, self.like)
 
     def rounded(self, name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -172,19 +195,33 @@ class Loader:
         The checkpoint has them as MXFP4 blocks [experts, outputs, …], or plain as [experts, inputs, outputs].
         """
         rows = torch.arange(outputs) if order is None else order
-        plain = f"{name}_blocks" not in self.checkpoint
-        if plain or not (self.packed and self.quantize == "none"):
-            stored = self.tensor(name, *((count, inputs, outputs) if plain else (count, outputs, inputs)))
+        if f"{name}_blocks" not in self.checkpoint:
+            stored = self.tensor(name, count, inputs, outputs)
             stacked = self.like.new_empty(count, outputs, inputs)
-            for expert, weight in enumerate(stored.transpose(1, 2) if plain else stored):
+            for expert, weight in enumerate(stored.transpose(1, 2)):
                 stacked[expert] = weight[rows]
             return stacked
-        blocks = self.checkpoint.stored(f"{name}_blocks", (count, outputs, inputs // GROUP, GROUP // 2))
-        scales = self.checkpoint.stored(f"{name}_scales", (count, outputs, inputs // GROUP))
+        packed = self._packed_experts(name, count, outputs, inputs, rows)
+        if self.packed and self.quantize == "none":
+            return packed
+        stacked = self.like.new_empty(count, outputs, inputs)
+        for weight, into in zip(packed, stacked, strict=True):
+            decode_into(weight, into, folded=True)
+        return stacked
+
+    def _packed_experts(
+        self, name: str, count: int, outputs: int, inputs: int, rows: torch.Tensor
+    ) -> Sequence[PackedWeight]:
+        """The weight of each expert, its outputs in the order `rows`, from stacked MXFP4 blocks."""
+        groups = inputs // fp4.MX_GROUP
+        blocks = self.checkpoint.stored(f"{name}_blocks", (count, outputs, groups, fp4.MX_GROUP // 2))
+        scales = self.checkpoint.stored(f"{name}_scales", (count, outputs, groups))
         with self._naming(name):
-            mxfp4.check(blocks, scales)
-        device = self.like.device
-        return [Mxfp4Weight(blocks[expert][rows], scales[expert][rows]).to(device) for expert in range(count)]
+            packed = [
+                fp4.stored_mxfp4(blocks[expert][rows].flatten(1), scales[expert][rows]) for expert in range(count)
+            ]
+        self.forms.update(weight.form for weight in packed)
+        return [weight.to(self.like.device) for weight in packed]
 
     def norm(self, name: str, size: int | None = None, *, plus_one: bool = False, eps: float | None = None) -> RmsNorm:
         """The norm `name` of `size` elements, the hidden size if None.
@@ -205,19 +242,3 @@ class Loader:
         if rotary is None:
             rotary = self._rotaries[rope, head_dim] = Rotary(rope, head_dim, self.context_tokens, self.like)
         return rotary
-
-
-def encoded(weight: torch.Tensor, into: Quantize) -> PackedWeight | None:
-    """[outputs, inputs] encoded in the format; None for "none". Raises ValueError for a shape that it cannot hold."""
-    match into:
-        case "fp8":
-            return fp8.stored(*fp8.encode(weight))
-        case "mxfp4":
-            return mxfp4.Mxfp4Weight(*mxfp4.encode(weight))
-    return None
-
-
-def quantized(weight: torch.Tensor, into: Quantize) -> torch.Tensor:
-    """[outputs, inputs] rounded to the format, in its own type. Raises ValueError as `encoded` does."""
-    packed = encoded(weight, into)
-    return weight if packed is None else decoded(packed).to(weight)

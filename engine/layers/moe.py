@@ -6,7 +6,7 @@ their ranks. So a token's bits do not depend on which other tokens chose its exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -49,6 +49,15 @@ class StackedExperts:
 
     gate_up: torch.Tensor
     down: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, gate_up: torch.Tensor | None, down: torch.Tensor | None, products: Iterable[Linear]
+    ) -> StackedExperts | None:
+        """The experts of these `products`; None if they are not stacked, or more than weights."""
+        if gate_up is None or down is None or any(product.output_scales is not None for product in products):
+            return None
+        return cls(gate_up, down)
 
 
 class MixtureOfExperts:

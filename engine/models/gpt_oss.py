@@ -90,7 +90,7 @@ def _experts(load: Loader, name: str, count: int) -> tuple[list[GptOssExpert], S
         for expert in range(count)
     ]
     if load.stacks and isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
-        return experts, StackedExperts(gate_up, down)
+        return experts, StackedExperts.of(gate_up, down, (expert.gate_up for expert in experts))
     return experts, None
 
 

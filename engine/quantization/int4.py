@@ -7,67 +7,59 @@ They are converted to one form: an output's values next to each other, low bits 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from engine.quantization.packed import check_scales, numbers, part_values
+from engine.quantization.code_types import integers, pack
+from engine.quantization.packed import PackedWeight
 
+_LEAST_HALF, _MOST_HALF = 2.0**-14, 65504.0
+"""The normal numbers of fp16."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The i-th half byte of a word -> which of 8 outputs it holds."""
 
 
-@dataclass(frozen=True)
-class IntWeight:
-    """Bytes [outputs, inputs · bits / 8, rounded up], scales [1 or outputs, groups], zeros [outputs, groups].
+def encode(weight: torch.Tensor, group: int) -> PackedWeight:
+    """[outputs, inputs] as integers of 4 bits, a scale and a zero for each `group` of inputs. Raises ValueError if
+    inputs are not whole groups.
 
-    Without zeros the middle of the range is 0. `group` [inputs]: each input's group; in order if None.
+    The smallest and the largest value of a group, and 0, are within the 16 values; scales are rounded to fp16 first,
+    unless one is beyond its normal numbers.
     """
+    outputs, inputs = weight.shape
+    if inputs % group:
+        raise ValueError(f"{inputs} inputs are not whole groups of {group}")
+    groups = weight.float().view(outputs, -1, group)
+    least, most = groups.amin(-1).clamp_(max=0.0), groups.amax(-1).clamp_(min=0.0)
+    scales = (most - least) / 15
+    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    if bool(((scales >= _LEAST_HALF) & (scales <= _MOST_HALF)).all()):
+        scales = scales.half()
+    zeros = (-least / scales.float()).round_().clamp_(0, 15)
+    codes = (groups / scales.float()[..., None]).round_().add_(zeros[..., None]).clamp_(0, 15)
+    return _integers(pack(codes.flatten(1), 4), scales, zeros.to(torch.int16), bits=4, inputs=inputs, size=group)
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
-    inputs: int
-    bits: int
-    group: torch.Tensor | None = None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.inputs
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.codes, self.scales, self.zeros, self.group) if part is not None)
-
-    @property
-    def step(self) -> int:
-        return 1
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        table = part_values(tuple(map(float, range(1 << self.bits))), self.codes.device)
-        values = numbers(self.codes[start:stop], table)[:, : self.inputs].contiguous()
-        scales = (self.scales if len(self.scales) == 1 else self.scales[start:stop]).float()
-        groups = scales.shape[1]
-        zeros: torch.Tensor | None = None if self.zeros is None else self.zeros[start:stop].float()
-        grouped = values
-        if self.group is None and self.inputs % groups == 0:
-            grouped = values.view(len(values), groups, -1)
-            scales, zeros = scales[..., None], None if zeros is None else zeros[..., None]
-        else:
-            group = torch.arange(self.inputs, device=values.device) // -(-self.inputs // groups)
-            group = group if self.group is None else self.group
-            scales, zeros = scales[:, group], None if zeros is None else zeros[:, group]
-        grouped.sub_(float(1 << (self.bits - 1)) if zeros is None else zeros).mul_(scales)
-        return values
-
-    def to(self, device: torch.device) -> IntWeight:
-        codes, scales, zeros, group = (
-            None if part is None else part.to(device, copy=True)
-            for part in (self.codes, self.scales, self.zeros, self.group)
-        )
-        assert codes is not None
-        assert scales is not None
-        return IntWeight(codes, scales, zeros, self.inputs, self.bits, group)
+def _integers(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    *,
+    bits: int,
+    inputs: int,
+    size: int,
+    group: torch.Tensor | None = None,
+) -> PackedWeight:
+    """The weight of these codes; without zeros the middle of the range is 0. `size`: inputs of a group in order."""
+    middle = 1 << (bits - 1)
+    if zeros is not None and bool((zeros == middle).all()):
+        zeros = None
+    if zeros is not None:
+        zeros = zeros.to(torch.uint8) if int(zeros.max()) < 256 else zeros
+        scales = scales.expand(len(codes), -1).contiguous()
+    code_type = integers(bits, middle if zeros is None else 0)
+    block = (len(codes) if len(scales) == 1 else 1, size)
+    form = f"int{bits}" if scales.shape[1] == 1 else f"int{bits} g{size}"
+    return PackedWeight(form, codes, code_type, scales, block, inputs, zeros, group).checked()
 
 
 def _check_parts(words: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor) -> None:
@@ -75,7 +67,8 @@ def _check_parts(words: torch.Tensor, zeros: torch.Tensor | None, scales: torch.
     for name, part in (("words", words), ("zeros", zeros)):
         if part is not None and part.dtype != torch.int32:
             raise ValueError(f"{name} are {part.dtype}, not 32-bit words")
-    check_scales(scales)
+    if not scales.is_floating_point():
+        raise ValueError(f"scales are {scales.dtype}, not floating point")
     for name, part in (("words", words), ("zeros", zeros), ("scales", scales)):
         if part is not None and (part.dim() != 2 or not part.numel()):
             raise ValueError(f"{name} of shape {list(part.shape)} are not those of a weight")
@@ -96,16 +89,7 @@ def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return (words.int()[..., None] >> shifts) & ((1 << bits) - 1)
 
 
-def _pack(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """[outputs, inputs] values → bytes [outputs, inputs · bits / 8, rounded up], low bits first."""
-    per_byte = 8 // bits
-    padded = torch.nn.functional.pad(values.to(torch.uint8), (0, -values.shape[1] % per_byte))
-    parts = padded.view(len(values), -1, per_byte) << torch.arange(0, 8, bits, dtype=torch.uint8)
-    codes: torch.Tensor = parts.sum(-1, dtype=torch.uint8)
-    return codes
-
-
-def stored_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> IntWeight:
+def stored_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> PackedWeight:
     """The weight of words [inputs, outputs / 8], zeros [groups, outputs / 8] and scales [groups, outputs].
 
     Raises ValueError if shapes contradict each other.
@@ -117,7 +101,8 @@ def stored_awq(words: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -
     order = torch.tensor(_AWQ_ORDER).argsort()
     values = _unpack(words, 4)[..., order].reshape(inputs, outputs)
     zero = _unpack(zeros, 4)[..., order].reshape(groups, outputs)
-    return IntWeight(_pack(values.t(), 4), scales.t().contiguous(), zero.t().to(torch.int16), inputs, 4)
+    codes, zero = pack(values.t(), 4), zero.t().to(torch.int16).contiguous()
+    return _integers(codes, scales.t().contiguous(), zero, bits=4, inputs=inputs, size=inputs // groups)
 
 
 def stored_gptq(
@@ -128,7 +113,7 @@ def stored_gptq(
     *,
     bits: int,
     zero_offset: int,
-) -> IntWeight:
+) -> PackedWeight:
     """The weight of words [inputs · bits / 32, outputs], zeros [groups, outputs · bits / 32] and scales [groups,
     outputs].
 
@@ -145,8 +130,9 @@ def stored_gptq(
     _check_group(group, "g_idx", inputs, groups)
     values = _unpack(words, bits).transpose(1, 2).reshape(inputs, outputs)
     zero = _unpack(zeros, bits).reshape(groups, outputs) + zero_offset
-    codes, kept = _pack(values.t(), bits), zero.t().to(torch.int16)
-    return IntWeight(codes, scales.t().contiguous(), kept, inputs, bits, _out_of_order(group, inputs, groups))
+    codes, zero = pack(values.t(), bits), zero.t().to(torch.int16).contiguous()
+    size, group = -(-inputs // groups), _out_of_order(group, inputs, groups)
+    return _integers(codes, scales.t().contiguous(), zero, bits=bits, inputs=inputs, size=size, group=group)
 
 
 def stored_packed(
@@ -157,7 +143,7 @@ def stored_packed(
     *,
     bits: int,
     group: torch.Tensor | None = None,
-) -> IntWeight:
+) -> PackedWeight:
     """The weight of `shape` (outputs, inputs) from words [outputs, inputs · bits / 32, rounded up], which hold values
     plus 2^(bits − 1).
 
@@ -185,8 +171,9 @@ def stored_packed(
                 f"zero points of shape {list(zeros.shape)} do not fit {outputs} outputs in {groups} groups"
             )
         zero = _unpack(zeros.t(), bits).flatten(1)[:, :outputs].t().to(torch.int16)
-    codes = _pack(_unpack(words, bits).flatten(1)[:, :inputs], bits)
-    return IntWeight(codes, scales, zero, inputs, bits, _out_of_order(group, inputs, groups))
+    codes = pack(_unpack(words, bits).flatten(1)[:, :inputs], bits)
+    size, group = -(-inputs // groups), _out_of_order(group, inputs, groups)
+    return _integers(codes, scales, zero, bits=bits, inputs=inputs, size=size, group=group)
 
 
 def _out_of_order(group: torch.Tensor | None, inputs: int, groups: int) -> torch.Tensor | None:

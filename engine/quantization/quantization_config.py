@@ -15,6 +15,7 @@ from engine.model_config.fields import Fields
 _FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "": {},
     "awq": {},
+    "bitsandbytes": {"load_in_8bit": (None, False), "bnb_4bit_quant_storage": (None, "uint8")},
     "compressed-tensors": {
         "format": (
             None,
@@ -25,6 +26,7 @@ _FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
             "mxfp4-pack-quantized",
             "mxfp8-quantized",
             "naive-quantized",
+            "nvfp4-pack-quantized",
             "pack-quantized",
         ),
         "moe_sparsity_config": (None, {}),
@@ -32,7 +34,7 @@ _FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "fbgemm_fp8": {},
     "fp8": {},
     "gptq": {"is_marlin_format": (None, False), "is_bitblas_format": (None, False)},
-    "modelopt": {"quant_algo": (None, "FP8")},
+    "modelopt": {"quant_algo": (None, "FP8", "NVFP4")},
     "mxfp4": {},
 }
 """supported `quant_method` -> field that would change the answer -> implemented values"""

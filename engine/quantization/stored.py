@@ -1,4 +1,5 @@
-"""Reads a weight in whichever format it is stored: plain, FP8, MXFP4, AWQ, GPTQ or compressed-tensors' integers.
+"""Reads a weight in whichever format it is stored: plain, FP8, MXFP4, NVFP4, AWQ, GPTQ, compressed-tensors' integers,
+bitsandbytes' tables of 16.
 
 The format follows from the tensors that exist; `quantization_config` is used for what they do not show (bits, block
 size).
@@ -11,7 +12,7 @@ from typing import Protocol
 import torch
 
 from engine.model_config.fields import Fields
-from engine.quantization import fp8, int4, mxfp4
+from engine.quantization import fp4, fp8, int4, nf4
 from engine.quantization.packed import PackedWeight, decoded
 from engine.quantization.quantization_config import check_groups, gptq_zero_offset
 
@@ -34,10 +35,6 @@ def read_weight(tensors: Tensors, name: str, quantization: Fields) -> torch.Tens
 
     Raises ModelError if a tensor is missing, ValueError if one is invalid.
     """
-    if name not in tensors and f"{name}_blocks" in tensors:  # of all experts, stacked
-        blocks, scales = tensors.read(f"{name}_blocks"), tensors.read(f"{name}_scales")
-        mxfp4.check(blocks, scales)
-        return mxfp4.decode(blocks, scales)
     weight = find_weight(tensors, name, quantization)
     return weight if isinstance(weight, torch.Tensor) else decoded(weight)
 
@@ -84,9 +81,7 @@ def _gptq(
 def _packed(tensors: Tensors, layer: str, quantization: Fields) -> PackedWeight:
     words, scales = (tensors.read(f"{layer}.weight_{part}") for part in ("packed", "scale"))
     if words.dtype == torch.uint8:
-        if scales.dtype != torch.uint8 or f"{layer}.weight_zero_point" in tensors:
-            raise ValueError(f"of packed 4-bit floats only MXFP4 is supported, and its scales are {scales.dtype}")
-        return mxfp4.stored(words, scales)
+        return _packed_floats(tensors, layer, words, scales)
     sizes = tensors.read(f"{layer}.weight_shape")
     if sizes.numel() != 2 or sizes.is_floating_point():
         raise ValueError(f"weight_shape has {sizes.numel()} elements of {sizes.dtype} instead of 2 whole numbers")
@@ -110,8 +105,40 @@ def _packed(tensors: Tensors, layer: str, quantization: Fields) -> PackedWeight:
     return int4.stored_packed(words, scales, zeros, (outputs, inputs), bits=fitting[0], group=group)
 
 
+def _packed_floats(tensors: Tensors, layer: str, codes: torch.Tensor, scales: torch.Tensor) -> PackedWeight:
+    """compressed-tensors' floats of 4 bits."""
+    if f"{layer}.weight_zero_point" in tensors:
+        raise ValueError("it is in floats of 4 bits with zero points, which only integers may have")
+    if f"{layer}.weight_global_scale" not in tensors:
+        return fp4.stored_mxfp4(codes, scales)
+    # It divides. A number that is none then is refused as a scale.
+    divisor = tensors.read(f"{layer}.weight_global_scale")
+    return fp4.stored_nvfp4(codes, scales, 1.0 / divisor.float() if divisor.is_floating_point() else divisor)
+
+
+def _half_bytes(tensors: Tensors, layer: str, codes: torch.Tensor) -> PackedWeight:
+    """Two codes in a byte under the name of a plain weight: modelopt's NVFP4 and bitsandbytes' tables of 16."""
+    for kind in nf4.KINDS:
+        state_name = f"{layer}.weight.quant_state.bitsandbytes__{kind}"
+        if state_name not in tensors:
+            continue
+        state = nf4.QuantState.read(kind, tensors.read(state_name))
+        table, scales = (tensors.read(f"{layer}.weight.{part}") for part in ("quant_map", "absmax"))
+        nested = None
+        if f"{layer}.weight.nested_absmax" in tensors:
+            nested = tensors.read(f"{layer}.weight.nested_quant_map"), tensors.read(f"{layer}.weight.nested_absmax")
+        return nf4.stored(codes, table, scales, state, nested)
+    if f"{layer}.pre_quant_scale" in tensors:
+        raise ValueError("pre_quant_scale, by which its inputs would have to be multiplied, is not supported")
+    if f"{layer}.weight_scale_2" not in tensors:
+        raise ValueError("it is bytes, and has neither NVFP4's weight_scale_2 nor bitsandbytes' quant_state")
+    return fp4.stored_nvfp4(codes, tensors.read(f"{layer}.weight_scale"), tensors.read(f"{layer}.weight_scale_2"))
+
+
 def _plain(tensors: Tensors, name: str, layer: str, quantization: Fields) -> torch.Tensor | PackedWeight:
     weight = tensors.read(name)
+    if weight.dtype == torch.uint8 and name == f"{layer}.weight":
+        return _half_bytes(tensors, layer, weight)
     if weight.dtype not in {torch.float8_e4m3fn, torch.float8_e5m2, torch.int8}:
         return weight
     for scale in _SCALES:

@@ -25,7 +25,7 @@ from engine.quantization.stored import find_weight, read_weight
 
 PARTS = ("weight", "weight_packed", "qweight")
 """The names of a linear layer's main tensor in the supported formats."""
-_OF_FEW_BITS = (".qweight", ".weight_packed", "_blocks", ".weight_scale", ".weight_scale_inv", ".scale")
+_OF_FEW_BITS = (".qweight", ".weight_packed", "_blocks", ".weight_scale", ".weight_scale_inv", ".scale", ".absmax")
 _MAPPED_BYTES = 64 << 20
 """Bytes after which files are closed and mapped again, so that pages that were read no longer count as memory."""
 _INDEX = "model.safetensors.index.json"
@@ -205,7 +205,7 @@ class Checkpoint:
             count = math.prod(stored.get_shape())
             if name.endswith(("qweight", "weight_packed")):
                 count *= (8 if stored.get_dtype() == "U8" else 32) // bits
-            elif name.endswith("_blocks"):
+            elif name.endswith("_blocks") or (name.endswith(".weight") and stored.get_dtype() == "U8"):
                 count *= 2
             elements += count
         return elements * itemsize

@@ -262,8 +262,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _about("type of weights and KV; auto: float32 on the CPU, bfloat16 on a GPU", SERVE, ENGINE),
     ] = "auto"
     quantize: Annotated[
-        Literal["none", "fp8", "mxfp4"],
-        _about("format to which linear weights are rounded while they are loaded", SERVE, ENGINE),
+        Literal["none", "fp8", "mxfp4", "nvfp4", "int4", "int4-g64", "int4-g32"],
+        _about(
+            "format to which linear weights are rounded while they are loaded; int4: a scale for 128 inputs, or 64, 32",
+            SERVE,
+            ENGINE,
+        ),
     ] = "none"
     weights: Annotated[
         Literal["auto", "decoded", "packed"],

@@ -13,7 +13,8 @@ import torch
 
 from engine.kernels.linear import LinearTile, fp8_tile_for, linear, shared_memory, tile_for
 from engine.layers.linear import Linear, PackedLinear
-from engine.quantization.fp8 import Fp8Weight
+from engine.quantization.fp8 import E4M3
+from engine.quantization.packed import PackedWeight
 
 try:
     from engine.kernels import linear_hopper as hopper
@@ -41,14 +42,12 @@ def library_counts(most: int) -> list[int]:
     return sorted({padded_rows(rows) for rows in range(_FEW_ROWS + 1, most + 1)})
 
 
-def fp8_weight(product: Linear) -> Fp8Weight | None:
+def fp8_weight(product: Linear) -> PackedWeight | None:
     """The weight of a layer that is kept in e4m3 with one scale for each output, None for any other."""
     if not isinstance(product, PackedLinear) or len(product.pieces) != 1:
         return None
     piece = product.pieces[0]
-    if not isinstance(piece, Fp8Weight) or piece.values.dtype != torch.float8_e4m3fn:
-        return None
-    return piece if piece.block == (1, product.inputs) else None
+    return piece if piece.code_type == E4M3 and piece.block == (1, product.inputs) else None
 
 
 class ExactLinear:
@@ -57,7 +56,7 @@ class ExactLinear:
     def __init__(self, product: Linear) -> None:
         kept = fp8_weight(product)
         self.in_fp8 = kept is not None
-        self.weight = product.weight if kept is None else kept.values
+        self.weight = product.weight if kept is None else kept.codes.view(torch.float8_e4m3fn)
         self._scales = None if kept is None else kept.scales.view(-1).contiguous()
         self.bias = product.bias
         self.outputs, self.inputs = self.weight.shape

@@ -13,8 +13,8 @@ import torch
 
 from engine.layers import matmul_kernels
 from engine.layers.linear import Linear, PackedLinear, best_tiling
-from engine.layers.loader import encoded
 from engine.layers.matmul_kernels import ROW_MULTIPLE, MatmulKernel, least_rows
+from engine.quantization.encoding import encoded
 from engine.quantization.packed import decoded
 from tests.fast import only_fast
 from tests.machines import MACHINES, become
@@ -110,7 +110,6 @@ def test_a_weight_that_is_kept_in_few_bits_has_the_bits_of_one_that_is_decoded(o
     """At every count of rows, and beside any."""
     torch.manual_seed(outputs)
     packed = encoded(torch.randn(outputs, inputs), "mxfp4")
-    assert packed is not None
     like = torch.empty(0)
     kept = PackedLinear([packed], None, best_tiling(like), like)
     plain = Linear(decoded(packed), None, best_tiling(like), few_bits=True)

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError
-from engine.layers.loader import quantized
 from engine.model_config.fields import Fields
-from engine.quantization import fp8, int4, mxfp4
+from engine.quantization import fp4, fp8, int4
+from engine.quantization.encoding import quantized
 from engine.quantization.packed import PackedWeight, decoded
 from engine.weights.checkpoint import Checkpoint
 from tests.engine.quantization.stored_checkpoints import compressed, pack
@@ -64,13 +64,14 @@ def test_mxfp4_as_transformers_decodes_it():
     blocks = torch.randint(0, 256, (3, 8, 2, 16), dtype=torch.uint8)
     scales = torch.randint(110, 140, (3, 8, 2), dtype=torch.uint8)
     theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    assert torch.equal(mxfp4.decode(blocks, scales), theirs.transpose(1, 2))
+    ours = [decoded(fp4.stored_mxfp4(*parts)) for parts in zip(blocks.flatten(2), scales, strict=True)]
+    assert torch.equal(torch.stack(ours), theirs.transpose(1, 2))
 
 
 def test_mxfp4_by_hand():
-    blocks = torch.zeros(1, 1, 16, dtype=torch.uint8)
-    blocks[0, 0, :3] = torch.tensor([0x21, 0xF7, 0x98])
-    values = mxfp4.decode(blocks, torch.tensor([[128]], dtype=torch.uint8))
+    codes = torch.zeros(1, 16, dtype=torch.uint8)
+    codes[0, :3] = torch.tensor([0x21, 0xF7, 0x98])
+    values = decoded(fp4.stored_mxfp4(codes, torch.tensor([[128]], dtype=torch.uint8)))
     assert values.shape == (1, 32)
     assert values[0, :6].tolist() == [1.0, 2.0, 12.0, -12.0, -0.0, -1.0]
 
@@ -212,7 +213,7 @@ def test_a_piece_of_a_packed_weight_is_that_piece_of_it_all(case: str, tmp_path:
     elif case == "fp8 e5m2":
         weight = fp8.stored(torch.randn(60, 96).to(torch.float8_e5m2), torch.rand(60, 3))
     elif case == "mxfp4 of ours":
-        weight = mxfp4.Mxfp4Weight(*mxfp4.encode(torch.randn(60, 96)))
+        weight = fp4.encode_mxfp4(torch.randn(60, 96))
     else:
         words = torch.randint(-(2**31), 2**31, (6, 64), dtype=torch.int64).int()
         zeros = torch.randint(-(2**31), 2**31, (2, 4), dtype=torch.int64).int()

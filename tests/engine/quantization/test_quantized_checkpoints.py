@@ -14,10 +14,11 @@ from engine.device import should_keep_packed
 from engine.errors import ModelError
 from engine.layers import linear
 from engine.layers.linear import PackedLinear
-from engine.layers.loader import quantized
 from engine.model_config.fields import Fields
 from engine.options import Quantize
-from engine.quantization import mxfp4
+from engine.quantization import fp4
+from engine.quantization.encoding import quantized
+from engine.quantization.packed import decoded
 from engine.startup.assembly import assemble
 from engine.startup.options import ReplicaOptions
 from engine.weights.checkpoint import Checkpoint
@@ -117,10 +118,10 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path):
     packed = dict(tensors)
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         experts = packed.pop(name).transpose(1, 2).contiguous()
-        parts = [mxfp4.encode(expert) for expert in experts]
-        packed[f"{name}_blocks"], packed[f"{name}_scales"] = (torch.stack(part) for part in zip(*parts, strict=True))
-        values = mxfp4.decode(packed[f"{name}_blocks"], packed[f"{name}_scales"])
-        tensors[name] = values.transpose(1, 2).contiguous()
+        encoded = [fp4.encode_mxfp4(expert) for expert in experts]
+        packed[f"{name}_blocks"] = torch.stack([each.codes.view(len(each.codes), -1, 16) for each in encoded])
+        packed[f"{name}_scales"] = torch.stack([each.scales for each in encoded])
+        tensors[name] = torch.stack([decoded(each) for each in encoded]).transpose(1, 2).contiguous()
     for file in [*files, plain / "model.safetensors.index.json"]:
         file.unlink()
     save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})

@@ -13,7 +13,7 @@ from engine.errors import ModelError
 from engine.layers.linear import Tiling
 from engine.model_config.fields import Fields
 from engine.models.registry import load_model, read_config
-from engine.quantization import fp8, mxfp4
+from engine.quantization import fp4, fp8
 from engine.weights.checkpoint import Checkpoint
 from tests.engine.quantization.stored_checkpoints import FORMATS, compressed, load, pack, stored
 from tests.fast import only_fast
@@ -39,7 +39,7 @@ def test_floats_of_4_bits_that_are_not_mxfp4_are_named(tmp_path: Path):
     save_file({f"layer.weight_{part}": tensor for part, tensor in parts.items()}, tmp_path / "model.safetensors")
     with (
         Checkpoint(tmp_path) as checkpoint,
-        pytest.raises(ModelError, match=r"layer\.weight: .* only MXFP4 is supported, and its scales are torch\.float8"),
+        pytest.raises(ModelError, match=r"layer\.weight: MXFP4 has .* not torch\.uint8, torch\.float8"),
     ):
         checkpoint.load("layer.weight", torch.empty(8, 64))
     parts["scale"] = torch.zeros(8, 4, dtype=torch.uint8)
@@ -68,8 +68,13 @@ def test_floats_of_4_bits_that_are_not_mxfp4_are_named(tmp_path: Path):
         ("channel", {"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "config.transform_config"),
         ("channel", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "quantization_config.sparsity_config"),
         ("channel", {"format": "marlin-24"}, "field quantization_config.format 'marlin-24' is not supported"),
-        ("channel", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantization_config.quant_algo 'NVFP4'"),
-        ("tensor", {"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported"),
+        (
+            "channel",
+            {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
+            "quantization_config.quant_algo 'NVFP4_AWQ'",
+        ),
+        ("tensor", {"quant_method": "bitsandbytes", "load_in_8bit": True}, "config.load_in_8bit True is not supported"),
+        ("tensor", {"quant_method": "hqq"}, "quant_method 'hqq' is not supported"),
     ],
 )
 def test_a_quantization_that_would_change_the_answer_is_refused(
@@ -131,10 +136,10 @@ def test_values_and_scales_of_few_bits_that_are_no_numbers_are_named():
     with pytest.raises(ValueError, match="values are not all finite"):
         fp8.stored(values, torch.ones(8))
     scales = torch.full((8, 2), 127, dtype=torch.uint8)
-    mxfp4.stored(torch.zeros(8, 32, dtype=torch.uint8), scales)
+    fp4.stored_mxfp4(torch.zeros(8, 32, dtype=torch.uint8), scales)
     scales[7, 1] = 255
     with pytest.raises(ValueError, match="scales are not all finite"):
-        mxfp4.stored(torch.zeros(8, 32, dtype=torch.uint8), scales)
+        fp4.stored_mxfp4(torch.zeros(8, 32, dtype=torch.uint8), scales)
 
 
 DAMAGE = {
