@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 
 from billing.integrity.row_seals import CURRENT, FORMS, SealForm, key_of, parts_of, sealed
 from billing.tables.books import seal
-from billing.tables.invoices import invoice, invoice_line
+from billing.tables.invoices import einvoice, invoice, invoice_line
 from billing.tables.money import grant, grant_balance
 from billing.tables.prices import price, price_change, price_interval, price_row, price_sheet, price_version
 from billing.verification.findings import AuditContext
@@ -22,6 +22,7 @@ _PARTS = (
     (price_row, price_row.c.sheet, price_sheet),
     (grant_balance, grant_balance.c.grant_id, grant),
     (invoice_line, invoice_line.c.invoice_id, invoice),
+    (einvoice, einvoice.c.invoice_id, invoice),
 )
 """Tables whose rows are parts of others, and of which: foreign keys can be put aside."""
 _WITHDRAWN = {price_interval.name: select(price_change.c.sheet).where(price_change.c.action == "withdraw")}

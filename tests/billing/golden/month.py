@@ -24,6 +24,7 @@ import pytest
 from pypdf import PdfReader
 from sqlalchemy import BindParameter, select
 
+from audit_log.actors import Actor, become
 from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
@@ -276,4 +277,5 @@ async def _write() -> None:
 
 
 if __name__ == "__main__":
+    become(Actor("system", "tests", "tests"))
     asyncio.run(_write())
