@@ -158,6 +158,7 @@ docs: install-dev ## Regenerate the generated pages of docs/
 
 golden: install-dev ## Write the golden month and all goldens anew: read what differs before you commit it
 	$(BIN)/python -m tests.billing.golden.month
+	$(BIN)/python -m tests.billing.invoices.electronic.documents
 	REWRITE_GOLDENS=1 $(BIN)/python -m pytest tests/goldens tests/gateway/conversation/test_family_templates.py
 
 lock: | $(BIN)/python ## Lock the newest versions that requirements/*.in allow

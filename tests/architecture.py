@@ -180,7 +180,7 @@ TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
-        *("party_change", "rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
+        *("party_change", "einvoice", "rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
         *("stored_response", "stored_response_events", "response_policy"),
@@ -232,6 +232,7 @@ UNAUDITED_TABLES = frozenset(
             "receipt_day",
             "number_series",
             "invoice_line",
+            "einvoice",
         ),
         # what a price sheet consists of and leads to
         *("price", "price_row", "price_version", "price_resolution"),

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.recorded_rows import plain_value
 from billing.ledger.entries import Transaction
 from billing.tables.books import billing_period, journal_loss, platform_setting, recon_run, seal
-from billing.tables.invoices import invoice, invoice_payment, party_change
+from billing.tables.invoices import einvoice, invoice, invoice_payment, party_change
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.tables.prices import (
     contract_terms,
@@ -149,6 +149,12 @@ FORMS: dict[tuple[str, int], SealForm] = {
              "sha256", "drafted_at"),
             "finalized_at",
             final=invoice.c.state != "draft",
+        ),
+        SealForm(
+            einvoice,
+            ("invoice_id", "syntax"),
+            ("invoice_id", "syntax", "tenant_id", "profile", "content", "sha256"),
+            "at",
         ),
         SealForm(
             journal_loss,

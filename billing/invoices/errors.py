@@ -50,3 +50,12 @@ class NumberRefused(InvoiceRefused):
 
 class AmountRefused(InvoiceRefused):
     """A payment or credit that is not positive, or is more than what is left."""
+
+
+class NotExpressible(InvoiceRefused):
+    """EN 16931, or a profile of it, has no form for this document; `field` is what is missing or cannot be said."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem

@@ -17,6 +17,7 @@ from billing.invoices.accounting.balance_returns import write_return
 from billing.invoices.accounting.posting import entries_of, post
 from billing.invoices.document import DayRoot, Document, project_names
 from billing.invoices.drafting import compose_invoice, rate
+from billing.invoices.electronic.store import write_einvoices
 from billing.invoices.errors import DraftOutdated, NumberRefused, PeriodNotClosed, UnknownInvoice
 from billing.invoices.parties.parties import Seller
 from billing.invoices.parties.store import lock_documents, today
@@ -98,7 +99,8 @@ async def finalize(
     one that the invoice would get now. If it raises, nothing is written and no number is used.
 
     Raises UnknownInvoice if there is no draft, PeriodNotClosed, DraftOutdated if the draft differs from what would be
-    drafted now, NumberRefused for the issue date, EventMissing, DatabaseUnavailable.
+    drafted now, NumberRefused for the issue date, EventMissing, NotExpressible if the seller lacks what the buyer's
+    e-invoices need, DatabaseUnavailable.
     """
     rated = await rate(database, catalog, tenant_id, period)
     if write:
@@ -142,7 +144,7 @@ async def _day_roots(session: AsyncSession, tenant_id: UUID, period: str) -> lis
 async def issue(
     database: Database, session: AsyncSession, record: InvoiceRecord, draft: Document, issued: date | None
 ) -> InvoiceRecord:
-    """Number and hash a draft, make it immutable, and post it. Raises NumberRefused."""
+    """Number and hash a draft, make it immutable, write it as XML and post it. Raises NumberRefused, NotExpressible."""
     now = await today(database, session)
     day = issued or now
     if day > now:
@@ -174,6 +176,7 @@ async def issue(
     await seal_rows(session, invoice, invoice.c.tenant_id == record.tenant_id, invoice.c.id == record.id)
     await use_number(session, number, digest)
     issued_record = await lock_invoice(database, session, record.tenant_id, record.id)
+    await write_einvoices(database, session, issued_record, document)
     if issued_record.kind == "credit_note":
         await send_notice(database, session, CREDITED, issued_record)
         return issued_record

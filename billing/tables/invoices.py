@@ -177,6 +177,23 @@ invoice_line = Table(
 """The lines of a document as rows. A usage line's requests are the events of `period` that agree with it and were
 admitted from `service_start` (included) to `service_end` (excluded)."""
 
+einvoice = Table(
+    "einvoice",
+    Base.metadata,
+    Column("invoice_id", Id, ForeignKey("invoice.id"), primary_key=True),
+    Column("syntax", Text, primary_key=True),
+    Column("tenant_id", Id, nullable=False),
+    Column("profile", Text, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("at", Count, nullable=False),
+    CheckConstraint("syntax IN ('ubl', 'cii')", name="syntax"),
+    **STRICT,
+)
+"""An issued document as XML of EN 16931 in a syntax and a profile, with its hash: what was sent stays what it was,
+whatever later releases would write. A document that the standard cannot express has no row. Append-only: triggers
+refuse UPDATE and DELETE."""
+
 invoice_payment = Table(
     "invoice_payment",
     Base.metadata,

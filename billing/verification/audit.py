@@ -20,6 +20,7 @@ from billing.verification.balances import check_balances, check_holds
 from billing.verification.budgets import check_budgets
 from billing.verification.chain import check_chain
 from billing.verification.contracts import check_commitments, check_discounts
+from billing.verification.einvoices import check_einvoices
 from billing.verification.events import check_costs, check_refused, check_sequences
 from billing.verification.findings import AuditContext, Finding, Progress
 from billing.verification.invoices import check_invoiced, check_invoices
@@ -52,6 +53,7 @@ OF_ALL: tuple[Check, ...] = (
     check_holds,
     check_budgets,
     check_invoices,
+    check_einvoices,
     check_commitments,
     check_discounts,
     check_audit_log,

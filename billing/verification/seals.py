@@ -13,7 +13,7 @@ from audit_log.verification import check_witness
 from billing.integrity.row_seals import CURRENT, FORMS, SealForm, key_of, parts_of, sealed
 from billing.integrity.seal_checkpoints import checkpoint_message, seals_of_other_keys
 from billing.tables.books import seal, seal_checkpoint
-from billing.tables.invoices import invoice, invoice_line
+from billing.tables.invoices import einvoice, invoice, invoice_line
 from billing.tables.money import grant, grant_balance
 from billing.tables.prices import price, price_change, price_interval, price_row, price_sheet, price_version
 from billing.verification.findings import AuditContext
@@ -26,6 +26,7 @@ _PARTS = (
     (price_row, price_row.c.sheet, price_sheet),
     (grant_balance, grant_balance.c.grant_id, grant),
     (invoice_line, invoice_line.c.invoice_id, invoice),
+    (einvoice, einvoice.c.invoice_id, invoice),
 )
 """Tables whose rows are parts of others, and of which: foreign keys can be put aside."""
 _WITHDRAWN = {price_interval.name: select(price_change.c.sheet).where(price_change.c.action == "withdraw")}

@@ -60,6 +60,8 @@ async def changed_buyer(
 def _changed(kind: type[AnyParty], before: AnyParty | None, fields: Mapping[str, Any]) -> AnyParty:
     if "vat_id" in fields:
         fields = {**fields, "vat_id": compact(fields["vat_id"])}
+    if "iban" in fields:
+        fields = {**fields, "iban": compact(fields["iban"])}
     for name in NEEDED:
         if before is None and name not in fields:
             raise InvalidParty(name, "it is missing")

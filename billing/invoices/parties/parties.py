@@ -10,6 +10,7 @@ import re
 from typing import Literal, get_args
 
 import msgspec
+from stdnum import iban
 
 from billing.invoices.parties.countries import NAMES
 from billing.invoices.parties.vat_ids import problem_of
@@ -19,6 +20,9 @@ from storage.free_text import InvalidText, problem_of_text
 Treatment = Literal["auto", "standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "outside"]
 Detail = Literal["model", "project"]
 Role = Literal["seller", "buyer"]
+Profile = Literal["en16931", "xrechnung", "peppol"]
+OptionalText = str | msgspec.UnsetType
+"""A field that came later: absent where nobody set it, so that documents from before keep their hash."""
 
 _COUNTRY = re.compile(r"[A-Z]{2}", re.ASCII)
 _IDENTITY = re.compile(r"[a-z0-9][a-z0-9-]{0,39}", re.ASCII)
@@ -28,6 +32,8 @@ _EXAMPLE = "DE136695976"
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 _FIELD = re.compile(r"\{(?:series|year|n(?::0\d{1,2})?)\}", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9/._-]*", re.ASCII)
+_SCHEME = re.compile(r"[A-Z0-9]{2,4}", re.ASCII)
+_BIC = re.compile(r"[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?", re.ASCII)
 _RATE = re.compile(r"(\d{1,2})(?:\.(\d{1,2}))?", re.ASCII)
 
 DEMONSTRATION = "demonstration"
@@ -45,7 +51,11 @@ class InvalidParty(InvalidText):
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
-    """What both parties have. `address` is the lines above postal code and city. Raises InvalidParty."""
+    """What both parties have. `address` is the lines above postal code and city. Raises InvalidParty.
+
+    `endpoint` is the electronic address to which documents are sent, in the scheme `endpoint_scheme` of the code list
+    EAS (BT-34 and BT-49 of EN 16931), such as 0204 for a Leitweg-ID.
+    """
 
     name: str
     address: list[str]
@@ -54,6 +64,8 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     country: str
     vat_id: str = ""
     email: str = ""
+    endpoint: OptionalText = msgspec.UNSET
+    endpoint_scheme: OptionalText = msgspec.UNSET
 
     def __post_init__(self) -> None:
         _check_text("name", self.name, 200)
@@ -72,6 +84,12 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
         _check_text("email", self.email, 254, empty=True)
         if self.email and _EMAIL.fullmatch(self.email) is None:
             raise InvalidParty("email", f"{self.email!r} is not an address such as billing@example.com")
+        _check_text("endpoint", self.endpoint or "", 100, empty=True)
+        scheme = self.endpoint_scheme or ""
+        if scheme and _SCHEME.fullmatch(scheme) is None:
+            raise InvalidParty("endpoint_scheme", f"{scheme!r} is not a code of the list EAS such as 0204 or EM")
+        if bool(scheme) != bool(self.endpoint):
+            raise InvalidParty("endpoint_scheme", "an endpoint needs its scheme, and a scheme its endpoint")
 
 
 class Seller(Party, frozen=True, kw_only=True):
@@ -81,6 +99,8 @@ class Seller(Party, frozen=True, kw_only=True):
     - `rates`: country → standard VAT rate in hundredths of a percent, for the countries where it charges VAT.
     - `series`, `credit_series`: the number series of invoices and of credit notes.
     - `number_format`: has the fields `{series}`, `{year}` and `{n}` or `{n:06}`. With a year, each year begins at 1.
+    - `contact`, `phone`: whom to ask about an invoice (BT-41, BT-42). `iban`, `bic`: the account for credit transfers
+      (BT-84, BT-86).
     """
 
     id: str
@@ -91,6 +111,10 @@ class Seller(Party, frozen=True, kw_only=True):
     credit_series: str = "CN"
     number_format: str = "{series}-{year}-{n:06}"
     rates: dict[str, int] = {}
+    contact: OptionalText = msgspec.UNSET
+    phone: OptionalText = msgspec.UNSET
+    iban: OptionalText = msgspec.UNSET
+    bic: OptionalText = msgspec.UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +140,12 @@ class Seller(Party, frozen=True, kw_only=True):
                 raise InvalidParty("rates", f"{country!r} is not a country code such as DE")
             if not 0 < rate < 10_000:
                 raise InvalidParty("rates", f"{rate} hundredths of a percent for {country}")
+        _check_text("contact", self.contact or "", 100, empty=True)
+        _check_text("phone", self.phone or "", 40, empty=True)
+        if self.iban and not iban.is_valid(self.iban):
+            raise InvalidParty("iban", f"{self.iban[:40]!r} is not an IBAN: its form or its check digits are wrong")
+        if self.bic and _BIC.fullmatch(self.bic) is None:
+            raise InvalidParty("bic", f"{self.bic[:20]!r} is not a BIC such as COBADEFFXXX")
 
 
 class Buyer(Party, frozen=True, kw_only=True):
@@ -125,6 +155,8 @@ class Buyer(Party, frozen=True, kw_only=True):
     - `treatment`: `auto` if the tax follows from countries and VAT ids. `exempt`, `zero` and `outside` need a reason in
       `exemption`; the law gives the reason of the others.
     - `detail`: lines by model, or by project and model.
+    - `buyer_reference`: who the buyer wants it routed to, such as a Leitweg-ID (BT-10).
+    - `einvoice`: the profile of its documents as XML; empty: EN 16931 itself.
     """
 
     seller: str
@@ -133,6 +165,8 @@ class Buyer(Party, frozen=True, kw_only=True):
     treatment: Treatment = "auto"
     exemption: str = ""
     detail: Detail = "model"
+    buyer_reference: OptionalText = msgspec.UNSET
+    einvoice: Profile | Literal[""] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,6 +180,28 @@ class Buyer(Party, frozen=True, kw_only=True):
             raise InvalidParty("detail", f"{self.detail!r} is not one of {', '.join(get_args(Detail))}")
         if self.treatment in ("exempt", "zero", "outside") and not self.exemption:
             raise InvalidParty("exemption", f"treatment {self.treatment} needs a reason, which the invoice states")
+        _check_text("buyer_reference", self.buyer_reference or "", 100, empty=True)
+        self._check_einvoice()
+
+    def _check_einvoice(self) -> None:
+        """Refuse a profile without the fields that it needs of the buyer: a buyer cannot stop its own invoices by
+        taking one away."""
+        needed = {
+            "xrechnung": {
+                "buyer_reference": self.buyer_reference,
+                "postal_code": self.postal_code,
+                "endpoint": self.endpoint or self.email,
+            },
+            "peppol": {
+                "buyer_reference": self.buyer_reference or self.purchase_order,
+                "endpoint": self.endpoint,
+            },
+        }
+        if self.einvoice and self.einvoice not in get_args(Profile):
+            raise InvalidParty("einvoice", f"{self.einvoice!r} is not one of {', '.join(get_args(Profile))}")
+        for field, value in needed.get(self.einvoice or "", {}).items():
+            if not value:
+                raise InvalidParty(field, f"documents in the profile {self.einvoice} need it")
 
 
 def check_countries(party: Seller | Buyer) -> None:

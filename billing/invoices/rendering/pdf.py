@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import typst
 
 from billing.invoices.document import Document
+from billing.invoices.rendering.factur_x import declare_factur_x
 from billing.invoices.rendering.presentation import shown
 from billing.invoices.store import NOTHING_SETTLED, PaymentsAndCredits
 from storage.reported_error import ReportedError
@@ -19,6 +20,19 @@ from storage.reported_error import ReportedError
 
 class NotPrintable(ReportedError, ValueError):
     """typst cannot lay out the document; the message says why."""
+
+
+class EmbeddedXml(Protocol):
+    """A document as CII, with what a PDF says of it."""
+
+    @property
+    def content(self) -> str: ...
+
+    @property
+    def file_name(self) -> str: ...
+
+    @property
+    def level(self) -> str: ...
 
 
 @cache
@@ -32,15 +46,20 @@ def to_pdf(
     digest: str = "",
     settled: PaymentsAndCredits = NOTHING_SETTLED,
     *,
+    embedded: EmbeddedXml | None = None,
     fonts: Path | None = None,
 ) -> bytes:
     """The document as PDF/A-3b, in a state of its invoice and with the payments and credit notes until then.
 
-    `digest` is the document's SHA-256, empty for a draft. `fonts` is a folder with further fonts, for scripts that the
+    `digest` is the document's SHA-256, empty for a draft. `embedded` is the document as XML, which makes the PDF one of
+    Factur-X. `fonts` is a folder with further fonts, for scripts that the
     embedded ones lack. Raises NotPrintable.
     """
     shows = shown(document, state, digest, settled)
-    return _compiled(document, shows, fonts)
+    if embedded is None:
+        return _compiled(document, shows, fonts)
+    shows["embedded"] = {"name": embedded.file_name, "content": embedded.content}
+    return declare_factur_x(_compiled(document, shows, fonts), file_name=embedded.file_name, level=embedded.level)
 
 
 def _compiled(document: Document, shows: dict[str, Any], fonts: Path | None) -> bytes:

@@ -1,4 +1,4 @@
-"""An invoice as files: PDF, canonical JSON, its lines as CSV, and all of them in a ZIP archive with a manifest."""
+"""An invoice as files: PDF, canonical JSON, its lines as CSV, XML of EN 16931, and all of them in a ZIP archive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ from litestar import Response
 from msgspec import Struct
 
 from billing.invoices.document import Document
+from billing.invoices.electronic.store import EInvoice, EInvoices
+from billing.invoices.electronic.syntaxes import Syntax
 from billing.invoices.store import InvoiceRecord, Invoices, PaymentsAndCredits
 from gateway.admin.invoices.invoices import AT, EXAMPLE, InvoiceOfTenant
 from gateway.admin.invoices.lines import LineObject, line_object
@@ -27,6 +29,8 @@ from gateway.services import Gateway
 from storage.database.circuit_breaker import beside_the_database
 
 _UNPRINTABLE = {"not_printable": 409}
+_INEXPRESSIBLE = {"not_expressible": 409}
+_XML = files("application/xml", description="XML of EN 16931.", example="<Invoice/>")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a ZIP archive can say: the same document always makes the same archive."""
 
@@ -61,6 +65,7 @@ class Content(Struct, frozen=True):
     document: Document
     text: str
     settled: PaymentsAndCredits
+    einvoices: Mapping[Syntax, EInvoice]
 
     @property
     def name(self) -> str:
@@ -70,17 +75,27 @@ class Content(Struct, frozen=True):
 
 
 def to_pdf(content: Content) -> bytes:
-    """The document as PDF/A-3. Raises Conflict if it cannot be laid out."""
+    """The document as PDF/A-3, which embeds its XML if there is one. Raises Conflict if it cannot be laid out."""
     from billing.invoices.rendering import pdf  # noqa: PLC0415  # a compiler that only this needs
 
     try:
-        return pdf.to_pdf(content.document, content.record.state, content.record.sha256 or "", content.settled)
+        return pdf.to_pdf(
+            content.document,
+            content.record.state,
+            content.record.sha256 or "",
+            content.settled,
+            embedded=content.einvoices.get("cii"),
+        )
     except pdf.NotPrintable as error:
         raise Conflict(f"The invoice cannot be laid out: {error}.", code="not_printable") from error
 
 
 def _json(content: Content) -> bytes:
     return content.text.encode()
+
+
+def _xml(content: Content, syntax: Syntax) -> bytes:
+    return content.einvoices[syntax].content.encode()
 
 
 def to_csv(content: Content) -> bytes:
@@ -109,6 +124,7 @@ def to_bundle(content: Content) -> bytes:
         f"{name}.json": _json(content),
         f"{name}.csv": to_csv(content),
         f"{name}.pdf": to_pdf(content),
+        **{f"{name}.{syntax}.xml": _xml(content, syntax) for syntax in content.einvoices},
     }
     manifest = Manifest(
         number=record.number,
@@ -140,10 +156,11 @@ class InvoiceFileOperations:
 
     def __init__(self, gateway: Gateway) -> None:
         self._invoices, self._threads = Invoices(gateway.services.database), gateway.threads
+        self._einvoices = EInvoices(gateway.services.database)
 
     @_form("pdf", files("application/pdf", description="PDF/A-3."), errors=_UNPRINTABLE)
     async def invoice_pdf(self, invoice: InvoiceOfTenant) -> Response[bytes]:
-        """An invoice as PDF/A-3, with the payments and credit notes until now."""
+        """An invoice as PDF/A-3, with the payments and credit notes until now. It embeds the CII (Factur-X)."""
         return await self._file(invoice, to_pdf, "pdf", "application/pdf")
 
     @_form(
@@ -162,9 +179,24 @@ class InvoiceFileOperations:
         """The lines of an invoice as CSV."""
         return await self._file(invoice, to_csv, "csv", "text/csv")
 
+    @_form("ubl", _XML, errors=_INEXPRESSIBLE)
+    async def invoice_ubl(self, invoice: InvoiceOfTenant) -> Response[bytes]:
+        """An issued invoice as UBL 2.1 by EN 16931, in the profile of its buyer: as it was first written."""
+        return await self._einvoice(invoice, "ubl")
+
+    @_form("cii", _XML, errors=_INEXPRESSIBLE)
+    async def invoice_cii(self, invoice: InvoiceOfTenant) -> Response[bytes]:
+        """An issued invoice as Cross Industry Invoice by EN 16931, in the profile of its buyer: as it was first
+        written."""
+        return await self._einvoice(invoice, "cii")
+
+    async def _einvoice(self, invoice: InvoiceOfTenant, syntax: Syntax) -> Response[bytes]:
+        await self._einvoices.of(invoice[1], syntax)  # written by now, if it can be
+        return await self._file(invoice, partial(_xml, syntax=syntax), f"{syntax}.xml", "application/xml")
+
     @_form(
         "bundle",
-        files("application/zip", description="PDF, JSON, CSV and a manifest with their SHA-256."),
+        files("application/zip", description="PDF, JSON, CSV, XML and a manifest with their SHA-256."),
         errors=_UNPRINTABLE,
     )
     async def invoice_bundle(self, invoice: InvoiceOfTenant) -> Response[bytes]:
@@ -176,7 +208,8 @@ class InvoiceFileOperations:
     ) -> Response[bytes]:
         owner, record = invoice
         document, text = await self._invoices.document(record), await self._invoices.content(record)
-        content = Content(record, document, text, await self._invoices.settlements(record))
+        settlements, einvoices = await self._invoices.settlements(record), await self._einvoices.stored(record)
+        content = Content(record, document, text, settlements, einvoices)
         with beside_the_database():  # laying out takes a while: tenants have equal shares of the threads
             data = await self._threads.run(owner.id, partial(make, content))
         headers = {"content-disposition": f'attachment; filename="{content.name}.{ending}"'}

@@ -14,6 +14,8 @@ from billing.invoices.parties.parties import (
     Buyer,
     Detail,
     InvalidParty,
+    Party,
+    Profile,
     Seller,
     Treatment,
     format_rate,
@@ -28,7 +30,7 @@ from gateway.http.shapes import Page, PageQuery, TenantId, show
 from gateway.services import Gateway
 from tenancy.tables import Tenant
 
-_PLATFORMS_FIELDS = ("seller", "payment_days", "treatment", "exemption", "valid_from")
+_PLATFORMS_FIELDS = ("seller", "payment_days", "treatment", "exemption", "einvoice", "valid_from")
 """Fields of a billing profile that a tenant does not set itself: they decide what it is asked for, and when."""
 _OF_THE_CHANGE = ("dry_run", "valid_from", "reason")
 
@@ -44,6 +46,8 @@ class PartyChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     country: str | UnsetType = UNSET
     vat_id: str | UnsetType = UNSET
     email: str | UnsetType = UNSET
+    endpoint: str | UnsetType = UNSET
+    endpoint_scheme: str | UnsetType = UNSET
     valid_from: str | UnsetType = UNSET
     reason: str = ""
     dry_run: bool = False
@@ -60,11 +64,15 @@ class SellerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only
     credit_series: str | UnsetType = UNSET
     number_format: str | UnsetType = UNSET
     rates: dict[str, str] | UnsetType = UNSET
+    contact: str | UnsetType = UNSET
+    phone: str | UnsetType = UNSET
+    iban: str | UnsetType = UNSET
+    bic: str | UnsetType = UNSET
 
 
 class BuyerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Fields of a billing profile to be changed. Seller, payment days, treatment and exemption are set by the platform
-    alone."""
+    """Fields of a billing profile to be changed. Seller, payment days, treatment, exemption and the profile of its
+    e-invoices are set by the platform alone."""
 
     seller: str | UnsetType = UNSET
     purchase_order: str | UnsetType = UNSET
@@ -72,6 +80,8 @@ class BuyerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only=
     treatment: Treatment | UnsetType = UNSET
     exemption: str | UnsetType = UNSET
     detail: Detail | UnsetType = UNSET
+    buyer_reference: str | UnsetType = UNSET
+    einvoice: Profile | Literal[""] | UnsetType = UNSET
 
 
 class PartyObject(Struct, frozen=True, kw_only=True):
@@ -84,6 +94,8 @@ class PartyObject(Struct, frozen=True, kw_only=True):
     country: str
     vat_id: str
     email: str
+    endpoint: str
+    endpoint_scheme: str
     warning: str
 
 
@@ -120,6 +132,10 @@ class SellerObject(PartyObject, frozen=True, kw_only=True):
     credit_series: str
     number_format: str
     rates: dict[str, str]
+    contact: str
+    phone: str
+    iban: str
+    bic: str
     versions: list[SellerVersion]
 
 
@@ -139,6 +155,8 @@ class BuyerObject(PartyObject, frozen=True, kw_only=True):
     treatment: Treatment
     exemption: str
     detail: Detail
+    buyer_reference: str
+    einvoice: Profile | Literal[""]
     versions: list[BuyerVersion]
 
 
@@ -237,12 +255,19 @@ def _seller(dated: DatedParty[Seller]) -> SellerObject:
         SellerObject,
         dated.party,
         warning=vat_warning("seller", dated.party),
+        **_later_fields(dated.party),
         rates=_rates(dated.party),
         versions=[
             SellerVersion(valid_from=day or None, country=then.country, vat_id=then.vat_id, rates=_rates(then))
             for day, then in dated.versions()
         ],
     )
+
+
+def _later_fields(party: Party) -> dict[str, str]:
+    """Fields that are absent where nobody set them: they are shown as empty."""
+    absent = (name for name in party.__struct_fields__ if getattr(party, name) is UNSET)
+    return dict.fromkeys(absent, "")
 
 
 def _rates(seller: Seller) -> dict[str, str]:
@@ -255,5 +280,6 @@ def _buyer(tenant: Tenant, dated: DatedParty[Buyer]) -> BuyerObject:
         dated.party,
         tenant_id=tenant.id,
         warning=vat_warning("buyer", dated.party),
+        **_later_fields(dated.party),
         versions=[show(BuyerVersion, then, valid_from=day or None) for day, then in dated.versions()],
     )

@@ -1,9 +1,10 @@
-"""`turnpike invoices list`, `show` and `pdf`: invoices and credit notes, opened down to their requests."""
+"""`turnpike invoices list`, `show`, `pdf` and `xml`: invoices and credit notes, opened down to their requests."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -58,6 +59,11 @@ def add_arguments(parser: CommandParser) -> None:
     pdf.add_argument("--all", action="store_true", help="instead of NUMBER: all invoices of --period")
     pdf.add_argument("-o", "--output", metavar="FILE", help="file or folder; default: NUMBER.pdf here")
     pdf.add_argument("--fonts", metavar="FOLDER", help="fonts for scripts that the built-in ones lack")
+    xml = add_work(parser, "xml", "an invoice as XML by EN 16931", elsewhere.write_xml, write_xml)
+    add_number(xml, drafts=True)
+    xml.add_argument("--syntax", choices=["ubl", "cii"], default="ubl", help="default: ubl")
+    xml.add_argument("--all", action="store_true", help="instead of NUMBER: all invoices of --period that have XML")
+    xml.add_argument("-o", "--output", metavar="FILE", help="file or folder; default: NUMBER.SYNTAX.xml here")
 
 
 async def _list(api: Api, parsed: argparse.Namespace) -> None:
@@ -127,30 +133,57 @@ async def show_invoice(admin: AdminServices, arguments: argparse.Namespace) -> N
 @admin_command
 async def print_invoice(admin: AdminServices, arguments: argparse.Namespace) -> None:
     """`turnpike invoices pdf`."""
+    from billing.invoices.electronic.store import EInvoices
     from billing.invoices.rendering.pdf import to_pdf
     from billing.invoices.store import Invoices
 
     fonts = Path(arguments.fonts) if arguments.fonts else None
-    invoices = Invoices(admin.database)
-    if not arguments.all:
-        records = [await find_record(admin, arguments)]
-    elif arguments.period:
-        records = await invoices.list(None, arguments.period)
-    else:
-        raise CommandError("--all needs --period: which month's invoices?")
-    for record in records:
-        document = await invoices.document(record)
+    invoices, einvoices = Invoices(admin.database), EInvoices(admin.database)
+    for record in await _records(admin, arguments):
+        document, embedded = await invoices.document(record), (await einvoices.stored(record)).get("cii")
         settlements = await invoices.settlements(record)
-        content = to_pdf(document, record.state, record.sha256 or "", settlements, fonts=fonts)
-        name = record.number or f"draft-{record.period}-{str(record.tenant_id)[-12:]}"
-        file_name = file_name_of(name)
-        path = Path(arguments.output or ".", file_name) if arguments.all else Path(arguments.output or file_name)
-        print(write_file(path / file_name if path.is_dir() else path, content))
+        content = to_pdf(document, record.state, record.sha256 or "", settlements, embedded=embedded, fonts=fonts)
+        _write(arguments, record, "pdf", content)
 
 
-def file_name_of(name: str) -> str:
-    """The file of an invoice as PDF."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.pdf"
+@admin_command
+async def write_xml(admin: AdminServices, arguments: argparse.Namespace) -> None:
+    """`turnpike invoices xml`."""
+    from billing.invoices.electronic.store import EInvoices
+    from billing.invoices.errors import NotExpressible
+
+    for record in await _records(admin, arguments):
+        try:
+            einvoice = await EInvoices(admin.database).of(record, arguments.syntax)
+        except NotExpressible as error:
+            if not arguments.all:
+                raise
+            print(f"{record.name}: {error}", file=sys.stderr)
+        else:
+            _write(arguments, record, f"{einvoice.syntax}.xml", einvoice.content.encode())
+
+
+async def _records(admin: AdminServices, arguments: argparse.Namespace) -> Sequence[InvoiceRecord]:
+    """The invoices that the command line names: one, or with `--all` those of a period."""
+    from billing.invoices.store import Invoices
+
+    if not arguments.all:
+        return [await find_record(admin, arguments)]
+    if not arguments.period:
+        raise CommandError("--all needs --period: which month's invoices?")
+    return await Invoices(admin.database).list(None, arguments.period)
+
+
+def _write(arguments: argparse.Namespace, record: InvoiceRecord, ending: str, content: bytes) -> None:
+    """Write a file of an invoice where the command line says, and print where that is."""
+    name = file_name_of(record.number or f"draft-{record.period}-{str(record.tenant_id)[-12:]}", ending)
+    path = Path(arguments.output or ".", name) if arguments.all else Path(arguments.output or name)
+    print(write_file(path / name if path.is_dir() else path, content))
+
+
+def file_name_of(name: str, ending: str = "pdf") -> str:
+    """The file of an invoice."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.{ending}"
 
 
 def write_file(path: Path, content: bytes) -> Path:

@@ -47,6 +47,20 @@ async def print_invoice(api: Api, parsed: argparse.Namespace) -> None:
     print(write_file(path / name if path.is_dir() else path, content))  # noqa: ASYNC240  # nothing else runs
 
 
+async def write_xml(api: Api, parsed: argparse.Namespace) -> None:
+    """`turnpike invoices xml NUMBER`."""
+    from turnpike.commands.invoices.documents import file_name_of, write_file
+
+    if parsed.all:
+        raise CommandError("--all works on the data folder, not at --url")
+    invoice = await find_invoice(api, parsed)
+    operation = f"invoice_{parsed.syntax}"
+    content = await api.content(operation, tenant=invoice["tenant_id"], invoice=invoice["id"])
+    name = file_name_of(invoice["number"], f"{parsed.syntax}.xml")
+    path = Path(parsed.output or name)
+    print(write_file(path / name if path.is_dir() else path, content))  # noqa: ASYNC240  # nothing else runs
+
+
 async def draft_invoice(api: Api, parsed: argparse.Namespace) -> None:
     """`turnpike invoices draft --tenant NAME`."""
     draft = await api.call("draft_invoice", tenant=_tenant(parsed), period=parsed.period, **_dry(parsed))
@@ -81,7 +95,8 @@ def _dry(parsed: argparse.Namespace) -> dict[str, Any]:
 
 async def set_seller(api: Api, parsed: argparse.Namespace) -> None:
     """`turnpike invoices seller set ID`."""
-    fields = _given(parsed, "seller", "currency", "series", "credit_series", "number_format", "registration", "payment")
+    names = ("seller", "currency", "series", "credit_series", "number_format", "registration", "payment", "contact")
+    fields = _given(parsed, *names, "phone", "iban", "bic")
     if parsed.rate or parsed.remove_rate:
         listed = [one for one in await api.list("list_sellers") if one["id"] == parsed.id]
         rates = dict(listed[0]["rates"]) if listed else {}
@@ -96,12 +111,33 @@ async def set_seller(api: Api, parsed: argparse.Namespace) -> None:
 
 async def set_buyer(api: Api, parsed: argparse.Namespace) -> None:
     """`turnpike invoices buyer set TENANT`."""
-    names = ("seller", "purchase_order", "payment_days", "treatment", "exemption", "detail")
+    names = (
+        "seller",
+        "purchase_order",
+        "payment_days",
+        "treatment",
+        "exemption",
+        "detail",
+        "buyer_reference",
+        "einvoice",
+    )
     print_answer(await api.call("change_buyer", **_given(parsed, *names), tenant=parsed.tenant))
 
 
 def _given(parsed: argparse.Namespace, *names: str) -> dict[str, Any]:
-    address = ("name", "address", "postal_code", "city", "country", "vat_id", "email", "valid_from", "reason")
+    address = (
+        "name",
+        "address",
+        "postal_code",
+        "city",
+        "country",
+        "vat_id",
+        "email",
+        "endpoint",
+        "endpoint_scheme",
+        "valid_from",
+        "reason",
+    )
     values = {name: getattr(parsed, name, None) for name in (*address, *names)}
     return {name: value for name, value in values.items() if value not in (None, "")}
 

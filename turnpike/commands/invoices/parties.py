@@ -59,6 +59,10 @@ def add_arguments(parser: CommandParser) -> None:
     )
     text = "charge no VAT there any more; may be repeated"
     seller.add_argument("--remove-rate", action="append", metavar="COUNTRY", help=text)
+    seller.add_argument("--contact", help="whom to ask about an invoice")
+    seller.add_argument("--phone", help="at which number")
+    seller.add_argument("--iban", help="the account for credit transfers")
+    seller.add_argument("--bic", help="of the account's bank")
     _add_day(seller, "country, VAT id and rates", "why; needed where the seller exists")
     show = add_work(sellers, "show", "the legal entities", elsewhere.show_sellers, show_sellers)
     show.add_argument("id", nargs="?", metavar="ID", help="one alone")
@@ -80,6 +84,10 @@ def add_arguments(parser: CommandParser) -> None:
     buyer.add_argument("--treatment", choices=treatments, help="of tax; default auto: by countries and VAT ids")
     buyer.add_argument("--exemption", metavar="TEXT", help="the reason that invoices shall state")
     buyer.add_argument("--detail", choices=["model", "project"], help="what has lines of its own; default model")
+    buyer.add_argument("--buyer-reference", help="what its e-invoices are routed by, such as a Leitweg-ID")
+    profiles = ["", "en16931", "xrechnung", "peppol"]
+    text = "of its e-invoices: en16931 (the same as empty), xrechnung or peppol"
+    buyer.add_argument("--einvoice", choices=profiles, metavar="PROFILE", help=text)
     _add_day(buyer, "country, VAT id, seller, treatment and exemption", "why")
     show = add_work(buyers, "show", "billing profiles", elsewhere.show_buyers, show_buyers)
     show.add_tenant_first(optional=True)
@@ -99,6 +107,10 @@ def _add_address(parser: CommandParser) -> None:
     parser.add_argument("--country", help="by ISO 3166, such as DE")
     parser.add_argument("--vat-id", help="with its country in front, such as DE136695976")
     parser.add_argument("--email", help="for invoices")
+    parser.add_argument("--endpoint", metavar="ADDRESS", help="the electronic address for e-invoices")
+    parser.add_argument(
+        "--endpoint-scheme", metavar="CODE", help="its scheme by the list EAS, such as 0204 for a Leitweg-ID"
+    )
 
 
 @admin_command

@@ -146,6 +146,12 @@ function Files({ tenant, invoice }: { tenant: string; invoice: Details }) {
       </Menu.Target>
       <Menu.Dropdown>
         <Menu.Item onClick={() => void download(`${at}/pdf`)}>PDF/A</Menu.Item>
+        {invoice.number !== null && (
+          <>
+            <Menu.Item onClick={() => void download(`${at}/ubl`)}>E-invoice, UBL</Menu.Item>
+            <Menu.Item onClick={() => void download(`${at}/cii`)}>E-invoice, CII</Menu.Item>
+          </>
+        )}
         <Menu.Item onClick={() => void download(`${at}/json`)}>JSON, as it was sealed</Menu.Item>
         <Menu.Item onClick={() => void download(`${at}/csv`)}>CSV of the lines</Menu.Item>
         <Menu.Item onClick={() => void download(`${at}/bundle`)}>All of them (ZIP)</Menu.Item>

@@ -16,11 +16,17 @@ type Buyer = Schema<'BuyerObject'>;
 
 const PATH = '/admin/v1/tenants/{tenant}/buyer';
 const TREATMENTS = ['auto', 'standard', 'reverse_charge', 'intra_community', 'export', 'zero', 'exempt', 'outside'];
+const PROFILES = [
+  { value: '', label: 'EN 16931' },
+  { value: 'xrechnung', label: 'XRechnung' },
+  { value: 'peppol', label: 'Peppol BIS Billing' },
+];
 const route = getRouteApi('/signed-in/tenants/$tenant');
 
 const FIELDS: readonly Field[] = [
   ...PARTY_FIELDS,
   { name: 'purchase_order', label: 'Purchase order', about: 'Stands on each invoice.' },
+  { name: 'buyer_reference', label: 'Buyer reference', about: 'Routes its e-invoices, such as a Leitweg-ID.' },
   {
     name: 'detail',
     label: 'Lines by',
@@ -38,6 +44,7 @@ const PLATFORM_FIELDS: readonly Field[] = [
   { name: 'payment_days', label: 'Days to pay', kind: 'number' },
   { name: 'treatment', label: 'Tax treatment', kind: 'select', options: TREATMENTS },
   { name: 'exemption', label: 'Reason of an exemption' },
+  { name: 'einvoice', label: 'Profile of e-invoices', kind: 'select', options: PROFILES },
   VALID_FROM,
 ];
 
@@ -134,6 +141,10 @@ function valuesOf(buyer: Buyer): Values {
     exemption,
     postal_code: buyer.postal_code,
     vat_id: buyer.vat_id,
+    endpoint: buyer.endpoint,
+    endpoint_scheme: buyer.endpoint_scheme,
+    buyer_reference: buyer.buyer_reference,
+    einvoice: buyer.einvoice,
     purchase_order: buyer.purchase_order,
     address: address.join('\n'),
     payment_days: String(days),

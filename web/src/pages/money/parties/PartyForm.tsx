@@ -18,6 +18,8 @@ export const PARTY_FIELDS: readonly Field[] = [
   { name: 'country', label: 'Country', about: 'Two letters (ISO 3166), such as DE.' },
   { name: 'vat_id', label: 'VAT id' },
   { name: 'email', label: 'E-mail' },
+  { name: 'endpoint', label: 'Electronic address', about: 'Where e-invoices are sent to or from.' },
+  { name: 'endpoint_scheme', label: 'Scheme of that address', about: 'A code of the list EAS, such as 0204.' },
 ];
 
 /** From which day on the facts hold that tax follows from. */
