@@ -100,7 +100,8 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "prices",
             "accounts",
         ),
-        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "verification"),
+        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "payments"),
+        "verification",
     ),
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
@@ -170,6 +171,8 @@ TENANT_TABLES = frozenset(
         *("party_change", "rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
+        *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
+        *("payment_dispute", "finance_task"),
         *("stored_response", "stored_response_events", "response_policy"),
     )
 )
@@ -190,6 +193,8 @@ AUDITED_TABLES = frozenset(
         ),
         *("cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy"),
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),
+        *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
+        *("payment_dispute", "finance_task"),
     )
 )
 """Tables that say something of money, access, sharing or prices that people decide: whoever writes one records it."""
@@ -217,6 +222,8 @@ UNAUDITED_TABLES = frozenset(
             "number_series",
             "invoice_line",
         ),
+        # what a provider or a bank told, and the work that follows: what comes of it is recorded
+        *("payment_inbox", "payment_job", "payment_reconciliation", "bank_statement"),
         # what a price sheet consists of and leads to
         *("price", "price_row", "price_version", "price_resolution"),
     )
