@@ -8,6 +8,7 @@ import audit_log.tables
 import billing.tables.books
 import billing.tables.invoices
 import billing.tables.money
+import billing.tables.payments
 import billing.tables.prices
 import prompt_cache.tables
 import response_store.tables
@@ -24,6 +25,7 @@ ROOMS = (
     billing.tables.books,
     billing.tables.invoices,
     billing.tables.money,
+    billing.tables.payments,
     billing.tables.invoices,
     billing.tables.books,
     billing.tables.books,
@@ -34,6 +36,7 @@ ROOMS = (
     billing.tables.books,
     billing.tables.books,
     billing.tables.money,
+    billing.tables.payments,
     prompt_cache.tables,
     response_store.tables,
     storage.database.outbox,

@@ -101,7 +101,8 @@ FOLDERS: Mapping[str, Sequence[str]] = {
             "receipts",
             "accounts",
         ),
-        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "verification"),
+        *("rating", "settlement", "invoices", "reports", "reservation", "exports", "approvals", "payments"),
+        "verification",
     ),
     "waterfall": ("marks", "record", "bars", "tables", "store", "writer", "refused_requests", "refused_writer"),
     "webhooks": ("addresses", "signing", "tables", "endpoints", "sending", "dispatch"),
@@ -183,6 +184,8 @@ TENANT_TABLES = frozenset(
         *("party_change", "einvoice", "rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
+        *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
+        *("payment_dispute", "finance_task"),
         *("stored_response", "stored_response_events", "response_policy"),
         *("receipt_day", "receipt_policy"),
     )
@@ -204,6 +207,8 @@ AUDITED_TABLES = frozenset(
         ),
         *("cache_scope_key", "shared_prefix", "gateway_epoch", "response_policy", "receipt_policy"),
         *("user_account", "credential", "membership", "pending_change", "rate_limit"),
+        *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
+        *("payment_dispute", "finance_task"),
     )
 )
 """Tables that say something of money, access, sharing or prices that people decide: whoever writes one records it."""
@@ -234,6 +239,8 @@ UNAUDITED_TABLES = frozenset(
             "invoice_line",
             "einvoice",
         ),
+        # what a provider or a bank told, and the work that follows: what comes of it is recorded
+        *("payment_inbox", "payment_job", "payment_reconciliation", "bank_statement"),
         # what a price sheet consists of and leads to
         *("price", "price_row", "price_version", "price_resolution"),
     )

@@ -5,10 +5,22 @@ What never changes is sealed instead (`billing.integrity.row_seals`), and usage 
 
 from __future__ import annotations
 
+from sqlalchemy import Table
+
 from audit_log.recorded_rows import RecordedTable
 from billing.tables.books import pending_change
 from billing.tables.invoices import billing_profile, export_job, legal_entity
 from billing.tables.money import balance, budget
+from billing.tables.payments import (
+    auto_top_up,
+    cash_receipt,
+    finance_task,
+    payment_customer,
+    payment_dispute,
+    payment_refund,
+    pushed_document,
+    top_up,
+)
 from billing.tables.receipts import receipt_policy
 
 _WRITTEN_LAST = "when it was written last: nothing reads it, and the entry says when"
@@ -59,5 +71,26 @@ RECEIPT_POLICIES = RecordedTable(
     {"changed_at": _WRITTEN_LAST},
 )
 
-RECORDED_TABLES = (SELLERS, BUYERS, BUDGETS, CREDIT_LINES, CHANGES, EXPORTS, RECEIPT_POLICIES)
+
+def _whole(table: Table) -> RecordedTable:
+    """A table of payments, with all columns but the instant of the last change."""
+    columns = tuple(name for name in table.c.keys() if name != "updated_at")  # noqa: SIM118  # no dict
+    unrecorded = {"updated_at": _WRITTEN_LAST} if "updated_at" in table.c else {}
+    return RecordedTable(table, str(table.name), (columns,), unrecorded)
+
+
+PAYMENT_CUSTOMERS = _whole(payment_customer)
+AUTO_TOP_UPS = _whole(auto_top_up)
+TOP_UPS = _whole(top_up)
+PUSHED_DOCUMENTS = _whole(pushed_document)
+CASH_RECEIPTS = _whole(cash_receipt)
+PAYMENT_REFUNDS = _whole(payment_refund)
+DISPUTES = _whole(payment_dispute)
+FINANCE_TASKS = _whole(finance_task)
+
+RECORDED_TABLES = (
+    *(SELLERS, BUYERS, BUDGETS, CREDIT_LINES, CHANGES, EXPORTS, RECEIPT_POLICIES),
+    *(PAYMENT_CUSTOMERS, AUTO_TOP_UPS, TOP_UPS, PUSHED_DOCUMENTS, CASH_RECEIPTS, PAYMENT_REFUNDS, DISPUTES),
+    FINANCE_TASKS,
+)
 """Every one of them. Whoever changes a row of one gives its digest to `record_change`."""

@@ -55,33 +55,41 @@ async def pay(
 
     Raises WrongState, DocumentRefused, ReferenceTaken, AmountRefused, InvalidText, DatabaseUnavailable.
     """
+    async with database.transaction(write=write) as session:
+        return await pay_in(database, session, record, reference, amount)
+
+
+async def pay_in(
+    database: Database, session: AsyncSession, record: InvoiceRecord, reference: str, amount: int | None = None
+) -> InvoiceRecord:
+    """As `pay`, in this transaction: with what says where the money came from."""
     if record.kind != "invoice":
         raise DocumentRefused(f"{record.name} is a credit note, which cannot be paid")
     check_text("reference", reference, MOST_TEXT)
-    payment_id = _payment_id(record, reference)
-    async with database.transaction(write=write) as session:
-        await lock_documents(database, session, record.tenant_id)
-        current = await lock_invoice(database, session, record.tenant_id, record.id)
-        of_payment = select(invoice_payment).where(invoice_payment.c.id == payment_id)
-        recorded = (await session.execute(of_payment)).one_or_none()
-        if recorded is None:
-            usage_pico = await _record_payment(database, session, current, reference, amount)
-        elif amount not in (None, recorded.amount):
-            paid = format_minor(recorded.amount, current.currency)
-            raise ReferenceTaken(f"payment {reference!r} of {current.name} was recorded with {paid} {current.currency}")
-        else:
-            usage_pico = int(recorded.usage_pico)
-        if usage_pico:
-            reason = f"payment of {record.name}"
-            grant = Grant(payment_id, record.tenant_id, usage_pico, record.currency, "paid", reason)
-            await settle_payment(database, session, grant)
-        after = await lock_invoice(database, session, record.tenant_id, record.id)
-        if recorded is None:
-            await record_document(session, "invoice.payment_recorded", current, after, f"reference {reference}")
-        return after
+    payment_id = payment_id_of(record, reference)
+    await lock_documents(database, session, record.tenant_id)
+    current = await lock_invoice(database, session, record.tenant_id, record.id)
+    of_payment = select(invoice_payment).where(invoice_payment.c.id == payment_id)
+    recorded = (await session.execute(of_payment)).one_or_none()
+    if recorded is None:
+        usage_pico = await _record_payment(database, session, current, reference, amount)
+    elif amount not in (None, recorded.amount):
+        paid = format_minor(recorded.amount, current.currency)
+        raise ReferenceTaken(f"payment {reference!r} of {current.name} was recorded with {paid} {current.currency}")
+    else:
+        usage_pico = int(recorded.usage_pico)
+    if usage_pico:
+        reason = f"payment of {record.name}"
+        grant = Grant(payment_id, record.tenant_id, usage_pico, record.currency, "paid", reason)
+        await settle_payment(database, session, grant)
+    after = await lock_invoice(database, session, record.tenant_id, record.id)
+    if recorded is None:
+        await record_document(session, "invoice.payment_recorded", current, after, f"reference {reference}")
+    return after
 
 
-def _payment_id(record: InvoiceRecord, reference: str) -> UUID:
+def payment_id_of(record: InvoiceRecord, reference: str) -> UUID:
+    """The id of a payment of a tenant's invoice, and of the grant of what it pays for usage; it follows from both."""
     return step_id(record.id, f"payment:{reference}")
 
 
@@ -89,7 +97,7 @@ async def _record_payment(
     database: Database, session: AsyncSession, current: InvoiceRecord, reference: str, amount: int | None
 ) -> int:
     """Write the payment and its effect on the invoice; return the part that pays for usage, in pico-units."""
-    payment_id = _payment_id(current, reference)
+    payment_id = payment_id_of(current, reference)
     if current.state in ("draft", "void", "paid", "credited"):
         raise WrongState(current.name, current.state, "paid")
     amount = current.left if amount is None else amount

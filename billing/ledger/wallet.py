@@ -251,6 +251,20 @@ class Wallet:
                 pico -= part
         return entries
 
+    def charge_back(self, grant_id: UUID, pico: int) -> list[Entry]:
+        """Take back the money of a grant that its payer took back, whether it was used or not: what is left of it goes,
+        and usage that it had paid for is owed again. At most what is left and used of it."""
+        grant = self._grants[grant_id]
+        left = min(pico, grant.remaining)
+        owed = min(pico - left, grant.used)
+        entries = [self._lose(grant, left, "clearing")] if left else []
+        if owed:
+            grant = self._grants[grant_id]
+            self._change(grant, used=grant.used - owed, gone=grant.gone + owed)
+            self.balance = self.balance.changed(credit=-owed, receivable=owed)
+            entries.append(Entry("receivable", "clearing", owed))
+        return entries
+
     def expire(self, now: int, reserved: Sequence[ModelCost]) -> list[Entry]:
         """Take what is left of grants whose time has passed, but for what they may still have to pay.
 

@@ -62,10 +62,20 @@ async def check_balances(audit: AuditContext) -> None:
         if row is not None and row.overdraft != max(0, row.debit + row.held - row.credit - row.credit_line):
             audit.report("a balance's overdraft is wrong", tenant, f"it is {row.overdraft}")
         elif row is not None and row.overdraft:
-            if row.debit + row.held <= row.credit + await highest_line_of_debt(audit, row):
-                continue  # it was within a credit line, which was lowered since
+            taken = await _charged_back(audit, row.tenant_id)
+            if row.debit + row.held <= row.credit + taken + await highest_line_of_debt(audit, row):
+                continue  # it was within a credit line, which was lowered since, or covered by what the payer took back
             detail = f"{row.debit} used and {row.held} held of {row.credit}, credit line {row.credit_line}"
             audit.report("a balance is below zero", tenant, f"by {row.overdraft}: {detail}")
+
+
+async def _charged_back(audit: AuditContext, tenant_id: UUID) -> int:
+    """What payers of this tenant's money have taken back of it, in pico-units: of what was used it is owed again, and
+    of what was left, open holds may count on it."""
+    entry, txn = ledger_entry.c, ledger_txn.c
+    query = select(entry.amount_pico).join_from(ledger_txn, ledger_entry, entry.txn_id == txn.id)
+    query = query.where(txn.tenant_id == tenant_id, txn.kind == "refund")
+    return sum([int(pico) for pico in await audit.session.scalars(query)])
 
 
 async def _check_grants(audit: AuditContext, counted_on: Mapping[UUID, int]) -> dict[UUID, int]:

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Integer, MetaData, Numeric, Text, inspect, se
 import billing.tables.books
 import billing.tables.invoices
 import billing.tables.money
+import billing.tables.payments
 import billing.tables.prices
 import prompt_cache.tables
 import storage.database.outbox
@@ -41,6 +42,7 @@ ROOMS = (
     billing.tables.prices,
     billing.tables.books,
     billing.tables.money,
+    billing.tables.payments,
     prompt_cache.tables,
     storage.database.outbox,
     webhooks.tables,

@@ -1,0 +1,53 @@
+"""Paid money that leaves a balance, in the transaction that writes down why: a refund, or what a payer took back."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.accounts.balances import RefundRefused
+from billing.ledger.entries import Transaction
+from billing.ledger.wallet import Wallet
+from billing.transaction.opening import money_transaction_in
+from storage.database.database import Database
+
+
+async def charge_back(
+    database: Database, session: AsyncSession, tenant_id: UUID, grant_id: UUID, pico: int, *, identity: UUID, memo: str
+) -> int:
+    """Take back what was paid and what the payer's bank has taken from us, in the transaction that writes down that it
+    did; once under `identity`. What was used of it is owed again. Returns how much there was of it."""
+    money = await money_transaction_in(database, session)
+    found = (await money.lock([tenant_id])).get(tenant_id)
+    grants = await money.grants([tenant_id], spent=True)
+    if found is None or grant_id not in {one.id for one in grants} or await money.is_posted(identity):
+        return 0
+    wallet = Wallet(found, grants)
+    entries = wallet.charge_back(grant_id, pico)
+    if entries:
+        await money.save(
+            [wallet.balance],
+            [Transaction(identity, tenant_id, found.currency, "refund", "", entries, memo)],
+            (),
+            list(wallet.changed.values()),
+        )
+    return sum(entry.amount_pico for entry in entries)
+
+
+async def refund_in(
+    database: Database, session: AsyncSession, tenant_id: UUID, pico: int, *, identity: UUID, memo: str
+) -> None:
+    """Take credit that is paid back, in the transaction that writes down that it is. Raises RefundRefused."""
+    money = await money_transaction_in(database, session)
+    found = (await money.lock([tenant_id]))[tenant_id]
+    wallet, now = Wallet(found, await money.grants([tenant_id])), await money.now()
+    if pico > wallet.refundable(now):
+        raise RefundRefused(wallet.refundable(now), found.currency)
+    entries = wallet.refund(pico, now)
+    await money.save(
+        [wallet.balance],
+        [Transaction(identity, tenant_id, found.currency, "refund", "", entries, memo)],
+        (),
+        list(wallet.changed.values()),
+    )

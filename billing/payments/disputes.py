@@ -1,0 +1,143 @@
+"""Disputes: a cardholder objects, and the bank may take the money from us before it decides.
+
+While one is open the tenant's card is charged no more. When the money is withdrawn it leaves the tenant's balance: what
+is left of the grant goes, and what was used of it is owed again. A dispute that is won puts it back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID, uuid5
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.accounts.balances import settle_payment
+from billing.accounts.money_back import charge_back
+from billing.integrity.canonical_json import canonical
+from billing.integrity.recorded_tables import DISPUTES
+from billing.invoices.collection import payment_id_of
+from billing.invoices.store import lock_invoice
+from billing.money import format_minor, minor_to_pico, minor_unit
+from billing.payments.auto_top_ups import AutoTopUps
+from billing.payments.cash import payment_reference, receipt_id
+from billing.payments.notices import DISPUTED
+from billing.payments.provider import DisputeFact, MoneyIn
+from billing.payments.recording import change_recorded, insert_recorded
+from billing.payments.tasks import add_task
+from billing.tables.payments import cash_receipt, payment_dispute
+from billing.transaction.money_transaction import Grant
+from storage.database.base import new_id
+from storage.database.database import Database
+from storage.database.outbox import write_to_outbox
+
+_DISPUTE, _RECEIPT = payment_dispute.c, cash_receipt.c
+
+
+class Dispute(msgspec.Struct, frozen=True):
+    """A dispute. `amount` and `moved` in minor units."""
+
+    id: UUID
+    provider: str
+    provider_id: str
+    receipt_id: UUID | None
+    tenant_id: UUID | None
+    amount: int
+    currency: str
+    state: str
+    reason: str
+    moved: int
+    created_at: int
+
+
+_COLUMNS = [_DISPUTE[name] for name in Dispute.__struct_fields__]
+
+
+class Disputes:
+    """Follows disputes. Methods raise DatabaseUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database, self._auto = database, AutoTopUps(database)
+
+    async def list(self, *, limit: int, tenant_id: UUID | None = None, after: UUID | None = None) -> list[Dispute]:
+        """Disputes of a tenant or (None) of all, the newest first."""
+        query = select(*_COLUMNS)
+        if tenant_id is not None:
+            query = query.where(_DISPUTE.tenant_id == tenant_id)
+        if after is not None:
+            query = query.where(_DISPUTE.id < after)
+        async with self._database.reading() as session:
+            return [Dispute(*row) for row in await session.execute(query.order_by(_DISPUTE.id.desc()).limit(limit))]
+
+    async def follow(self, provider: str, fact: DisputeFact) -> None:
+        """Let a dispute become what the provider says; may be repeated, and skip states."""
+        async with self._database.transaction() as session:
+            row = await self._lock(session, provider, fact)
+            if row.state in ("won", "lost"):
+                return
+            moved = row.moved
+            if fact.withdrawn and fact.outcome != "won" and not moved:
+                moved = await self._withdraw(session, row, fact)
+            if fact.outcome == "won" and moved:
+                await self._put_back(session, row)
+            state = fact.outcome if fact.outcome != "open" else "withdrawn" if fact.withdrawn else "open"
+            if (state, moved) != (row.state, row.moved):
+                values = {"state": state, "moved": moved, "updated_at": self._database.clock}
+                await change_recorded(session, DISPUTES, f"dispute.{state}", row.id, values)
+
+    async def _lock(self, session: AsyncSession, provider: str, fact: DisputeFact) -> Any:
+        """The dispute's row, which may be new."""
+        identity = receipt_id(provider, fact.id)
+        await self._database.lock_rows_of(session, payment_dispute, identity)
+        # all tenants: the provider's id says whose it is
+        query = select(payment_dispute).where(_DISPUTE.provider == provider, _DISPUTE.provider_id == fact.id)
+        row = (await session.execute(self._database.locked(query))).one_or_none()
+        if row is not None:
+            return row
+        of_payment = select(_RECEIPT.id, _RECEIPT.tenant_id)
+        of_payment = of_payment.where(_RECEIPT.provider == provider, _RECEIPT.provider_id == fact.payment)
+        receipt = (await session.execute(of_payment)).one_or_none()
+        tenant_id = None if receipt is None else receipt.tenant_id
+        new = {"id": new_id(), "provider": provider, "provider_id": fact.id, "amount": fact.amount}
+        new |= {"receipt_id": None if receipt is None else receipt.id, "tenant_id": tenant_id, "moved": 0}
+        new |= {"currency": fact.currency, "state": "open", "reason": fact.reason}
+        now = self._database.clock
+        new |= {"created_at": now, "updated_at": now}
+        await insert_recorded(session, DISPUTES, "dispute.opened", new, fact.reason)
+        shown = f"{format_minor(fact.amount, fact.currency)} {fact.currency}"
+        if tenant_id is not None:
+            await self._auto.pause(session, tenant_id, "a payment is disputed")
+            said = {"amount": format_minor(fact.amount, fact.currency), "currency": fact.currency}
+            await write_to_outbox(self._database, session, DISPUTED, tenant_id, canonical(said))
+        await add_task(self._database, session, "dispute", fact.id, f"{shown} are disputed: {fact.reason}", tenant_id)
+        return (await session.execute(query)).one()
+
+    async def _withdraw(self, session: AsyncSession, row: Any, fact: DisputeFact) -> int:
+        """Take from the tenant's balance what the bank took from us; returns how much, in minor units."""
+        grant = await self._grant_of(session, row)
+        if grant is None or row.tenant_id is None:
+            return 0
+        pico = minor_to_pico(fact.amount, fact.currency)
+        identity, memo = uuid5(row.id, "withdrawn"), f"dispute {fact.id}"
+        taken = await charge_back(self._database, session, row.tenant_id, grant, pico, identity=identity, memo=memo)
+        return taken // minor_unit(fact.currency)
+
+    async def _grant_of(self, session: AsyncSession, row: Any) -> UUID | None:
+        """The grant of the money that is disputed: of a top-up, or of the usage that an invoice was paid for."""
+        # tenant: the dispute is one tenant's
+        query = select(cash_receipt).where(_RECEIPT.id == row.receipt_id)
+        receipt = (await session.execute(query)).one_or_none()
+        if receipt is None or receipt.state != "applied" or receipt.tenant_id is None:
+            return None
+        if receipt.purpose == "top_up":
+            grant: UUID = receipt.subject_id
+            return grant
+        record = await lock_invoice(self._database, session, receipt.tenant_id, receipt.subject_id)
+        money = MoneyIn(provider=receipt.provider, id=receipt.provider_id, amount=1, currency=receipt.currency, at=0)
+        return payment_id_of(record, payment_reference(money))
+
+    async def _put_back(self, session: AsyncSession, row: Any) -> None:
+        pico = minor_to_pico(row.moved, row.currency)
+        won = Grant(uuid5(row.id, "won"), row.tenant_id, pico, row.currency, "paid", "a dispute that was won")
+        await settle_payment(self._database, session, won)
