@@ -96,6 +96,7 @@ class CudaRunner(ModelRunner):
 
     clears = False
     most_drafts = 0
+    gives_states = False
 
     @property
     def numerics(self) -> str:
