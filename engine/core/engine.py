@@ -28,6 +28,8 @@ from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.step_work import DeviceFailed, Prefill, Step
 from engine.scheduling.tier import Tier, look_in
+from engine.speculation.drafter import Drafter
+from engine.speculation.speculator import Speculator
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
@@ -62,7 +64,8 @@ class Engine:
 
     `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `tiers`
     those behind it, the nearest first. What is None is made with defaults: an empty quarantine in memory, no
-    grammars. `publishes`: whether others may find a request's blocks (C2).
+    grammars. `publishes`: whether others may find a request's blocks (C2). `drafters`: who guesses
+    tokens, the preferred first.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Engine:
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
         publishes: bool = True,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         self.executor = executor
         self.copies = executor.copies
@@ -112,7 +116,8 @@ class Engine:
         self._retentions: dict[str, float] = {}  # their seconds, as gateways that know their keys said last
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = TimeoutWatch(self._requests, limits.queue_timeouts)
-        self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine)
+        self.speculator = Speculator(drafters, self.scheduler.batch, limits.budget)
+        self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine, self.speculator)
 
     # ------------------------------------------------------------ requests
 
@@ -244,6 +249,7 @@ class Engine:
                 del self._retentions[next(iter(self._retentions))]
         elif retention < before:
             self.scheduler.forget(owner, device=False)
+            self.speculator.forget(owner)
         self._retentions[owner] = retention
 
     def _share(self, owner: str, scope: Scope) -> None:
@@ -258,10 +264,12 @@ class Engine:
         self._introduced.pop(scope, None)
         self._retentions.pop(scope, None)
         self.scheduler.forget(scope)
+        self.speculator.forget(scope)
 
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         """Make the blocks of a scope with these keys unfindable in every tier."""
         self.scheduler.purge(owner_of(scope), keys)
+        self.speculator.forget(owner_of(scope))
 
     def call_when_restored(self, wake: Callable[[], None]) -> None:
         """`wake` is called, in any thread, when `step` can go on with what came from a tier, or went there."""
@@ -304,6 +312,7 @@ class Engine:
         step = self.scheduler.schedule(self._clock())
         for request in step.began:
             self.outputs.begin(request)
+        self.speculator.draft(step)
         self.copies.begin(step)
         # Without work there is nothing else to do than to wait for copies.
         done = self._take_copied(wait=not step.work)

@@ -19,6 +19,7 @@ from engine.scheduling.fairness.fair_share import FairShare
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_work import NotFinite, Prefill, Work, WorkOutcome
+from engine.speculation.speculator import Speculator
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.placement.fetch_or_recompute import Place
 from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, PromptRead, Reason, TokenLogprob, Tokens
@@ -29,6 +30,7 @@ logger = structlog.get_logger("engine.core.output_processor")
 
 MAX_ERROR_CHARS = 500
 """Errors go into journal records, which are bounded."""
+_NOT_OF_THE_PROMPT = {"output": 0, "recomputed": 0, "drafted": 0, "accepted": 0}
 
 
 _WANT_OF_MEMORY = "out of memory", "ALLOC_FAILED", "DefaultCPUAllocator"
@@ -62,7 +64,12 @@ class OutputProcessor:
     """
 
     def __init__(
-        self, requests: dict[str, ParentRequest], scheduler: Scheduler, fairness: FairShare, quarantine: Quarantine
+        self,
+        requests: dict[str, ParentRequest],
+        scheduler: Scheduler,
+        fairness: FairShare,
+        quarantine: Quarantine,
+        speculator: Speculator,
     ) -> None:
         self.totals = dict.fromkeys(("computed", "read", "output", "recomputed", "finished", "rejected", "errors"), 0)
         self.result = StepResult()
@@ -71,6 +78,7 @@ class OutputProcessor:
         self._pool = scheduler.pool
         self._fairness = fairness
         self._quarantine = quarantine
+        self._speculator = speculator
         self._failed_choices: list[tuple[ParentRequest, Callable[[], None]]] = []
         """Requests that a choice's failure in this step ends, and how: after the tokens of all choices are out."""
 
@@ -107,6 +115,7 @@ class OutputProcessor:
         `started`: when the step's computing began, by `time.monotonic`.
         """
         self.result.ran = True
+        self._speculator.record(works, outcomes)
         failed = False
         for work, outcome in zip(works, outcomes, strict=True):
             parent = self._requests.get(work.request.id)
@@ -228,6 +237,7 @@ class OutputProcessor:
             parent.waiting.remove(child)
         else:
             self._scheduler.remove(child)
+        self._speculator.end(child)
         parent.ended[child.choice] = reason
         if len(parent.ended) < len(parent.children):
             return
@@ -283,7 +293,7 @@ def _planned(request: Request) -> Counts:
 
 def _prompt_read(request: Request) -> PromptRead:
     """What became of the prompt of a request that has a token: it has not changed since."""
-    return PromptRead(msgspec.structs.replace(request.counts(), output=0, recomputed=0), request.losses())
+    return PromptRead(msgspec.structs.replace(request.counts(), **_NOT_OF_THE_PROMPT), request.losses())
 
 
 def _computed_tokens(requests: Sequence[Request]) -> tuple[int, int]:

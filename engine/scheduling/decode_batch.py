@@ -80,20 +80,24 @@ class DecodeBatch:
         if request.slot < 0:
             return 0
         work = self.decodes[request.slot]
-        room = min(
-            len(request.table) * BLOCK_TOKENS - len(request.tokens),
-            min(request.credit, request.max_output) - request.output - 1,
-            self.most_drafts,
-            self.all_drafts - self.drafted + len(work.drafts),
-        )
-        if request.row is not None and request.row.guide is not None:
-            room = 0
         stops = request.sampling.stop_tokens
-        fitting = tuple(takewhile(lambda token: token not in stops, tokens[: max(0, room)]))
+        fitting = tuple(takewhile(lambda token: token not in stops, tokens[: self.draft_room(request)]))
         if fitting or work.drafts:
             self.drafted += len(fitting) - len(work.drafts)
             work.draft(fitting)
         return len(fitting)
+
+    def draft_room(self, request: Request) -> int:
+        """How many drafts the next step may verify for a request that decodes."""
+        if request.row is not None and request.row.guide is not None:
+            return 0
+        room = min(
+            len(request.table) * BLOCK_TOKENS - len(request.tokens),
+            min(request.credit, request.max_output) - request.output - 1,
+            self.most_drafts,
+            self.all_drafts - self.drafted + len(self.decodes[request.slot].drafts),
+        )
+        return max(0, room)
 
     def plan(self, request: Request, length: int) -> None:
         """Enter the step after which the request, of `length` tokens, needs attention, the next one at the earliest.

@@ -46,6 +46,8 @@ class Request:
     weight: int = 1
     read: bool = True
     store: StorePolicy = "all"
+    speculates: bool = True
+    """Whether drafts may be verified for it."""
     arrived_at: float = 0.0
     row: SamplingState | None = None
     """The sampler's state; None where nothing is sampled."""
@@ -109,6 +111,9 @@ class Request:
     reads: dict[Place, int] = field(default_factory=dict)
     """Tokens read from each place beyond the device."""
     recomputed: int = 0
+    drafted: int = 0
+    """Drafts that steps verified for it; `accepted`: how many of them became output."""
+    accepted: int = 0
     extra_cost: float = 0.0
     """µs of its service beside its tokens: for its grammar."""
     _kv: int = 0
@@ -193,6 +198,8 @@ class Request:
             computed=self.computed,
             output=self.output,
             recomputed=self.recomputed,
+            drafted=self.drafted,
+            accepted=self.accepted,
             read_hbm=self.read_hbm,
             **{f"read_{place}": tokens for place, tokens in self.reads.items()},
         )

@@ -25,6 +25,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
+from engine.startup.drafters import make_drafters
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
@@ -148,6 +149,7 @@ def assemble(
             else (),
             quarantine=Quarantine(options.data / "quarantine"),
             publishes=is_invariant,
+            drafters=make_drafters(options.speculation),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.options import Device, Dtype, KvDtype, Quantize, Weights
+from engine.options import TEXT_DRAFTERS, Device, Dtype, KvDtype, Quantize, Weights
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
@@ -46,6 +46,8 @@ class ReplicaOptions:
     """The file in which `turnpike calibrate` keeps what it measured of that disk."""
     trials: Path | None = None
     """The file in which what trials of kernels found is kept for the next start; None for nowhere."""
+    speculation: Sequence[str] = TEXT_DRAFTERS
+    """The drafters by name, the preferred first."""
     max_running: int = 0
     """Requests in a step; 0 for what suits the device."""
     token_budget: int = 0

@@ -29,6 +29,7 @@ from engine.options import KvDtype, Quantize, Weights
 from engine.scheduling.fairness.queue_limits import QueueBounds
 from engine.scheduling.step_costs import FixedCosts, Rates
 from engine.scheduling.step_work import Work
+from engine.speculation.drafter import Drafter
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
 from prompt_cache.tiers.record_store import RecordStore
@@ -178,6 +179,11 @@ class Run:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
+def without_output(counts: Counts) -> Counts:
+    """What of these counts is of the prompt."""
+    return msgspec.structs.replace(counts, output=0, recomputed=0, drafted=0, accepted=0)
+
+
 class Bench:
     """An engine that is checked at every step, and what its requests got."""
 
@@ -240,7 +246,7 @@ class Bench:
                     event.counts.check()
                     assert event.counts.output == sum(map(len, run.choices.values()))
                     if run.prompt is not None:
-                        assert run.prompt.counts == msgspec.structs.replace(event.counts, output=0, recomputed=0)
+                        assert run.prompt.counts == without_output(event.counts)
                         assert sum(lost.end - lost.start for lost in run.prompt.lost) <= event.counts.computed
 
     def finish(self, steps: int = 5000) -> None:
@@ -314,6 +320,7 @@ def make_bench(
     device: str = "cpu",
     context: int | None = None,
     queue: int = QueueBounds.requests,
+    drafters: Sequence[Drafter] = (),
     **limits: Any,
 ) -> Bench:
     """A bench on the CPU, in fp32, unless told otherwise; freed blocks are poisoned with NaN.
@@ -355,7 +362,16 @@ def make_bench(
     disk = None if store is None else DiskTier(store, kept, runner.checksums)
     executor = StepExecutor(runner, FixedCosts(Rates(batch=running)))
     tiers = () if disk is None else (disk,)
-    engine = Engine(executor, pool, bounds, "digest", clock=lambda: bench.now, dram=swap_pool, tiers=tiers)
+    engine = Engine(
+        executor,
+        pool,
+        bounds,
+        "digest",
+        clock=lambda: bench.now,
+        dram=swap_pool,
+        tiers=tiers,
+        drafters=drafters,
+    )
     bench = Bench(engine)
     return bench
 

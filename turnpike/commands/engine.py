@@ -68,6 +68,7 @@ def replica_options(settings: Settings, link_key: bytes, parent: int | None = No
         disk_bytes=settings.disk_memory,
         calibration=settings.calibration,
         trials=settings.trials,
+        speculation=settings.drafters,
         max_running=settings.max_running,
         token_budget=settings.token_budget,
         context=settings.context,

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from engine.options import parse_speculation
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from protocol.requests import LANES, Lane
 from storage.reported_error import ReportedError
@@ -307,6 +308,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     disk_folder: Annotated[
         str, _about("folder for KV on disk, of one replica alone; default: DATA_DIR/kv", SERVE, ENGINE, ADMIN)
     ] = ""
+    speculation: Annotated[
+        str,
+        _about(
+            "who guesses the next tokens, which steps then verify: auto, off, or drafters as NAME,…; outputs are the "
+            "same with any",
+            SERVE,
+            ENGINE,
+        ),
+    ] = "auto"
     max_running: Annotated[
         int,
         _about(
@@ -429,6 +439,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def by_lane(self, name: str) -> dict[Lane, float]:
         """The values by lane of the setting `name`. Raises ValueError for a malformed one, which `load` refuses."""
         return parse_lane_values(getattr(self, name), BY_LANE[name])
+
+    @property
+    def drafters(self) -> Sequence[str]:
+        """The names of the drafters. Raises SettingError."""
+        try:
+            return parse_speculation(self.speculation)
+        except ValueError as error:
+            raise SettingError(f"speculation: {error}") from error
 
     @property
     def data(self) -> Path:
