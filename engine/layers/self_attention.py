@@ -38,7 +38,10 @@ class AttentionVariant:
 
 
 class SelfAttention:
-    """The attention `name` of the layer `index`; Q, K and V are one product. `inputs`: of that, None: the hidden size."""
+    """The attention `name` of the layer `index`; Q, K and V are one product.
+
+    `inputs`: of that product; None for the hidden size.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class SelfAttention:
         index: int,
         rotary: Rotary,
         variant: AttentionVariant,
+        *,
         inputs: int | None = None,
     ) -> None:
         self.variant, config = variant, load.config

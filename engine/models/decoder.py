@@ -53,6 +53,7 @@ class Decoder:
         plans: Sequence[AttentionPlan],
         memories: Sequence[KvMemory],
         layers: Sequence[DecoderLayer] | None = None,
+        *,
         states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden].

@@ -26,7 +26,7 @@ from engine.layers.loader import Loader
 from engine.layers.self_attention import AttentionVariant, SelfAttention
 from engine.model_config.config import ModelConfig, model_config
 from engine.model_config.config_class import ConfigClass
-from engine.model_config.fields import Fields, read_fields
+from engine.model_config.fields import read_fields
 from engine.models.llama import LLAMA
 from engine.weights.checkpoint import Checkpoint
 
@@ -184,5 +184,3 @@ def vocabulary_map(checkpoint: Checkpoint, drafted: int, vocabulary: int) -> tor
                 f" served model's {vocabulary}"
             )
     return tokens
-
-

@@ -1,7 +1,7 @@
 """A draft model: a small model with the served model's tokenizer that writes on, all requests in one batch.
 
-It computes the prompts itself, a bounded number of tokens a step. Until it has a request's prompt, it does not draft for
-it; nobody waits for it.
+It computes the prompts itself, a bounded number of tokens a step. Until it has a request's prompt, it does not draft
+for it; nobody waits for it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from engine.kv_cache.memory import KvMemory
 from engine.layers.attention_plan import AttentionPlan
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
-from engine.scheduling.request import Request
-from engine.speculation.chain import Chain, draft_chains, positions_of
+from engine.speculation.drafter import Proposal, Query
+from engine.speculation.side_drafter import Chain, SideDrafter
 from engine.speculation.side_kv import SideKv, SideSequence
 from engine.speculation.side_runner import MOST_SINGLE, Piece, SideRunner
 
@@ -53,87 +53,52 @@ class SeparateModel:
         return self.model.head(hidden)[:, : self._drafted].argmax(-1)
 
 
-class DraftModel:
-    """Drafts by a model of its own, whose KV is in `side`."""
+class DraftModel(SideDrafter):
+    """Drafts by a model of its own, whose KV is in `side`. `context`: tokens that it has positions for, at most."""
+
+    name = "draft-model"
 
     def __init__(self, model: SeparateModel, side: SideKv, context: int) -> None:
-        self.side = side
-        self.runner = SideRunner(model, side)
+        super().__init__(SideRunner(model, side))
         self._context = context
-        """Tokens, at most, that the model has positions for."""
 
-    def propose(self, wants: Sequence[tuple[Request, int]]) -> list[Sequence[int]]:
-        """For each request at most as many drafts as it wants; none where its prompt is not computed yet."""
-        with torch.inference_mode():
-            return self._propose(wants)
-
-    def _propose(self, wants: Sequence[tuple[Request, int]]) -> list[Sequence[int]]:
-        using = {request.arrival for request, _ in wants}
-        followed = [self._follow(request, count, using) for request, count in wants]
+    def _propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+        using = {query.request.arrival for query in queries}
+        followed = [self._follow(query, using) for query in queries]
         self._compute_prefixes(sequence for sequence in followed if sequence is not None)
-        drafts: list[Sequence[int]] = [()] * len(wants)
-        chains, pieces, places = [], [], []
-        for place, ((request, count), sequence) in enumerate(zip(wants, followed, strict=True)):
-            if sequence is None or len(request.tokens) - sequence.computed > MOST_SINGLE:
+        chains, pieces = [], []
+        for place, (query, sequence) in enumerate(zip(queries, followed, strict=True)):
+            if sequence is None or sequence.missing > MOST_SINGLE:
                 continue
-            pieces.append(Piece(sequence, sequence.computed, len(request.tokens) - sequence.computed))
-            count = min(count, self._context - len(request.tokens) + 1)
-            chains.append(Chain(sequence, count, sum(piece.count for piece in pieces) - 1))
-            places.append(place)
+            pieces.append(Piece(sequence, sequence.computed, sequence.missing))
+            count = min(query.most, self._context - len(query.request.tokens) + 1)
+            chains.append(Chain(place, sequence, count, sum(piece.count for piece in pieces) - 1))
         if not chains:
-            return drafts
+            return [None] * len(queries)
         hidden = self.runner.compute(pieces, self.runner.known_tokens(pieces))
-        for place, chain, tokens in zip(
-            places, chains, draft_chains(self.runner, chains, hidden, goes_on=False), strict=True
-        ):
-            drafts[place] = tokens
-            self.side.advance(chain.sequence, len(chain.sequence.request.tokens))
-            chain.sequence.drafted = tokens[:-1]
-        return drafts
+        return self._draft(len(queries), chains, hidden, goes_on=False)
 
-    def _follow(self, request: Request, count: int, using: Collection[int]) -> SideSequence | None:
+    def _follow(self, query: Query, using: Collection[int]) -> SideSequence | None:
         """The request's sequence, up to date, with room for its drafts; None if there shall be no drafts now."""
-        if count <= 0 or len(request.tokens) > self._context:
+        request = query.request
+        if len(request.tokens) > self._context:
             return None
-        sequence = self.side.sequence(request)
-        if sequence is None:
-            sequence = self.side.begin(request)
+        sequence = self.side.sequence(request) or self.side.begin(request)
         self.side.verify(sequence)
-        missing = len(request.tokens) - sequence.computed
-        if missing > MOST_SINGLE and missing > _WORTH * (request.max_output - request.output):
+        if sequence.missing > MOST_SINGLE and sequence.missing > _WORTH * (request.max_output - request.output):
             return None
         # A token that only the served model has cannot be embedded.
         if max(request.tokens[sequence.computed :]) >= self.runner.model.vocabulary:
             return None
-        return sequence if self.side.extend(sequence, positions_of(request, count), using) else None
+        return sequence if self.side.extend(sequence, len(request.tokens) + query.most - 1, using) else None
 
     def _compute_prefixes(self, sequences: Iterable[SideSequence]) -> None:
         """Compute what is missing of prompts, as far as a step allows, first what is nearly there."""
-        behind = {
-            sequence: len(sequence.request.tokens) - 1 - sequence.computed
-            for sequence in sequences
-            if len(sequence.request.tokens) - sequence.computed > MOST_SINGLE
-        }
+        behind = sorted((one for one in sequences if one.missing > MOST_SINGLE), key=lambda one: one.missing)
         pieces, room = [], PREFIX_ROWS
-        for sequence in sorted(behind, key=behind.__getitem__):
+        for sequence in behind:
             if room > MOST_SINGLE:
-                pieces.append(Piece(sequence, sequence.computed, min(behind[sequence], room)))
+                pieces.append(Piece(sequence, sequence.computed, min(sequence.missing - 1, room)))
                 room -= pieces[-1].count
-        if not pieces:
-            return
-        pieces.sort(key=lambda piece: piece.count > MOST_SINGLE)
-        self.runner.compute(pieces, self.runner.known_tokens(pieces))
-        for piece in pieces:
-            self.side.advance(piece.sequence, piece.start + piece.count)
-
-    def drop(self, request: Request) -> None:
-        """The request needs no more drafts."""
-        self.side.drop(request)
-
-    def purge(self, keys: Collection[bytes]) -> None:
-        """Make what was kept under the model's blocks with these keys unfindable."""
-        self.side.purge(keys)
-
-    def forget(self, scope: str) -> None:
-        """Make what was kept of a scope unfindable (C5)."""
-        self.side.forget(scope)
+        if pieces:
+            self.compute_known(pieces)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.scheduling.request import Request
 from engine.scheduling.step_work import Work
 
 
@@ -21,8 +22,8 @@ class HiddenRows:
     def __init__(self, most: int) -> None:
         self._most = most
         self._held = 0
-        self._rows: OrderedDict[int, tuple[int, torch.Tensor]] = OrderedDict()
-        """arrival -> position of the first row, and the rows [positions, state size]"""
+        self._rows: OrderedDict[int, tuple[Request, int, torch.Tensor]] = OrderedDict()
+        """arrival -> the request, the position of its first row, and the rows [positions, state size]"""
 
     def __len__(self) -> int:
         return self._held
@@ -31,43 +32,37 @@ class HiddenRows:
         """The states of a step's rows, those of one work after those of another."""
         first = 0
         for work in works:
-            self._append(work.request.arrival, work.start, states[first : first + work.count])
+            if work.request.speculates:
+                self._append(work.request, work.start, states[first : first + work.count])
             first += work.count
         while self._held > self._most and len(self._rows) > 1:
-            self._forget(next(iter(self._rows)))
+            self.drop(next(iter(self._rows.values()))[0])
 
-    def _append(self, arrival: int, start: int, rows: torch.Tensor) -> None:
-        begin, before = self._rows.pop(arrival, (start, rows[:0]))
+    def _append(self, request: Request, start: int, rows: torch.Tensor) -> None:
+        _, begin, before = self._rows.pop(request.arrival, (request, start, rows[:0]))
         self._held -= len(before)
-        if not begin <= start <= begin + len(before):
-            begin, before = start, rows[:0]
-        joined = torch.cat([before[: start - begin], rows]) if start > begin else rows.clone()
-        unkept = max(0, len(joined) - self._most)
-        self._rows[arrival] = begin + unkept, joined[unkept:]
-        self._held += len(joined) - unkept
+        if begin <= start <= begin + len(before):
+            rows = torch.cat([before[: start - begin], rows])
+        else:
+            begin = start
+        unkept = max(0, len(rows) - self._most)
+        self._rows[request.arrival] = request, begin + unkept, rows[unkept:]
+        self._held += len(rows) - unkept
 
-    def take(self, arrival: int, end: int) -> tuple[int, torch.Tensor]:
-        """Take the request's states of positions before `end`: that of the first, and the rows. Those behind are of
-        drafts that were refused, and are dropped."""
-        begin, rows = self._rows.pop(arrival, (end, None))
-        if rows is None:
+    def take(self, request: Request, end: int) -> tuple[int, torch.Tensor]:
+        """Take the request's states of positions before `end`: where they begin, and the rows. Those behind are of
+        drafts that were refused."""
+        taken = self._rows.pop(request.arrival, None)
+        if taken is None:
             return end, torch.empty(0)
+        _, begin, rows = taken
         self._held -= len(rows)
         return begin, rows[: max(0, end - begin)]
 
-    def span(self, arrival: int) -> tuple[int, int]:
-        """The first position with a state, and the one behind the last."""
-        begin, rows = self._rows.get(arrival, (0, None))
-        return begin, begin + (0 if rows is None else len(rows))
+    def waiting(self) -> list[tuple[Request, int]]:
+        """The requests that have states here, and how many."""
+        return [(request, len(rows)) for request, _, rows in self._rows.values()]
 
-    def arrivals(self) -> list[int]:
-        """Which requests have states here."""
-        return list(self._rows)
-
-    def _forget(self, arrival: int) -> None:
-        self._held -= len(self._rows.pop(arrival)[1])
-
-    def drop(self, arrival: int) -> None:
+    def drop(self, request: Request) -> None:
         """The request needs no drafts any more."""
-        if arrival in self._rows:
-            self._forget(arrival)
+        self.take(request, 0)

@@ -4,8 +4,8 @@ A whole block is kept under the model's block key together with the drafter's di
 the model's block (C1), and by nobody else. Where it is missing, only drafts are. The pool, the memory and the identity
 are the drafter's own: finding a prefix, leases, holds and bills know nothing of it. It lives in memory alone.
 
-Of a sequence the first `computed` tokens count: those that the request has, with the KV that they always get. Drafts are
-written behind them, and overwritten if the request goes on otherwise.
+Of a sequence the first `computed` tokens count: those that the request has, with the KV that they always get. Drafts
+are written behind them, and overwritten if the request goes on otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import torch
 from engine.kv_cache.memory import KvMemory
 from engine.scheduling.request import Request
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
-from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool, OutOfBlocks
+from prompt_cache.kv.block_pool import OutOfBlocks
+from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
 from protocol.replicas import LayerGroup
 
 
@@ -44,13 +45,18 @@ class SideSequence:
     drafted: Sequence[int] = ()
     """Tokens whose KV lies behind the computed ones; what the request goes on with may differ."""
 
+    @property
+    def missing(self) -> int:
+        """How many of the request's tokens have no KV yet."""
+        return len(self.request.tokens) - self.computed
+
 
 class SideKv:
     """The blocks of one drafter, `blocks` of each of its layer groups, and the sequences that are in them.
 
     `digest`: the drafter's. `like`: type and device. `tail`: elements that are kept beside each block, of its last
-    token. `hole`: how many first positions never have KV. Groups with windows have all their blocks: a window is a mask,
-    and frees none.
+    token. `hole`: how many first positions never have KV. Groups with windows have all their blocks: a window is a
+    mask, and frees none.
     """
 
     def __init__(
@@ -91,11 +97,12 @@ class SideKv:
 
     def begin(self, request: Request, first: int = 0) -> SideSequence:
         """A new sequence of the request, with what is known of its prefix. `first`: where it begins if that does not
-        reach so far, as nothing can be computed before. The blocks before stay without memory."""
+        reach to the position before (where blocks have tails, or else to `first`), as nothing can be computed before.
+        The blocks before stay without memory."""
         self.drop(request)
         sequence = SideSequence(request, next(self._serials))
         known = self.find(request)
-        if known and len(known) * BLOCK_TOKENS >= first:
+        if known and len(known) * BLOCK_TOKENS >= first - (self.tails is not None):
             self.pool.share(known)
             sequence.table, sequence.published = known, len(known)
             sequence.computed = len(known) * BLOCK_TOKENS
@@ -119,6 +126,11 @@ class SideKv:
         sequence = self._sequences.pop(request.arrival, None)
         if sequence is not None:
             self.pool.free(sequence.table)
+
+    def drop_all(self) -> None:
+        """Forget all sequences."""
+        for sequence in list(self._sequences.values()):
+            self.drop(sequence.request)
 
     def extend(self, sequence: SideSequence, tokens: int, using: Collection[int] = ()) -> bool:
         """Give the sequence blocks for the request's first `tokens` tokens; False if there is no memory for them.
@@ -160,9 +172,12 @@ class SideKv:
         self.advance(sequence, end)
 
     def advance(self, sequence: SideSequence, computed: int) -> None:
-        """The request's first `computed` tokens have KV: publish the blocks that they fill."""
+        """The request's first `computed` tokens have KV: publish the blocks that they fill.
+
+        Where blocks have tails, one is full when the token behind it is computed as well.
+        """
         sequence.computed = computed
-        full, request = computed // BLOCK_TOKENS, sequence.request
+        full, request = (computed - (self.tails is not None)) // BLOCK_TOKENS, sequence.request
         if full <= sequence.published:
             return
         if request.store != "none":
@@ -174,11 +189,28 @@ class SideKv:
                 sequence.revision += sequence.table[index] != before
         sequence.published = full
 
-    # ------------------------------------------------------------ isolation
+    # ------------------------------------------------------------ tails
 
-    def purge(self, keys: Collection[bytes]) -> None:
-        """Make the side blocks of the model's blocks with these keys unfindable."""
-        self.pool.purge([self.key(key) for key in keys])
+    def keep_tails(self, sequence: SideSequence, start: int, states: torch.Tensor) -> None:
+        """Of the states of the positions from `start` on, keep those of the last tokens of blocks that are not
+        published."""
+        if self.tails is None:
+            return
+        first = max(start // BLOCK_TOKENS, sequence.published)
+        for index in range(first, (start + len(states)) // BLOCK_TOKENS):
+            self.tails[sequence.table[index][0]] = states[(index + 1) * BLOCK_TOKENS - 1 - start]
+
+    def tail(self, sequence: SideSequence, position: int) -> torch.Tensor | None:
+        """[1, tail] what was kept of the token before `position`; None where that is no published block's last."""
+        index = position // BLOCK_TOKENS - 1
+        if self.tails is None or position % BLOCK_TOKENS or not 0 <= index < sequence.published:
+            return None
+        if index * BLOCK_TOKENS < sequence.first != self.hole:
+            return None
+        number = sequence.table[index][0]
+        return None if number == ABSENT else self.tails[number : number + 1]
+
+    # ------------------------------------------------------------ isolation
 
     def forget(self, scope: str) -> None:
         """Make all side blocks of a scope unfindable (C5)."""

@@ -59,6 +59,8 @@ class Speculator:
             room -= drafted
             if drafted:
                 self._drafters[request.arrival] = drafter
+        for drafter in self.drafters:
+            drafter.catch_up()
 
     def _proposals(self, decodes: Sequence[Decode]) -> Iterator[tuple[Drafter, Request, Proposal]]:
         wanting = {work.request.arrival: Query(work.request, most) for work in decodes if (most := self._most(work))}
