@@ -22,7 +22,7 @@ from engine.scheduling.step_work import NotFinite, Prefill, Work, WorkOutcome
 from engine.speculation.speculator import Speculator
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.placement.fetch_or_recompute import Place
-from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, PromptRead, Reason, TokenLogprob, Tokens
+from protocol.requests import Began, Counts, Done, Miss, PromptLogprobs, PromptRead, Reason, Tokens
 
 Event: TypeAlias = Began | PromptLogprobs | Tokens | Done
 
@@ -181,13 +181,11 @@ class OutputProcessor:
             for child in parent.release_waiting():
                 self._scheduler.add(child)
         if request.max_output:
-            self._emit(parent, request, [*outcome.accepted, outcome.token], outcome.logprobs)
+            self._emit(parent, request, [*outcome.accepted, outcome.token], outcome)
         else:
             self.end_choice(parent, request, "abort" if parent.prompt_only else "length")
 
-    def _emit(
-        self, parent: ParentRequest, request: Request, tokens: list[int], logprobs: tuple[TokenLogprob, ...]
-    ) -> None:
+    def _emit(self, parent: ParentRequest, request: Request, tokens: list[int], outcome: WorkOutcome) -> None:
         self.totals["output"] += len(tokens)
         start = request.output - len(tokens)
         if not start and not parent.timeline.first:
@@ -197,11 +195,16 @@ class OutputProcessor:
         told = None
         if not start and not parent.told_prompt:
             parent.told_prompt, told = True, _prompt_read(parent.first)
-        self.result.events.append(Tokens(request.id, request.attempt, start, tokens, request.choice, logprobs, told))
+        self.result.events.append(
+            Tokens(request.id, request.attempt, start, tokens, request.choice, outcome.logprobs, told)
+        )
         if request.row is not None:
             try:
-                for token in tokens:
-                    request.row.accept_token(token)
+                if outcome.guide is not None:
+                    request.row.accept_run(tokens, outcome.guide)
+                else:
+                    for token in tokens:
+                        request.row.accept_token(token)
             except Exception as error:
                 logger.exception("a request's sampler failed", request_id=request.id)
                 self._failed_choices.append((parent, partial(self._fail, parent, request, error)))

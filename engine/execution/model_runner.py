@@ -21,6 +21,7 @@ import torch
 from engine.execution.attention_plan_cache import AttentionPlanCache, columns
 from engine.execution.cpu_threads import Threads
 from engine.execution.stopwatch import Stopwatch
+from engine.execution.verification import draw_runs
 from engine.kv_cache.checksums import BlockChecksums
 from engine.kv_cache.memory import KvMemory
 from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
@@ -28,8 +29,7 @@ from engine.layers.hidden_states import HiddenStates
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
 from engine.sampling.grammar_allowance import StepAllowance
-from engine.sampling.request_state import SamplingState
-from engine.sampling.sampler import logprobs_of, sample
+from engine.sampling.sampler import logprobs_of
 from engine.scheduling.step_work import Decode, DeviceFailed, NotFinite, Step, Work, WorkOutcome
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import ABSENT, Block
@@ -224,7 +224,7 @@ class ModelRunner:
         """Enter what the work's grammar took, and whether it has put its token off."""
         row = work.request.row
         if work.samples and outcome.error is None and row is not None and row.guide is not None:
-            outcome.grammar_s = self._grammar.count(row)
+            outcome.grammar_s = self._grammar.count(row, outcome.guide or row.guide)
             if row.put_off:
                 outcome.token, outcome.logprobs, outcome.put_off = None, (), True
 
@@ -273,35 +273,31 @@ class ModelRunner:
 
     def _draw(self, works: Sequence[Work], logits: torch.Tensor) -> list[WorkOutcome]:
         """What these works sample, by the first rows of fp32 logits: one for each, and for each draft one more."""
-        states = [state for work in works for state in _states(work)]
-        tokens = sample(logits, states, self._grammar)
-        wanted = [work.request.sampling.logprobs for work in works for _ in range(1 + len(work.drafts))]
-        told = {at: count for at, count in enumerate(wanted) if count is not None}
+        runs = draw_runs(works, logits, self._grammar)
+        told = [
+            (row, token, count)
+            for run in runs
+            if (count := run.work.request.sampling.logprobs) is not None
+            for row, token in zip(run.rows, run.tokens, strict=True)
+        ]
         logprobs: dict[int, TokenLogprob] = {}
         if told:
-            found = logprobs_of(logits[list(told)], [tokens[at] for at in told], list(told.values()))
-            logprobs = dict(zip(told, found, strict=True))
-        outcomes, first = [], 0
-        shown: list[tuple[Work, int]] = []
-        for work in works:
-            drafts = work.drafts
-            # Behind a draft that is not what was drawn, nothing was drawn for this request.
-            accepted = next((at for at, draft in enumerate(drafts) if draft != tokens[first + at]), len(drafts))
-            run = range(first, first + accepted + 1)
-            told_run = tuple(logprobs[at] for at in run) if first in logprobs else ()
-            outcomes.append(WorkOutcome(tokens[run[-1]], None, told_run, drafts[:accepted]))
-            shown += [(work, at) for at in run]
-            first += 1 + len(drafts)
+            rows, tokens, counts = map(list, zip(*told, strict=True))
+            logprobs = dict(zip(rows, logprobs_of(logits[rows], tokens, counts), strict=True))
         if self.on_logits is not None:
-            rows = [at for _, at in shown]
+            shown = [(run.work, row) for run in runs for row in run.rows]
+            rows = [row for _, row in shown]
             self.on_logits([work for work, _ in shown], logits[rows, : self.model.config.vocabulary])
-        return outcomes
-
-
-def _states(work: Work) -> list[SamplingState]:
-    """The sampler's state of each row that a work draws."""
-    state, drafts = work.request.row, work.drafts
-    return [] if state is None else [state.after(drafts[:ahead]) for ahead in range(1 + len(drafts))]
+        return [
+            WorkOutcome(
+                run.tokens[-1],
+                None,
+                tuple(logprobs[row] for row in run.rows if row in logprobs),
+                run.tokens[:-1],
+                guide=run.guide,
+            )
+            for run in runs
+        ]
 
 
 class BlockCopies:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,8 @@ class Guide(Protocol):
     """The state of one output in its grammar.
 
     `ended`: the output is complete, and nothing can follow. `failure`: why the grammar was given up, else None.
-    `cpu_s`: seconds of CPU time so far. `idle`: any token may be drawn next, and none is replaced.
+    `cpu_s`: seconds of CPU time so far. `idle`: any token may be drawn next, and none is replaced. `choosing`: a choice
+    has begun for which there was no time left.
     """
 
     @property
@@ -31,6 +32,9 @@ class Guide(Protocol):
 
     @property
     def idle(self) -> bool: ...
+
+    @property
+    def choosing(self) -> bool: ...
 
     def fill_mask(self, row: torch.Tensor) -> None:
         """Write the mask of allowed next tokens, a bit each, into an int32 row on the host."""
@@ -46,6 +50,18 @@ class Guide(Protocol):
 
     def accept_token(self, token: int) -> None:
         """Advance by a token of the output."""
+        ...
+
+    def fork(self) -> Self:
+        """A copy that goes its own way; not while it is `choosing`."""
+        ...
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, may follow each other here; a guess that changes nothing."""
+        ...
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        """Tokens that are likely all that may follow here, `most` of them; a guess that changes nothing."""
         ...
 
 

@@ -119,11 +119,16 @@ class LlguidanceGrammars:
                 total -= _size(oldest)
 
     def _compile(self, prepared: str, ending: tuple[list[int] | None] | None, size: int) -> LlguidanceGrammar:
-        _, closer = self.compiler.vocabulary_of_model()
+        tokenizer, closer = self.compiler.vocabulary_of_model()
         matcher = self.compiler.matcher(prepared)
         end = run(closer.search(LlguidancePosition(matcher), MOST_TOKENS)) if ending is None else ending[0]
         words = -(-self.compiler.vocabulary // 32)
-        return LlguidanceGrammar(matcher, SharedGrammarState(closer, self.compiler.ends, end, words), size)
+
+        def tokenize(text: bytes) -> Sequence[int]:
+            tokens: Sequence[int] = tokenizer.tokenize_partial(text)[0]
+            return tokens
+
+        return LlguidanceGrammar(matcher, SharedGrammarState(closer, self.compiler.ends, end, words, tokenize), size)
 
 
 def _is_exhausted(known: LlguidanceGrammar | InvalidGrammar) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING
+from copy import copy
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import llguidance
 import numpy as np
@@ -26,6 +27,8 @@ _MASK_S = 0.1
 """Seconds of CPU time of one mask or one accepted token after which the grammar is given up."""
 FIRST_S, TOKEN_S = 0.2, 0.0015
 """Seconds of CPU time for an output's masks: at first, and more with each token. An ordinary mask takes 0.1 ms."""
+_GUESS_S = 0.005
+"""Seconds of CPU time of one guess about drafts after which the output gets no more of them. A guess takes 0.01 ms."""
 _SEARCH_FIRST, _SEARCH_TOKEN = 2000, 40
 """Positions that an output's closing searches may visit: at first, and more with each token. One takes 0.05 ms."""
 _REFRESH, _VAIN = 16, 3
@@ -33,6 +36,8 @@ _REFRESH, _VAIN = 16, 3
 time, since a search that finds nothing takes longest."""
 _NEAR_LEAST, _NEAR_MARGIN = 32, 16
 _NEAR_MOST = 2 * MOST_TOKENS + _NEAR_MARGIN
+
+Guess = TypeVar("Guess")
 
 
 class LlguidancePosition:
@@ -76,10 +81,18 @@ class SharedGrammarState:
     tokens so far, from which the memory of the states is estimated.
     """
 
-    def __init__(self, closer: ClosingSearch, ends: Sequence[int], ending: list[int] | None, words: int) -> None:
+    def __init__(
+        self,
+        closer: ClosingSearch,
+        ends: Sequence[int],
+        ending: list[int] | None,
+        words: int,
+        tokenize: Callable[[bytes], Sequence[int]] = lambda _: (),
+    ) -> None:
         """`ends`: end tokens. `ending`: tokens that complete an empty output, None if none are known. `words`: length
-        of a mask row in 32-bit words."""
+        of a mask row in 32-bit words. `tokenize`: the tokens of a text that more may follow."""
         self.closer = closer
+        self.tokenize = tokenize
         self.ends = ends
         self.ending = ending
         self.words = words
@@ -107,6 +120,7 @@ class LlguidanceGuide:
         self._look_at = _REFRESH
         self._in_vain = 0
         self._hopeless = False
+        self._guesses = True
         self.cpu_s = 0.0
         self._spent = 0.0
         self._places_seen = 0
@@ -205,6 +219,35 @@ class LlguidanceGuide:
             return
         self.ended = self._matcher.is_stopped()
         self._plan = self._plan[1:] if self._plan and self._plan[0] == token else None
+
+    @property
+    def choosing(self) -> bool:
+        return self._choosing is not None
+
+    def fork(self) -> Self:
+        forked = copy(self)
+        forked._matcher = self._matcher.deep_copy()
+        return forked
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        return self._guess(lambda matcher: matcher.validate_tokens(list(tokens)), 0)
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        return self._guess(self._forced, ())[:most]
+
+    def _forced(self, matcher: llguidance.LLMatcher) -> Sequence[int]:
+        """The tokens of the text that must follow. Where it could be cut into others, only its text is certain."""
+        return self._shared.tokenize(matcher.compute_ff_bytes()) or matcher.compute_ff_tokens()
+
+    def _guess(self, ask: Callable[[llguidance.LLMatcher], Guess], otherwise: Guess) -> Guess:
+        """What the library says, unless it has nothing to say or took long once. Not counted: with or without guesses a
+        grammar is given up after the same time."""
+        if not (self._guesses and self._alive()) or self.ended or self._matcher.is_error():
+            return otherwise
+        began = time.thread_time()
+        answer = ask(self._matcher.deep_copy())
+        self._guesses = time.thread_time() - began < _GUESS_S
+        return answer
 
     def _measure_distance(self, place: LlguidancePosition) -> Search:
         """Measure the distance to the end, and set when to measure again."""

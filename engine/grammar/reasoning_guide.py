@@ -7,8 +7,10 @@ nor on when the request was preempted (E1).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from copy import copy
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Self
 
 from engine.grammar.guide import GrammarGuide
 from protocol.requests import Reasoning
@@ -59,6 +61,38 @@ class ReasoningGuide:
         """Whether any token may follow: without a grammar, until the budget has something to say."""
         spent = self._spent and (self._inside or self._opens() is not None)
         return self._answer is None and not self._forced and not spent
+
+    @property
+    def choosing(self) -> bool:
+        """Whether a choice of the answer's grammar is unfinished."""
+        return self._answer is not None and self._answer.choosing
+
+    def fork(self) -> Self:
+        """A copy that goes its own way."""
+        forked = copy(self)
+        forked._forced, forked._recent = self._forced.copy(), self._recent.copy()
+        forked._answer = None if self._answer is None else self._answer.fork()
+        return forked
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may follow each other: within a section of reasoning all up to its end, in an answer
+        those that its grammar allows."""
+        forced = [*self._forced] or ([*self._reasoning.end] if self._next_forced() is not None else [])
+        if forced:
+            agreeing = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, forced, strict=False))
+            return sum(1 for _ in agreeing)
+        if self._inside or self._answer is None:
+            end = self._reasoning.end[0] if self._inside else None
+            return next((at + 1 for at, token in enumerate(tokens) if token == end), len(tokens))
+        return self._answer.count_valid(tokens)
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        """What must follow: a marker, or what the answer's grammar forces."""
+        if self._forced:
+            return list(islice(self._forced, most))
+        if self._next_forced() is not None:
+            return self._reasoning.end[:most]
+        return () if self._inside or self._answer is None else self._answer.forced_tokens(most)
 
     def fill_mask(self, row: torch.Tensor) -> None:
         """Allow what may follow here."""

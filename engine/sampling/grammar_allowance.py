@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from engine.grammar.guide import Guide
 from engine.sampling.request_state import SamplingState
 
 MASKS_S, SEARCHES_S = 0.02, 0.01
@@ -44,10 +45,25 @@ class StepAllowance:
         first, self._first = self._first, False
         return first or time.thread_time() < self._until
 
-    def count(self, row: SamplingState) -> float:
-        """Count the seconds that the row's grammar took since the last call for its flow, and return them."""
-        if row.guide is None:
-            return 0.0
-        took, row.grammar_s = row.guide.cpu_s - row.grammar_s, row.guide.cpu_s
+    def count(self, row: SamplingState, guide: Guide) -> float:
+        """Count the seconds that the row's grammar took since the last call for its flow, and return them. `guide`: the
+        row's, or the copy of it that went on."""
+        took, row.grammar_s = guide.cpu_s - row.grammar_s, guide.cpu_s
         self._used[row.flow] = self._used.get(row.flow, 0.0) + took
         return took
+
+
+class DraftAllowance(StepAllowance):
+    """What the rows of drafts may take in the current step, in whatever order they come. A row for which there is no
+    time ends its request's run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._until = time.thread_time() + MASKS_S
+
+    def begin(self, rows: Sequence[SamplingState]) -> list[int]:
+        """The indices of the rows with a grammar."""
+        return [index for index, row in enumerate(rows) if row.guide is not None]
+
+    def grant(self, seconds: float) -> None:
+        """All were granted their time at once."""

@@ -126,12 +126,30 @@ class SamplingState:
         if self.changes_logits or self.guide is not None:
             self.changes_logits = self._changes_logits()
 
-    def after(self, drafts: Sequence[int]) -> SamplingState:
-        """The state if these tokens were sampled next, for the row behind them. Only without a grammar."""
+    def accept_run(self, tokens: Sequence[int], guide: Guide) -> None:
+        """These tokens were sampled, and a copy of its guide has accepted them: advance."""
+        self.position += len(tokens)
+        self.drawn += len(tokens)
+        self.guide = guide
+        if self.counts is not None:
+            for token in tokens:
+                self.counts.add(token)
+        self.changes_logits = self._changes_logits()
+
+    @property
+    def draftable(self) -> bool:
+        """Whether drafts can be verified now: not while its grammar is to finish a choice."""
+        return self.guide is None or not (self.guide.choosing or self.guide.ended)
+
+    def after(self, drafts: Sequence[int], guide: Guide | None = None) -> SamplingState:
+        """The state if these tokens were sampled next, for the row behind them, to be read only. `guide`: a copy of its
+        guide that has accepted them."""
         if not drafts:
             return self
-        assert self.guide is None, "a grammar knows only what was sampled"
+        assert (self.guide is None) == (guide is None), "a grammar goes from token to token"
         later = copy(self)
+        later.guide = guide
+        later.put_off = False
         later.position += len(drafts)
         later.drawn += len(drafts)
         later.counts = None if self.counts is None else self.counts.after(drafts)

@@ -74,14 +74,16 @@ class DecodeBatch:
         """Let the next step verify these tokens behind the request's last one, as many of them as there is room for.
 
         Returns how many. All rows have room in its blocks, and what they sample has credit and stays within its limit.
-        None behind a token that ends the output, and none under a grammar, which knows only what was sampled, or if the
-        request does not decode now.
+        None from a token that ends the output on, or from one that its grammar forbids; none if the request does not
+        decode now.
         """
         if request.slot < 0:
             return 0
         work = self.decodes[request.slot]
         stops = request.sampling.stop_tokens
         fitting = tuple(takewhile(lambda token: token not in stops, tokens[: self.draft_room(request)]))
+        if fitting and request.row is not None and request.row.guide is not None:
+            fitting = fitting[: request.row.guide.count_valid(fitting)]
         if fitting or work.drafts:
             self.drafted += len(fitting) - len(work.drafts)
             work.draft(fitting)
@@ -89,7 +91,7 @@ class DecodeBatch:
 
     def draft_room(self, request: Request) -> int:
         """How many drafts the next step may verify for a request that decodes."""
-        if request.row is not None and request.row.guide is not None:
+        if request.row is not None and not request.row.draftable:
             return 0
         room = min(
             len(request.table) * BLOCK_TOKENS - len(request.tokens),

@@ -12,6 +12,7 @@ from prompt_cache.kv.grouped_pool import Block
 from protocol.requests import TokenLogprob
 
 if TYPE_CHECKING:
+    from engine.grammar.guide import Guide
     from engine.scheduling.restoring import Restore
 
 
@@ -136,7 +137,7 @@ class WorkOutcome:
     `accepted` are its drafts that were sampled, `token` the one behind them; None if it does not sample. `logprobs`: of
     each of these, if they are asked for. `scored` are log probabilities of prompt tokens, from the work's second token
     on. `put_off`: the work's last token is to be computed again in a later step. `grammar_s`: CPU seconds that the
-    request's grammar took.
+    request's grammar took. `guide`: a copy of the request's that has accepted these tokens, where drafts were accepted.
     """
 
     token: int | None = None
@@ -146,3 +147,4 @@ class WorkOutcome:
     scored: tuple[TokenLogprob, ...] = ()
     put_off: bool = False
     grammar_s: float = 0.0
+    guide: Guide | None = None

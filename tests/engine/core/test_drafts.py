@@ -19,7 +19,7 @@ from tests.engine.conftest import VOCABULARY, Bench, Families, Run, make_bench, 
 from tests.engine.modes import MODES, assert_same, bench_of, request
 from tests.fast import examples
 
-UNGUIDED = sorted(mode for mode, fields in MODES.items() if not {"grammar", "reasoning"} & fields.keys())
+ALL_MODES = sorted(MODES)
 LENGTHS = [1, 56, 62, 63, 64, 65, 129]
 
 
@@ -58,11 +58,11 @@ def next_tokens(running: Request, expected: Run) -> list[int]:
 @settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_verified_drafts_give_what_plain_decoding_gives(tiny_model: Path, tokenizer: Path, data: st.DataObject):
-    length, mode = data.draw(st.sampled_from(LENGTHS), "length"), data.draw(st.sampled_from(UNGUIDED), "mode")
+    length, mode = data.draw(st.sampled_from(LENGTHS), "length"), data.draw(st.sampled_from(ALL_MODES), "mode")
     expected, expected_kv = plain(tiny_model, tokenizer, length, mode)
     bench = bench_of(tiny_model, tokenizer)
     run, kv = bench.add(request("x", length, mode)), Snapshots(bench)
-    bench.add(request("beside", 70, data.draw(st.sampled_from(UNGUIDED), "beside")))
+    bench.add(request("beside", 70, data.draw(st.sampled_from(ALL_MODES), "beside")))
     while bench.engine.busy:
         for work in list(bench.engine.scheduler.batch.decodes):
             if work.request.id == "x":
