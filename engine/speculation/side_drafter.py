@@ -60,7 +60,10 @@ class SideDrafter(Drafter):
 
     def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
         proposals = self._attempt(lambda: self._propose(queries))
-        return [None] * len(queries) if proposals is None else proposals
+        if proposals is None:
+            return [None] * len(queries)
+        self._failures = 0
+        return proposals
 
     def catch_up(self) -> None:
         self._attempt(self._catch_up)
@@ -77,7 +80,6 @@ class SideDrafter(Drafter):
             logger.exception("nothing could be drafted", drafter=self.name, off=not self.works_still)
             self.side.drop_all()  # what it was computing may be half written
             return None
-        self._failures = 0
         return result
 
     def _catch_up(self) -> None:

@@ -69,6 +69,8 @@ class SideRunner:
     def __init__(self, model: DraftingModel, side: SideKv) -> None:
         self.model = model
         self.side = side
+        self.rows = 0
+        """How many it has computed."""
         self.device = model.like.device
         self._fused = self.device.type == "cpu" and model.like.dtype == torch.float32
         self.threads = Threads.guessed(model.tiling.elements)
@@ -85,6 +87,7 @@ class SideRunner:
         plans = self._planned(pieces)
         if self.device.type == "cpu":
             self.threads.use(len(positions))
+        self.rows += len(positions)
         there = torch.from_numpy(positions).to(self.device)
         return self.model.compute(tokens, there, features, plans, self.side.memories)
 

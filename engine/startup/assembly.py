@@ -25,6 +25,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
+from engine.startup.draft_checkpoint import ServedParts
 from engine.startup.drafters import make_drafters
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
@@ -149,7 +150,11 @@ def assemble(
             else (),
             quarantine=Quarantine(options.data / "quarantine"),
             publishes=is_invariant,
-            drafters=make_drafters(options.speculation),
+            drafters=make_drafters(
+                options.speculation,
+                options.draft_model,
+                ServedParts(options.model, config, runner, context, options.token_budget, digest),
+            ),
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
