@@ -82,7 +82,7 @@ def load_drafter(folder: Path, served: ServedParts, free: int | None = None) -> 
 def _draft_model(folder: Path, served: ServedParts, free: int) -> DraftModel:
     config = read_config(folder)
     check_tokens(folder, config.vocabulary, served.folder, served.config.vocabulary)
-    check_weights(folder, config, served.like, free)
+    free = memory_beside(folder, config, served.like, free)
     tiling = best_tiling(served.like)
     context = min(config.context_tokens, served.context)
     model = load_model(folder, config, served.like.new_empty(0), tiling, context)
@@ -100,7 +100,7 @@ def _eagle3(folder: Path, served: ServedParts, free: int) -> HeadDrafter:
         )
     if (folder / _TOKENIZER).is_file():
         check_tokens(folder, config.vocabulary, served.folder, served.config.vocabulary)
-    check_weights(folder, config, served.like, free)
+    free = memory_beside(folder, config, served.like, free)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         head = Eagle3Head(_loader(checkpoint, config, served), served.config, served.runner.model.embedding)
     return _attached(Eagle3Drafter, head, _digest(folder, served), served, free)
@@ -145,18 +145,18 @@ def side_kv(
     block = sum(group.block_bytes for group in groups) + tail * served.like.itemsize
     least = -(-served.context // BLOCK_TOKENS) + 1
     most = max(memory.data.shape[0] for memory in served.runner.memories)
-    blocks = max(least, min(most, served.kv_bytes // _KV_SHARE // block))
-    if blocks * block > free:
+    blocks = min(max(least, min(most, served.kv_bytes // _KV_SHARE // block)), free // block)
+    if blocks < least:
         raise StartError(
-            f"draft_model: KV of {blocks} blocks of {block} bytes is needed for drafts, and {free} bytes of memory are"
-            f" free: a context of {max(0, free // block - 1) * BLOCK_TOKENS} tokens fits"
+            f"draft_model: KV of {least} blocks of {block} bytes is needed for drafts, and {free} bytes of memory are"
+            f" free beside the weights: a context of {max(0, blocks - 1) * BLOCK_TOKENS} tokens fits"
         )
     logger.info("memory for KV of drafts", blocks=blocks, tokens=blocks * BLOCK_TOKENS, bytes=blocks * block)
     return SideKv(digest, groups, blocks, served.like, tail=tail, hole=hole)
 
 
-def check_weights(folder: Path, config: ModelConfig, like: torch.Tensor, free: int) -> None:
-    """Raise StartError if the folder's weights are larger than what is free."""
+def memory_beside(folder: Path, config: ModelConfig, like: torch.Tensor, free: int) -> int:
+    """Bytes that are left of `free` beside the folder's weights. Raises StartError if these are larger."""
     quantization = config.fields.inner("quantization_config")
     with Checkpoint(folder, quantization, config.prefix) as checkpoint:
         check_sizes(config, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
@@ -166,6 +166,7 @@ def check_weights(folder: Path, config: ModelConfig, like: torch.Tensor, free: i
             f"draft_model: {folder}: its weights take {needed} bytes, and {max(0, free)} bytes of memory are free: a"
             f" draft model of up to {max(0, free) // like.itemsize} parameters fits"
         )
+    return free - needed
 
 
 # ---------------------------------------------------------------- tokens
