@@ -18,7 +18,7 @@ Weights = Literal["auto", "decoded", "packed"]
 `auto` decodes them if they then fit well into memory.
 """
 
-TEXT_DRAFTERS = ("ngram",)
+TEXT_DRAFTERS = ("grammar", "ngram", "suffix")
 """The drafters that need no weights, the preferred first."""
 DRAFT_MODEL = "draft-model"
 """The drafter of the setting `draft_model`: a model or a head."""

@@ -187,6 +187,10 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     """The client's label for this request, which budgets may be set for."""
     choices: int = 1
     """How many outputs are generated for the one prompt."""
+    speculation: bool = True
+    """Whether replicas may verify drafts for it; the output is the same."""
+    prediction: str = ""
+    """What the client expects the output to be."""
     logprobs: int | None = None
     """Return the log probability of each output token, and of so many likeliest tokens in its place."""
     cache: CacheDirectives = CacheDirectives()

@@ -22,6 +22,7 @@ PROMPT_VERSION = 9
 """From this protocol version on, a replica tells with the first token what became of the prompt (`Tokens.prompt`)."""
 
 MOST_CHOICES = 128
+MOST_PREDICTION_TOKENS = 32_768
 MOST_MARKER_TOKENS = 64
 
 Lane = Literal["interactive", "standard", "batch"]
@@ -189,6 +190,11 @@ class Generate(Message, frozen=True, tag="Generate"):
     deadline is after this. None from gateways that do not say it: their clock is taken to be the replica's."""
     reasoning: Reasoning | None = None
     """How the output reasons before it answers, where the replica is to know: for a budget, or beside a grammar."""
+    speculation: Literal["auto", "off"] = "auto"
+    """`off`: no drafts are verified for it. The output is the same, so that replicas which do not know it may run it;
+    so too with `prediction`."""
+    prediction: tuple[int, ...] = ()
+    """What the client expects the output to be, at most MOST_PREDICTION_TOKENS tokens: drafts come from it."""
 
     def received(self, now: float) -> Generate:
         """The same request with a deadline by the clock of the replica, which received it at `now`."""

@@ -30,6 +30,7 @@ from engine.scheduling.step_work import DeviceFailed, Prefill, Step
 from engine.scheduling.tier import Tier, look_in
 from engine.speculation.drafter import Drafter
 from engine.speculation.speculator import Speculator
+from engine.speculation.verify_costs import VerifyCosts
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
@@ -65,7 +66,7 @@ class Engine:
     `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `tiers`
     those behind it, the nearest first. What is None is made with defaults: an empty quarantine in memory, no
     grammars. `publishes`: whether others may find a request's blocks (C2). `drafters`: who guesses
-    tokens, the preferred first.
+    tokens, the preferred first, where steps cost `verify_costs`; `speculation_off`: why nobody does.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class Engine:
         grammars: Grammars | None = None,
         publishes: bool = True,
         drafters: Sequence[Drafter] = (),
+        verify_costs: VerifyCosts | None = None,
+        speculation_off: str | None = None,
     ) -> None:
         self.executor = executor
         self.copies = executor.copies
@@ -116,7 +119,15 @@ class Engine:
         self._retentions: dict[str, float] = {}  # their seconds, as gateways that know their keys said last
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = TimeoutWatch(self._requests, limits.queue_timeouts)
-        self.speculator = Speculator(drafters, self.scheduler.batch, limits.budget)
+        self.speculator = Speculator(
+            drafters,
+            self.scheduler.batch,
+            budget=limits.budget,
+            vocabulary=executor.vocabulary,
+            costs=self.costs,
+            verify_costs=verify_costs,
+            off=speculation_off,
+        )
         self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine, self.speculator)
 
     # ------------------------------------------------------------ requests
@@ -235,6 +246,7 @@ class Engine:
         self._introduced[owner] = scope
         if scope.data_key:
             self._shorten(owner, scope.retention)
+            self.speculator.retain(owner, scope.retention)
         self.scheduler.tiers.dram.introduce(replace(ScopeAccess.of(scope), scope=owner))
         if scope.limits or (before is not None and before.limits):
             self._share(owner, scope)
@@ -249,7 +261,6 @@ class Engine:
                 del self._retentions[next(iter(self._retentions))]
         elif retention < before:
             self.scheduler.forget(owner, device=False)
-            self.speculator.forget(owner)
         self._retentions[owner] = retention
 
     def _share(self, owner: str, scope: Scope) -> None:
@@ -312,7 +323,7 @@ class Engine:
         step = self.scheduler.schedule(self._clock())
         for request in step.began:
             self.outputs.begin(request)
-        self.speculator.draft(step)
+        self.speculator.draft(step, self.scheduler.token_target)
         self.copies.begin(step)
         # Without work there is nothing else to do than to wait for copies.
         done = self._take_copied(wait=not step.work)

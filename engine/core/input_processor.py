@@ -22,7 +22,14 @@ from engine.scheduling.request import Request
 from engine.scheduling.token_sequence import TokenSequence
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, block_key, chain
 from protocol.replicas import Scope, owner_of
-from protocol.requests import MOST_CHOICES, MOST_MARKER_TOKENS, Generate, Reasoning, Refusal
+from protocol.requests import (
+    MOST_CHOICES,
+    MOST_MARKER_TOKENS,
+    MOST_PREDICTION_TOKENS,
+    Generate,
+    Reasoning,
+    Refusal,
+)
 
 Segments: TypeAlias = tuple[tuple[int, bytes, str], ...]
 
@@ -83,7 +90,11 @@ class InputProcessor:
         if not generate.tokens:
             raise Rejected("tokens: the prompt is empty")
         vocabulary = self._vocabulary
-        for name, tokens in (("tokens", generate.tokens), ("emitted", generate.emitted)):
+        for name, tokens in (
+            ("tokens", generate.tokens),
+            ("emitted", generate.emitted),
+            ("prediction", generate.prediction),
+        ):
             if not _are_within(tokens, vocabulary):
                 invalid = next(token for token in tokens if not 0 <= token < vocabulary)
                 raise Rejected(f"{name}: token id {invalid} is outside the vocabulary of {vocabulary}")
@@ -166,6 +177,8 @@ class InputProcessor:
             # The other choices read what the first has computed for them.
             read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
             store="hbm" if private else generate.store,
+            speculates=generate.speculation != "off",
+            prediction=generate.prediction,
             retain=tuple((retain.tokens, retain.until) for retain in generate.retain[:_MOST_RETAINS]),
             arrived_at=self._clock(),
             choice=choice,
@@ -230,5 +243,7 @@ def _check_limits(generate: Generate) -> None:
         raise Rejected(f"weight: {generate.weight} is not at least 1")
     if generate.deadline is not None and not math.isfinite(generate.deadline):
         raise Rejected(f"deadline: {generate.deadline} is no time")
+    if len(generate.prediction) > MOST_PREDICTION_TOKENS:
+        raise Rejected(f"prediction: {len(generate.prediction)} tokens are more than {MOST_PREDICTION_TOKENS}")
     if generate.credit < 0:
         raise Rejected(f"credit: {generate.credit} is negative")

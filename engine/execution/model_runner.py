@@ -62,7 +62,6 @@ class ModelRunner:
     """
 
     clears = True
-    most_drafts = BLOCK_TOKENS
     gives_states = True
 
     def __init__(
@@ -78,6 +77,7 @@ class ModelRunner:
         self.dram = tuple(dram)
         self.checksums = tuple(BlockChecksums(memory, device) for memory in dram)
         self.device = device
+        self.most_drafts = BLOCK_TOKENS if device.type == "cpu" else 0
         self.tiling = tiling
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.prefill_tile = PREFILL_TILE

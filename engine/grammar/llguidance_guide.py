@@ -233,7 +233,8 @@ class LlguidanceGuide:
         return self._guess(lambda matcher: matcher.validate_tokens(list(tokens)), 0)
 
     def forced_tokens(self, most: int) -> Sequence[int]:
-        return self._guess(self._forced, ())[:most]
+        nothing: Sequence[int] = ()
+        return self._guess(self._forced, nothing)[:most]
 
     def _forced(self, matcher: llguidance.LLMatcher) -> Sequence[int]:
         """The tokens of the text that must follow. Where it could be cut into others, only its text is certain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,8 @@ class Request:
     store: StorePolicy = "all"
     speculates: bool = True
     """Whether drafts may be verified for it."""
+    prediction: Sequence[int] = ()
+    """What the client expects the output to be."""
     arrived_at: float = 0.0
     row: SamplingState | None = None
     """The sampler's state; None where nothing is sampled."""

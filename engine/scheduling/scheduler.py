@@ -19,6 +19,7 @@ is looked at again only after a request came, ended or gave blocks back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from engine.scheduling.block_needs import BlockNeeds
@@ -254,18 +255,19 @@ class Scheduler:
         decodes = len(self.batch) + self.batch.drafted
         left = self.budget - decodes
         if decodes:
-            left = int(min(left, max(BLOCK_TOKENS, self.costs.prefill_within(self._target(), decodes))))
+            left = int(min(left, max(BLOCK_TOKENS, self.costs.prefill_within(self.token_target, decodes))))
         return left
 
     def _copies(self) -> int:
         """How many restored blocks may set out in this step."""
         if not len(self.batch):
             return max(1, int(_ALONE_US / max(self.costs.rates.copied, 1.0)))
-        return max(1, int(self._target() * _COPIES_SHARE / max(self.costs.rates.copied, 1.0)))
+        return max(1, int(self.token_target * _COPIES_SHARE / max(self.costs.rates.copied, 1.0)))
 
-    def _target(self) -> float:
-        """The least time between two tokens that a decoding lane is to have, in µs."""
-        return min(self.targets[lane] for lane, rows in self.batch.lanes.items() if rows)
+    @property
+    def token_target(self) -> float:
+        """The least time between two tokens that a decoding lane is to have, in µs; infinite if nothing decodes."""
+        return min((self.targets[lane] for lane, rows in self.batch.lanes.items() if rows), default=math.inf)
 
     # ------------------------------------------------------------ blocks that came, or must go
 

@@ -64,5 +64,9 @@ class Drafter:
     def end(self, request: Request) -> None:
         """The request, which was begun, has left the engine; its tokens can still be read."""
 
+    def retain(self, scope: str, seconds: float) -> None:
+        """What is remembered of this scope's requests beyond their end may be for so long, from when they ended; 0: for
+        no time."""
+
     def forget(self, scope: str) -> None:
         """Drop all that was remembered of this scope's requests beyond those that run."""

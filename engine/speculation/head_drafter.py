@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+import structlog
 import torch
 
 from engine.execution.model_runner import ModelRunner
@@ -26,6 +27,8 @@ from engine.speculation.side_drafter import Chain, SideDrafter
 from engine.speculation.side_kv import SideKv, SideSequence
 from engine.speculation.side_runner import MOST_SINGLE, DraftingModel, Piece, SideRunner
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
+
+logger = structlog.get_logger("engine.speculation.head_drafter")
 
 
 class DraftingHead(DraftingModel, Protocol):
@@ -60,8 +63,11 @@ class HeadDrafter(SideDrafter):
         runner.state_layers, runner.on_states = self.head.state_layers, self._enter
 
     def _enter(self, works: Sequence[Work], states: torch.Tensor) -> None:
-        if self.works_still:
+        try:
             self._rows.enter(works, states)
+        except RuntimeError:  # such as want of memory: the step goes on, and the head begins anew
+            logger.exception("hidden states were lost for drafts", drafter=self.name)
+            self._rows.clear()
 
     def _propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
         using = {query.request.arrival for query in queries}
@@ -85,13 +91,14 @@ class HeadDrafter(SideDrafter):
                 chains.append(Chain(places[sequence.serial], sequence, count, row))
         return self._draft(len(queries), chains, hidden, goes_on=True)
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Compute prompts whose hidden states wait, and requests that have not drafted for long."""
         waiting = [request for request, rows in self._rows.waiting() if rows > BLOCK_TOKENS]
         using = {request.arrival for request in waiting}
-        updates = [self._update(request, 0, using) for request in waiting]
-        if known := [update for update in updates if update is not None]:
-            self._compute(known)
+        with torch.inference_mode():
+            updates = [self._update(request, 0, using) for request in waiting]
+            if known := [update for update in updates if update is not None]:
+                self._compute(known)
 
     def _update(self, request: Request, tokens: int, using: Collection[int]) -> Update | None:
         """What can be computed of a request now, whose sequence gets memory for it, or for its first `tokens` tokens if

@@ -63,6 +63,11 @@ class HiddenRows:
         """The requests that have states here, and how many."""
         return [(request, len(rows)) for request, _, rows in self._rows.values()]
 
+    def clear(self) -> None:
+        """Drop all rows."""
+        self._rows.clear()
+        self._held = 0
+
     def drop(self, request: Request) -> None:
         """The request needs no drafts any more."""
         self.take(request, 0)

@@ -22,6 +22,10 @@ LONGEST_MATCH = 16
 _SEARCHED_TOKENS = 1 << 20
 """Tokens that are searched before a step, of all requests together: about 1 ms. Others wait for the next step."""
 _SPARE = 256
+_SEAM = 0xFFFFFFFF
+"""Stands between a prediction and the prompt; no token has this id."""
+_AS_PREDICTED = 6
+"""The match that the beginning of a prediction counts as: a client that sends one expects it."""
 
 
 def chance_of(match: int) -> float:
@@ -32,14 +36,18 @@ def chance_of(match: int) -> float:
 class RequestText:
     """The tokens of one request so far, in an array that grows with its output."""
 
-    __slots__ = ("_tokens", "place", "size")
+    __slots__ = ("_predicted", "_tokens", "place", "size")
 
     def __init__(self, request: Request) -> None:
-        self.size = 0
-        self._tokens: NDArray[np.uint32] = np.empty(0, np.uint32)
+        predicted = [*request.prediction, _SEAM] if request.prediction else []
+        self._tokens: NDArray[np.uint32] = np.array(predicted, np.uint32)
+        self._predicted = self.size = len(predicted)
         self.place: int | None = None
         """Where the text goes on as it did before, as far as is known: the index of the expected token."""
+        output = request.output
         self.follow(request)
+        if predicted and output <= 1 and (not output or self.tokens[-1] == predicted[0]):
+            self.place = output  # nothing stands before what is predicted: it is the output from its first token on
 
     @property
     def tokens(self) -> NDArray[np.uint32]:
@@ -48,7 +56,7 @@ class RequestText:
 
     def follow(self, request: Request) -> None:
         """Append what was emitted since; `place` moves on with it while it was what was expected."""
-        fresh = np.frombuffer(request.tokens[self.size :], np.uint32)
+        fresh = np.frombuffer(request.tokens[self.size - self._predicted :], np.uint32)
         end = self.size + len(fresh)
         if end > len(self._tokens):
             grown = np.empty(end + end // 4 + _SPARE, np.uint32)
@@ -58,7 +66,19 @@ class RequestText:
         if self.place is not None:
             expected = self._tokens[self.place : self.place + len(fresh)]
             self.place = self.place + len(fresh) if np.array_equal(expected, fresh) else None
+            if self.place is not None and self._tokens[self.place] == _SEAM:
+                self.place = None
         self.size = end
+
+    def continued(self, most: int) -> Sequence[int]:
+        """The tokens from `place` on. Where they reach to the end, what the text repeats goes on; a prediction ends."""
+        assert self.place is not None
+        end = self._predicted - 1 if self.place < self._predicted else self.size
+        tokens = self._tokens[self.place : min(end, self.place + most)]
+        if len(tokens) < most and end == self.size:
+            tokens = np.resize(tokens, most)
+        ahead: list[int] = tokens.tolist()
+        return ahead
 
     def longest_match(self) -> int:
         """Set `place` behind the longest earlier match of the last tokens, the latest one. Returns its length, or 0 for
@@ -72,12 +92,15 @@ class RequestText:
             if not len(longer):
                 break
             ends, length = longer, length + 1
-        self.place = int(ends[-1]) + 1 if len(ends) and length >= LEAST_MATCH else None
+        place = int(ends[-1]) + 1 if len(ends) and length >= LEAST_MATCH else None
+        self.place = None if place is None or tokens[place] == _SEAM else place
         return length if self.place is not None else 0
 
     def match_at_place(self) -> int:
         """How many of the last tokens are those before `place`."""
         assert self.place is not None
+        if self.place < self._predicted and self.place <= 1:
+            return _AS_PREDICTED
         most = min(LONGEST_MATCH, self.place)
         same = self._tokens[self.place - most : self.place][::-1] == self.tokens[self.size - most :][::-1]
         return most if same.all() else int(same.argmin())
@@ -118,7 +141,5 @@ class NgramDrafter(Drafter):
                 self._first = self._first or query.request.arrival
                 continue
             if text.place is not None:
-                # Where the match reaches to the end, what it repeats goes on.
-                tokens = np.resize(text.tokens[text.place :][: query.most], query.most).tolist()
-                proposals[at] = Proposal(tokens, chance_of(match))
+                proposals[at] = Proposal(text.continued(query.most), chance_of(match))
         return proposals

@@ -8,11 +8,9 @@ each chain. Nothing here decides what a request gets: drafts are verified by equ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-import structlog
 import torch
 
 from engine.scheduling.request import Request
@@ -20,16 +18,10 @@ from engine.speculation.drafter import Drafter, Proposal, Query
 from engine.speculation.side_kv import SideSequence
 from engine.speculation.side_runner import MOST_SINGLE, Piece, SideRunner
 
-logger = structlog.get_logger("engine.speculation.side_drafter")
-
 _CHANCE = 0.8
 """How likely a draft is right before anything is known of the request."""
-_FAILURES = 3
-"""Failures in a row after which it drafts no more."""
 _NEWEST = 0.1
 """The weight of the latest pass in what a pass is expected to take."""
-
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -44,48 +36,20 @@ class Chain:
 
 
 class SideDrafter(Drafter):
-    """What drafters with KV of their own have in common. A failure costs drafts, and never a request."""
+    """What drafters with KV of their own have in common."""
 
     def __init__(self, runner: SideRunner) -> None:
         self.runner = runner
         self.side = runner.side
-        self._failures = 0
         self._pass_us: dict[int, float] = {}
         """Binary size of a pass's rows -> µs that it takes"""
 
-    @property
-    def works_still(self) -> bool:
-        """False after some failures in a row."""
-        return self._failures < _FAILURES
-
     def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
-        proposals = self._attempt(lambda: self._propose(queries))
-        if proposals is None:
-            return [None] * len(queries)
-        self._failures = 0
-        return proposals
-
-    def catch_up(self) -> None:
-        self._attempt(self._catch_up)
-
-    def _attempt(self, compute: Callable[[], Result]) -> Result | None:
-        """What `compute` gives; None if it fails, or failed too often."""
-        if not self.works_still:
-            return None
-        try:
-            with torch.inference_mode():
-                result = compute()
-        except Exception:
-            self._failures += 1
-            logger.exception("nothing could be drafted", drafter=self.name, off=not self.works_still)
-            self.side.drop_all()  # what it was computing may be half written
-            return None
-        return result
-
-    def _catch_up(self) -> None:
-        """See `catch_up`."""
+        with torch.inference_mode():
+            return self._propose(queries)
 
     def _propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+        """See `propose`."""
         raise NotImplementedError
 
     def _draft(

@@ -5,106 +5,258 @@ The scheduler has chosen the step by then: drafts take rows that it has left, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import structlog
 
 from engine.scheduling.decode_batch import DecodeBatch
 from engine.scheduling.request import Request
+from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_work import Decode, Step, Work, WorkOutcome
+from engine.speculation.acceptance import Acceptance
 from engine.speculation.drafter import Drafter, Proposal, Query
+from engine.speculation.planner import Candidate, DraftPlanner, StepLoad
+from engine.speculation.verify_costs import VerifyCosts
+
+logger = structlog.get_logger("engine.speculation.speculator")
+Answer = TypeVar("Answer")
 
 MOST_DRAFTS = 7
 """Of a request in a step."""
+_GOOD_CHANCE = 0.7
+"""A proposal of this chance is taken without asking the drafters that come later."""
 
 
 @dataclass
 class SpeculationTotals:
-    """What was done since the start. `verified_steps`: decodes with drafts. `accepted_at`: by position in a draft."""
+    """What was done since the start, in tokens unless it says otherwise."""
 
     decodes: int = 0
+    """Requests that decoded, a step each."""
     verified: int = 0
+    """Those with drafts."""
     drafted: int = 0
     accepted: int = 0
+    emitted: int = 0
+    """By decodes."""
+    drafted_by: Counter[str] = field(default_factory=Counter)
+    accepted_by: Counter[str] = field(default_factory=Counter)
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
+    """By position among a request's drafts."""
+    drafting_us: float = 0.0
+    gained_us: float = 0.0
+    """What plain steps for the accepted drafts would have taken, less what their steps took longer."""
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """What was proposed for a request in the step that runs."""
+
+    drafter: Drafter
+    proposal: Proposal
 
 
 class Speculator:
     """Drafts for the requests of one decode batch, by these drafters, the preferred first.
 
-    `budget`: tokens of a step. `off`: why nothing is drafted, or None.
+    `budget`: tokens of a step; `vocabulary`: token ids. `costs`: of steps, and `verify_costs`: of their rows; None:
+    drafts cost nothing. `off`: why nothing is drafted, or None. A drafter that fails is left out from then on.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], batch: DecodeBatch, budget: int, off: str | None = None) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        batch: DecodeBatch,
+        *,
+        budget: int,
+        vocabulary: int,
+        costs: StepCosts,
+        verify_costs: VerifyCosts | None = None,
+        off: str | None = None,
+    ) -> None:
+        if off is None and not batch.most_drafts:
+            off = "this device's steps verify no drafts"
+        if off is None and not drafters:
+            off = "there is no drafter"
+        self.off = off
         self.drafters = drafters
-        self.off = off or ("the runner verifies no drafts" if not batch.most_drafts else None)
         self.totals = SpeculationTotals()
+        self.planner = DraftPlanner(verify_costs, MOST_DRAFTS)
         self._batch = batch
         self._budget = budget
-        self._begun: set[int] = set()
-        """Arrivals of the requests that drafters know."""
-        self._drafters: dict[int, Drafter] = {}
-        """By arrival, who has drafted for the step that runs."""
+        self._vocabulary = vocabulary
+        self._costs = costs
+        self._acceptance: dict[int, dict[str, Acceptance]] = {}
+        """By arrival of the requests that drafters know, and by drafter."""
+        self._drafted: dict[int, _Drafted] = {}
+        """By arrival, of the step that runs."""
+        self._load = StepLoad(0, 0, 0.0)
+        self._began = 0.0
 
-    def draft(self, step: Step) -> None:
-        """Let the step verify drafts."""
-        self._drafters.clear()
-        if self.off or not self.drafters or not step.work:
+    # ------------------------------------------------------------ before a step
+
+    def draft(self, step: Step, target: float = float("inf")) -> None:
+        """Let the step verify drafts. `target`: the longest that it may take, in µs, if prompts are computed in it."""
+        self._drafted.clear()
+        if self.off or not step.work:
             return
-        room = self._budget - sum(work.count for work in step.work)
-        decodes = [work for work in step.work if isinstance(work, Decode) and work.request.speculates]
-        for drafter, request, proposal in self._proposals(decodes):
-            if room <= 0:
-                break
-            drafted = self._batch.draft(request, proposal.tokens[:room])
-            room -= drafted
-            if drafted:
-                self._drafters[request.arrival] = drafter
+        decodes = [work for work in step.work if isinstance(work, Decode)]
+        if decodes:
+            self._draft_for(step, decodes, target)
         for drafter in self.drafters:
-            drafter.catch_up()
+            self._call(drafter, drafter.catch_up, None)
+        self._began = time.perf_counter()
 
-    def _proposals(self, decodes: Sequence[Decode]) -> Iterator[tuple[Drafter, Request, Proposal]]:
-        wanting = {work.request.arrival: Query(work.request, most) for work in decodes if (most := self._most(work))}
-        for query in wanting.values():
-            if query.request.arrival not in self._begun:
-                self._begun.add(query.request.arrival)
-                for drafter in self.drafters:
-                    drafter.begin(query.request)
+    def _draft_for(self, step: Step, decodes: Sequence[Decode], target: float) -> None:
+        self._load = self._load_of(step, decodes, target)
+        if self.planner.could_pay(self._load):
+            began = time.perf_counter()
+            proposals = self._proposals(decodes)
+            took = (time.perf_counter() - began) * 1e6
+            self.totals.drafting_us += took
+            if proposals:
+                self._choose(decodes, proposals, self._budget - sum(work.count for work in step.work), took)
+
+    def _load_of(self, step: Step, decodes: Sequence[Decode], target: float) -> StepLoad:
+        prefill = sum(work.count for work in step.work) - len(decodes)
+        kv = sum(work.start for work in decodes) / len(decodes)
+        if not prefill:
+            return StepLoad(len(decodes), len(decodes), kv)
+        beside = self._costs.step_time(prefill, 0)
+        return StepLoad(len(step.work), len(decodes), kv, beside, target)
+
+    def _proposals(self, decodes: Sequence[Decode]) -> dict[int, _Drafted]:
+        """By arrival, the most promising proposal of the drafters, who are asked until one has a good one."""
+        wanting: dict[int, Query] = {}
+        for work in decodes:
+            request = work.request
+            if request.speculates and (most := min(MOST_DRAFTS, self._batch.draft_room(request))):
+                self._begin(request)
+                wanting[request.arrival] = Query(request, most)
+        promising: dict[int, _Drafted] = {}
         for drafter in self.drafters:
-            queries = list(wanting.values())
-            for query, proposal in zip(queries, drafter.propose(queries) if queries else (), strict=True):
-                if proposal is not None:
-                    del wanting[query.request.arrival]
-                    yield drafter, query.request, proposal
+            queries = [
+                query
+                for arrival, query in wanting.items()
+                if not self._acceptance[arrival][drafter.name].paused(query.request.output)
+            ]
+            if not queries:
+                continue
+            nothing: Sequence[Proposal | None] = ()
+            answers = self._call(drafter, partial(self._checked, drafter, queries), nothing)
+            for query, proposal in zip(queries, answers, strict=False):
+                if proposal is None:
+                    continue
+                arrival = query.request.arrival
+                before = promising.get(arrival)
+                if before is None or proposal.chance > before.proposal.chance:
+                    promising[arrival] = _Drafted(drafter, proposal)
+                if proposal.chance >= _GOOD_CHANCE:
+                    del wanting[arrival]
+        return promising
 
-    def _most(self, work: Decode) -> int:
-        return min(MOST_DRAFTS, self._batch.draft_room(work.request))
+    def _checked(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+        """A drafter's proposals. Raises ValueError where they are not of tokens, one for each query."""
+        proposals = [proposal if proposal and proposal.tokens else None for proposal in drafter.propose(queries)]
+        if len(proposals) != len(queries):
+            raise ValueError(f"{len(proposals)} proposals for {len(queries)} queries")
+        for proposal in filter(None, proposals):
+            if not 0 <= min(proposal.tokens) <= max(proposal.tokens) < self._vocabulary:
+                raise ValueError("a proposal has tokens outside the vocabulary")
+        return proposals
+
+    def _call(self, drafter: Drafter, call: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """What a drafter answers. It is no part of a request's answer: if it fails, requests go on without it."""
+        try:
+            return call()
+        except Exception:
+            logger.exception("a drafter failed; it is asked for no more drafts", drafter=drafter.name)
+            self.drafters = [other for other in self.drafters if other is not drafter]
+            if not self.drafters:
+                self.off = "every drafter has failed"
+            return otherwise
+
+    def _begin(self, request: Request) -> None:
+        if request.arrival not in self._acceptance:
+            self._acceptance[request.arrival] = {drafter.name: Acceptance(MOST_DRAFTS) for drafter in self.drafters}
+            for drafter in self.drafters:
+                self._call(drafter, partial(drafter.begin, request), None)
+
+    def _choose(self, decodes: Sequence[Decode], proposals: dict[int, _Drafted], room: int, took: float) -> None:
+        requests = {work.request.arrival: work.request for work in decodes}
+        candidates = [
+            Candidate(arrival, requests[arrival].lane, self._chances(arrival, drafted))
+            for arrival, drafted in proposals.items()
+        ]
+        for arrival, count in self.planner.plan(self._load, candidates, max(0, room), took).items():
+            if self._batch.draft(requests[arrival], proposals[arrival].proposal.tokens[:count]):
+                self._drafted[arrival] = proposals[arrival]
+
+    def _chances(self, arrival: int, drafted: _Drafted) -> Sequence[float]:
+        proposal = drafted.proposal
+        count = min(len(proposal.tokens), MOST_DRAFTS)
+        return self._acceptance[arrival][drafted.drafter.name].chances(proposal.chance, count)
+
+    # ------------------------------------------------------------ after a step
 
     def record(self, works: Sequence[Work], outcomes: Sequence[WorkOutcome]) -> None:
         """Count what became of a step's drafts; to be called before the step is committed."""
+        decodes = rows = accepted = 0
         for work, outcome in zip(works, outcomes, strict=True):
-            if not isinstance(work, Decode):
-                continue
-            self.totals.decodes += 1
-            if drafted := len(work.drafts):
-                accepted = len(outcome.accepted)
-                work.request.drafted += drafted
-                work.request.accepted += accepted
-                self.totals.verified += 1
-                self.totals.drafted += drafted
-                self.totals.accepted += accepted
-                for position in range(accepted):
-                    self.totals.accepted_at[position] += 1
-                if drafter := self._drafters.get(work.request.arrival):
-                    drafter.verified(work.request, drafted, accepted)
+            if isinstance(work, Decode):
+                decodes += 1
+                rows += work.count
+                accepted += len(outcome.accepted)
+                self.totals.emitted += len(outcome.accepted) + (outcome.token is not None)
+                if work.drafts:
+                    self._record_drafts(work, len(outcome.accepted))
+        self.totals.decodes += decodes
+        if not self.off and decodes and self.planner.costs is not None:
+            self._observe(decodes, rows, accepted, alone=decodes == len(works))
+
+    def _record_drafts(self, work: Decode, accepted: int) -> None:
+        request, drafted, totals = work.request, len(work.drafts), self.totals
+        request.drafted += drafted
+        request.accepted += accepted
+        totals.verified += 1
+        totals.drafted += drafted
+        totals.accepted += accepted
+        for position in range(min(accepted, MOST_DRAFTS)):
+            totals.accepted_at[position] += 1
+        if (by := self._drafted.get(request.arrival)) is not None:
+            name = by.drafter.name
+            totals.drafted_by[name] += drafted
+            totals.accepted_by[name] += accepted
+            self._acceptance[request.arrival][name].verified(drafted, accepted, request.output + accepted + 1)
+            self._call(by.drafter, partial(by.drafter.verified, request, drafted, accepted), None)
+
+    def _observe(self, decodes: int, rows: int, accepted: int, *, alone: bool) -> None:
+        costs, kv = self.planner.costs, self._load.kv
+        assert costs is not None
+        if alone and self._began:
+            costs.observe(rows, kv, (time.perf_counter() - self._began) * 1e6)
+        if rows > decodes:
+            plain = costs.step_us(decodes, kv)
+            self.totals.gained_us += accepted * plain / decodes - (costs.step_us(rows, kv) - plain)
 
     def end(self, request: Request) -> None:
         """The request has left the engine."""
-        if request.arrival in self._begun:
-            self._begun.remove(request.arrival)
+        if self._acceptance.pop(request.arrival, None) is not None:
+            self._drafted.pop(request.arrival, None)
             for drafter in self.drafters:
-                drafter.end(request)
+                self._call(drafter, partial(drafter.end, request), None)
+
+    def retain(self, scope: str, seconds: float) -> None:
+        """A scope's texts may be remembered for so long."""
+        for drafter in self.drafters:
+            self._call(drafter, partial(drafter.retain, scope, seconds), None)
 
     def forget(self, scope: str) -> None:
         """Drop all that drafters remember of a scope's requests."""
         for drafter in self.drafters:
-            drafter.forget(scope)
+            self._call(drafter, partial(drafter.forget, scope), None)

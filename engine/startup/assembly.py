@@ -32,6 +32,7 @@ from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
 from engine.startup.options import ReplicaOptions
 from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
+from engine.startup.verify_calibration import measure_verification
 from engine.startup.warm_up import warm_up
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
@@ -130,6 +131,12 @@ def assemble(
     )
     costs = MeasuredCosts(options.max_running)
     is_invariant = make_ready(runner, costs, sizes, digest, trials)
+    off = None if is_invariant else "outputs depend on the batch on this machine"
+    drafts = bool(options.speculation) and runner.most_drafts > 0 and is_invariant
+    verify_costs = measure_verification(runner, sizes) if drafts else None
+    served = ServedParts(options.model, config, runner, context, options.token_budget, digest)
+    # After the measurements, whose hidden states are nobody's.
+    drafters = make_drafters(options.speculation, options.draft_model, served) if drafts else ()
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
@@ -150,11 +157,9 @@ def assemble(
             else (),
             quarantine=Quarantine(options.data / "quarantine"),
             publishes=is_invariant,
-            drafters=make_drafters(
-                options.speculation,
-                options.draft_model,
-                ServedParts(options.model, config, runner, context, options.token_budget, digest),
-            ),
+            drafters=drafters,
+            verify_costs=verify_costs,
+            speculation_off=off if options.speculation else "it was turned off",
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),

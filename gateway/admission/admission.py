@@ -48,7 +48,7 @@ from gateway.served_models.served_model import ServedModel
 from prompt_cache.promise.cache_domains import CacheDomains
 from prompt_cache.promise.directives import CachePlan
 from prompt_cache.promise.prefix_keys import PromptKeys
-from protocol.requests import CLAIM_VERSION
+from protocol.requests import CLAIM_VERSION, MOST_PREDICTION_TOKENS
 from storage.database.circuit_breaker import CircuitBreaker
 from storage.database.database import DatabaseUnavailable
 from waterfall.marks import PLAN, PRICE, RENDER, Marks
@@ -67,6 +67,8 @@ _THREAD_CHARACTERS = 16_384
 """Larger conversations are tokenized in a thread: this many take 2 to 4 ms, for which everybody's requests wait."""
 _LEFT_OUT_BYTES = 1024 * 1024
 """Texts of this size and more are looked through for those that the template left out."""
+_CHARACTERS_A_TOKEN = 4
+"""Of ordinary text; more characters of a prediction are not looked at."""
 _THREAD_TOKENS = 16_384
 """The prefix keys of longer prompts are made in a thread too."""
 
@@ -128,6 +130,7 @@ class Admission:
         reasoning = model.reasoning(generation, prompt.tokens)
         max_output = max_output_tokens(generation, prompt_tokens, self.context_tokens(model), reasoning)
         cache = await self._plan(payer.tenant_id, model, generation, prompt)
+        prediction = await self._prediction(payer.tenant_id, model, generation)
         marks.mark(PLAN)
         try:
             price = self._prices.known(model.name, payer.tenant_id)
@@ -155,6 +158,7 @@ class Admission:
             keys=self._keys(payer, model, generation, prompt),
             held_output=self._first_slice(max_output, generation.min_tokens),
             reasoning=reasoning,
+            prediction=prediction,
             marks=marks,
         )
 
@@ -322,6 +326,15 @@ class Admission:
             raise InvalidRequest(
                 f"The messages do not fit this model: {error}", path=generation.turns_path, code="invalid_value"
             ) from error
+
+    async def _prediction(self, tenant: UUID, model: ServedModel, generation: GenerationRequest) -> tuple[int, ...]:
+        """The tokens of what the client expects the output to be; of a long text those of its beginning."""
+        text = generation.prediction[: MOST_PREDICTION_TOKENS * _CHARACTERS_A_TOKEN]
+        if not text:
+            return ()
+        work = partial(model.tokenizer.content, text)
+        tokens = await self._run(tenant, work, large=len(text) > _THREAD_CHARACTERS)
+        return tuple(tokens[:MOST_PREDICTION_TOKENS])
 
     async def _raw_prompt(
         self, tenant: UUID, model: ServedModel, generation: GenerationRequest, prompt: str | tuple[int, ...]

@@ -74,6 +74,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     """What the replica is told of the output's reasoning."""
     keys: PromptKeys | None = None
     """The keys of its prompt's prefixes."""
+    prediction: tuple[int, ...] = ()
+    """The tokens that the client expects the output to have."""
     shortened: bool = False
     """Whether `sampling.max_tokens` is what could be paid for, less than there was room for."""
     leases: LeaseDecision | None = None
@@ -112,6 +114,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
             retain=self._retained(),
             sent_at=time.time(),
             reasoning=self.reasoning,
+            speculation="auto" if self.generation.speculation else "off",
+            prediction=self.prediction,
         )
 
     def _retained(self) -> tuple[Retain, ...]:

@@ -36,7 +36,8 @@ def request_memory(generation: GenerationRequest) -> int:
         return 2 * (sys.getsizeof(prompt) if isinstance(prompt, str) else _PER_TOKEN_ID * len(prompt))
     tools = (text for tool in generation.tools for text in (tool.name, tool.description or "", tool.schema))
     texts = (text.text for turn in generation.turns for text in turn.texts)
-    return 2 * (sum(map(sys.getsizeof, tools)) + sum(map(sys.getsizeof, texts)))
+    predicted = sys.getsizeof(generation.prediction)
+    return 2 * (predicted + sum(map(sys.getsizeof, tools)) + sum(map(sys.getsizeof, texts)))
 
 
 def tools_size(generation: GenerationRequest) -> int:

@@ -3,12 +3,14 @@ echoed."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 from gateway.admission.prepared_request import PreparedRequest
 from gateway.conversation.output.events import TokenScore
 from gateway.generation.delivery import ChoiceDelta
 from gateway.generation.outcome import ChoiceEnd
+from gateway.generation.prediction import PredictionMatch
 from gateway.generation.transcript import Transcript
 from protocol.requests import PromptLogprobs, TokenLogprob, Tokens
 
@@ -37,6 +39,9 @@ class Choices:
             )
             for _ in range(generation.choices)
         ]
+        self._predicted = len(prepared.prediction)
+        prediction = array("I", prepared.prediction)
+        self._predictions = [PredictionMatch(prediction) for _ in self._transcripts if prediction]
 
     @property
     def tokens(self) -> int:
@@ -52,6 +57,12 @@ class Choices:
     def reasoning(self) -> int:
         """Output tokens of reasoning."""
         return sum(transcript.reasoning for transcript in self._transcripts)
+
+    @property
+    def predicted(self) -> tuple[int, int]:
+        """Of the tokens that were predicted for each choice, those that became output, and the others."""
+        accepted = sum(match.accepted for match in self._predictions)
+        return accepted, len(self._predictions) * self._predicted - accepted
 
     def end_of(self, choice: int) -> ChoiceEnd:
         """Why the gateway ended this choice, None while it did not."""
@@ -86,7 +97,10 @@ class Choices:
         """Take in tokens of a choice; returns what can be shown now."""
         yield from self._opening()
         transcript = self._transcripts[message.choice]
+        before = transcript.tokens
         text = transcript.feed(message.tokens, message.logprobs)
+        if self._predictions:
+            self._predictions[message.choice].feed(message.tokens[: transcript.tokens - before])
         yield ChoiceDelta(message.choice, text, transcript.scores(), transcript.events())
 
     def finish(self) -> Iterator[ChoiceDelta]:

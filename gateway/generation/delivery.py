@@ -67,6 +67,7 @@ def merge_finished(ends: Sequence[Finished]) -> Finished:
         min((end.cached_until for end in ends if end.cached_until is not None), default=None),
         ends[0].explanation,
         sum(end.reasoning for end in ends),
+        (sum(end.predicted[0] for end in ends), sum(end.predicted[1] for end in ends)),
     )
 
 
@@ -146,6 +147,8 @@ class Finished(Struct, frozen=True):
     """Why the prompt missed, for a client who asked."""
     reasoning: int = 0
     """Output tokens of reasoning, with the markers around it."""
+    predicted: tuple[int, int] = (0, 0)
+    """Tokens of the client's prediction that became output, and the others."""
 
 
 class Failed(Struct, frozen=True):

@@ -516,8 +516,9 @@ class GenerationTask:
             currency, stops = prepared.price.currency, self._choices.stop_strings
             until = None if prepared.leases is None else prepared.leases.expires_at
             usage, cost, reasoning = event.usage, event.cost_pico, self._choices.reasoning
+            predicted = self._choices.predicted
             self.delivery.finish(
-                Finished(ends, event.counts, usage, cost, currency, stops, until, explanation, reasoning)
+                Finished(ends, event.counts, usage, cost, currency, stops, until, explanation, reasoning, predicted)
             )
 
     # ------------------------------------------------ what changes the request's course

@@ -95,7 +95,6 @@ class CudaRunner(ModelRunner):
         self._ahead: Flight | None = None
 
     clears = False
-    most_drafts = 0
     gives_states = False
 
     @property

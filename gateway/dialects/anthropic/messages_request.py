@@ -23,6 +23,7 @@ from gateway.dialects.json_objects import JsonObjects
 from gateway.dialects.json_paths import decode, json_bytes, json_object
 from gateway.dialects.large_bodies import check_large_messages
 from gateway.dialects.max_cost import MaxCost, parse_max_cost
+from gateway.dialects.speculation import Speculation, may_speculate
 from gateway.errors import InvalidField, InvalidRequest, UnsupportedThread
 from gateway.generation_request import (
     CacheDirectives,
@@ -140,7 +141,7 @@ class PromptFields(Struct, frozen=True, kw_only=True):
 
 
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
-    """The fields that are read or refused. `seed`, `min_p` and `max_cost` are ours."""
+    """The fields that are read or refused. `seed`, `min_p`, `max_cost` and `speculation` are ours."""
 
     max_tokens: Annotated[int, Meta(ge=0, lt=2**31)]
     stream: bool | None = None
@@ -154,6 +155,7 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     service_tier: str | None = None
     diagnostics: Diagnostics | None = None
     max_cost: MaxCost | None = None
+    speculation: Speculation | None = None
 
 
 class MessagesCall(Struct, frozen=True):
@@ -202,6 +204,7 @@ def parse(body: bytes, version: str = _NEWEST, *, read_thinking: ReadThinking = 
         lane=_lane(request.service_tier),
         grammar=grammar,
         max_cost_pico=parse_max_cost(request.max_cost),
+        speculation=may_speculate(request.speculation),
         tag=user,
         cache=replace(
             _directives(request, prompt.pop("markers")),

@@ -125,6 +125,16 @@ class Thinking(Struct, frozen=True):
     type: Literal["enabled", "adaptive", "auto", "disabled"]
 
 
+class PredictedText(Struct, frozen=True, tag="text", tag_field="type"):
+    text: str
+
+
+class Prediction(Struct, frozen=True, tag="content", tag_field="type"):
+    """What the client expects the answer to be, such as the file that it wants to have changed."""
+
+    content: str | list[PredictedText]
+
+
 class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     """The fields that are read or refused."""
 
@@ -137,6 +147,7 @@ class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     thinking: Thinking | None = None
+    prediction: Prediction | None = None
 
     echo: Refused = UNSET
     add_special_tokens: Refused = UNSET
@@ -179,10 +190,16 @@ def parse(body: bytes) -> ChatCall:
         max_tokens_path=f"$.{limit}",
         **parse_common(request),
         choices=request.n or 1,
+        prediction=_predicted(request.prediction),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         cache=parse_directives(request, _marked(request, turns, body), request.metadata),
     )
     return ChatCall(generation if not generation.cache.prewarm else prewarming(generation), stream, include_usage)
+
+
+def _predicted(prediction: Prediction | None) -> str:
+    content = () if prediction is None else prediction.content
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _reasoning(request: ChatRequest) -> ReasoningWish:

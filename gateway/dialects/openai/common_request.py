@@ -23,6 +23,7 @@ from gateway.dialects.openai.structured_outputs import (
     parse_grammar,
 )
 from gateway.dialects.openai.unsupported_fields import Refused, reject_fields
+from gateway.dialects.speculation import Speculation, may_speculate
 from gateway.errors import InvalidField
 from gateway.generation_request import Effort, GenerationRequest, Grammar, ReasoningWish
 from protocol.requests import MOST_CHOICES, Lane
@@ -93,7 +94,8 @@ class SamplingFields(CacheFields, frozen=True, kw_only=True):
 
 
 class CompletionFields(SamplingFields, frozen=True, kw_only=True):
-    """The fields of both endpoints. The grammars of the lower part are vLLM's, `max_cost` is ours."""
+    """The fields of both endpoints. The grammars of the lower part are vLLM's; `max_cost` and `speculation`
+    are ours."""
 
     model: str
     stream: bool | None = None
@@ -103,6 +105,7 @@ class CompletionFields(SamplingFields, frozen=True, kw_only=True):
     service_tier: str | None = None
     metadata: Annotated[dict[str, Label], Meta(max_length=16)] | None = None
     max_cost: MaxCost | None = None
+    speculation: Speculation | None = None
 
     response_format: ResponseFormat | None = None
     guided_json: Schema | UnsetType = UNSET
@@ -127,6 +130,7 @@ def parse_common(request: CompletionFields) -> dict[str, Any]:
     return {
         "lane": lane_of(request.service_tier),
         "max_cost_pico": parse_max_cost(request.max_cost),
+        "speculation": may_speculate(request.speculation),
         "tag": (request.metadata or {}).get(TAG, ""),
         **parse_sampling(request, parse_grammar(request)),
     }

@@ -32,7 +32,9 @@ def finishes_of(reasons: Sequence[FinishReason]) -> list[Finish]:
 
 def usage_at(end: Finished) -> CompletionUsage:
     """The usage object of a response that ended like this."""
-    return completion_usage(end.usage, end.cost_pico, end.currency, end.cached_until, reasoning=end.reasoning)
+    return completion_usage(
+        end.usage, end.cost_pico, end.currency, end.cached_until, reasoning=end.reasoning, predicted=end.predicted
+    )
 
 
 class ResponseIdentity(Struct, frozen=True):

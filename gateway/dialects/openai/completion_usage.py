@@ -51,6 +51,8 @@ class PromptDetails(Struct, frozen=True):
 
 
 class CompletionDetails(Struct, frozen=True):
+    """Parts of the output, but for rejected tokens of a prediction: these were never output and are not billed."""
+
     reasoning_tokens: int = 0
     audio_tokens: int = 0
     accepted_prediction_tokens: int = 0
@@ -71,16 +73,27 @@ class CompletionUsage(Struct, frozen=True):
 
 
 def completion_usage(
-    usage: Usage, cost_pico: int, currency: str, cached_until: int | None = None, *, reasoning: int = 0
+    usage: Usage,
+    cost_pico: int,
+    currency: str,
+    cached_until: int | None = None,
+    *,
+    reasoning: int = 0,
+    predicted: tuple[int, int] = (0, 0),
 ) -> CompletionUsage:
     """The usage object of a chat or text completion. `cached_until`: microseconds since the Unix epoch.
-    `reasoning`: tokens of the output that are the model's reasoning."""
+    `reasoning`: tokens of the output that are the model's reasoning. `predicted`: tokens of the client's prediction
+    that became output, and the others."""
     return CompletionUsage(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.output,
         total_tokens=usage.prompt + usage.output,
         prompt_tokens_details=_prompt_details(usage),
-        completion_tokens_details=CompletionDetails(reasoning_tokens=reasoning),
+        completion_tokens_details=CompletionDetails(
+            reasoning_tokens=reasoning,
+            accepted_prediction_tokens=predicted[0],
+            rejected_prediction_tokens=predicted[1],
+        ),
         cost=Cost(currency, format_pico(cost_pico)),
         cache_expires_at=UNSET if cached_until is None else expiry_text(cached_until),
     )

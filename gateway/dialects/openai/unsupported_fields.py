@@ -1,7 +1,7 @@
 """Fields of OpenAI, vLLM and SGLang that would change the answer or its isolation and are not supported: refused, never
 ignored.
 
-Hints (`prediction`, `user`, `store` and so on) and unknown fields are ignored,
+Hints (`user`, `store` and so on) and unknown fields are ignored,
 as clients expect of a server older than themselves.
 """
 

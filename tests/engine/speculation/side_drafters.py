@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from engine.layers.linear import best_tiling
 from engine.models.registry import load_model, read_config
 from engine.speculation.draft_model import DraftModel, SeparateModel
 from engine.speculation.drafter import Drafter, Proposal, Query
+from engine.speculation.head_drafter import HeadDrafter
 from engine.speculation.side_kv import SideKv
 from engine.startup.draft_checkpoint import ServedParts, load_drafter
-from tests.engine.conftest import TINY, VOCABULARY, Bench, write_model
+from tests.engine.conftest import TINY, VOCABULARY, Bench, make_bench, write_model
 
 ROOMY = 1 << 40
 """Free memory that is never the reason."""
@@ -30,31 +32,51 @@ def draft_model(folder: Path, blocks: int = 64, vocabulary: int = VOCABULARY) ->
     return DraftModel(SeparateModel(model, like, tiling, vocabulary), side, config.context_tokens)
 
 
-def attach(bench: Bench, folder: Path, model: Path) -> Drafter:
-    """The drafter of this folder for the bench, which serves `model`; the bench must have been made without one."""
-    engine = bench.engine
-    runner = engine.executor.runner
-    served = ServedParts(model, runner.model.config, runner, 2048, engine.limits.budget, "digest")
-    drafter = load_drafter(folder, served, ROOMY)
-    engine.speculator.drafters = [drafter]
+@cache
+def served_parts(model: Path) -> ServedParts:
+    """What is to be known of this model to draft for it."""
+    bench = make_bench(model)
+    runner = bench.engine.executor.runner
+    return ServedParts(model, runner.model.config, runner, 2048, bench.engine.limits.budget, "digest")
+
+
+def head_drafter(folder: Path, model: Path) -> HeadDrafter:
+    """The drafter by the head of this folder for `model`, which reads from no runner yet."""
+    drafter = load_drafter(folder, served_parts(model), ROOMY)
+    assert isinstance(drafter, HeadDrafter)
     return drafter
 
 
+def reading(bench: Bench, drafter: HeadDrafter) -> Bench:
+    """The bench, which was made with this drafter, and now hands its hidden states to it."""
+    drafter.read_from(bench.engine.executor.runner)
+    return bench
+
+
 class Recorder(Drafter):
-    """Notes what another drafter proposes behind which tokens."""
+    """Notes what another drafter proposes behind which tokens.
+
+    A random drafter is never right. So of a request whose output is known (`outputs`, by id) the first drafts are
+    replaced by right ones, sometimes more and sometimes fewer: the drafter goes on after any number of accepted ones.
+    """
 
     name = "recorder"
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
+        self.outputs: dict[str, list[int]] = {}
         self.proposals: list[tuple[list[int], list[int]]] = []
 
     def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
-        proposals = self.drafter.propose(queries)
-        for query, proposal in zip(queries, proposals, strict=True):
+        answers: list[Proposal | None] = []
+        for query, proposal in zip(queries, self.drafter.propose(queries), strict=True):
+            answers.append(proposal)
             if proposal is not None:
-                self.proposals.append((list(query.request.tokens), list(proposal.tokens)))
-        return proposals
+                request, tokens = query.request, list(proposal.tokens)
+                self.proposals.append((list(request.tokens), tokens))
+                right = self.outputs.get(request.id, [])[request.output :][: 1 + len(self.proposals) % 4]
+                answers[-1] = Proposal([*right, *tokens[len(right) :]][: query.most])
+        return answers
 
     def catch_up(self) -> None:
         self.drafter.catch_up()

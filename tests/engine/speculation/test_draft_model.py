@@ -32,11 +32,6 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "other", seed=7, num_hidden_layers=1)
 
 
-def with_drafter(bench: Bench, drafter: Drafter) -> Bench:
-    bench.engine.speculator.drafters = [drafter]
-    return bench
-
-
 @settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
 def test_requests_get_what_plain_decoding_gives(
@@ -47,7 +42,7 @@ def test_requests_get_what_plain_decoding_gives(
         data.draw(st.sampled_from([tiny_model, other_model]), "drafter"),
         blocks=data.draw(st.sampled_from([2, 5, 64]), "blocks"),
     )
-    bench = with_drafter(bench_of(tiny_model, tokenizer), drafter)
+    bench = bench_of(tiny_model, tokenizer, drafters=[drafter])
     expected: dict[str, Run] = {}
     for id in "abcd"[: data.draw(st.integers(1, 4), "requests")]:
         length, mode = data.draw(st.sampled_from(LENGTHS), "length"), data.draw(st.sampled_from(sorted(MODES)), "mode")
@@ -64,7 +59,7 @@ def test_requests_get_what_plain_decoding_gives(
 
 def test_a_model_that_is_the_served_one_is_always_right(tiny_model: Path):
     """So its own KV is what it should be, over block edges, whatever was accepted before."""
-    bench = with_drafter(make_bench(tiny_model), draft_model(tiny_model))
+    bench = make_bench(tiny_model, drafters=[draft_model(tiny_model)])
     for length in (62, 63, 64, 65, 200):
         bench.add(request(str(length), length, "greedy", output=90))
     bench.finish()
@@ -76,9 +71,8 @@ def test_a_model_that_is_the_served_one_is_always_right(tiny_model: Path):
 @pytest.mark.parametrize("swap", [0, 12])
 def test_preemption(tiny_model: Path, tokenizer: Path, swap: int):
     expected = bench_of(tiny_model, tokenizer).one(request("x", 129, "penalties", output=70))
-    bench = bench_of(tiny_model, tokenizer, blocks=6, budget=200, running=4, swap=swap)
     drafter = draft_model(tiny_model)
-    with_drafter(bench, drafter)
+    bench = bench_of(tiny_model, tokenizer, blocks=6, budget=200, running=4, swap=swap, drafters=[drafter])
     bench.add(request("old", 130, "greedy", output=70))
     young = bench.add(request("young", 129, "penalties", output=70, read=False, lane="batch"))
     bench.finish()
@@ -101,7 +95,7 @@ def rows_for(bench: Bench, drafter: DraftModel, id: str, length: int, **fields: 
 def test_its_kv_of_a_prefix_is_found_by_whoever_finds_the_models(tiny_model: Path):
     """In the same scope, and as long as the scope is not forgotten."""
     drafter = draft_model(tiny_model)
-    bench = with_drafter(make_bench(tiny_model), drafter)
+    bench = make_bench(tiny_model, drafters=[drafter])
     cold = rows_for(bench, drafter, "a", 200)
     assert cold - rows_for(bench, drafter, "b", 200) == 192
     assert rows_for(bench, drafter, "other", 200, segments=(Segment(200, "other"),)) == cold
@@ -112,7 +106,7 @@ def test_its_kv_of_a_prefix_is_found_by_whoever_finds_the_models(tiny_model: Pat
 
 def test_what_is_not_stored_is_not_found(tiny_model: Path):
     drafter = draft_model(tiny_model)
-    bench = with_drafter(make_bench(tiny_model), drafter)
+    bench = make_bench(tiny_model, drafters=[drafter])
     cold = rows_for(bench, drafter, "a", 200, store="none")
     assert rows_for(bench, drafter, "b", 200) == cold
 
@@ -120,7 +114,7 @@ def test_what_is_not_stored_is_not_found(tiny_model: Path):
 def test_a_prompt_is_computed_beside_the_decoding_a_bounded_part_a_step(tiny_model: Path):
     """The request decodes meanwhile, without drafts."""
     drafter = draft_model(tiny_model)
-    bench = with_drafter(make_bench(tiny_model, blocks=64, budget=2048), drafter)
+    bench = make_bench(tiny_model, blocks=64, budget=2048, drafters=[drafter])
     run = bench.add(request("x", 1000, "greedy", output=60))
     bench.step()
     rows, totals = drafter.runner.rows, bench.engine.speculator.totals
@@ -136,14 +130,14 @@ def test_a_prompt_is_computed_beside_the_decoding_a_bounded_part_a_step(tiny_mod
 
 def test_a_prompt_is_not_computed_for_a_few_tokens_of_output(tiny_model: Path):
     drafter = draft_model(tiny_model)
-    bench = with_drafter(make_bench(tiny_model, blocks=64, budget=2048), drafter)
+    bench = make_bench(tiny_model, blocks=64, budget=2048, drafters=[drafter])
     bench.one(request("x", 1000, "greedy", output=5))
     assert not drafter.runner.rows
 
 
 def test_the_least_recent_prefix_gives_way(tiny_model: Path):
     drafter = draft_model(tiny_model, blocks=5)
-    bench = with_drafter(make_bench(tiny_model), drafter)
+    bench = make_bench(tiny_model, drafters=[drafter])
     for id, length in (("a", 130), ("b", 131), ("c", 132)):
         rows_for(bench, drafter, id, length)
         drafter.side.pool.check()
@@ -153,9 +147,7 @@ def test_the_least_recent_prefix_gives_way(tiny_model: Path):
 
 def run_with_disk(folder: Path, store: MemoryStore, drafter: Drafter | None) -> tuple[Run, dict[str, int]]:
     """A conversation's prompt on a replica that was started with this disk: what it got, and what it read."""
-    bench = make_bench(folder, swap=16, store=store)
-    if drafter is not None:
-        with_drafter(bench, drafter)
+    bench = make_bench(folder, swap=16, store=store, drafters=[] if drafter is None else [drafter])
     run = bench.one(request("x", 200, "penalties", retain=(Retain(200, 3600.0),)))
     bench.engine.close(1.0)
     assert run.done is not None
@@ -178,26 +170,10 @@ def test_a_drafter_neither_loses_nor_changes_what_is_on_disk(tiny_model: Path, o
 # ---------------------------------------------------------------- failures
 
 
-def test_a_drafter_that_fails_costs_no_request_and_is_asked_no_more(tiny_model: Path, tokenizer: Path):
-    class Failing(DraftModel):
-        calls = 0
-
-        def _propose(self, queries):  # type: ignore[no-untyped-def]
-            self.calls += 1
-            raise MemoryError("no memory for drafts")
-
-    good = draft_model(tiny_model)
-    drafter = Failing(good.runner.model, good.side, 2048)  # type: ignore[arg-type]
-    bench = with_drafter(bench_of(tiny_model, tokenizer), drafter)
-    assert_same(bench.one(request("x", 65, "penalties")), plain(tiny_model, tokenizer, 65, "penalties"))
-    assert drafter.calls == 3
-    assert not drafter.works_still
-
-
 def test_what_is_not_finite_harms_nobody(tiny_model: Path, tmp_path: Path, tokenizer: Path):
     """A draft model whose numbers overflow still names tokens of the vocabulary."""
     drafter = draft_model(write_model(tmp_path / "overflows", scale=1e25))
-    bench = with_drafter(bench_of(tiny_model, tokenizer), drafter)
+    bench = bench_of(tiny_model, tokenizer, drafters=[drafter])
     assert_same(bench.one(request("x", 65, "penalties")), plain(tiny_model, tokenizer, 65, "penalties"))
 
 
@@ -207,7 +183,7 @@ def test_draft_models_of_other_families(family_folders: Families, family: str):
     """Windows, sinks, experts and latent attention, in the drafter as in the served model."""
     folder = family_folders(family)
     expected = make_bench(folder).one(request("x", 150, "greedy", output=80))
-    bench = with_drafter(make_bench(folder), draft_model(folder))
+    bench = make_bench(folder, drafters=[draft_model(folder)])
     run = bench.one(request("x", 150, "greedy", output=80))
     assert_same(run, expected)
     totals = bench.engine.speculator.totals

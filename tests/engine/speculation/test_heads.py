@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +27,9 @@ from tests.engine.speculation.side_drafters import (
     HEAD,
     VOCABULARY,
     Recorder,
-    attach,
     eagle3_tensors,
+    head_drafter,
+    reading,
     write_head,
     write_mtp,
     write_target,
@@ -128,10 +130,11 @@ class Eagle3Reference:
             inputs, features = torch.cat([inputs, torch.tensor(drafts[-1:])]), torch.cat([features, h])
 
 
-def recorded(bench: Bench, folder: Path, model: Path) -> Recorder:
-    recorder = Recorder(attach(bench, folder, model))
-    bench.engine.speculator.drafters = [recorder]
-    return recorder
+def recorded(folder: Path, model: Path, **options: Any) -> tuple[Bench, Recorder, HeadDrafter]:
+    """A bench that serves `model`, and a recorder of what the head of `folder` proposes."""
+    drafter = head_drafter(folder, model)
+    recorder = Recorder(drafter)
+    return reading(make_bench(model, drafters=[recorder], **options), drafter), recorder, drafter
 
 
 @pytest.mark.parametrize("layer", ["midlayer", "layers.0"])
@@ -143,10 +146,12 @@ def test_eagle3_proposes_what_the_published_definition_gives(
     tensors = eagle3_tensors(layer)
     folder = write_head(tmp_path / "head", tensors, norm_before_residual=normed_residual)
     reference = Eagle3Reference(target, tensors, normed_residual=normed_residual)
-    bench = make_bench(target, budget=128, running=16)
-    recorder = recorded(bench, folder, target)
+    bench, recorder, _ = recorded(folder, target, budget=128, running=16)
     for length in (1, 62, 200):
-        bench.one(request(str(length), length, "greedy", output=12))
+        wanted = request(str(length), length, "greedy", output=30)
+        recorder.outputs[wanted.id] = make_bench(target, context=512).one(wanted).tokens
+        bench.one(wanted)
+    assert bench.engine.speculator.totals.accepted > 30
     assert len(recorder.proposals) > 20
     for tokens, proposal in recorder.proposals[::4]:
         assert proposal == reference(tokens, len(proposal))
@@ -157,10 +162,7 @@ def test_two_continuations_of_one_block(target: Path, head: Path):
     if it had computed it. The block's last hidden state is kept with it."""
     block = [(7 * i * i + 3 * i) % VOCABULARY for i in range(64)]
     reference = Eagle3Reference(target, eagle3_tensors())
-    bench = make_bench(target)
-    recorder = recorded(bench, head, target)
-    drafter = recorder.drafter
-    assert isinstance(drafter, HeadDrafter)
+    bench, recorder, drafter = recorded(head, target)
     for id, behind in (("a", [5, 6, 7, 8, 9, 10]), ("b", [11, 12, 13])):
         before, rows = len(recorder.proposals), drafter.runner.rows
         run = bench.one(generate(id, block + behind, 10))
@@ -174,9 +176,11 @@ def test_two_continuations_of_one_block(target: Path, head: Path):
 
 def test_on_a_hit_without_its_kv_the_head_attends_from_the_cut_on(target: Path, head: Path):
     """The first hidden state behind the cut is that of position 128."""
-    bench = make_bench(target)
+    bench, recorder, drafter = recorded(head, target)
+    runner = bench.engine.executor.runner
+    runner.on_states = None
     bench.one(request("before", 150, "greedy", output=1))
-    recorder = recorded(bench, head, target)
+    reading(bench, drafter)
     run = bench.one(request("x", 150, "greedy", output=12))
     assert run.done is not None
     assert run.done.counts.read_hbm == 128
@@ -190,14 +194,11 @@ def test_what_a_head_makes_of_its_own_states_is_never_published(target: Path, he
     """Blocks that were filled while it drafted are what a cold prompt of the same tokens gives, to the bit."""
     found = []
     for cold in (False, True):
-        bench = make_bench(target, budget=512)
-        drafter = attach(bench, head, target)
-        assert isinstance(drafter, HeadDrafter)
+        bench, _, drafter = recorded(head, target, budget=512)
         run = bench.one(request("x", 20, "greedy", output=150))
         if cold:
             tokens = [*((i * i * 31 + 17 * i + 20) % VOCABULARY for i in range(20)), *run.tokens]
-            bench = make_bench(target, budget=512)
-            drafter = attach(bench, head, target)
+            bench, _, drafter = recorded(head, target, budget=512)
             bench.one(generate("x", tokens, 9))
         blocks = [block for pool in drafter.side.pool.pools for block in range(pool.total)]
         assert drafter.side.pool.cached_blocks >= 2
@@ -261,10 +262,12 @@ def _stacked(own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_mtp_proposes_what_the_published_layer_gives(mtp: Path):
     reference = mtp_reference(mtp)
-    bench = make_bench(mtp, budget=128, running=16, context=512)
-    recorder = recorded(bench, mtp, mtp)
+    bench, recorder, _ = recorded(mtp, mtp, budget=128, running=16, context=512)
     for length in (1, 62, 200):
-        bench.one(request(str(length), length, "greedy", output=12))
+        wanted = request(str(length), length, "greedy", output=30)
+        recorder.outputs[wanted.id] = make_bench(mtp, context=512).one(wanted).tokens
+        bench.one(wanted)
+    assert bench.engine.speculator.totals.accepted > 30
     assert len(recorder.proposals) > 20
     for tokens, proposal in recorder.proposals[::4]:
         assert proposal == reference(tokens, len(proposal))
@@ -276,8 +279,8 @@ def test_mtp_proposes_what_the_published_layer_gives(mtp: Path):
 @settings(max_examples=examples(15), deadline=None)
 @given(data=st.data())
 def test_requests_get_what_plain_decoding_gives(target: Path, head: Path, tokenizer: Path, data: st.DataObject):
-    bench = bench_of(target, tokenizer)
-    drafter = attach(bench, head, target)
+    drafter = head_drafter(head, target)
+    bench = reading(bench_of(target, tokenizer, drafters=[drafter]), drafter)
     expected: dict[str, Run] = {}
     for id in "abcd"[: data.draw(st.integers(1, 4), "requests")]:
         length, mode = data.draw(st.sampled_from(LENGTHS), "length"), data.draw(st.sampled_from(sorted(MODES)), "mode")
@@ -287,8 +290,7 @@ def test_requests_get_what_plain_decoding_gives(target: Path, head: Path, tokeni
             if bench.engine.busy:
                 bench.step()
     bench.finish()
-    assert isinstance(drafter, HeadDrafter)
-    assert drafter.works_still
+    assert drafter in bench.engine.speculator.drafters
     drafter.side.pool.check()
     for id, wanted in expected.items():
         assert_same(bench.runs[id], wanted)
@@ -297,22 +299,23 @@ def test_requests_get_what_plain_decoding_gives(target: Path, head: Path, tokeni
 @pytest.mark.parametrize("swap", [0, 12])
 def test_preemption(target: Path, head: Path, tokenizer: Path, swap: int):
     expected = bench_of(target, tokenizer).one(request("x", 129, "penalties", output=70))
-    bench = bench_of(target, tokenizer, blocks=6, budget=200, running=4, swap=swap)
-    drafter = attach(bench, head, target)
+    drafter = head_drafter(head, target)
+    bench = reading(
+        bench_of(target, tokenizer, blocks=6, budget=200, running=4, swap=swap, drafters=[drafter]), drafter
+    )
     bench.add(request("old", 130, "greedy", output=70))
     young = bench.add(request("young", 129, "penalties", output=70, read=False, lane="batch"))
     bench.finish()
     assert bench.engine.scheduler.preemptions
     assert_same(young, expected)
-    assert isinstance(drafter, HeadDrafter)
-    assert drafter.works_still
+    assert drafter in bench.engine.speculator.drafters
 
 
 @pytest.mark.slow
 def test_mtp_requests_get_what_plain_decoding_gives(mtp: Path, tokenizer: Path):
     for mode in ("greedy", "penalties", "grammar"):
-        bench = bench_of(mtp, tokenizer)
-        attach(bench, mtp, mtp)
+        drafter = head_drafter(mtp, mtp)
+        bench = reading(bench_of(mtp, tokenizer, drafters=[drafter]), drafter)
         runs = {length: bench.add(request(str(length), length, mode)) for length in (1, 64, 129)}
         bench.finish()
         for length, run in runs.items():

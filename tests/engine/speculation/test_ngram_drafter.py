@@ -42,7 +42,7 @@ def longest_match(tokens: Sequence[int]) -> tuple[int, int]:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 8))
-def test_it_continues_the_longest_latest_match(tokens: list[int], most: int):
+def test_it_continues_the_longest_latest_match(tokens: list[int], most: int) -> None:
     request, drafter = request_of(tokens), NgramDrafter()
     drafter.begin(request)
     (proposal,) = drafter.propose([Query(request, most)])
@@ -57,7 +57,7 @@ def test_it_continues_the_longest_latest_match(tokens: list[int], most: int):
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=12))
-def test_what_was_expected_goes_on_where_it_was(runs: list[list[int]]):
+def test_what_was_expected_goes_on_where_it_was(runs: list[list[int]]) -> None:
     """Whatever is emitted between two proposals, the next one continues an earlier match of the last tokens."""
     request, drafter = request_of([0, 1, 2, 0, 1]), NgramDrafter()
     drafter.begin(request)
@@ -74,7 +74,7 @@ def test_what_was_expected_goes_on_where_it_was(runs: list[list[int]]):
     drafter.end(request)
 
 
-def test_requests_do_not_see_each_other():
+def test_requests_do_not_see_each_other() -> None:
     one, other, drafter = request_of([5, 6, 7, 5, 6], 1), request_of([8, 5, 6], 2), NgramDrafter()
     for request in (one, other):
         drafter.begin(request)
@@ -84,7 +84,7 @@ def test_requests_do_not_see_each_other():
     ]
 
 
-def test_a_step_searches_a_bounded_number_of_tokens_and_all_have_their_turn():
+def test_a_step_searches_a_bounded_number_of_tokens_and_all_have_their_turn() -> None:
     requests, drafter = [request_of([1, 2] * 150_000 + [arrival], arrival) for arrival in range(8)], NgramDrafter()
     for request in requests:
         request.tokens.append(1)

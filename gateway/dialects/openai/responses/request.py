@@ -34,6 +34,7 @@ from gateway.dialects.openai.responses.tools import ToolNames, read_response_cho
 from gateway.dialects.openai.responses.turns import TurnReader, Unseal
 from gateway.dialects.openai.structured_outputs import Schema, object_grammar, schema_grammar
 from gateway.dialects.openai.unsupported_fields import Refused, reject_unsupported
+from gateway.dialects.speculation import Speculation, may_speculate
 from gateway.errors import InvalidField
 from gateway.generation_request import Effort, GenerationRequest, Grammar
 
@@ -102,7 +103,7 @@ class BackgroundOptions(Struct, frozen=True):
 
 
 class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
-    """The fields that are read or refused. `max_cost` is ours."""
+    """The fields that are read or refused. `max_cost` and `speculation` are ours."""
 
     model: str
     input: Annotated[str | list[InputItem] | None, Meta(examples=["What is the capital of France?"])] = None
@@ -127,6 +128,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     safety_identifier: Annotated[str, Meta(max_length=512)] | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
     max_cost: MaxCost | None = None
+    speculation: Speculation | None = None
     client_metadata: ClientMetadata | UnsetType = UNSET
 
     conversation: Refused = UNSET
@@ -224,6 +226,7 @@ def generation_of(
         fill_context=True,
         lane=lane,
         max_cost_pico=parse_max_cost(request.max_cost),
+        speculation=may_speculate(request.speculation),
         tag=(request.metadata or {}).get(TAG, ""),
         **parse_sampling(request, _grammar(request.text)),
         logprobs=request.logprobs,

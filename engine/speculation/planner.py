@@ -1,0 +1,122 @@
+"""Decides how many drafts each request of a step gets: as many as bring more tokens a second than plain decoding.
+
+A row more is worth the chance that its token is emitted; it costs everybody in the step the time that the step becomes
+longer. Rows are taken lane by lane, the likeliest first, as long as the step's tokens a second grow. Requests of the
+batch lane get rows that cost nothing. No draft at all is a normal answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.speculation.verify_costs import VerifyCosts, expected_tokens
+from protocol.requests import LANES, Lane
+
+_LEAST_GAIN = 1.03
+"""Expected tokens a second by which a step with drafts must be better than one without."""
+_FREE = 1.005
+"""A step that is at most so many times as long costs nothing."""
+_BEST_CHANCE = 0.95
+_SWITCHES_AFTER = 2
+"""Steps in a row that must agree before drafting goes on or off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The drafts that a request could get; `chances`: how likely each is right if those before it are."""
+
+    arrival: int
+    lane: Lane
+    chances: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """A step without drafts: how many `requests` decode or prefill, the `rows` that decode, the mean `kv` of these,
+    µs that prefills take `beside` them, and the longest that the step may take (`target`)."""
+
+    requests: int
+    rows: int
+    kv: float
+    beside: float = 0.0
+    target: float = float("inf")
+
+
+class DraftPlanner:
+    """`costs`: what steps take; None: every draft is free, as in tests."""
+
+    def __init__(self, costs: VerifyCosts | None, most: int) -> None:
+        self.costs = costs
+        self.most = most
+        self.drafting = True
+        """Whether drafts paid when steps last agreed about it."""
+        self._against = 0
+
+    def could_pay(self, load: StepLoad) -> bool:
+        """Whether drafts of the best chance would pay in such a step: if not, nobody needs to be asked for any."""
+        if self.costs is None:
+            return True
+        plain = self._took(load, 0, 0.0)
+        for drafts in range(1, self.most + 1):
+            # One request's drafts, or everybody's.
+            for drafting in {1, load.rows}:
+                gained = (expected_tokens(_BEST_CHANCE, drafts) - 1) * drafting
+                longer = self._took(load, drafts * drafting, 0.0) / plain
+                if (load.requests + gained) / load.requests > longer * _LEAST_GAIN:
+                    return True
+        return False
+
+    def plan(self, load: StepLoad, candidates: Sequence[Candidate], room: int, drafting_us: float) -> dict[int, int]:
+        """By arrival, how many of its drafts each candidate gets: `room` together at most. `drafting_us`: what asking
+        for them took, beside the step."""
+        rows: list[tuple[int, float, int]] = []
+        for candidate in candidates:
+            survives = 1.0
+            for chance in candidate.chances:
+                survives *= chance
+                rows.append((LANES.index(candidate.lane), -survives, candidate.arrival))
+        rows.sort()
+        batch = LANES.index("batch")
+        urgent = [row for row in rows if row[0] < batch][:room]
+        count = self._best_count(load, urgent, drafting_us)
+        taken = urgent[:count]
+        for row in [row for row in rows if row[0] == batch][: room - count]:
+            if not self._is_free(load, len(taken)):
+                break
+            taken.append(row)
+        if not self._agreed(wanted=bool(taken)):
+            return {}
+        counts: dict[int, int] = {}
+        for _, _, arrival in taken:
+            counts[arrival] = counts.get(arrival, 0) + 1
+        return counts
+
+    def _best_count(self, load: StepLoad, rows: Sequence[tuple[int, float, int]], drafting_us: float) -> int:
+        """How many of these rows, from the first on, bring the most tokens a second."""
+        if self.costs is None:
+            return len(rows)
+        tokens = float(load.requests)
+        best, best_rate = 0, tokens / self._took(load, 0, 0.0) * _LEAST_GAIN
+        for count, (_, survives, _) in enumerate(rows, 1):
+            tokens -= survives
+            took = self._took(load, count, drafting_us)
+            if took > load.target:
+                break
+            if tokens / took > best_rate:
+                best, best_rate = count, tokens / took
+        return best
+
+    def _is_free(self, load: StepLoad, drafts: int) -> bool:
+        return self.costs is None or self._took(load, drafts + 1, 0.0) <= self._took(load, drafts, 0.0) * _FREE
+
+    def _took(self, load: StepLoad, drafts: int, drafting_us: float) -> float:
+        assert self.costs is not None
+        return self.costs.step_us(load.rows + drafts, load.kv) + load.beside + (drafting_us if drafts else 0.0)
+
+    def _agreed(self, *, wanted: bool) -> bool:
+        """Whether drafts are verified now; it changes after some steps that agree."""
+        self._against = 0 if wanted == self.drafting else self._against + 1
+        if self._against >= _SWITCHES_AFTER:
+            self.drafting, self._against = wanted, 0
+        return wanted and self.drafting

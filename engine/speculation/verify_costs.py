@@ -1,0 +1,80 @@
+"""What a step takes by its rows and by the KV that they read: measured at start, and followed while steps run.
+
+The table says which rows ride free. Where padding, weights or launches decide what a step takes, it is flat for some
+rows; where the arithmetic does, each row costs. It is monotone: more rows or more KV never take less.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+_WEIGHT = 1 / 16
+_MOST_OFF = 2.0
+"""A step that took more than so many times its figure was held up by something else."""
+
+
+class VerifyCosts:
+    """µs of steps by tokens of KV that a row reads, and by rows."""
+
+    def __init__(self, measured: Mapping[int, Mapping[int, float]]) -> None:
+        """`measured`: KV of a row -> rows -> µs; the same rows for each KV. Made monotone from the largest down, as
+        what holds a measurement up only ever adds to it."""
+        self.kv = sorted(measured)
+        self.rows = sorted(measured[self.kv[0]])
+        self._table = [[measured[kv][rows] for rows in self.rows] for kv in self.kv]
+        for times in self._table:
+            times[:] = list(accumulate(reversed(times), min))[::-1]
+        for less, more in reversed(list(zip(self._table, self._table[1:], strict=False))):
+            less[:] = list(map(min, less, more))
+        self._off = [1.0] * len(self.rows)
+        """By rows, how many times as long as measured the last steps took."""
+
+    def step_us(self, rows: int, kv: float) -> float:
+        """µs of a step of so many rows, whose requests have so many tokens of KV on average."""
+        if len(self.kv) == 1:
+            return self._at(0, rows)
+        upper = min(max(1, bisect_left(self.kv, kv)), len(self.kv) - 1)
+        low, high = self.kv[upper - 1], self.kv[upper]
+        share = max(0.0, (kv - low) / (high - low))
+        below, above = self._at(upper - 1, rows), self._at(upper, rows)
+        return below + (above - below) * share
+
+    def _at(self, index: int, rows: int) -> float:
+        times, upper = self._table[index], bisect_left(self.rows, rows)
+        if upper == len(self.rows):  # beyond what was measured each row costs as the last ones did
+            return times[-1] * self._off[-1] * rows / self.rows[-1]
+        above = times[upper] * self._off[upper]
+        if self.rows[upper] == rows or not upper:
+            return above
+        low = self.rows[upper - 1]
+        below = times[upper - 1] * self._off[upper - 1]
+        return below + (above - below) * (rows - low) / (self.rows[upper] - low)
+
+    def observe(self, rows: int, kv: float, took: float) -> None:
+        """A step of decodes alone took so many µs."""
+        expected = self.step_us(rows, kv)
+        seen = min(_MOST_OFF, max(1 / _MOST_OFF, took / expected))
+        nearest = min(range(len(self.rows)), key=lambda at: abs(self.rows[at] - rows))
+        # All rows follow the machine; those that ran follow what they took themselves as well.
+        for at in range(len(self.rows)):
+            weight = _WEIGHT if at == nearest else _WEIGHT / 2
+            self._off[at] *= 1 + (seen - 1) * weight
+
+    def shown(self) -> Mapping[int, Sequence[tuple[int, float]]]:
+        """KV -> (rows, µs), as they are now."""
+        return {kv: [(rows, self._at(at, rows)) for rows in self.rows] for at, kv in enumerate(self.kv)}
+
+
+def expected_tokens(chance: float, drafts: int) -> float:
+    """Tokens that a request gets by a step that verifies so many drafts, each right with this chance."""
+    return float(drafts + 1) if chance >= 1 else (1 - chance ** (drafts + 1)) / (1 - chance)
+
+
+def break_even(costs: VerifyCosts, requests: int, drafts: int, kv: int) -> float | None:
+    """The least chance of a draft to be right with which so many drafts for each of so many requests pay; None if even
+    certain ones do not."""
+    dearer = costs.step_us(requests * (1 + drafts), kv) / costs.step_us(requests, kv)
+    percent = next((at for at in range(101) if expected_tokens(at / 100, drafts) >= dearer), None)
+    return None if percent is None else percent / 100

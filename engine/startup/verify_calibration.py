@@ -1,0 +1,101 @@
+"""Measures at start what steps with drafts take, by rows and KV, on the runner that will run them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from engine.execution.model_runner import ModelRunner, Sizes
+from engine.sampling.request_state import SamplingState
+from engine.scheduling.request import Request
+from engine.scheduling.step_work import Decode
+from engine.scheduling.token_sequence import TokenSequence
+from engine.speculation.speculator import MOST_DRAFTS
+from engine.speculation.verify_costs import VerifyCosts
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
+from protocol.requests import Sampling
+
+logger = structlog.get_logger("engine.startup.verify_calibration")
+
+_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_KV = (BLOCK_TOKENS, 16 * BLOCK_TOKENS)
+_ROUNDS = 5
+_LIMIT_S = 1.0
+"""After so long what was not measured yet is estimated from what was."""
+
+
+def measure_verification(
+    runner: ModelRunner, sizes: Sizes, clock: Callable[[], float] = time.perf_counter
+) -> VerifyCosts:
+    """What steps take whose rows are of few requests. To be called before there are requests: it overwrites blocks."""
+    began = clock()
+    measured: dict[int, dict[int, float]] = {}
+    most = min(sizes.budget, sizes.running * (1 + MOST_DRAFTS))
+    for kv in sorted({min(kv, max(1, sizes.context - 1 - MOST_DRAFTS)) for kv in _KV}):
+        took = measured[kv] = {}
+        for rows in [rows for rows in _ROWS if rows <= most]:
+            if clock() - began > _LIMIT_S and took:
+                took[rows] = _estimated(measured, kv, rows)
+                continue
+            works = _works(runner, rows, kv)
+            runner.run(works)  # a shape's first run allocates memory, which no later one does
+            times = []
+            for _ in range(_ROUNDS):
+                for work in works:  # as in each step that drafts, the plans are made anew
+                    work.draft(work.drafts)
+                start = clock()
+                runner.run(works)
+                times.append(clock() - start)
+                if clock() - began > _LIMIT_S:
+                    break
+            # Whatever else this machine does only ever adds to it.
+            took[rows] = max(1.0, min(times) * 1e6)
+    costs = VerifyCosts(measured)
+    logger.info(
+        "steps with drafts are measured",
+        us={kv: {rows: round(took) for rows, took in shown} for kv, shown in costs.shown().items()},
+        s=round(clock() - began, 2),
+    )
+    return costs
+
+
+def _estimated(measured: dict[int, dict[int, float]], kv: int, rows: int) -> float:
+    """As much more than fewer rows as each row costs, or as with less KV: no row is taken to be free unmeasured."""
+    took = measured[kv]
+    last = max(took)
+    less = next((before for length, before in measured.items() if length < kv), None)
+    return took[last] * (rows / last if less is None else less[rows] / less[last])
+
+
+def _works(runner: ModelRunner, rows: int, kv: int) -> Sequence[Decode]:
+    """Decodes of so many rows in all, as many of each request as it may have."""
+    requests, rest = divmod(rows, 1 + MOST_DRAFTS)
+    counts = [1 + MOST_DRAFTS] * requests + ([rest] if rest else [])
+    return [_decode(runner, number, count, kv) for number, count in enumerate(counts)]
+
+
+def _decode(runner: ModelRunner, number: int, rows: int, kv: int) -> Decode:
+    vocabulary = runner.model.config.vocabulary
+    tokens = [(number + index * 7919) % vocabulary for index in range(kv + 1)]
+    sampling = Sampling(MOST_DRAFTS + 1, temperature=0.0)
+    request = Request(
+        id=str(number),
+        attempt=1,
+        arrival=number,
+        tokens=TokenSequence(tokens),
+        prompt=len(tokens),
+        segments=((len(tokens), b"", ""),),
+        root=b"",
+        sampling=sampling,
+        max_output=MOST_DRAFTS + 1,
+        credit=MOST_DRAFTS + 1,
+        row=SamplingState(sampling, tokens),
+    )
+    blocks = min(memory.data.shape[0] for memory in runner.memories)
+    block = (number % blocks,) * len(runner.memories)
+    request.table = [block] * (-(-(len(tokens) + rows) // BLOCK_TOKENS))
+    work = Decode(request)
+    work.draft(tuple(tokens[: rows - 1]))
+    return work
