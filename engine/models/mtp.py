@@ -34,7 +34,7 @@ class MtpHead:
         config, checkpoint = load.config, load.checkpoint
         check_has_mtp(config, load)
         name = f"model.layers.{config.layers}"
-        self.state_layers = (config.layers,)
+        self.state_layers: tuple[int, ...] = (config.layers,)
         self.state_size = config.hidden
         self.heads, self.like, self.tiling = config.heads, load.like, load.tiling
         self.embedding = model.embedding

@@ -34,7 +34,7 @@ logger = structlog.get_logger("engine.speculation.head_drafter")
 class DraftingHead(DraftingModel, Protocol):
     """A `DraftingModel` that starts from hidden states: what goes into these layers of the served model."""
 
-    state_layers: Sequence[int]
+    state_layers: tuple[int, ...]
     state_size: int
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
