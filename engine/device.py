@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 import torch
@@ -27,6 +28,17 @@ def all_threads() -> int:
 def host_memory() -> int:
     """Bytes of memory that the machine has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes of the device's memory that nothing uses."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):  # not on Linux
+        return host_memory() // 2
 
 
 def empty_like_model(device: Device, dtype: Dtype) -> torch.Tensor:

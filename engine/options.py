@@ -20,15 +20,20 @@ Weights = Literal["auto", "decoded", "packed"]
 
 TEXT_DRAFTERS = ("grammar", "ngram", "suffix")
 """The drafters that need no weights, the preferred first."""
-DRAFTERS = TEXT_DRAFTERS
+DRAFT_MODEL = "draft-model"
+"""The drafter of the setting `draft_model`: a model or a head."""
+DRAFTERS = (*TEXT_DRAFTERS, DRAFT_MODEL)
 """All drafters that `parse_speculation` knows."""
 
 
-def parse_speculation(text: str) -> Sequence[str]:
-    """The drafters of `auto`, `off` or `NAME,…`, in the order in which they are asked. Raises ValueError."""
+def parse_speculation(text: str, *, draft_model: bool = False) -> Sequence[str]:
+    """The drafters of `auto`, `off` or `NAME,…`, in the order in which they are asked. Raises ValueError.
+
+    `draft_model`: whether the setting of this name names one.
+    """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["auto"]:
-        return TEXT_DRAFTERS
+        return DRAFTERS if draft_model else TEXT_DRAFTERS
     if names == ["off"]:
         return ()
     for name in names:
@@ -38,4 +43,6 @@ def parse_speculation(text: str) -> Sequence[str]:
             raise ValueError(f"{name} is given twice")
     if not names:
         raise ValueError("say auto, off, or which drafters")
+    if DRAFT_MODEL in names and not draft_model:
+        raise ValueError(f"{DRAFT_MODEL} needs the setting draft_model, which names its folder")
     return [name for name in DRAFTERS if name in names]

@@ -25,6 +25,7 @@ from engine.execution.verification import draw_runs
 from engine.kv_cache.checksums import BlockChecksums
 from engine.kv_cache.memory import KvMemory
 from engine.layers.attention_plan import PREFILL_TILE, AttentionPlan
+from engine.layers.hidden_states import HiddenStates
 from engine.layers.linear import Tiling
 from engine.models.decoder import Decoder
 from engine.sampling.grammar_allowance import StepAllowance
@@ -55,9 +56,13 @@ class ModelRunner:
     `on_logits` is called with the works that sample and their logits: a work stands there once for each token that it
     got. `clears`: whether `clear` does anything. `most_drafts`: how many a decode may have. `meanwhile` is called while
     a GPU computes a step, with what says whether that is done; it returns soon after that.
+
+    `on_states` is called with the works of a step and [rows, `state_layers` · hidden], the hidden states of all their
+    rows (`HiddenStates`), before anything is drawn from them; `gives_states`: whether it ever is.
     """
 
     clears = True
+    gives_states = True
 
     def __init__(
         self,
@@ -80,6 +85,8 @@ class ModelRunner:
         self._grammar = StepAllowance()
         self._plan_cache = AttentionPlanCache(model.config.heads, [memory.group for memory in memories], device)
         self.on_logits: Callable[[Sequence[Work], torch.Tensor], None] | None = None
+        self.on_states: Callable[[Sequence[Work], torch.Tensor], None] | None = None
+        self.state_layers: Sequence[int] = ()
         self.meanwhile: Callable[[Callable[[], bool]], None] = lambda _done: None
 
     @property
@@ -185,7 +192,10 @@ class ModelRunner:
         padding = [0] * self.tiling.padding(len(tokens))
         plans = self._plan_cache.of(works, singles, self.prefill_tile, self.fused_attention)
         there = torch.from_numpy(np.array([tokens + padding, positions + padding])).to(self.device)
-        hidden = self.model(there[0], there[1], plans, self.memories)
+        states = None if self.on_states is None else HiddenStates(self.state_layers)
+        hidden = self.model(there[0], there[1], plans, self.memories, states=states)
+        if self.on_states is not None and states is not None:
+            self.on_states(works, states.rows(len(tokens)))
         # What is not finite makes the sum so as well; then it is worth the while to look where it is.
         sound = [True] * len(works) if math.isfinite(hidden.sum().item()) else self._sound(works, hidden)
         ends = list(accumulate(counts))

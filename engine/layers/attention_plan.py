@@ -56,11 +56,15 @@ matters: all pairs have one length and are one batch."""
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens `start`..`start + count` of one sequence. `table`: its blocks, ABSENT where none is needed (yet)."""
+    """Tokens `start`..`start + count` of one sequence. `table`: its blocks, ABSENT where none is needed (yet).
+
+    `first`: keys before it are not seen, as those of a head that began to draft there.
+    """
 
     start: int
     count: int
     table: Sequence[int] | Indices
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,12 +123,20 @@ class Tiles:
 class DecodeAdvance:
     """What `AttentionPlan.move` needs to advance a plan of decodes alone.
 
-    `write`: the row at which each decode's block begins. `masked`: for each of `Tiles.pairs`, the tiles of its pairs
-    with masks, and where their keys start.
+    `write`: the row at which each decode's block begins. `masked`: for each of `Tiles.pairs`, its pairs with masks.
     """
 
     write: Indices
-    masked: tuple[tuple[Indices, Indices], ...]
+    masked: tuple[MaskedPairs, ...]
+
+
+@dataclass(frozen=True)
+class MaskedPairs:
+    """Pairs with masks: their tiles, where their keys start, and before which key nothing is seen (None: all is)."""
+
+    tile: Indices
+    start: Indices
+    first: Indices | None
 
 
 @dataclass(frozen=True)
@@ -146,9 +158,9 @@ class AttentionPlan:
         standing, (tiles,) = self.standing, self.tiles
         write = standing.write + (positions % BLOCK_TOKENS)[:, None]
         self.write.copy_(torch.from_numpy(write.reshape(-1)))
-        for pairs, (tile, start) in zip(tiles.pairs, standing.masked, strict=True):
+        for pairs, masked in zip(tiles.pairs, standing.masked, strict=True):
             if pairs.mask is not None:
-                mask = _mask(self.group, positions[tile][:, None], start, pairs.length)
+                mask = _mask(self.group, positions[masked.tile][:, None], masked, pairs.length)
                 pairs.mask.narrow(2, 0, 1).copy_(mask)  # all rows are one
 
 
@@ -178,7 +190,8 @@ def plan_attention(
         # What is absent is masked wherever it is met; the block of the chunk's last token stands in for it.
         present = tables[offsets + (starts + counts - 1) // BLOCK_TOKENS]
         tables = np.where(tables == ABSENT, np.repeat(present, sizes), tables)
-    layout = _Layout(heads, group, device, tables, sizes, offsets, fused)
+    firsts = np.array([chunk.first for chunk in chunks], np.int64)
+    layout = _Layout(heads, group, device, tables, sizes, offsets, fused, firsts if firsts.any() else None)
     tiles = []
     standing = None
     lanes = np.arange(parts(group) * group.kv_heads)
@@ -230,13 +243,15 @@ def _prefill_tiles(layout: _Layout, starts: Indices, counts: Indices, decodes: i
     )[0]
 
 
-def _mask(group: LayerGroup, query: Indices, start: Indices, length: int) -> torch.Tensor:
-    """[pairs, 1, queries, length] for queries at the positions [pairs, queries] and keys from `start` [pairs] on."""
-    place = (query - start[:, None])[:, None, :, None]
+def _mask(group: LayerGroup, query: Indices, masked: MaskedPairs, length: int) -> torch.Tensor:
+    """[pairs, 1, queries, length] for queries at the positions [pairs, queries] of these pairs."""
+    place = (query - masked.start[:, None])[:, None, :, None]
     key = np.arange(length)
     hidden = key > place
     if group.window:
         hidden |= key <= place - group.window
+    if masked.first is not None:
+        hidden |= key < (masked.first - masked.start)[:, None, None, None]
     # Not in numpy's memory: above 4 MiB it asks the kernel for huge pages, and the address range keeps that mark for
     # later owners, whose memory then seems to grow.
     mask = torch.empty(hidden.shape, dtype=torch.float32)
@@ -253,6 +268,8 @@ class _Layout:
     sizes: Indices
     offsets: Indices
     fused: bool
+    firsts: Indices | None
+    """Of each sequence the first key that is seen; None where that is 0 for all."""
 
     def tiles(
         self,
@@ -263,8 +280,8 @@ class _Layout:
         last: Indices,
         rows: Indices | None,
         real: Indices | None,
-    ) -> tuple[Tiles, tuple[tuple[Indices, Indices], ...]]:
-        """Tiles of these sequences with queries at positions `begin`..`last`; tiles and starts of the pairs with masks.
+    ) -> tuple[Tiles, tuple[MaskedPairs, ...]]:
+        """Tiles of these sequences with queries at positions `begin`..`last`; the pairs with masks.
 
         Which pairs have masks depends on the query's block alone, so it stays the same while a query is in one block.
         """
@@ -280,6 +297,9 @@ class _Layout:
         masked = start + length > (begin - begin % BLOCK_TOKENS)[tile_of]
         if window:
             masked |= start < (last - last % BLOCK_TOKENS + BLOCK_TOKENS - window)[tile_of]
+        seen = None if self.firsts is None else self.firsts[sequence][tile_of]
+        if seen is not None:
+            masked |= start < seen
         order = np.lexsort((~masked, length))
         alone = len(tile_of) == count
         in_order = alone and bool((order == np.arange(count)).all())
@@ -292,17 +312,19 @@ class _Layout:
             tile, begins, size = tile_of[these], start[these], int(length[these[0]])
             hidden = int(masked[these].sum())
             query = np.minimum(begin[tile[:hidden]][:, None] + token, last[tile[:hidden]][:, None])
+            with_masks.append(
+                MaskedPairs(tile[:hidden], begins[:hidden], None if seen is None else seen[these[:hidden]])
+            )
             pairs.append(
                 Pairs(
                     count=len(these),
                     length=size,
                     tile=None if in_order and len(these) == count else _tensor(tile, self.device),
                     gather=self._gather(sequence[tile], begins, size),
-                    mask=self._mask(query, begins[:hidden], size, rows_of) if hidden else None,
+                    mask=self._mask(query, with_masks[-1], size, rows_of) if hidden else None,
                     fused=self.fused,
                 )
             )
-            with_masks.append((tile[:hidden], begins[:hidden]))
         tiles = Tiles(
             count=count,
             tokens=tokens,
@@ -314,8 +336,8 @@ class _Layout:
         )
         return tiles, tuple(with_masks)
 
-    def _mask(self, query: Indices, start: Indices, length: int, rows: int) -> torch.Tensor:
-        return _mask(self.group, query, start, length).to(self.device).expand(-1, -1, rows, -1)
+    def _mask(self, query: Indices, masked: MaskedPairs, length: int, rows: int) -> torch.Tensor:
+        return _mask(self.group, query, masked, length).to(self.device).expand(-1, -1, rows, -1)
 
     def _gather(self, sequence: Indices, start: Indices, length: int) -> torch.Tensor:
         within = start[:, None] // BLOCK_TOKENS + np.arange(length // BLOCK_TOKENS)

@@ -38,9 +38,21 @@ class AttentionVariant:
 
 
 class SelfAttention:
-    """The attention `name` of the layer `index`; Q, K and V are one product."""
+    """The attention `name` of the layer `index`; Q, K and V are one product.
 
-    def __init__(self, load: Loader, name: str, index: int, rotary: Rotary, variant: AttentionVariant) -> None:
+    `inputs`: of that product; None for the hidden size.
+    """
+
+    def __init__(
+        self,
+        load: Loader,
+        name: str,
+        index: int,
+        rotary: Rotary,
+        variant: AttentionVariant,
+        *,
+        inputs: int | None = None,
+    ) -> None:
         self.variant, config = variant, load.config
         self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
         q, kv = self.heads * self.dim, self.kv_heads * self.dim
@@ -50,7 +62,7 @@ class SelfAttention:
             f"{name}.qkv_proj",
             [f"{name}.{part}_proj" for part in "qkv"],
             [q, kv, kv],
-            config.hidden,
+            config.hidden if inputs is None else inputs,
             bias=variant.qkv_bias,
         )
         self.output = load.linear([f"{name}.o_proj"], [config.hidden], q, bias=variant.output_bias)
@@ -66,7 +78,7 @@ class SelfAttention:
         )
 
     def __call__(self, x: torch.Tensor, forward: Forward, plus: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, hidden] → the same, to which `plus` is added if given; the rows' keys and values are stored."""
+        """[rows, inputs] → [rows, hidden], to which `plus` is added if given; the rows' keys and values are stored."""
         turned = self.heads + self.kv_heads
         qkv = self.qkv(x).view(x.shape[0], turned + self.kv_heads, self.dim)
         if self.norms is not None:

@@ -11,6 +11,7 @@ from engine.layers.attention_plan import AttentionPlan
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.embedding import Embedding, Head
 from engine.layers.forward import Forward
+from engine.layers.hidden_states import HiddenStates
 from engine.layers.loader import Loader
 from protocol.replicas import LayerGroup
 
@@ -52,18 +53,25 @@ class Decoder:
         plans: Sequence[AttentionPlan],
         memories: Sequence[KvMemory],
         layers: Sequence[DecoderLayer] | None = None,
+        *,
+        states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """[rows] token ids at [rows] positions → normalized hidden states [rows, hidden].
 
-        `layers`: which of its layers to run; None for all.
+        `layers`: which of its layers to run; None for all. `states`: collects what goes into some of them.
         """
         h = self.embedding(tokens)
         if self.embedding_scale is not None:
             h = h * self.embedding_scale
         forward = Forward(positions, plans, memories)
-        for layer in self.layers if layers is None else layers:
+        for index, layer in enumerate(self.layers if layers is None else layers):
+            if states is not None:
+                states.enter(index, h)
             h = layer(h, forward)
-        return self.norm(h)
+        h = self.norm(h)
+        if states is not None:
+            states.enter(len(self.layers), h)
+        return h
 
 
 def _embedding_and_head(load: Loader) -> tuple[Embedding, Embedding]:

@@ -46,6 +46,10 @@ class Drafter:
         """For each query a proposal of 1 to `most` tokens, or None for no idea. Bounded in time: all requests wait."""
         raise NotImplementedError
 
+    def catch_up(self) -> None:
+        """A step was chosen, and who wanted proposals for it has them: compute a bounded piece of what this drafter is
+        behind with, such as prompts. Called for each step, also where nothing decodes."""
+
     def cost_us(self, requests: int, tokens: int) -> float:
         """µs that proposals of so many tokens for each of so many requests are expected to take."""
         return 0.0

@@ -115,8 +115,13 @@ class Speculator:
         if self.off or not step.work:
             return
         decodes = [work for work in step.work if isinstance(work, Decode)]
-        if not decodes:
-            return
+        if decodes:
+            self._draft_for(step, decodes, target)
+        for drafter in self.drafters:
+            self._call(drafter, drafter.catch_up, None)
+        self._began = time.perf_counter()
+
+    def _draft_for(self, step: Step, decodes: Sequence[Decode], target: float) -> None:
         self._load = self._load_of(step, decodes, target)
         if self.planner.could_pay(self._load):
             began = time.perf_counter()
@@ -125,7 +130,6 @@ class Speculator:
             self.totals.drafting_us += took
             if proposals:
                 self._choose(decodes, proposals, self._budget - sum(work.count for work in step.work), took)
-        self._began = time.perf_counter()
 
     def _load_of(self, step: Step, decodes: Sequence[Decode], target: float) -> StepLoad:
         prefill = sum(work.count for work in step.work) - len(decodes)

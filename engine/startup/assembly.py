@@ -26,6 +26,7 @@ from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
 from engine.speculation.speculator import Off
+from engine.startup.draft_checkpoint import ServedParts
 from engine.startup.drafters import make_drafters
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
@@ -132,8 +133,11 @@ def assemble(
     costs = MeasuredCosts(options.max_running)
     is_invariant = make_ready(runner, costs, sizes, digest, trials)
     off: Off | None = "setting" if not options.speculation else None if is_invariant else "self_test"
-    drafters = make_drafters(options.speculation) if runner.most_drafts and off is None else ()
-    verify_costs = measure_verification(runner, sizes) if drafters else None
+    drafts = runner.most_drafts > 0 and off is None
+    verify_costs = measure_verification(runner, sizes) if drafts else None
+    served = ServedParts(options.model, config, runner, context, options.token_budget, digest)
+    # After the measurements, whose hidden states are nobody's.
+    drafters = make_drafters(options.speculation, options.draft_model, served) if drafts else ()
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]

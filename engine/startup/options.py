@@ -48,6 +48,8 @@ class ReplicaOptions:
     """The file in which what trials of kernels found is kept for the next start; None for nowhere."""
     speculation: Sequence[str] = TEXT_DRAFTERS
     """The drafters by name, the preferred first."""
+    draft_model: Path | None = None
+    """The folder of a draft model or a head: that of `model` for its own layer for multi-token prediction."""
     max_running: int = 0
     """Requests in a step; 0 for what suits the device."""
     token_budget: int = 0

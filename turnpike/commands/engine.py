@@ -69,6 +69,7 @@ def replica_options(settings: Settings, link_key: bytes, parent: int | None = No
         calibration=settings.calibration,
         trials=settings.trials,
         speculation=settings.drafters,
+        draft_model=settings.draft_folder(0),
         max_running=settings.max_running,
         token_budget=settings.token_budget,
         context=settings.context,

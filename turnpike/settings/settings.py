@@ -321,6 +321,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ENGINE,
         ),
     ] = "auto"
+    draft_model: Annotated[
+        str,
+        _about(
+            "folder of a small model with the same tokenizer, or of an EAGLE-3 head, that guesses the next tokens; the "
+            "model's own folder: its layer for multi-token prediction; with several models in their order, empty "
+            "for none",
+            SERVE,
+            ENGINE,
+        ),
+    ] = ""
     max_running: Annotated[
         int,
         _about(
@@ -448,7 +458,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def drafters(self) -> Sequence[str]:
         """The names of the drafters. Raises SettingError."""
         try:
-            return parse_speculation(self.speculation)
+            return parse_speculation(self.speculation, draft_model=self.draft_folder(0) is not None)
         except ValueError as error:
             raise SettingError(f"speculation: {error}") from error
 
@@ -513,6 +523,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Where the replicas that `serve` starts listen, one for each model."""
         folder = self.data / "run"
         return [f"unix:{(folder / f'replica-{at}.sock').absolute()}" for at in range(len(self.model_folders))]
+
+    def draft_folder(self, at: int) -> Path | None:
+        """The folder with which the replica of the model at this place drafts. Raises SettingError."""
+        parts = [part.strip() for part in self.draft_model.split(",")]
+        if len(parts) > len(self.model_folders):
+            raise SettingError(f"draft_model: {len(parts)} folders for {len(self.model_folders)} models")
+        return Path(parts[at]) if at < len(parts) and parts[at] else None
 
     def of_replica(self, at: int) -> Settings:
         """The settings of a replica that `serve` starts. Journals and caches are each one's own; those of the first lie

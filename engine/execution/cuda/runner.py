@@ -95,6 +95,7 @@ class CudaRunner(ModelRunner):
         self._ahead: Flight | None = None
 
     clears = False
+    gives_states = False
 
     @property
     def numerics(self) -> str:
