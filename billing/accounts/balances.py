@@ -20,7 +20,7 @@ from billing.accounts.idempotency import check_id_unused
 from billing.accounts.lone_grants import APPROVED, GRANT_CREATED, TakesTwoPeople, check_lone_grant, given_lately
 from billing.integrity.recorded_tables import CREDIT_LINES
 from billing.ledger.entries import Balance, Transaction, TransactionKind
-from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet
+from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet, without_expired
 from billing.money import MAX_PICO, InvalidMoney, check_currency, format_amount, format_pico
 from billing.pending_changes import propose_if_needed
 from billing.prices.price_books import priced_currencies, priced_currency
@@ -34,6 +34,10 @@ from storage.reported_error import ReportedError
 
 GrantKind = Literal["paid", "promo"]
 _MOST_PRIORITY = 2**31 - 1
+_GRANTS = select(
+    *(grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id")),
+    *(grant_balance.c[name] for name in ("remaining", "used", "gone", "held")),
+).join(grant_balance, grant_balance.c.grant_id == grant.c.id)
 DEFAULT_CURRENCY = "USD"
 """Of a tenant that has neither money nor prices."""
 
@@ -105,10 +109,16 @@ class Balances:
         return (await self.of_tenants([tenant_id]))[tenant_id]
 
     async def of_tenants(self, tenant_ids: Collection[UUID]) -> dict[UUID, Balance]:
-        """The balances of these tenants; of one without money an empty one, in the currency of its prices."""
+        """The balances of these tenants, without what has expired; of one without money an empty one, in the currency
+        of its prices."""
         async with self._database.reading() as session:
+            now = await self._database.now_in(session)
             rows = await session.execute(select(balance).where(balance.c.tenant_id.in_(tenant_ids)))
             balances = {row.tenant_id: Balance(*row) for row in rows}
+            due = (grant.c.expires_at <= now, grant_balance.c.remaining > 0)
+            expired = await session.execute(_GRANTS.where(grant.c.tenant_id.in_(tenant_ids), *due))
+            for one in sorted((OpenGrant(*row) for row in expired), key=lambda one: one.order):
+                balances[one.tenant_id] = without_expired(balances[one.tenant_id], [one], now)
             without = [tenant_id for tenant_id in tenant_ids if tenant_id not in balances]
             priced = await priced_currencies(session, without) if without else {}
         empty = {one: Balance(one, priced.get(one, DEFAULT_CURRENCY), 0, 0, 0, 0) for one in without}
@@ -120,11 +130,8 @@ class Balances:
 
     async def grants(self, tenant_id: UUID) -> list[OpenGrant]:
         """The tenant's grants with what became of each, in the order in which they are used."""
-        given = (grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id"))
-        left = (grant_balance.c[name] for name in ("remaining", "used", "gone", "held"))
-        query = select(*given, *left).join(grant_balance, grant_balance.c.grant_id == grant.c.id)
         async with self._database.reading() as session:
-            rows = await session.execute(query.where(grant.c.tenant_id == tenant_id))
+            rows = await session.execute(_GRANTS.where(grant.c.tenant_id == tenant_id))
             return sorted((OpenGrant(*row) for row in rows), key=lambda one: one.order)
 
     async def grant(

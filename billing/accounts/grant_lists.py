@@ -22,7 +22,8 @@ _COLUMNS = (*(grant.c[name] for name in _GIVEN), *(grant_balance.c[name] for nam
 
 class GrantRow(msgspec.Struct, frozen=True):
     """Money that was put in, and what became of it: `amount_pico` is `remaining`, `used` and `gone` (refunded or
-    expired) together. `at` and `expires_at` are in microseconds since the Unix epoch, amounts in pico-units."""
+    expired) together. Of an expired one, no more remains than open holds have reserved of it.
+    `at` and `expires_at` are in microseconds since the Unix epoch, amounts in pico-units."""
 
     id: UUID
     kind: str
@@ -66,4 +67,12 @@ def _of(tenant_id: UUID) -> Select[Any]:
 
 async def _rows(database: Database, query: Select[Any]) -> list[GrantRow]:
     async with database.reading() as session:
-        return [GrantRow(*row) for row in await session.execute(query)]
+        now = await database.now_in(session)
+        return [_without_expired(GrantRow(*row), now) for row in await session.execute(query)]
+
+
+def _without_expired(row: GrantRow, now: int) -> GrantRow:
+    """What is left of an expired grant is gone, before the worker has taken it too."""
+    if row.expires_at is None or row.expires_at > now:
+        return row
+    return msgspec.structs.replace(row, remaining=row.held, gone=row.gone + row.remaining - row.held)

@@ -311,5 +311,21 @@ def expired_money(now: int, grants: Iterable[OpenGrant]) -> int:
     return sum(grant.remaining for grant in grants if grant.expired(now) and not grant.restricted)
 
 
+def without_expired(balance: Balance, grants: Iterable[OpenGrant], now: int) -> Balance:
+    """The balance less what has expired of its grants and is not taken yet, but for what open holds count on: what is
+    shown of it."""
+    room = max(0, balance.available)
+    for grant in grants:
+        if not grant.expired(now):
+            continue
+        if grant.restricted:
+            balance = balance.changed(restricted=-grant.free)
+            continue
+        part = min(grant.remaining, room)
+        room -= part
+        balance = balance.changed(credit=-part, promo=-part if grant.account == "promo" else 0)
+    return balance
+
+
 def _is_refundable(grant: OpenGrant, now: int) -> bool:
     return grant.account == "prepaid" and not grant.expired(now)

@@ -1,12 +1,15 @@
 """Passwords: argon2id with the library's defaults, at most two at once, each in a thread.
 
-One hash takes 64 MiB and some 50 ms of four threads. Of those who wait, there are at most MOST_WAITING, for at most
-MOST_WAIT_S. This is no waiting for the database.
+One hash takes 64 MiB and some 50 ms of four threads, of less importance to the system than those that answer requests.
+Of those who wait, there are at most MOST_WAITING, for at most MOST_WAIT_S. This is no waiting for the database.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import threading
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +26,8 @@ AT_ONCE = 2
 MOST_WAITING = 50
 MOST_WAIT_S = 10.0
 _BUSY_S = 5.0
+_NICER, _NICEST = 10, 19
+"""How much nicer the threads are than the process, as nice(2) counts."""
 _FEWEST_DIFFERENT = 5
 """Different characters that a password must have."""
 Result = TypeVar("Result")
@@ -47,7 +52,7 @@ class Passwords:
 
     def __init__(self, hasher: PasswordHasher | None = None) -> None:
         self._hasher = hasher or PasswordHasher()
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="passwords")
+        self._threads = ThreadPoolExecutor(AT_ONCE, "passwords", initializer=_lower_priority)
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
         self._dummy: str | None = None
@@ -108,6 +113,13 @@ class Passwords:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._turns.release()
+
+
+def _lower_priority() -> None:
+    """Let requests go before this thread, and before those that argon2 starts from it, which inherit that."""
+    with contextlib.suppress(OSError, AttributeError):  # only on Linux a priority is a thread's
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(_NICEST, os.getpriority(os.PRIO_PROCESS, thread) + _NICER))
 
 
 def _normal(password: str) -> str:

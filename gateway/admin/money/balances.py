@@ -129,7 +129,8 @@ class BalanceOperations:
         before = await self._balances.get_or_empty(tenant.id)
         if body.dry_run:
             return balance_object(before.with_credit_line(amount))
-        return balance_object(await self._balances.set_credit_line(tenant.id, amount, before.currency))
+        await self._balances.set_credit_line(tenant.id, amount, before.currency)
+        return balance_object(await self._balances.get_or_empty(tenant.id))
 
     @operation("GET", f"{_TENANT}/statement", demands("balance.read"))
     async def retrieve_statement(

@@ -10,6 +10,7 @@ from sqlalchemy import literal, select
 
 from billing.accounts.adjustments import InvalidAdjustment, UnknownEvent, adjust
 from billing.accounts.balances import Balances, CurrencyMismatch, InvalidGrant, RefundRefused
+from billing.accounts.grant_lists import list_grants
 from billing.accounts.idempotency import IdempotencyConflict
 from billing.accounts.statements import by_day, statement
 from billing.calendar import period_bounds
@@ -90,6 +91,41 @@ async def test_what_expires_is_taken_once_and_holds_are_honoured(database: Datab
         ("prepaid", "breakage", 4 * COST),
         ("restricted", "goodwill", 2 * COST),
     ]
+    assert await audit_money(database) == []
+
+
+@pytest.mark.both_databases
+async def test_what_has_expired_is_not_shown_before_it_is_taken(database: Database) -> None:
+    tenant, balances = await Tenant.rich(database, COST), Balances(database)
+    other, now = await Tenant.rich(database, COST), await database.now()
+    await balances.grant(tenant.id, 4 * COST, "USD", expires_at=now + DAY)
+    await balances.grant(tenant.id, 2 * COST, "USD", kind="promo", expires_at=now + DAY)
+    await balances.grant(tenant.id, 2 * COST, "USD", kind="promo", expires_at=now + DAY, model="another")
+    hold = await HoldService(database).reserve(tenant.request(3 * COST))
+
+    async def shown() -> tuple[int, int, int, int]:
+        both = await balances.of_tenants([tenant.id, other.id])
+        assert both[other.id].available == COST
+        one = both[tenant.id]
+        return one.available, one.prepaid, one.promo, one.restricted
+
+    assert await shown() == (4 * COST, 5 * COST, 2 * COST, 2 * COST)
+    database.clock = literal(now + DAY, Count())
+    assert (await shown())[::3] == (0, 0), "what the hold counts on is neither available nor gone"
+    rows = {
+        (row.kind, row.model, row.expires_at is None): row for row in await list_grants(database, tenant.id, limit=9)
+    }
+    assert {key: (row.remaining, row.gone) for key, row in rows.items()} == {
+        ("paid", None, True): (COST, 0),
+        ("paid", None, False): (0, 4 * COST),
+        ("promo", None, False): (0, 2 * COST),
+        ("promo", "another", False): (0, 2 * COST),
+    }
+    await settle(database, PriceCatalog(database), [Release(hold.request_id, "no", hold.batch)])
+    expected = await shown()
+    assert expected == (COST, COST, 0, 0)
+    assert await balances.expire(now + DAY) == 1
+    assert await shown() == expected
     assert await audit_money(database) == []
 
 

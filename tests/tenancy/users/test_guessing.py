@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
+import threading
 import time
+from typing import Any
 
 import pytest
 from argon2 import PasswordHasher
@@ -175,6 +178,22 @@ async def test_two_hashes_at_once_and_a_bounded_queue() -> None:
     assert most <= AT_ONCE
     assert sum(isinstance(outcome, PasswordsBusy) for outcome in outcomes) == 10
     passwords.close()
+
+
+async def test_hashes_let_requests_go_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the threads that argon2 starts, which have the priority of the one that starts them."""
+    nice: list[int] = []
+
+    class Watching(PasswordHasher):
+        def hash(self, *arguments: Any, **named: Any) -> str:
+            nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return super().hash(*arguments, **named)
+
+    passwords = Passwords(Watching(time_cost=1, memory_cost=8, parallelism=1))
+    await asyncio.gather(*(passwords.hash(PASSWORD) for _ in range(4)))
+    passwords.close()
+    ours = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert nice == [min(19, ours + 10)] * 4
 
 
 async def test_a_hash_of_older_parameters_is_replaced_at_sign_in(users: Users, database: Database) -> None:
