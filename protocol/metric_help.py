@@ -31,6 +31,32 @@ HELP = {
     "turnpike_engine_nvme_evictions_total": "Records of KV that made room for others on disk",
     "turnpike_engine_nvme_misses_total": "Reads from disk that found no usable record",
     "turnpike_engine_nvme_refused_total": "Records of KV that the disk tier did not take",
+    "turnpike_engine_speculation_decodes_total": "Requests that decoded, summed over steps",
+    "turnpike_engine_speculation_drafts_total": "… of these, with drafts that the step verified",
+    "turnpike_engine_speculation_drafted_tokens_total": "Draft tokens that steps verified; they are not billed",
+    "turnpike_engine_speculation_accepted_tokens_total": "Draft tokens that were what the model draws: output",
+    "turnpike_engine_speculation_emitted_tokens_total": "Tokens that decodes put out, with drafts and without",
+    "turnpike_engine_speculation_drafting_seconds_total": "Time that drafters took, during which no step ran",
+    "turnpike_engine_speculation_gained_seconds": "Estimated time of plain steps that accepted drafts saved, less what "
+    "verifying them cost; below 0 for a loss",
+    "turnpike_engine_speculation_pays": "1 while drafts are verified where there are any, 0 where they would cost time",
+    **{
+        f"turnpike_engine_speculation_accepted_at_{at}_total": f"Accepted draft tokens at position {at} of a draft"
+        for at in range(1, 8)
+    },
+    "turnpike_engine_speculation_off_setting": "1 while nothing is drafted since no drafter is configured",
+    "turnpike_engine_speculation_off_device": "1 … since the steps of this device verify no drafts",
+    "turnpike_engine_speculation_off_self_test": "1 … since outputs depend on the batch on this machine",
+    "turnpike_engine_speculation_off_failed": "1 … since every drafter has failed",
+    **{
+        f"turnpike_engine_speculation_{drafter}_{what}_tokens_total": f"{what.title()} draft tokens of {words}"
+        for drafter, words in (
+            ("grammar", "what grammars force"),
+            ("ngram", "the request's own text and prediction"),
+            ("suffix", "earlier outputs of its scope"),
+        )
+        for what in ("drafted", "accepted")
+    },
     "turnpike_engine_swaps_total": "Preemptions that kept the KV in host memory",
     "turnpike_engine_evicted_blocks_total": "Cached KV blocks that were evicted",
     "turnpike_engine_service_seconds_total": "Engine time given to flows by this replica",

@@ -29,7 +29,7 @@ from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.step_work import DeviceFailed, Prefill, Step
 from engine.scheduling.tier import Tier, look_in
 from engine.speculation.drafter import Drafter
-from engine.speculation.speculator import Speculator
+from engine.speculation.speculator import Off, Speculator
 from engine.speculation.verify_costs import VerifyCosts
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
@@ -84,7 +84,7 @@ class Engine:
         publishes: bool = True,
         drafters: Sequence[Drafter] = (),
         verify_costs: VerifyCosts | None = None,
-        speculation_off: str | None = None,
+        speculation_off: Off | None = None,
     ) -> None:
         self.executor = executor
         self.copies = executor.copies

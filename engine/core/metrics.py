@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from engine.core.engine import Engine
+from engine.options import DRAFTERS
+from engine.speculation.speculator import OFF
 from prompt_cache.kv.grouped_pool import GroupedPool
 from protocol.replicas import TIERS, Tier, TierLoad
 
@@ -54,8 +56,30 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
         "turnpike_engine_waiting_requests": scheduler.waiting,
         "turnpike_engine_free_blocks": engine.pool.free_blocks,
         "turnpike_engine_cached_blocks": engine.pool.cached_blocks,
+        **_speculation_metrics(engine),
         **_tier_metrics(engine),
     }
+
+
+def _speculation_metrics(engine: Engine) -> dict[str, float]:
+    speculator, name = engine.speculator, "turnpike_engine_speculation_"
+    totals = speculator.totals
+    figures: dict[str, float] = {
+        f"{name}decodes_total": totals.decodes,
+        f"{name}drafts_total": totals.verified,
+        f"{name}drafted_tokens_total": totals.drafted,
+        f"{name}accepted_tokens_total": totals.accepted,
+        f"{name}emitted_tokens_total": totals.emitted,
+        f"{name}drafting_seconds_total": totals.drafting_us / 1e6,
+        f"{name}gained_seconds": totals.gained_us / 1e6,
+        f"{name}pays": float(not speculator.off and speculator.planner.drafting),
+    }
+    figures |= {f"{name}accepted_at_{at}_total": tokens for at, tokens in enumerate(totals.accepted_at, 1)}
+    figures |= {f"{name}off_{reason}": float(speculator.off == reason) for reason in OFF}
+    for drafter in DRAFTERS:
+        figures[f"{name}{drafter}_drafted_tokens_total"] = totals.drafted_by[drafter]
+        figures[f"{name}{drafter}_accepted_tokens_total"] = totals.accepted_by[drafter]
+    return figures
 
 
 def _tier_metrics(engine: Engine) -> dict[str, float]:

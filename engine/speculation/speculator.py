@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import structlog
 
@@ -26,6 +26,14 @@ from engine.speculation.verify_costs import VerifyCosts
 logger = structlog.get_logger("engine.speculation.speculator")
 Answer = TypeVar("Answer")
 
+Off: TypeAlias = Literal["setting", "device", "self_test", "failed"]
+OFF: Mapping[Off, str] = {
+    "setting": "no drafter is configured",
+    "device": "the steps of this device verify no drafts",
+    "self_test": "outputs depend on the batch on this machine, so that drafts could change them",
+    "failed": "every drafter has failed",
+}
+"""Why nothing is drafted."""
 MOST_DRAFTS = 7
 """Of a request in a step."""
 _GOOD_CHANCE = 0.7
@@ -77,13 +85,14 @@ class Speculator:
         vocabulary: int,
         costs: StepCosts,
         verify_costs: VerifyCosts | None = None,
-        off: str | None = None,
+        off: Off | None = None,
     ) -> None:
         if off is None and not batch.most_drafts:
-            off = "this device's steps verify no drafts"
+            off = "device"
         if off is None and not drafters:
-            off = "there is no drafter"
+            off = "setting"
         self.off = off
+        logger.info("speculation", drafters=[drafter.name for drafter in drafters], off=off and OFF[off])
         self.drafters = drafters
         self.totals = SpeculationTotals()
         self.planner = DraftPlanner(verify_costs, MOST_DRAFTS)
@@ -178,7 +187,8 @@ class Speculator:
             logger.exception("a drafter failed; it is asked for no more drafts", drafter=drafter.name)
             self.drafters = [other for other in self.drafters if other is not drafter]
             if not self.drafters:
-                self.off = "every drafter has failed"
+                self.off = "failed"
+                logger.error("speculation is off", off=OFF[self.off])
             return otherwise
 
     def _begin(self, request: Request) -> None:

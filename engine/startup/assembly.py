@@ -25,6 +25,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
+from engine.speculation.speculator import Off
 from engine.startup.draft_checkpoint import ServedParts
 from engine.startup.drafters import make_drafters
 from engine.startup.kept_trials import KeptTrials
@@ -131,8 +132,8 @@ def assemble(
     )
     costs = MeasuredCosts(options.max_running)
     is_invariant = make_ready(runner, costs, sizes, digest, trials)
-    off = None if is_invariant else "outputs depend on the batch on this machine"
-    drafts = bool(options.speculation) and runner.most_drafts > 0 and is_invariant
+    off: Off | None = "setting" if not options.speculation else None if is_invariant else "self_test"
+    drafts = runner.most_drafts > 0 and off is None
     verify_costs = measure_verification(runner, sizes) if drafts else None
     served = ServedParts(options.model, config, runner, context, options.token_budget, digest)
     # After the measurements, whose hidden states are nobody's.
@@ -159,7 +160,7 @@ def assemble(
             publishes=is_invariant,
             drafters=drafters,
             verify_costs=verify_costs,
-            speculation_off=off if options.speculation else "it was turned off",
+            speculation_off=off,
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from prompt_cache.placement.fetch_or_recompute import Place, TierRate
     from turnpike.processes.machine_rates import ModelRates
 
+_DRAFTS, _BATCHES = (1, 3, 7), (1, 4, 16, 64)
+"""Drafts of a request, and requests in a step, for which it is told from which acceptance on drafting pays."""
 _LENGTHS = (512, 2048, 8192, 32_768)
 """Of the prompts that are told of, as far as a model's context goes."""
 
@@ -119,6 +121,27 @@ def _meaning(rates: ModelRates, tiers: Mapping[Place, TierRate]) -> dict[str, An
             str(length): round(length / rates.block_tokens * rates.block_bytes / rates.compute.seconds(0, length))
             for length in lengths
         },
+        "speculation": _speculation(rates),
+    }
+
+
+def _speculation(rates: ModelRates) -> dict[str, Any]:
+    """What steps take by rows and KV, and the least share of right drafts with which drafting pays, by requests in a
+    step and drafts of each."""
+    from engine.speculation.verify_costs import break_even
+
+    costs = rates.verification
+    if costs is None:
+        return {"off": rates.no_drafts, "step_us": {}, "break_even": {}}
+    kv = min(costs.kv)
+    return {
+        "off": None,
+        "step_us": {
+            str(length): {str(rows): round(took) for rows, took in shown} for length, shown in costs.shown().items()
+        },
+        "break_even": {
+            str(batch): {str(drafts): break_even(costs, batch, drafts, kv) for drafts in _DRAFTS} for batch in _BATCHES
+        },
     }
 
 
@@ -142,6 +165,28 @@ def _print(figures: dict[str, Any]) -> None:
         for place, tokens in model["pays_from_tokens"].items():
             verdict = "never pays here: computing is quicker" if tokens is None else f"pays from {tokens} tokens on"
             print(f"Fetching from {place} {verdict}.")
+        _print_speculation(model["speculation"])
+
+
+def _print_speculation(speculation: Mapping[str, Any]) -> None:
+    print()
+    if speculation["off"] is not None:
+        print(f"Nothing is drafted: {speculation['off']}.")
+        return
+    lengths = list(speculation["step_us"])
+    rows = list(speculation["step_us"][lengths[0]])
+    print_table(
+        ("rows of a step", *(f"ms at {length} tokens of KV" for length in lengths)),
+        [(row, *(f"{speculation['step_us'][length][row] / 1000:.2f}" for length in lengths)) for row in rows],
+    )
+    print()
+    print_table(
+        ("requests", *(f"{drafts} drafts pay from" for drafts in next(iter(speculation["break_even"].values())))),
+        [
+            (batch, *("never" if share is None else f"{share:.0%} right" for share in shares.values()))
+            for batch, shares in speculation["break_even"].items()
+        ],
+    )
 
 
 def _speed(bytes_per_s: float) -> str:

@@ -19,6 +19,7 @@ from prompt_cache.placement.fetch_or_recompute import ComputeRate, TierRate
 if TYPE_CHECKING:
     from engine.core.engine import Engine
     from engine.options import Device
+    from engine.speculation.verify_costs import VerifyCosts
 
 PIECE_BYTES = 1 << 20
 DEPTHS = (1, 8, 32)
@@ -60,6 +61,10 @@ class ModelRates:
     block_tokens: int
     block_bytes: int
     context_tokens: int
+    verification: VerifyCosts | None = None
+    """What steps with drafts take; None where there are none."""
+    no_drafts: str = ""
+    """Why there are none."""
 
 
 def copy_memory() -> TierRate:
@@ -98,6 +103,7 @@ def read_disk(folder: Path) -> DiskRates:
 
 def compute(model: Path, device: Device) -> ModelRates:
     """Prefill of two lengths, which tell what a token costs and what the tokens before it add."""
+    from engine.speculation.speculator import OFF
     from engine.startup.assembly import assemble
     from engine.startup.options import ReplicaOptions
 
@@ -109,7 +115,16 @@ def compute(model: Path, device: Device) -> ModelRates:
     took = {length: min(_prefill(assembled.engine, length, number) for number in range(3)) for length in lengths}
     group_bytes = sum(group.block_bytes for group in assembled.layout.groups)
     context, block_tokens = assembled.capacity.context_tokens, assembled.layout.block_tokens
-    return ModelRates(assembled.model.name, _compute_rate(took), block_tokens, group_bytes, context)
+    speculator = assembled.engine.speculator
+    return ModelRates(
+        assembled.model.name,
+        _compute_rate(took),
+        block_tokens,
+        group_bytes,
+        context,
+        speculator.planner.costs,
+        OFF[speculator.off] if speculator.off else "",
+    )
 
 
 def _compute_rate(took: dict[int, float]) -> ComputeRate:

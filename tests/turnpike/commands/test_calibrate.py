@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.speculation.verify_costs import VerifyCosts
 from prompt_cache.placement.fetch_or_recompute import ComputeRate
 from prompt_cache.tiers.disk_calibration import read_disk_rate
 from turnpike import cli, logs
@@ -74,3 +75,23 @@ def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(machine_rates, "_FREE_PARTS", 1 << 60)
     assert cli.main(["calibrate", "--no-model"]) == 2
     assert "too little room" in capsys.readouterr().err
+
+
+def test_what_steps_with_drafts_take(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = VerifyCosts({64: {1: 1000.0, 4: 1000.0, 8: 2000.0}, 1024: {1: 2000.0, 4: 2000.0, 8: 4000.0}})
+    rates = machine_rates.ModelRates("short", ComputeRate(1e-9), 16, 4096, 4000, costs)
+    monkeypatch.setattr(machine_rates, "compute", lambda model, device: rates)
+    assert cli.main(["calibrate", "--json"]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert model["speculation"]["step_us"]["64"] == {"1": 1000, "4": 1000, "8": 2000}
+    assert model["speculation"]["break_even"]["1"]["3"] == 0.0
+    assert 0.4 < model["speculation"]["break_even"]["1"]["7"] < 0.6
+    assert cli.main(["calibrate"]) == 0
+    assert "ms at 1024 tokens of KV" in capsys.readouterr().out
+
+
+def test_why_nothing_is_drafted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = machine_rates.ModelRates("short", ComputeRate(1e-9), 16, 4096, 4000, None, "the device cannot")
+    monkeypatch.setattr(machine_rates, "compute", lambda model, device: rates)
+    assert cli.main(["calibrate"]) == 0
+    assert "Nothing is drafted: the device cannot." in capsys.readouterr().out
