@@ -18,6 +18,8 @@ _LEAST_GAIN = 1.03
 _FREE = 1.005
 """A step that is at most so many times as long costs nothing."""
 _BEST_CHANCE = 0.95
+_ASKED_AGAIN, _KV_STEP = 64, 256.0
+"""Steps after which it is found out anew whether drafts could pay, and tokens of KV that count as the same."""
 _SWITCHES_AFTER = 2
 """Steps in a row that must agree before drafting goes on or off."""
 
@@ -52,11 +54,26 @@ class DraftPlanner:
         self.drafting = True
         """Whether drafts paid when steps last agreed about it."""
         self._against = 0
+        self._could: dict[tuple[int, float], bool] = {}
+        self._asked = 0
 
     def could_pay(self, load: StepLoad) -> bool:
         """Whether drafts of the best chance would pay in such a step: if not, nobody needs to be asked for any."""
         if self.costs is None:
             return True
+        if load.beside:
+            return self._could_pay(load)
+        # Costs change slowly, and this is asked before each step.
+        key = load.rows, load.kv // _KV_STEP
+        if len(self._could) >= _ASKED_AGAIN or self._asked >= _ASKED_AGAIN:
+            self._could.clear()
+            self._asked = 0
+        self._asked += 1
+        if key not in self._could:
+            self._could[key] = self._could_pay(load)
+        return self._could[key]
+
+    def _could_pay(self, load: StepLoad) -> bool:
         plain = self._took(load, 0, 0.0)
         for drafts in range(1, self.most + 1):
             # One request's drafts, or everybody's.

@@ -40,6 +40,18 @@ _GOOD_CHANCE = 0.7
 """A proposal of this chance is taken without asking the drafters that come later."""
 
 
+@dataclass(frozen=True)
+class Speculation:
+    """Who drafts, the preferred first; what the rows of steps cost (None: nothing); why nothing is drafted, if so."""
+
+    drafters: Sequence[Drafter] = ()
+    costs: VerifyCosts | None = None
+    off: Off | None = None
+
+
+NO_SPECULATION = Speculation()
+
+
 @dataclass
 class SpeculationTotals:
     """What was done since the start, in tokens unless it says otherwise."""
@@ -70,23 +82,21 @@ class _Drafted:
 
 
 class Speculator:
-    """Drafts for the requests of one decode batch, by these drafters, the preferred first.
+    """Drafts for the requests of one decode batch.
 
-    `budget`: tokens of a step; `vocabulary`: token ids. `costs`: of steps, and `verify_costs`: of their rows; None:
-    drafts cost nothing. `off`: why nothing is drafted, or None. A drafter that fails is left out from then on.
+    `costs`: of steps with prompts. `budget`: tokens of a step; `vocabulary`: token ids. `off`: why nothing is drafted,
+    or None. A drafter that fails is left out from then on.
     """
 
     def __init__(
         self,
-        drafters: Sequence[Drafter],
+        speculation: Speculation,
         batch: DecodeBatch,
-        *,
+        costs: StepCosts,
         budget: int,
         vocabulary: int,
-        costs: StepCosts,
-        verify_costs: VerifyCosts | None = None,
-        off: Off | None = None,
     ) -> None:
+        drafters, off = speculation.drafters, speculation.off
         if off is None and not batch.most_drafts:
             off = "device"
         if off is None and not drafters:
@@ -95,7 +105,7 @@ class Speculator:
         logger.info("speculation", drafters=[drafter.name for drafter in drafters], off=off and OFF[off])
         self.drafters = drafters
         self.totals = SpeculationTotals()
-        self.planner = DraftPlanner(verify_costs, MOST_DRAFTS)
+        self.planner = DraftPlanner(speculation.costs, MOST_DRAFTS)
         self._batch = batch
         self._budget = budget
         self._vocabulary = vocabulary

@@ -25,14 +25,12 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
-from engine.speculation.speculator import Off
-from engine.startup.drafters import make_drafters
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
 from engine.startup.options import ReplicaOptions
 from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
-from engine.startup.verify_calibration import measure_verification
+from engine.startup.speculation import make_speculation
 from engine.startup.warm_up import warm_up
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
@@ -131,9 +129,7 @@ def assemble(
     )
     costs = MeasuredCosts(options.max_running)
     is_invariant = make_ready(runner, costs, sizes, digest, trials)
-    off: Off | None = "setting" if not options.speculation else None if is_invariant else "self_test"
-    drafters = make_drafters(options.speculation) if runner.most_drafts and off is None else ()
-    verify_costs = measure_verification(runner, sizes) if drafters else None
+    speculation = make_speculation(options.speculation, runner, sizes, is_invariant=is_invariant)
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
@@ -154,9 +150,7 @@ def assemble(
             else (),
             quarantine=Quarantine(options.data / "quarantine"),
             publishes=is_invariant,
-            drafters=drafters,
-            verify_costs=verify_costs,
-            speculation_off=off,
+            speculation=speculation,
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),
