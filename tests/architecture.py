@@ -107,7 +107,18 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "response_store": ("tables", "records", "sealing", "policies", "store", "running"),
     "engine": (
         *("errors", "model_config", "kernels", "grammar", "sampling", "scheduling", "options", "device"),
-        *("quantization", "kv_cache", "weights", "layers", "models", "execution", "speculation", "core", "startup", "server"),
+        *(
+            "quantization",
+            "kv_cache",
+            "weights",
+            "layers",
+            "models",
+            "execution",
+            "speculation",
+            "core",
+            "startup",
+            "server",
+        ),
     ),
     "gateway": (
         *("errors", "generation_request", "request_context", "conversation", "metering", "served_models", "fleet"),
