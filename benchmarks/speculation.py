@@ -8,7 +8,7 @@ runs are compared: they must be the same.
 - `nothing to copy`: random prompts, sampled output, batches of 1 to 64. It must not be slower.
 - `copying`: an answer that stands in the prompt is asked for again.
 - `asked again`: a question that the scope has asked before; drafts come from the earlier answer.
-- `ordinary`: questions of the model's own list, for the first time.
+- `ordinary`: questions of the model's own list, for the first time; with `--draft-model` its drafts.
 - `forced`: objects with long keys under a JSON schema.
 """
 
@@ -134,11 +134,19 @@ def conversation(model: ServedModel, *texts: str) -> list[int]:
     return model.prompt(turns).tokens
 
 
-def measure(bench: Bench, model: ServedModel, stops: tuple[int, ...], pairs: int, log: Callable[[str], None]) -> Any:
-    """All cases."""
+def measure(
+    bench: Bench,
+    model: ServedModel,
+    stops: tuple[int, ...],
+    pairs: int,
+    log: Callable[[str], None],
+    *,
+    only: str = "",
+) -> Any:
+    """All cases, or `only` the one of this name."""
     figures: dict[str, Any] = {"nothing to copy": {}}
     chance, vocabulary = random.Random(SEED), bench.engine.executor.vocabulary
-    for batch in BATCHES:
+    for batch in BATCHES if only in {"", "nothing to copy"} else ():
         prompts = [[chance.randrange(vocabulary) for _ in range(60)] for _ in range(batch)]
         requests = [request(prompt, OUTPUT, temperature=1.0, seed=at) for at, prompt in enumerate(prompts)]
         figures["nothing to copy"][str(batch)] = in_pairs(bench, requests, pairs)
@@ -170,6 +178,8 @@ def measure(bench: Bench, model: ServedModel, stops: tuple[int, ...], pairs: int
             ],
         ),
     ):
+        if only not in {"", name}:
+            continue
         each = [in_pairs(bench, [one], max(3, pairs // 3), name) for one in requests]
         ratios = {
             key: round(statistics.geometric_mean([one[key] for one in each]), 3) for key in ("ratio", "ratio_cpu")
@@ -189,6 +199,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("models/stdlib-qa"))
     parser.add_argument("--speculation", default="auto", help=f"auto, or of {', '.join(DRAFTERS)}")
+    parser.add_argument("--draft-model", type=Path, help="the folder of a draft model or a head")
+    parser.add_argument("--only", default="", help="the name of the only case to measure")
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
@@ -199,7 +211,8 @@ def main() -> None:
             Path(data),
             "bench",
             b"",
-            speculation=parse_speculation(arguments.speculation),
+            speculation=parse_speculation(arguments.speculation, draft_model=arguments.draft_model is not None),
+            draft_model=arguments.draft_model,
             trials=Path(tempfile.gettempdir()) / "turnpike-bench-trials.json",
         )
         assembled = assemble(options)
@@ -211,10 +224,18 @@ def main() -> None:
     figures = {
         "model": assembled.model.name,
         "speculation": arguments.speculation,
+        "draft_model": str(arguments.draft_model or ""),
         "pairs": arguments.pairs,
         "load_average": os.getloadavg(),
         "step_us": {} if costs is None else costs.shown(),
-        "cases": measure(Bench(assembled.engine), model, end_tokens(arguments.model), arguments.pairs, print),
+        "cases": measure(
+            Bench(assembled.engine),
+            model,
+            end_tokens(arguments.model),
+            arguments.pairs,
+            print,
+            only=arguments.only,
+        ),
     }
     figures["load_average_after"] = os.getloadavg()
     if arguments.json:

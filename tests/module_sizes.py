@@ -23,13 +23,13 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a type that several modules hand to each other, and that none of them owns": (
         *("protocol/message.py", "protocol/addresses.py", "engine/options.py"),
-        *("engine/startup/options.py", "billing/rating/lines.py"),
+        "billing/rating/lines.py",
         *("billing/verification/findings.py", "waterfall/record.py", "response_store/records.py"),
         *("gateway/request_context.py", "gateway/generation/dependencies.py", "gateway/admission/request_timeouts.py"),
         *("tenancy/users/identifiers.py", "turnpike/api/operations.py"),
     ),
     "an interface: its implementations, or those who are asked, are elsewhere and must not import each other": (
-        *("billing/budgets/store.py", "billing/reservation/hold_hooks.py", "engine/grammar/guide.py"),
+        *("billing/budgets/store.py", "billing/reservation/hold_hooks.py", "engine/speculation/drafter.py"),
         *("engine/scheduling/policy.py", "gateway/endpoints/tenant_scope.py"),
     ),
     "what a package shows of itself to others": ("billing/prices/__init__.py",),
@@ -54,6 +54,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
         *("tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
+        *("gateway/dialects/speculation.py", "gateway/generation/prediction.py"),
         "billing/reservation/billed_writes.py",
         *("billing/accounts/lone_grants.py", "billing/invoices/accounting/losses.py"),
     ),
@@ -64,7 +65,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "a bound with a state of its own, tested against hostile input alone": (
         *("engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
-        "engine/core/timeouts.py",
+        *("engine/core/timeouts.py", "engine/speculation/acceptance.py"),
         *("gateway/admission/request_size.py", "gateway/kept_responses/earlier_items.py"),
     ),
     "work of another thread or moment than that of its only user": (
@@ -75,7 +76,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "one of several alike, apart so that each can be read, changed and tested alone": (
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
-        "gateway/openapi/stand_in.py",
+        *("gateway/openapi/stand_in.py", "engine/speculation/grammar_drafter.py"),
         "billing/reservation/hooked_holds.py",
         *("billing/receipts/policies.py", "gateway/admin/tenants/receipt_policies.py"),
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),

@@ -28,9 +28,7 @@ from engine.scheduling.request import Request
 from engine.scheduling.scheduler import TOKEN_TARGETS, Scheduler
 from engine.scheduling.step_work import DeviceFailed, Prefill, Step
 from engine.scheduling.tier import Tier, look_in
-from engine.speculation.drafter import Drafter
-from engine.speculation.speculator import Off, Speculator
-from engine.speculation.verify_costs import VerifyCosts
+from engine.speculation.speculator import NO_SPECULATION, Speculation, Speculator
 from prompt_cache.kv.block_keys import BLOCK_TOKENS, model_root
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.tiers.identity import ScopeAccess
@@ -65,8 +63,7 @@ class Engine:
 
     `clock` gives seconds since the Unix epoch. `dram` is the pool of host memory, if there is any, `tiers`
     those behind it, the nearest first. What is None is made with defaults: an empty quarantine in memory, no
-    grammars. `publishes`: whether others may find a request's blocks (C2). `drafters`: who guesses
-    tokens, the preferred first, where steps cost `verify_costs`; `speculation_off`: why nobody does.
+    grammars. `publishes`: whether others may find a request's blocks (C2).
     """
 
     def __init__(
@@ -82,9 +79,7 @@ class Engine:
         quarantine: Quarantine | None = None,
         grammars: Grammars | None = None,
         publishes: bool = True,
-        drafters: Sequence[Drafter] = (),
-        verify_costs: VerifyCosts | None = None,
-        speculation_off: Off | None = None,
+        speculation: Speculation = NO_SPECULATION,
     ) -> None:
         self.executor = executor
         self.copies = executor.copies
@@ -119,15 +114,7 @@ class Engine:
         self._retentions: dict[str, float] = {}  # their seconds, as gateways that know their keys said last
         self._requests: dict[str, ParentRequest] = {}
         self._timeouts = TimeoutWatch(self._requests, limits.queue_timeouts)
-        self.speculator = Speculator(
-            drafters,
-            self.scheduler.batch,
-            budget=limits.budget,
-            vocabulary=executor.vocabulary,
-            costs=self.costs,
-            verify_costs=verify_costs,
-            off=speculation_off,
-        )
+        self.speculator = Speculator(speculation, self.scheduler.batch, self.costs, limits.budget, executor.vocabulary)
         self.outputs = OutputProcessor(self._requests, self.scheduler, self.fairness, self.quarantine, self.speculator)
 
     # ------------------------------------------------------------ requests
@@ -344,11 +331,10 @@ class Engine:
 
     def _take_copied(self, *, wait: bool = False) -> list[Step]:
         """Tell the scheduler of the steps whose copies are done; returns them. `wait`: at least for one, if any."""
-        done = []
-        for step, bad in self.copies.finished(wait=wait):
+        finished = self.copies.finished(wait=wait)
+        for step, bad in finished:
             self.scheduler.copied(step, bad)
-            done.append(step)
-        return done
+        return [step for step, _ in finished]
 
     # ------------------------------------------------------------ deadlines
 

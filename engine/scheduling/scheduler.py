@@ -116,8 +116,7 @@ class Scheduler:
         )
         self.preemptions = 0
         self._leases_looked_at = 0.0
-        self.waits = False
-        """Whether the last step had nothing to do but to wait for blocks that are being restored."""
+        self.waits = False  # whether the last step had nothing to do but to wait for blocks that are being restored
         self._placements = 0
         self._changed = False
         """Whether the queue must be looked at again: something changed since its first request was not admitted."""
@@ -266,7 +265,7 @@ class Scheduler:
 
     @property
     def token_target(self) -> float:
-        """The least time between two tokens that a decoding lane is to have, in µs; infinite if nothing decodes."""
+        """The least time between two tokens that a decoding lane is to have, in µs; infinite if none decodes."""
         return min((self.targets[lane] for lane, rows in self.batch.lanes.items() if rows), default=math.inf)
 
     # ------------------------------------------------------------ blocks that came, or must go

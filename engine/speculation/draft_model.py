@@ -75,7 +75,7 @@ class DraftModel(SideDrafter):
             chains.append(Chain(place, sequence, count, sum(piece.count for piece in pieces) - 1))
         if not chains:
             return [None] * len(queries)
-        hidden = self.runner.compute(pieces, self.runner.known_tokens(pieces))
+        hidden = self._compute(pieces, self.runner.known_tokens(pieces), None)
         return self._draft(len(queries), chains, hidden, goes_on=False)
 
     def _follow(self, query: Query, using: Collection[int]) -> SideSequence | None:
@@ -101,4 +101,7 @@ class DraftModel(SideDrafter):
                 pieces.append(Piece(sequence, sequence.computed, min(sequence.missing - 1, room)))
                 room -= pieces[-1].count
         if pieces:
-            self.compute_known(pieces)
+            pieces.sort(key=lambda piece: piece.count > MOST_SINGLE)
+            self.runner.compute(pieces, self.runner.known_tokens(pieces))
+        for piece in pieces:
+            self.side.advance(piece.sequence, piece.start + piece.count)

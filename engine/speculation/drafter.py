@@ -41,6 +41,8 @@ class Drafter:
 
     name: ClassVar[str]
     """In settings, logs and metrics."""
+    computes: ClassVar[bool] = False
+    """Whether its proposals take a time worth weighing before it is asked: `cost_us`."""
 
     def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
         """For each query a proposal of 1 to `most` tokens, or None for no idea. Bounded in time: all requests wait."""

@@ -82,7 +82,7 @@ class HeadDrafter(SideDrafter):
                 places[update.piece.sequence.serial] = place
         if not updates:
             return [None] * len(queries)
-        hidden, last_rows = self._compute(updates)
+        hidden, last_rows = self._compute_updates(updates)
         chains = []
         for sequence, row in last_rows:
             query = queries[places[sequence.serial]]
@@ -98,7 +98,7 @@ class HeadDrafter(SideDrafter):
         with torch.inference_mode():
             updates = [self._update(request, 0, using) for request in waiting]
             if known := [update for update in updates if update is not None]:
-                self._compute(known)
+                self._compute_updates(known)
 
     def _update(self, request: Request, tokens: int, using: Collection[int]) -> Update | None:
         """What can be computed of a request now, whose sequence gets memory for it, or for its first `tokens` tokens if
@@ -131,12 +131,12 @@ class HeadDrafter(SideDrafter):
                 return sequence
         return self.side.begin(request, begin + 1)
 
-    def _compute(self, updates: Sequence[Update]) -> tuple[torch.Tensor, list[tuple[SideSequence, int]]]:
+    def _compute_updates(self, updates: Sequence[Update]) -> tuple[torch.Tensor, list[tuple[SideSequence, int]]]:
         """The hidden states of these tokens; and of each sequence the row of its last one."""
         updates = sorted(updates, key=lambda update: update.piece.count > MOST_SINGLE)
         pieces = [update.piece for update in updates]
         features = self.head.features(torch.cat([update.states for update in updates]))
-        hidden = self.runner.compute(pieces, self.runner.known_tokens(pieces), features)
+        hidden = self._compute(pieces, self.runner.known_tokens(pieces), features)
         for update in updates:
             self.side.keep_tails(update.piece.sequence, update.piece.start - 1, update.states)
             self.side.advance(update.piece.sequence, update.piece.start + update.piece.count)

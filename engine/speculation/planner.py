@@ -7,7 +7,7 @@ batch lane get rows that cost nothing. No draft at all is a normal answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.speculation.verify_costs import VerifyCosts, expected_tokens
@@ -18,6 +18,8 @@ _LEAST_GAIN = 1.03
 _FREE = 1.005
 """A step that is at most so many times as long costs nothing."""
 _BEST_CHANCE = 0.95
+_ASKED_AGAIN, _KV_STEP = 64, 256.0
+"""Steps after which it is found out anew whether drafts could pay, and tokens of KV that count as the same."""
 _SWITCHES_AFTER = 2
 """Steps in a row that must agree before drafting goes on or off."""
 
@@ -52,11 +54,26 @@ class DraftPlanner:
         self.drafting = True
         """Whether drafts paid when steps last agreed about it."""
         self._against = 0
+        self._could: dict[tuple[int, float], bool] = {}
+        self._asked = 0
 
     def could_pay(self, load: StepLoad) -> bool:
         """Whether drafts of the best chance would pay in such a step: if not, nobody needs to be asked for any."""
         if self.costs is None:
             return True
+        if load.beside:
+            return self._could_pay(load)
+        # Costs change slowly, and this is asked before each step.
+        key = load.rows, load.kv // _KV_STEP
+        if len(self._could) >= _ASKED_AGAIN or self._asked >= _ASKED_AGAIN:
+            self._could.clear()
+            self._asked = 0
+        self._asked += 1
+        if key not in self._could:
+            self._could[key] = self._could_pay(load)
+        return self._could[key]
+
+    def _could_pay(self, load: StepLoad) -> bool:
         plain = self._took(load, 0, 0.0)
         for drafts in range(1, self.most + 1):
             # One request's drafts, or everybody's.
@@ -66,6 +83,19 @@ class DraftPlanner:
                 if (load.requests + gained) / load.requests > longer * _LEAST_GAIN:
                     return True
         return False
+
+    def chain_length(self, load: StepLoad, asked: int, chance: float, cost_us: Callable[[int, int], float]) -> int:
+        """How many drafts for each of `asked` requests bring the most tokens a second, where they cost time before it
+        is known whether they are right. `chance`: of each draft; `cost_us`: by requests and drafts of each. 0: none."""
+        if self.costs is None:
+            return self.most
+        best, best_rate = 0, load.requests / self._took(load, 0, 0.0) * _LEAST_GAIN
+        for drafts in range(1, self.most + 1):
+            took = self._took(load, drafts * asked, cost_us(asked, drafts))
+            rate = (load.requests + (expected_tokens(chance, drafts) - 1) * asked) / took
+            if took <= load.target and rate > best_rate:
+                best, best_rate = drafts, rate
+        return best
 
     def plan(self, load: StepLoad, candidates: Sequence[Candidate], room: int, drafting_us: float) -> dict[int, int]:
         """By arrival, how many of its drafts each candidate gets: `room` together at most. `drafting_us`: what asking

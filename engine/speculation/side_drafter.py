@@ -38,6 +38,8 @@ class Chain:
 class SideDrafter(Drafter):
     """What drafters with KV of their own have in common."""
 
+    computes = True
+
     def __init__(self, runner: SideRunner) -> None:
         self.runner = runner
         self.side = runner.side
@@ -77,9 +79,7 @@ class SideDrafter(Drafter):
             active = [active[row] for row in rows]
             if active:
                 pieces = [Piece(one.sequence, len(one.sequence.request.tokens) + len(passes) - 1, 1) for one in active]
-                began = time.perf_counter()
-                hidden = self.runner.compute(pieces, tokens[rows], wanted[rows] if goes_on else None)
-                self._observe(len(rows), time.perf_counter() - began)
+                hidden = self._compute(pieces, tokens[rows], wanted[rows] if goes_on else None)
                 rows = list(range(len(active)))
         drafts: dict[int, list[int]] = {chain.place: [] for chain in chains}
         drawn = iter(torch.cat([tokens for _, tokens in passes]).tolist())
@@ -88,11 +88,12 @@ class SideDrafter(Drafter):
                 drafts[chain.place].append(next(drawn))
         return list(drafts.values())
 
-    def compute_known(self, pieces: Sequence[Piece], features: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute tokens that requests have, those of many tokens last, and count them as computed."""
-        hidden = self.runner.compute(pieces, self.runner.known_tokens(pieces), features)
-        for piece in pieces:
-            self.side.advance(piece.sequence, piece.start + piece.count)
+    def _compute(self, pieces: Sequence[Piece], tokens: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
+        """As the runner does; what it takes is noted, unless it computes a prompt."""
+        began = time.perf_counter()
+        hidden = self.runner.compute(pieces, tokens, features)
+        if len(tokens) <= MOST_SINGLE * len(pieces):
+            self._observe(len(pieces), time.perf_counter() - began)
         return hidden
 
     def cost_us(self, requests: int, tokens: int) -> float:
@@ -115,8 +116,3 @@ class SideDrafter(Drafter):
 
     def forget(self, scope: str) -> None:
         self.side.forget(scope)
-
-
-def in_order(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces as a pass takes them: those of many tokens last."""
-    return sorted(pieces, key=lambda piece: piece.count > MOST_SINGLE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
@@ -38,6 +38,20 @@ MOST_DRAFTS = 7
 """Of a request in a step."""
 _GOOD_CHANCE = 0.7
 """A proposal of this chance is taken without asking the drafters that come later."""
+_RETRIED = 32
+"""Steps after which a drafter is asked again that was too slow."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Who drafts, the preferred first; what the rows of steps cost (None: nothing); why nothing is drafted, if so."""
+
+    drafters: Sequence[Drafter] = ()
+    costs: VerifyCosts | None = None
+    off: Off | None = None
+
+
+NO_SPECULATION = Speculation()
 
 
 @dataclass
@@ -70,23 +84,21 @@ class _Drafted:
 
 
 class Speculator:
-    """Drafts for the requests of one decode batch, by these drafters, the preferred first.
+    """Drafts for the requests of one decode batch.
 
-    `budget`: tokens of a step; `vocabulary`: token ids. `costs`: of steps, and `verify_costs`: of their rows; None:
-    drafts cost nothing. `off`: why nothing is drafted, or None. A drafter that fails is left out from then on.
+    `costs`: of steps with prompts. `budget`: tokens of a step; `vocabulary`: token ids. `off`: why nothing is drafted,
+    or None. A drafter that fails is left out from then on.
     """
 
     def __init__(
         self,
-        drafters: Sequence[Drafter],
+        speculation: Speculation,
         batch: DecodeBatch,
-        *,
+        costs: StepCosts,
         budget: int,
         vocabulary: int,
-        costs: StepCosts,
-        verify_costs: VerifyCosts | None = None,
-        off: Off | None = None,
     ) -> None:
+        drafters, off = speculation.drafters, speculation.off
         if off is None and not batch.most_drafts:
             off = "device"
         if off is None and not drafters:
@@ -95,7 +107,7 @@ class Speculator:
         logger.info("speculation", drafters=[drafter.name for drafter in drafters], off=off and OFF[off])
         self.drafters = drafters
         self.totals = SpeculationTotals()
-        self.planner = DraftPlanner(verify_costs, MOST_DRAFTS)
+        self.planner = DraftPlanner(speculation.costs, MOST_DRAFTS)
         self._batch = batch
         self._budget = budget
         self._vocabulary = vocabulary
@@ -106,6 +118,10 @@ class Speculator:
         """By arrival, of the step that runs."""
         self._load = StepLoad(0, 0, 0.0)
         self._began = 0.0
+        self._weighed_us = 0.0
+        """Of the time that drafts took, what was weighed before they were asked for."""
+        self._refused: Counter[str] = Counter()
+        """By drafter, how often it was too slow to be asked."""
 
     # ------------------------------------------------------------ before a step
 
@@ -125,11 +141,13 @@ class Speculator:
         self._load = self._load_of(step, decodes, target)
         if self.planner.could_pay(self._load):
             began = time.perf_counter()
+            self._weighed_us = 0.0
             proposals = self._proposals(decodes)
             took = (time.perf_counter() - began) * 1e6
             self.totals.drafting_us += took
             if proposals:
-                self._choose(decodes, proposals, self._budget - sum(work.count for work in step.work), took)
+                room = self._budget - sum(work.count for work in step.work)
+                self._choose(decodes, proposals, room, took - self._weighed_us)
 
     def _load_of(self, step: Step, decodes: Sequence[Decode], target: float) -> StepLoad:
         prefill = sum(work.count for work in step.work) - len(decodes)
@@ -154,10 +172,13 @@ class Speculator:
                 for arrival, query in wanting.items()
                 if not self._acceptance[arrival][drafter.name].paused(query.request.output)
             ]
-            if not queries:
+            if not (queries := self._worth_asking(drafter, queries)):
                 continue
             nothing: Sequence[Proposal | None] = ()
+            began = time.perf_counter()
             answers = self._call(drafter, partial(self._checked, drafter, queries), nothing)
+            if drafter.computes:
+                self._weighed_us += (time.perf_counter() - began) * 1e6
             for query, proposal in zip(queries, answers, strict=False):
                 if proposal is None:
                     continue
@@ -168,6 +189,19 @@ class Speculator:
                 if proposal.chance >= _GOOD_CHANCE:
                     del wanting[arrival]
         return promising
+
+    def _worth_asking(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Query]:
+        """These queries, for as many drafts as are worth what a drafter that computes takes for them; none if no draft
+        is. Then it is asked for one now and then, as what it takes may have become less."""
+        if not queries or not drafter.computes:
+            return queries
+        known = [self._acceptance[query.request.arrival][drafter.name] for query in queries]
+        chance = sum(each.chances(_GOOD_CHANCE, 1)[0] for each in known) / len(known)
+        count = self.planner.chain_length(self._load, len(queries), chance, drafter.cost_us)
+        if not count:
+            self._refused[drafter.name] += 1
+            count = not self._refused[drafter.name] % _RETRIED
+        return [replace(query, most=min(query.most, int(count))) for query in queries] if count else ()
 
     def _checked(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Proposal | None]:
         """A drafter's proposals. Raises ValueError where they are not of tokens, one for each query."""

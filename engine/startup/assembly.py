@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -25,15 +26,13 @@ from engine.models.decoder import Decoder
 from engine.models.registry import load_model, read_config
 from engine.scheduling.step_costs import MeasuredCosts
 from engine.scheduling.tier import Tier
-from engine.speculation.speculator import Off
-from engine.startup.draft_checkpoint import ServedParts
-from engine.startup.drafters import make_drafters
+from engine.startup.draft_checkpoint import ServedParts, load_drafter
 from engine.startup.kept_trials import KeptTrials
 from engine.startup.kv_size import block_counts, host_block_counts
 from engine.startup.numerics import numerics_id
 from engine.startup.options import ReplicaOptions
 from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
-from engine.startup.verify_calibration import measure_verification
+from engine.startup.speculation import make_speculation
 from engine.startup.warm_up import warm_up
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
@@ -132,12 +131,9 @@ def assemble(
     )
     costs = MeasuredCosts(options.max_running)
     is_invariant = make_ready(runner, costs, sizes, digest, trials)
-    off: Off | None = "setting" if not options.speculation else None if is_invariant else "self_test"
-    drafts = runner.most_drafts > 0 and off is None
-    verify_costs = measure_verification(runner, sizes) if drafts else None
     served = ServedParts(options.model, config, runner, context, options.token_budget, digest)
-    # After the measurements, whose hidden states are nobody's.
-    drafters = make_drafters(options.speculation, options.draft_model, served) if drafts else ()
+    load_draft = None if options.draft_model is None else partial(load_drafter, options.draft_model, served)
+    speculation = make_speculation(options.speculation, runner, sizes, load_draft, is_invariant=is_invariant)
     if dram:
         costs.observe_copies(1, runner.time_copy())
     windows = [group.window for group in model.groups]
@@ -158,9 +154,7 @@ def assemble(
             else (),
             quarantine=Quarantine(options.data / "quarantine"),
             publishes=is_invariant,
-            drafters=drafters,
-            verify_costs=verify_costs,
-            speculation_off=off,
+            speculation=speculation,
         ),
         ServedModel(name, digest, text_digest(options.model), dtype, config.vocabulary),
         Layout(BLOCK_TOKENS, model.groups),

@@ -30,6 +30,7 @@ from engine.scheduling.fairness.queue_limits import QueueBounds
 from engine.scheduling.step_costs import FixedCosts, Rates
 from engine.scheduling.step_work import Work
 from engine.speculation.drafter import Drafter
+from engine.speculation.speculator import Speculation
 from engine.startup.self_test import ensure_batch_invariance
 from prompt_cache.kv.grouped_pool import ABSENT, Block, GroupedPool
 from prompt_cache.tiers.record_store import RecordStore
@@ -370,7 +371,7 @@ def make_bench(
         clock=lambda: bench.now,
         dram=swap_pool,
         tiers=tiers,
-        drafters=drafters,
+        speculation=Speculation(drafters),
     )
     bench = Bench(engine)
     return bench

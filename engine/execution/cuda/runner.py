@@ -75,6 +75,7 @@ class CudaRunner(ModelRunner):
         bounds: Sequence[int] | None = None,
     ) -> None:
         super().__init__(model, memories, device, tiling, swap)
+        self.most_drafts = 0
         self.sizes = sizes
         bounds = split_bounds(sizes.context) if bounds is None else bounds
         there = torch.tensor(bounds, dtype=torch.int32, device=device)

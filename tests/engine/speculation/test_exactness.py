@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.options import TEXT_DRAFTERS
 from engine.speculation.drafter import Drafter
-from engine.startup.drafters import make_drafters
+from engine.startup.speculation import make_drafters
 from protocol.requests import LANES, Generate
 from tests.engine.conftest import VOCABULARY, Bench, Families, Run
 from tests.engine.memory_store import MemoryStore

@@ -1,29 +1,71 @@
-"""Measures at start what steps with drafts take, by rows and KV, on the runner that will run them."""
+"""Makes a replica's drafters, and measures at start what steps with drafts take on the runner that will run them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from engine.execution.model_runner import ModelRunner, Sizes
+from engine.options import DRAFT_MODEL
 from engine.sampling.request_state import SamplingState
 from engine.scheduling.request import Request
 from engine.scheduling.step_work import Decode
 from engine.scheduling.token_sequence import TokenSequence
-from engine.speculation.speculator import MOST_DRAFTS
+from engine.speculation.drafter import Drafter
+from engine.speculation.grammar_drafter import GrammarDrafter
+from engine.speculation.ngram_drafter import NgramDrafter
+from engine.speculation.speculator import MOST_DRAFTS, Speculation
+from engine.speculation.suffix_drafter import SuffixDrafter
 from engine.speculation.verify_costs import VerifyCosts
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from protocol.requests import Sampling
 
-logger = structlog.get_logger("engine.startup.verify_calibration")
+logger = structlog.get_logger("engine.startup.speculation")
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _KV = (BLOCK_TOKENS, 16 * BLOCK_TOKENS)
 _ROUNDS = 5
 _LIMIT_S = 1.0
 """After so long what was not measured yet is estimated from what was."""
+
+
+_MAKERS: Mapping[str, Callable[[], Drafter]] = {
+    "grammar": GrammarDrafter,
+    "ngram": NgramDrafter,
+    "suffix": SuffixDrafter,
+}
+
+
+def make_drafters(names: Sequence[str], load_draft: Callable[[], Drafter] | None = None) -> Sequence[Drafter]:
+    """The drafters of these names, in order. `load_draft`: loads the one with weights, if there is one."""
+    makers = _MAKERS if load_draft is None else {**_MAKERS, DRAFT_MODEL: load_draft}
+    return [makers[name]() for name in names]
+
+
+def make_speculation(
+    names: Sequence[str],
+    runner: ModelRunner,
+    sizes: Sizes,
+    load_draft: Callable[[], Drafter] | None = None,
+    *,
+    is_invariant: bool,
+) -> Speculation:
+    """Speculation by the drafters of these names, with its costs measured; or why there is none.
+
+    `is_invariant`: whether a row has the same bits in any batch. Where it has not, drafts would change the output.
+    Raises ModelError or StartError where what `load_draft` loads does not fit the served model.
+    """
+    if not names:
+        return Speculation(off="setting")
+    if not runner.most_drafts:
+        return Speculation(off="device")
+    if not is_invariant:
+        return Speculation(off="self_test")
+    # Measured before a head reads the runner's hidden states: those of the measurement are nobody's.
+    costs = measure_verification(runner, sizes)
+    return Speculation(make_drafters(names, load_draft), costs)
 
 
 def measure_verification(
