@@ -38,6 +38,7 @@ from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 Mode: TypeAlias = Literal["auto", "off"]
 Outputs: TypeAlias = dict[str, list[int]]
 BATCHES = (1, 4, 8, 16, 32, 64)
+CASES = ("nothing to copy", "ordinary", "copying", "asked again", "forced")
 PAIRS = 15
 OUTPUT = 48
 SEED = 7
@@ -134,11 +135,19 @@ def conversation(model: ServedModel, *texts: str) -> list[int]:
     return model.prompt(turns).tokens
 
 
-def measure(bench: Bench, model: ServedModel, stops: tuple[int, ...], pairs: int, log: Callable[[str], None]) -> Any:
-    """All cases."""
-    figures: dict[str, Any] = {"nothing to copy": {}}
+def measure(
+    bench: Bench,
+    model: ServedModel,
+    stops: tuple[int, ...],
+    pairs: int,
+    cases: Sequence[str],
+    batches: Sequence[int],
+    log: Callable[[str], None],
+) -> Any:
+    """These cases, the first of them with batches of these sizes."""
+    figures: dict[str, Any] = {name: {} for name in cases}
     chance, vocabulary = random.Random(SEED), bench.engine.executor.vocabulary
-    for batch in BATCHES:
+    for batch in batches if CASES[0] in cases else ():
         prompts = [[chance.randrange(vocabulary) for _ in range(60)] for _ in range(batch)]
         requests = [request(prompt, OUTPUT, temperature=1.0, seed=at) for at, prompt in enumerate(prompts)]
         figures["nothing to copy"][str(batch)] = in_pairs(bench, requests, pairs)
@@ -170,6 +179,8 @@ def measure(bench: Bench, model: ServedModel, stops: tuple[int, ...], pairs: int
             ],
         ),
     ):
+        if name not in cases:
+            continue
         each = [in_pairs(bench, [one], max(3, pairs // 3), name) for one in requests]
         ratios = {
             key: round(statistics.geometric_mean([one[key] for one in each]), 3) for key in ("ratio", "ratio_cpu")
@@ -190,6 +201,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("models/stdlib-qa"))
     parser.add_argument("--speculation", default="auto", help=f"auto, or of {', '.join(DRAFTERS)}")
     parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="default: %(default)s")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as data:
@@ -208,13 +221,22 @@ def main() -> None:
         pass
     model = load_served_model(arguments.model)
     costs = assembled.engine.speculator.planner.costs
+    batches = [int(batch) for batch in arguments.batches.split(",")]
     figures = {
         "model": assembled.model.name,
         "speculation": arguments.speculation,
         "pairs": arguments.pairs,
         "load_average": os.getloadavg(),
         "step_us": {} if costs is None else costs.shown(),
-        "cases": measure(Bench(assembled.engine), model, end_tokens(arguments.model), arguments.pairs, print),
+        "cases": measure(
+            Bench(assembled.engine),
+            model,
+            end_tokens(arguments.model),
+            arguments.pairs,
+            arguments.cases.split(","),
+            batches,
+            print,
+        ),
     }
     figures["load_average_after"] = os.getloadavg()
     if arguments.json:
