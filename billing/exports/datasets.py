@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
@@ -87,6 +88,8 @@ class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What to export: a period such as 2026-11, of one tenant, or of all tenants (None).
 
     `account_codes` are the journal's codes by account; `provider` is provider and invoice issuer in FOCUS.
+    `seller` is whose bookings they are (empty: of all), `datev` what a batch says of its owner
+    (`billing.exports.datev.parse_batch`).
     """
 
     period: str
@@ -94,6 +97,8 @@ class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):
     names: DisplayNames = DisplayNames()
     account_codes: Mapping[str, str] = {}
     provider: str = PROVIDER
+    seller: str = ""
+    datev: str = ""
 
 
 class ExportSnapshot(msgspec.Struct, frozen=True):
@@ -119,7 +124,11 @@ Rows: TypeAlias = Callable[[ExportSnapshot, ExportQuery], AsyncIterator[Sequence
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """One kind of export. `sums` are the money columns that the manifest sums by the column `currency`."""
+    """One kind of export. `sums` are the money columns that the manifest sums by the column `currency`.
+
+    `writer` writes a dataset whose file has a form of its own, of which CSV is the nearest; its name begins with
+    `prefix`. Such a dataset is made by the command alone.
+    """
 
     name: str
     title: str
@@ -128,6 +137,8 @@ class Dataset(msgspec.Struct, frozen=True):
     rows: Rows
     sums: tuple[str, ...]
     currency: str = "currency"
+    writer: Callable[[Path, ExportQuery], Any] | None = None
+    prefix: str = ""
 
     def place(self, name: str) -> int:
         """The index of a column."""

@@ -17,9 +17,11 @@ import msgspec
 from billing.calendar import check_period
 from billing.exports.costs import COSTS
 from billing.exports.datasets import Dataset, ExportQuery, ExportSnapshot, InvalidExport, Row
+from billing.exports.datev import DATEV
 from billing.exports.focus.cost_and_usage import COST_AND_USAGE
 from billing.exports.focus.invoice_detail import BILLING_PERIOD, INVOICE_DETAIL
 from billing.exports.formats.writers import FORMATS, Format, Writer, open_writer
+from billing.exports.general_ledger import GENERAL_LEDGER
 from billing.exports.invoices import INVOICES
 from billing.exports.journal import JOURNAL
 from billing.exports.usage import USAGE
@@ -31,7 +33,17 @@ from storage.database.database import Database
 MANIFEST_VERSION = 1
 DATASETS: dict[str, Dataset] = {
     dataset.name: dataset
-    for dataset in (USAGE, COSTS, INVOICES, JOURNAL, COST_AND_USAGE, INVOICE_DETAIL, BILLING_PERIOD)
+    for dataset in (
+        USAGE,
+        COSTS,
+        INVOICES,
+        JOURNAL,
+        GENERAL_LEDGER,
+        DATEV,
+        COST_AND_USAGE,
+        INVOICE_DETAIL,
+        BILLING_PERIOD,
+    )
 }
 """Every dataset by name. A new export is a Dataset in a module of its own, named here."""
 
@@ -98,6 +110,8 @@ async def export(
     """
     dataset, wanted = order.dataset, order.query
     check_period(wanted.period)
+    if dataset.writer is not None and order.form != "csv":
+        raise InvalidExport("format", f"{dataset.name} has a form of its own, which is called csv here")
     closed = (await Periods(database).get(wanted.period)).state == "closed"
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -129,7 +143,10 @@ async def _write(
     dataset, wanted = order.dataset, order.query
     count = 0
     totals = _Totals(dataset)
-    writer = open_writer(order.form, path, dataset.columns, title=dataset.title, period=wanted.period)
+    if dataset.writer is not None:
+        writer: Writer = dataset.writer(path, wanted)
+    else:
+        writer = open_writer(order.form, path, dataset.columns, title=dataset.title, period=wanted.period)
     try:
         async with database.reading() as session:
             async for portion in dataset.rows(ExportSnapshot(database, session, prices), wanted):

@@ -6,6 +6,7 @@ belongs to the month in which it was posted. The debits of a file equal its cred
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from sqlalchemy import and_, or_, select
@@ -33,18 +34,21 @@ ACCOUNT_CODES: dict[str, str] = {
     "bad_debt": "6900",
 }
 """Account → its code, unless another is set."""
+_OF_A_TAX = re.compile(r"(?:revenue|tax)\.(?:S|Z|E|AE|K|G|O)(?:\d{1,2}(?:\.\d{1,2})?)?", re.ASCII)
 _MICROSECOND = 1
 
 
 def parse_account_codes(text: str) -> dict[str, str]:
     """Codes by account from a text such as `clearing=1010,revenue=4400`; the other accounts keep theirs.
 
+    Bookings of documents take the code of a tax category (`revenue.AE=4336`), with its rate (`revenue.S7=4300`), first.
+
     Raises InvalidExport.
     """
     codes = dict(ACCOUNT_CODES)
     for part in filter(None, (part.strip() for part in text.split(","))):
         account, _, code = (piece.strip() for piece in part.partition("="))
-        if account not in ACCOUNT_CODES:
+        if account not in ACCOUNT_CODES and _OF_A_TAX.fullmatch(account) is None:
             raise InvalidExport("account_codes", f"{account!r} is not one of {', '.join(ACCOUNT_CODES)}")
         if not code:
             raise InvalidExport("account_codes", f"{account} has no code; write it as {account}=CODE")

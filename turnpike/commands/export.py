@@ -19,10 +19,13 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike export`."""
     parser.runs(export_data)
     parser.add_argument(
-        "dataset", metavar="DATASET", help="usage, costs, invoices, journal, focus, focus-invoices, focus-periods"
+        "dataset",
+        metavar="DATASET",
+        help="usage, costs, invoices, journal, general-ledger, datev, focus, focus-invoices, focus-periods",
     )
     parser.add_argument("--period", help="month such as 2026-11; default: this month (UTC)")
     parser.add_argument("--tenant", help="one tenant alone")
+    parser.add_argument("--seller", help="of one seller alone; general-ledger and datev")
     parser.add_argument("--format", default="csv", help="csv, jsonl, parquet or xlsx; default: csv")
     parser.add_argument("-o", "--output", metavar="FILE", help="file or folder; default: DATASET-PERIOD.FORMAT here")
 
@@ -44,8 +47,10 @@ def export_data(settings: Settings, arguments: argparse.Namespace) -> int:
             names=await admin.display_names(),
             account_codes=codes,
             provider=settings.provider_name,
+            seller=await _seller(admin, arguments.seller, dataset.name),
+            datev=settings.datev,
         )
-        path = _path(arguments.output, f"{dataset.name}-{period}.{form}")
+        path = _path(arguments.output, f"{dataset.prefix}{dataset.name}-{period}.{form}")
         try:
             manifest = await export(admin.database, admin.prices, ExportOrder(dataset, form, query), path, _progress)
         except OSError as error:
@@ -60,6 +65,18 @@ def export_data(settings: Settings, arguments: argparse.Namespace) -> int:
         print(f"{manifest_path(path)}: SHA-256 {manifest.sha256}")
 
     return with_admin_services(settings, work, long=True)
+
+
+async def _seller(admin: AdminServices, seller: str | None, dataset: str) -> str:
+    """The seller whose books they are; a batch for DATEV is of one. Raises CommandError."""
+    from billing.invoices.parties.store import Parties
+
+    sellers = [each.id for each in await Parties(admin.database).sellers()]
+    if seller is not None and seller not in sellers:
+        raise CommandError(f"--seller: there is no seller {seller}; `turnpike invoices seller show` names them")
+    if dataset == "datev" and seller is None and len(sellers) > 1:
+        raise CommandError(f"--seller: say whose books they are, one of {', '.join(sellers)}")
+    return seller or ""
 
 
 def _path(output: str | None, file_name: str) -> Path:

@@ -449,6 +449,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about("codes of the accounts in journal exports, such as revenue=4400,receivable=1200", SERVE, WORKER, ADMIN),
     ] = ""
+    datev: Annotated[
+        str, _about("whose books a DATEV export is for, such as consultant=1001,client=1,length=4,key.S19=3", ADMIN)
+    ] = ""
 
     def by_lane(self, name: str) -> dict[Lane, float]:
         """The values by lane of the setting `name`. Raises ValueError for a malformed one, which `load` refuses."""

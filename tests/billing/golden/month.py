@@ -57,7 +57,20 @@ from tests.billing.money import Tenant, event
 
 FOLDER = Path(__file__).parent
 MONTHS = ("2026-10", "2026-11")
-DATASETS = ("usage", "costs", "invoices", "journal", "focus", "focus-invoices", "focus-periods")
+DATASETS = (
+    "usage",
+    "costs",
+    "invoices",
+    "journal",
+    "general-ledger",
+    "datev",
+    "focus",
+    "focus-invoices",
+    "focus-periods",
+)
+
+CODES = {"clearing": "1200", "receivable": "10000", "prepaid": "1718", "revenue.S19": "8400", "revenue.AE": "8336"}
+BATCH = "consultant=1001,client=7,year=01-01,key.AE=41"
 
 EURO = 10**12
 POSTPAID, PREPAID, CHAT, SEARCH, NOTES, KEY = (UUID(int=0x7000_8000_0000_0000_0000 | n) for n in range(1, 7))
@@ -239,6 +252,8 @@ async def files(database: Database) -> dict[str, bytes]:
         for period, name in itertools.product(MONTHS, DATASETS):
             path = Path(folder, f"{name}.csv")
             asked = ExportQuery(period=period, names=NAMES, provider=SELLER.name)
+            if name in ("general-ledger", "datev"):
+                asked = msgspec.structs.replace(asked, seller=SELLER.id, account_codes=CODES, datev=BATCH)
             await export(database, PriceCatalog(database), ExportOrder(dataset_of(name), "csv", asked), path)
             made[f"{period}/{path.name}"] = _content(path)
     return made

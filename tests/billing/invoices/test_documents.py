@@ -5,17 +5,23 @@ from __future__ import annotations
 import io
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
+import facturx
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lxml import etree
 from pypdf import PdfReader
+from pypdf.errors import PyPdfError
 
 from billing.integrity.canonical_json import NotCanonical, canonical, sha256
 from billing.invoices.document import Document, Returned
+from billing.invoices.electronic.store import EInvoice
+from billing.invoices.electronic.syntaxes import to_xml
+from billing.invoices.rendering.factur_x import UnknownMetadata, declare_factur_x
 from billing.invoices.rendering.pdf import NotPrintable, to_pdf
 from billing.invoices.rendering.presentation import shown
 from billing.invoices.store import NOTHING_SETTLED, InvoiceRecord, Payment, PaymentsAndCredits
@@ -118,6 +124,44 @@ def test_a_pdf_has_what_article_226_wants() -> None:
 
 def test_a_pdf_has_the_same_bytes_each_time() -> None:
     assert to_pdf(document(), "finalized") == to_pdf(document(), "finalized")
+
+
+def test_a_pdf_with_its_xml_is_factur_x() -> None:
+    xml = to_xml(document(), "cii").decode()
+    pdf = to_pdf(document(), "finalized", embedded=EInvoice("cii", "en16931", xml, sha256(xml)))
+    assert pdf == to_pdf(document(), "finalized", embedded=EInvoice("cii", "en16931", xml, sha256(xml)))
+    assert facturx.get_xml_from_pdf(pdf, check_xsd=True) == ("factur-x.xml", xml.encode())
+    reader = PdfReader(io.BytesIO(pdf), strict=True)
+    root = cast(Any, reader.trailer["/Root"])
+    (file,) = root["/AF"]
+    assert (file.get_object()["/AFRelationship"], file.get_object()["/UF"]) == ("/Alternative", "factur-x.xml")
+    assert file.get_object()["/EF"]["/F"].get_object()["/Subtype"] == "/text/xml"
+    metadata = etree.fromstring(root["/Metadata"].get_object().get_data())
+    stated = {each.tag.rpartition("}")[2]: each.text for each in metadata.iter(f"{_FACTUR_X}*")}
+    assert stated == {
+        "DocumentType": "INVOICE",
+        "DocumentFileName": "factur-x.xml",
+        "Version": "1.0",
+        "ConformanceLevel": "EN 16931",
+    }
+    schemas = [each.text for each in metadata.iter("{http://www.aiim.org/pdfa/ns/schema#}prefix")]
+    assert "fx" in schemas
+    part, conformance = (metadata.find(f".//{{http://www.aiim.org/pdfa/ns/id/}}{name}").text for name in _PDF_A)
+    assert (part, conformance) == ("3", "B")
+    assert _text(pdf) == _text(to_pdf(document(), "finalized")), "the pages stay what they are"
+
+
+_FACTUR_X = "{urn:factur-x:pdfa:CrossIndustryDocument:invoice:1p0#}"
+_PDF_A = ("part", "conformance")
+
+
+def test_metadata_of_another_form_are_no_factur_x() -> None:
+    for wrong in (
+        b"%PDF-1.7\n",
+        to_pdf(document(), "finalized").replace(b"pdfaExtension:schemas", b"pdfaExtension:others_"),
+    ):
+        with pytest.raises((UnknownMetadata, PyPdfError)):
+            declare_factur_x(wrong, file_name="factur-x.xml", level="EN 16931")
 
 
 @pytest.mark.slow

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pypdf import PdfReader
 
 from billing.accounts.adjustments import adjust
+from billing.invoices.electronic.reading import read_statement
 from billing.money import format_pico
 from billing.prices import PriceCatalog
 from billing.usage import Usage
@@ -114,6 +116,7 @@ async def test_an_invoice_is_drafted_finalized_opened_and_paid(stack: Stack, des
     assert (draft["state"], draft["number"], draft["gross"]) == ("draft", None, would["gross"])
     assert (await owner.get(f"{C}/invoices"))["data"] == []  # drafts are the platform's
     await owner.get(f"{C}/invoices/{draft['id']}", 404)
+    assert (await finance.get(f"{C}/invoices/{draft['id']}/ubl", 409))["error"]["code"] == "not_expressible"
     refused = await finance.post(f"{C}/invoices/{draft['id']}/finalize", status=409)
     assert refused["error"]["code"] == "period_open"
     await customer.close("2026-10")
@@ -139,9 +142,16 @@ async def test_an_invoice_is_drafted_finalized_opened_and_paid(stack: Stack, des
     rows = list(csv.DictReader(io.StringIO(wanted["csv"].decode())))
     assert [row["exact"] for row in rows] == [line["exact"] for line in lines]
     assert wanted["pdf"].startswith(b"%PDF-")
+    (embedded,) = PdfReader(io.BytesIO(wanted["pdf"])).attachments["factur-x.xml"]
+    assert embedded == wanted["cii"]
+    for syntax in ("ubl", "cii"):
+        stated = read_statement(wanted[syntax].decode(), syntax)  # type: ignore[arg-type]
+        assert (stated.number, stated.gross, stated.payable) == (number, sent["gross"], sent["payable"])
+        assert stated.lines == [line["net"] for line in lines]
     archive = zipfile.ZipFile(io.BytesIO(wanted["bundle"]))
     manifest = json.loads(archive.read("manifest.json"))
     assert manifest["sha256"] == sent["sha256"]
+    assert archive.read(f"{number}.ubl.xml") == wanted["ubl"]
     for file in manifest["files"]:
         assert hashlib.sha256(archive.read(file["name"])).hexdigest() == file["sha256"]
     assert sorted(archive.namelist()) == sorted([*(file["name"] for file in manifest["files"]), "manifest.json"])
@@ -180,6 +190,7 @@ async def test_an_invoice_is_drafted_finalized_opened_and_paid(stack: Stack, des
 
 async def _files(stack: Stack, desk: Desk, number: str) -> dict[str, bytes]:
     kinds = {"pdf": "application/pdf", "json": "application/json", "csv": "text/csv", "bundle": "application/zip"}
+    kinds |= {"ubl": "application/xml", "cii": "application/xml"}
     found = {}
     for form, media_type in kinds.items():
         answer = await desk.call("GET", f"{C}/invoices/{number}/{form}")
@@ -196,7 +207,7 @@ async def test_invoices_are_their_tenants_and_changed_by_the_platforms_finance(
     record = await customer.invoice("2026-10")
     assert record.number is not None
     at = f"{C}/invoices/{record.number}"
-    reads = ("", "/lines", "/lines/1/drill", "/json", "/csv", "/verification")
+    reads = ("", "/lines", "/lines/1/drill", "/json", "/csv", "/ubl", "/cii", "/verification")
     for role, status in (("owner", 200), ("finance", 200), ("viewer", 200), ("developer", 403)):
         desk = desks.role(role, customer.id)  # type: ignore[arg-type]
         for path in reads:
@@ -226,6 +237,37 @@ async def test_invoices_are_their_tenants_and_changed_by_the_platforms_finance(
     assert (empty["data"], empty["total"]) == ([], {"units": 0, "exact": format_pico(0)})
     assert (await finance.post(f"{at}/void", _WHY))["state"] == "void"
     assert (await finance.post(f"{at}/void", _WHY, 409))["error"]["code"] == "wrong_state"
+
+
+async def test_who_sets_how_einvoices_are_sent(desks: Desks, customer: Customer) -> None:
+    """A tenant says where its documents go; the profile that they must have is the platform's."""
+    finance, owner = desks.operator("finance"), desks.role("owner", customer.id)
+    own = {"endpoint": "04011000-1234512345-35", "endpoint_scheme": "0204", "buyer_reference": "04011000-1234512345-35"}
+    changed = await owner.call("PATCH", f"{C}/buyer", own)
+    assert {name: changed.json()[name] for name in (*own, "einvoice")} == own | {"einvoice": ""}
+    profile = {"einvoice": "xrechnung"}
+    assert (await owner.call("PATCH", f"{C}/buyer", profile)).status_code == 403
+    assert (await finance.call("PATCH", f"{C}/buyer", profile)).json()["einvoice"] == "xrechnung"
+    refused = await owner.call("PATCH", f"{C}/buyer", {"buyer_reference": ""})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "buyer_reference")
+    await customer.use("2026-10-05", Usage(uncached=1_000_000))
+    await customer.close("2026-10")
+    draft = await finance.post(f"{C}/invoices", {"period": "2026-10"}, 201)
+    stopped = await finance.post(f"{C}/invoices/{draft['id']}/finalize", status=409)
+    assert (stopped["error"]["code"], "seller.contact" in stopped["error"]["message"]) == ("not_expressible", True)
+    seller = {
+        "contact": "Petra Muster",
+        "phone": "+49 89 1234567",
+        "reason": "new",
+        "iban": "de89 3704 0044 0532 0130 00",
+    }
+    changed = await desks.operator("finance").call("PATCH", f"/sellers/{draft['seller']}", seller)
+    assert (changed.status_code, changed.json()["iban"]) == (200, "DE89370400440532013000")
+    draft = await finance.post(f"{C}/invoices", {"period": "2026-10"}, 201)
+    sent = await finance.post(f"{C}/invoices/{draft['id']}/finalize")
+    ubl = (await owner.call("GET", f"{C}/invoices/{sent['number']}/ubl")).text
+    assert "xrechnung_3.0<" in ubl
+    assert "<cbc:BuyerReference>04011000-1234512345-35<" in ubl
 
 
 _MOMENTS = st.tuples(st.integers(1, 31), st.integers(0, 23), st.integers(0, 59))

@@ -196,6 +196,13 @@ def test_from_an_empty_folder_to_a_paid_invoice(
     assert pdf.read_bytes().startswith(b"%PDF")
     turnpike.run("invoices", "pdf", "--all", *month, "-o", str(tmp_path / "all"))
     assert (tmp_path / "all" / f"{one}.pdf").read_bytes() == pdf.read_bytes()
+    xml = turnpike.run("invoices", "xml", one, "--syntax", "cii", "-o", str(tmp_path)).strip()
+    assert xml == str(tmp_path / f"{one}.cii.xml")
+    turnpike.run("invoices", "xml", "--all", *month, "-o", str(tmp_path / "all"))
+    assert f"<cbc:ID>{one}</cbc:ID>" in (tmp_path / "all" / f"{one}.ubl.xml").read_text()
+    batch = turnpike.run("export", "datev", "--period", "2026-11", "--datev", "consultant=1001,client=1", status=2)
+    assert "is in USD, the books in EUR" in batch
+    assert "no seller nobody" in turnpike.run("export", "general-ledger", "--seller", "nobody", status=2)
     assert "is left" in turnpike.run("invoices", "pay", one, "--reference", "b", "--amount", "0.33", status=2)
     assert "decimal places" in turnpike.run("invoices", "pay", one, "--reference", "b", "--amount", "0.001", status=2)
     note = ("invoices", "credit-note", one, "--reason", "A gesture", "--request", "t1", "--line", "1=0.10")

@@ -24,6 +24,7 @@ const DATASETS = [
   { value: 'costs', label: 'costs: by day, project, model and meter' },
   { value: 'invoices', label: 'invoices: documents and their lines' },
   { value: 'journal', label: 'journal: postings for bookkeeping' },
+  { value: 'general-ledger', label: 'general ledger: bookings in whole coins' },
   { value: 'focus', label: 'FOCUS: cost and usage' },
   { value: 'focus-invoices', label: 'FOCUS: invoice detail' },
   { value: 'focus-periods', label: 'FOCUS: billing period' },
