@@ -6,7 +6,8 @@ one of those, the roll-ups do not say which requests are in it, and there is no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -23,12 +24,24 @@ from billing.tables.money import rollup_hour
 from billing.usage import METERS
 from storage.database.database import Database
 
+BY_TENANT = 100
+"""Tenants that an impact names at most."""
+
+
+class TenantPriceImpact(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant's usage cost, and what it would have cost."""
+
+    tenant_id: UUID
+    cost_pico: int
+    would_cost_pico: int
+
 
 class PriceImpact(msgspec.Struct, frozen=True, kw_only=True):
     """What usage cost, and what it would have cost, in pico-units, without cache storage, before contracts.
 
     `would_cost_pico` is None where it cannot be told exactly; `inexact` says why. `left_out`: tenants with usage of the
-    model that have a book of their own over this one, whose prices depend on both.
+    model that have a book of their own over this one, whose prices depend on both. `by_tenant`: the tenants with the
+    largest differences, BY_TENANT at most; none where they cannot be told.
     """
 
     requests: int
@@ -37,6 +50,7 @@ class PriceImpact(msgspec.Struct, frozen=True, kw_only=True):
     cost_pico: int
     would_cost_pico: int | None
     inexact: str
+    by_tenant: list[TenantPriceImpact] = []
 
 
 async def price_impact(
@@ -64,11 +78,14 @@ async def price_impact(
     ]
     inexact = ""
     would_cost = 0
+    by_tenant: dict[UUID, list[int]] = defaultdict(lambda: [0, 0])
     new = PriceVersion(0, model, book.currency, rows)
     for group in priced:
         problem, cost = _cost(group, new, await catalog.version(group.price_version))
         inexact = inexact or problem
         would_cost += cost
+        by_tenant[group.tenant_id][0] += int(group.cost_high) * LIMB + int(group.cost_low)
+        by_tenant[group.tenant_id][1] += cost
     return PriceImpact(
         requests=sum(int(group.requests) for group in priced),
         tenants=len({group.tenant_id for group in priced}),
@@ -76,7 +93,16 @@ async def price_impact(
         cost_pico=sum(int(group.cost_high) * LIMB + int(group.cost_low) for group in priced),
         would_cost_pico=None if inexact else would_cost,
         inexact=inexact,
+        by_tenant=[] if inexact else _largest(by_tenant),
     )
+
+
+def _largest(by_tenant: Mapping[UUID, Sequence[int]]) -> list[TenantPriceImpact]:
+    impacts = [
+        TenantPriceImpact(tenant_id=tenant, cost_pico=cost, would_cost_pico=would_cost)
+        for tenant, (cost, would_cost) in by_tenant.items()
+    ]
+    return sorted(impacts, key=lambda one: (-abs(one.would_cost_pico - one.cost_pico), one.tenant_id))[:BY_TENANT]
 
 
 def _concerned(book: PriceBook) -> tuple[ColumnElement[bool], ...]:

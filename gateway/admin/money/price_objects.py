@@ -13,7 +13,7 @@ from billing.prices.sheets import PriceSheet, SheetKind
 from billing.prices.version import Rows
 from gateway.endpoints.prices import ModelPrices, Price
 from gateway.errors import InvalidField
-from gateway.http.shapes import Instant, Page, Pico, show
+from gateway.http.shapes import Instant, Page, Pico, TenantId, show
 
 
 class Cell(Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,10 +117,19 @@ class BookPrices(Struct, frozen=True, kw_only=True):
     data: list[ModelPrices]
 
 
+class TenantImpactObject(Struct, frozen=True):
+    """What a tenant's requests cost, and what they would have cost."""
+
+    tenant: TenantId
+    cost: Pico
+    would_cost: Pico
+
+
 class ImpactObject(Struct, frozen=True, kw_only=True):
     """What a month's requests cost, and what they would have cost, without cache storage and before contracts.
     `would_cost`: none where it cannot be told exactly; `inexact` says why. `left_out`: how many tenants have prices of
-    their own over these. `closed`: whether the month's usage is complete."""
+    their own over these. `closed`: whether the month's usage is complete. `by_tenant`: the tenants with the largest
+    differences, a hundred at most."""
 
     object: Literal["price_sheet.impact"] = "price_sheet.impact"
     sheet: int
@@ -133,6 +142,7 @@ class ImpactObject(Struct, frozen=True, kw_only=True):
     cost: Pico
     would_cost: Pico | None
     inexact: str
+    by_tenant: list[TenantImpactObject]
 
 
 Shape = TypeVar("Shape", SheetObject, SheetWithDifference)

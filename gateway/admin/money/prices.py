@@ -185,6 +185,10 @@ class PriceOperations:
             currency=currency,
             cost=impact.cost_pico,
             would_cost=impact.would_cost_pico,
+            by_tenant=[
+                {"tenant": one.tenant_id, "cost": one.cost_pico, "would_cost": one.would_cost_pico}
+                for one in impact.by_tenant
+            ],
         )
 
     @operation(

@@ -45,6 +45,12 @@ async def test_it_is_what_each_request_would_have_cost(database: Database) -> No
     assert found.would_cost_pico == sum(new.cost(usage, events[0].lane) for usage in USAGES)
     assert found.would_cost_pico != found.cost_pico
     assert (found.requests, found.tenants, found.left_out, found.inexact) == (9, 1, 0, "")
+    (mine,) = found.by_tenant
+    assert (mine.tenant_id, mine.cost_pico, mine.would_cost_pico) == (
+        customer.id,
+        found.cost_pico,
+        found.would_cost_pico,
+    )
 
 
 async def test_no_prices_changed_is_no_difference_and_another_month_is_refused(database: Database) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turnpike.command_line import CommandParser
-from turnpike.commands.prices import books, proposals, sheets
+from turnpike.commands.prices import books, proposals, sheets, what_if
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -11,3 +11,4 @@ def add_arguments(parser: CommandParser) -> None:
     proposals.add_arguments(parser)
     sheets.add_arguments(parser)
     books.add_arguments(parser)
+    what_if.add_arguments(parser)
