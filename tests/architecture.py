@@ -167,7 +167,16 @@ TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
-        *("party_change", "rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
+        *(
+            "party_change",
+            "vat_check",
+            "advance_deduction",
+            "rate_limit",
+            "lease",
+            "ended_lease",
+            "lease_tag",
+            "membership",
+        ),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
         *("stored_response", "stored_response_events", "response_policy"),
@@ -183,6 +192,7 @@ AUDITED_TABLES = frozenset(
             "billing_profile",
             "legal_entity",
             "party_change",
+            "vat_check",
             "invoice",
             "invoice_payment",
             "export_job",
@@ -216,7 +226,9 @@ UNAUDITED_TABLES = frozenset(
             "seal",
             "number_series",
             "invoice_line",
+            "advance_deduction",
         ),
+        "exchange_rate",  # what a bank publishes: sealed
         # what a price sheet consists of and leads to
         *("price", "price_row", "price_version", "price_resolution"),
     )

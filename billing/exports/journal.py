@@ -25,6 +25,7 @@ ACCOUNT_CODES: dict[str, str] = {
     "prepaid": "2300",
     "promo": "2310",
     "restricted": "2320",
+    "deferred": "2330",
     "revenue": "4000",
     "charges": "4100",
     "breakage": "4200",

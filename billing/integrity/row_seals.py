@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.recorded_rows import plain_value
 from billing.ledger.entries import Transaction
 from billing.tables.books import billing_period, journal_loss, platform_setting, recon_run, seal
-from billing.tables.invoices import invoice, invoice_payment, party_change
+from billing.tables.invoices import exchange_rate, invoice, invoice_payment, party_change, vat_check
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.tables.prices import (
     contract_terms,
@@ -136,6 +136,13 @@ FORMS: dict[tuple[str, int], SealForm] = {
         SealForm(
             party_change, ("id",), ("id", "seller", "tenant_id", "valid_from", "facts", "reason"), "created_at"
         ),
+        SealForm(
+            vat_check,
+            ("id",),
+            ("id", "tenant_id", "vat_id", "answer", "name", "address", "consultation", "registry"),
+            "at",
+        ),
+        SealForm(exchange_rate, ("day", "currency"), ("day", "currency", "rate", "source"), "recorded_at"),
         SealForm(
             invoice,
             ("id",),

@@ -55,7 +55,7 @@ SCRIPT = (
     ("limits remove client", {"limits.removed"}),
     ("tenants suspend client", {"tenant.suspended"}),
     ("tenants resume client", {"tenant.resumed"}),
-    ("tenants credit client 20", {"grant.created"}),
+    ("tenants credit client 1", {"grant.created"}),
     ("tenants grant client 5", {"grant.created"}),
     ("tenants refund client 1", {"refund.created"}),
     ("tenants credit-line client 7", {"credit_line.set"}),

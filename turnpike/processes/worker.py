@@ -17,6 +17,7 @@ from audit_log.anchors import anchor_chains, latest_witness
 from billing.events import partitions
 from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
+from billing.invoices.accounting.deferral import earn_lapsed_commitments
 from billing.periods.periods import Periods
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
 from billing.service_levels.service_hours import forget_old as forget_service_hours
@@ -147,6 +148,8 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
             logger.warning("holds expired without any usage", holds=expired)
         if expired := await admin.balances.expire():
             logger.info("money expired unused", tenants=expired)
+        if lapsed := await earn_lapsed_commitments(admin.database):
+            logger.info("commitments ended", commitments=lapsed)
         for closed in await periods.close_due(settings.period_grace):
             logger.info("a billing period is closed", period=closed.period)
         return False

@@ -19,6 +19,7 @@ from storage.free_text import InvalidText, problem_of_text
 Treatment = Literal["auto", "standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "outside"]
 Detail = Literal["model", "project"]
 Role = Literal["seller", "buyer"]
+Prepayment = Literal["advance", "multi_purpose"]
 
 _COUNTRY = re.compile(r"[A-Z]{2}", re.ASCII)
 _IDENTITY = re.compile(r"[a-z0-9][a-z0-9-]{0,39}", re.ASCII)
@@ -80,6 +81,8 @@ class Seller(Party, frozen=True, kw_only=True):
     - `payment`: lines that say how to pay.
     - `rates`: country → standard VAT rate in hundredths of a percent, for the countries where it charges VAT.
     - `series`, `credit_series`: the number series of invoices and of credit notes.
+    - `prepayment`: when VAT on credit is due (`billing.invoices.advances`): `advance`, when it is paid, or
+      `multi_purpose`, when it is used. Absent in documents from before the choice, and means `multi_purpose` there.
     - `number_format`: has the fields `{series}`, `{year}` and `{n}` or `{n:06}`. With a year, each year begins at 1.
     """
 
@@ -91,6 +94,7 @@ class Seller(Party, frozen=True, kw_only=True):
     credit_series: str = "CN"
     number_format: str = "{series}-{year}-{n:06}"
     rates: dict[str, int] = {}
+    prepayment: Prepayment | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +120,11 @@ class Seller(Party, frozen=True, kw_only=True):
                 raise InvalidParty("rates", f"{country!r} is not a country code such as DE")
             if not 0 < rate < 10_000:
                 raise InvalidParty("rates", f"{rate} hundredths of a percent for {country}")
+
+
+def prepayment_of(seller: Seller) -> Prepayment:
+    """When VAT on credit is due: of a seller from before the choice, when it is used."""
+    return "multi_purpose" if seller.prepayment is msgspec.UNSET else seller.prepayment
 
 
 class Buyer(Party, frozen=True, kw_only=True):

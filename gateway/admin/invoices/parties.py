@@ -14,10 +14,12 @@ from billing.invoices.parties.parties import (
     Buyer,
     Detail,
     InvalidParty,
+    Prepayment,
     Seller,
     Treatment,
     format_rate,
     parse_rate,
+    prepayment_of,
     vat_warning,
 )
 from billing.invoices.parties.store import Parties
@@ -51,7 +53,8 @@ class PartyChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 class SellerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Fields of a seller to be changed. `rates`: country -> VAT in percent, all of them. A seller that exists needs a
-    `reason`."""
+    `reason`. `prepayment`: when VAT on credit is due: `advance` when it is paid, the default of a new seller, or
+    `multi_purpose` when it is used."""
 
     registration: str | UnsetType = UNSET
     payment: list[str] | UnsetType = UNSET
@@ -60,6 +63,7 @@ class SellerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only
     credit_series: str | UnsetType = UNSET
     number_format: str | UnsetType = UNSET
     rates: dict[str, str] | UnsetType = UNSET
+    prepayment: Prepayment | UnsetType = UNSET
 
 
 class BuyerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -120,6 +124,7 @@ class SellerObject(PartyObject, frozen=True, kw_only=True):
     credit_series: str
     number_format: str
     rates: dict[str, str]
+    prepayment: Prepayment
     versions: list[SellerVersion]
 
 
@@ -238,6 +243,7 @@ def _seller(dated: DatedParty[Seller]) -> SellerObject:
         dated.party,
         warning=vat_warning("seller", dated.party),
         rates=_rates(dated.party),
+        prepayment=prepayment_of(dated.party),
         versions=[
             SellerVersion(valid_from=day or None, country=then.country, vat_id=then.vat_id, rates=_rates(then))
             for day, then in dated.versions()

@@ -81,7 +81,8 @@ def _dry(parsed: argparse.Namespace) -> dict[str, Any]:
 
 async def set_seller(api: Api, parsed: argparse.Namespace) -> None:
     """`turnpike invoices seller set ID`."""
-    fields = _given(parsed, "seller", "currency", "series", "credit_series", "number_format", "registration", "payment")
+    names = ("seller", "currency", "series", "credit_series", "number_format", "registration", "payment", "prepayment")
+    fields = _given(parsed, *names)
     if parsed.rate or parsed.remove_rate:
         listed = [one for one in await api.list("list_sellers") if one["id"] == parsed.id]
         rates = dict(listed[0]["rates"]) if listed else {}

@@ -59,6 +59,11 @@ def add_arguments(parser: CommandParser) -> None:
     )
     text = "charge no VAT there any more; may be repeated"
     seller.add_argument("--remove-rate", action="append", metavar="COUNTRY", help=text)
+    seller.add_argument(
+        "--prepayment",
+        choices=["advance", "multi_purpose"],
+        help="when VAT on credit is due: when it is paid (default of a new one), or when it is used",
+    )
     _add_day(seller, "country, VAT id and rates", "why; needed where the seller exists")
     show = add_work(sellers, "show", "the legal entities", elsewhere.show_sellers, show_sellers)
     show.add_argument("id", nargs="?", metavar="ID", help="one alone")
