@@ -57,7 +57,7 @@ SCRIPT = (
     ("tenants resume client", {"tenant.resumed"}),
     ("tenants credit client 1", {"grant.created"}),
     ("tenants grant client 5", {"grant.created"}),
-    ("tenants refund client 1", {"refund.created"}),
+    ("tenants refund client 1.20", {"refund.created"}),
     ("tenants credit-line client 7", {"credit_line.set"}),
     ("tenants adjust client {event} output=-10 --reason late", {"usage.adjusted"}),
     ("budgets set client 30", {"budget.set"}),
@@ -101,7 +101,7 @@ SCRIPT = (
     ("journals declare-lost r9 --replicas unix:{folder}/gone.sock --reason burnt", {"journal.declared_lost"}),
     ("platform set approvals on --operator-key-file {ann}", {"platform_setting.set"}),
     ("tenants credit client 90000 --operator-key-file {ann}", {"change.proposed"}),
-    ("approvals approve {change} --operator-key-file {bob}", {"change.approved", "grant.created"}),
+    ("approvals approve {change} --operator-key-file {bob}", {"change.approved", "advance.issued", "grant.created"}),
     ("tenants credit client 80000 --operator-key-file {ann}", {"change.proposed"}),
     ("approvals withdraw {change} --operator-key-file {ann}", {"change.withdrawn"}),
 )
