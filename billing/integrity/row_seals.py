@@ -105,6 +105,14 @@ FORMS: dict[tuple[str, int], SealForm] = {
             SealedPart(price, "version", _PRICES, (*_PRICES, "price_micro")),
         ),
         SealForm(
+            price_version,
+            ("id",),
+            ("id", "model", "currency", "effective_at", "sha256", "formula"),
+            "created_at",
+            SealedPart(price, "version", _PRICES, (*_PRICES, "price_micro")),
+            number=2,
+        ),
+        SealForm(
             price_sheet,
             ("id",),
             ("id", "book", "model", "kind", "effective_at", "effective_until", "author", "reason", "forced", "sha256"),
