@@ -22,6 +22,7 @@ from billing.exports.focus.invoice_detail import BILLING_PERIOD, INVOICE_DETAIL
 from billing.exports.formats.writers import FORMATS, Format, Writer, open_writer
 from billing.exports.invoices import INVOICES
 from billing.exports.journal import JOURNAL
+from billing.exports.revenue import AGEING, DEFERRED, REVENUE
 from billing.exports.usage import USAGE
 from billing.money import format_pico
 from billing.periods.periods import Periods
@@ -31,7 +32,18 @@ from storage.database.database import Database
 MANIFEST_VERSION = 1
 DATASETS: dict[str, Dataset] = {
     dataset.name: dataset
-    for dataset in (USAGE, COSTS, INVOICES, JOURNAL, COST_AND_USAGE, INVOICE_DETAIL, BILLING_PERIOD)
+    for dataset in (
+        USAGE,
+        COSTS,
+        INVOICES,
+        JOURNAL,
+        REVENUE,
+        DEFERRED,
+        AGEING,
+        COST_AND_USAGE,
+        INVOICE_DETAIL,
+        BILLING_PERIOD,
+    )
 }
 """Every dataset by name. A new export is a Dataset in a module of its own, named here."""
 

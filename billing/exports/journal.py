@@ -104,7 +104,9 @@ JOURNAL = Dataset(
         Column("date", "date", "day in UTC, within the period"),
         Column("transaction_id", "id", "rows of one transaction balance"),
         Column("entry", "integer", "number of the entry in its transaction; its two rows are a debit and a credit"),
-        Column("kind", "text", "usage, adjustment, invoice (and credit note), return, grant, refund or expiry"),
+        Column(
+            "kind", "text", "usage, adjustment, invoice (and credit note), draw, return, grant, refund, expiry or lapse"
+        ),
         Column("account_code", "text", "as set by --account-codes"),
         Column("account", "text"),
         Column("debit", "money"),

@@ -19,7 +19,9 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare `turnpike export`."""
     parser.runs(export_data)
     parser.add_argument(
-        "dataset", metavar="DATASET", help="usage, costs, invoices, journal, focus, focus-invoices, focus-periods"
+        "dataset",
+        metavar="DATASET",
+        help="usage, costs, invoices, journal, revenue, deferred, ageing, focus, focus-invoices, focus-periods",
     )
     parser.add_argument("--period", help="month such as 2026-11; default: this month (UTC)")
     parser.add_argument("--tenant", help="one tenant alone")
