@@ -18,8 +18,8 @@ _ROW = audit_entry.c
 _BATCH = 500
 MONEY = (
     *("grant", "grants", "refund", "credit_line", "balance", "usage", "budget", "terms", "price_book", "price_sheet"),
-    *("period", "invoice", "credit_note", "seller", "billing_profile", "export", "journal", "platform_setting"),
-    "change",
+    *("period", "invoice", "credit_note", "advance", "seller", "billing_profile", "export", "journal"),
+    *("platform_setting", "change"),
 )
 """What actions of money are about: what stands before the point in their names."""
 

@@ -181,7 +181,8 @@ TENANT_TABLES = frozenset(
     (
         *("usage_event", "usage_fact", "hold_batch", "balance", "grant", "project", "api_key", "ended_hold"),
         *("ledger_txn", "rollup_hour", "budget", "invoice", "billing_profile", "webhook_endpoint", "export_job"),
-        *("party_change", "einvoice", "rate_limit", "lease", "ended_lease", "lease_tag", "membership"),
+        *("party_change", "einvoice", "vat_check", "advance_deduction", "rate_limit", "lease", "ended_lease"),
+        *("lease_tag", "membership"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
         *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
@@ -200,6 +201,7 @@ AUDITED_TABLES = frozenset(
             "billing_profile",
             "legal_entity",
             "party_change",
+            "vat_check",
             "invoice",
             "invoice_payment",
             "export_job",
@@ -238,9 +240,11 @@ UNAUDITED_TABLES = frozenset(
             "number_series",
             "invoice_line",
             "einvoice",
+            "advance_deduction",
         ),
         # what a provider or a bank told, and the work that follows: what comes of it is recorded
         *("payment_inbox", "payment_job", "payment_reconciliation", "bank_statement"),
+        "exchange_rate",  # what a bank publishes: sealed
         # what a price sheet consists of and leads to
         *("price", "price_row", "price_version", "price_resolution"),
     )

@@ -148,9 +148,9 @@ class AdminServices:
     @cached_property
     def balances(self) -> Balances:
         """What money tenants have."""
-        from billing.accounts.balances import Balances
+        from billing.invoices.advances import top_ups
 
-        return Balances(self.database)
+        return top_ups(self.database)
 
     @cached_property
     def budgets(self) -> BudgetSettings:

@@ -16,12 +16,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from audit_log.recorded_rows import digest_row
+from billing.accounts.advance_invoicing import AdvanceInvoicing
 from billing.accounts.idempotency import check_id_unused
 from billing.accounts.lone_grants import APPROVED, GRANT_CREATED, TakesTwoPeople, check_lone_grant, given_lately
 from billing.integrity.recorded_tables import CREDIT_LINES
-from billing.ledger.entries import Balance, Transaction, TransactionKind
-from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, OpenGrant, Wallet, without_expired
-from billing.money import MAX_PICO, InvalidMoney, check_currency, format_amount, format_pico
+from billing.ledger.entries import Balance, Transaction
+from billing.ledger.wallet import (
+    PAID_PRIORITY,
+    PROMO_PRIORITY,
+    OpenGrant,
+    RefundRefused,
+    Wallet,
+    without_expired,
+)
+from billing.money import MAX_PICO, InvalidMoney, check_currency, format_pico
 from billing.pending_changes import propose_if_needed
 from billing.prices.price_books import priced_currencies, priced_currency
 from billing.tables.money import balance, grant, grant_balance, ledger_entry, ledger_txn
@@ -76,14 +84,6 @@ class InvalidGrant(ReportedError, ValueError):
     """A grant that cannot be: of an unknown kind, paid for one model or project only, or expired before it began."""
 
 
-class RefundRefused(ReportedError, ValueError):
-    """More was to be paid back than is paid, unused and not reserved: `refundable_pico`."""
-
-    def __init__(self, refundable_pico: int, currency: str) -> None:
-        super().__init__(f"only {format_amount(refundable_pico)} {currency} are paid, unused and not reserved")
-        self.refundable_pico = refundable_pico
-
-
 class CreditLine(msgspec.Struct, frozen=True):
     """A credit line, as it is kept until another person approves it."""
 
@@ -93,16 +93,17 @@ class CreditLine(msgspec.Struct, frozen=True):
 
 
 class Balances:
-    """Putting money in, paying it back, and looking at it."""
+    """Putting money in, paying it back, looking at it. `advances` writes documents: without it, credit has no VAT."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, advances: AdvanceInvoicing | None = None) -> None:
         self._database = database
+        self._advances = advances
 
     async def get(self, tenant_id: UUID) -> Balance | None:
         """The tenant's balance; None if it never had money."""
         async with self._database.reading() as session:
             row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
-        return None if row is None else Balance(*row)
+            return None if row is None else Balance(*row)
 
     async def get_or_empty(self, tenant_id: UUID) -> Balance:
         """The tenant's balance; without money an empty one, in the currency of its prices."""
@@ -152,10 +153,9 @@ class Balances:
         """Put money in; the first grant decides the balance's currency. Returns the grant's id.
 
         A grant that is repeated under the same id counts once. What was given within 24 hours counts together where an
-        amount takes two people. `billing.ledger.wallet` says what is used first; what
-        is given (kind promo) can be for one model or project only. Raises InvalidMoney, InvalidGrant, CurrencyMismatch
-        or IdempotencyConflict, InvalidText; then nothing is written. Raises ChangePending while it takes two people.
-        """
+        amount takes two people. `billing.ledger.wallet` says what is used first; what is given (kind promo) can be for
+        one model or project only. Raises InvalidMoney, InvalidGrant, CurrencyMismatch or IdempotencyConflict,
+        InvalidText; then nothing is written. Raises ChangePending while it takes two people."""
         check_currency(currency)
         check_text("reason", reason, REASON, empty=True)
         if not 0 < amount_pico <= MAX_PICO:
@@ -164,7 +164,6 @@ class Balances:
             raise InvalidGrant(f"kind: {kind!r} is neither paid nor promo")
         if kind == "paid" and (model is not None or project_id is not None):
             raise InvalidGrant("what was paid can be used for everything: only a promo grant has a model or a project")
-        check_text("reason", reason, REASON, empty=True)
         check_text("model", model or "", NAME, empty=model is None)
         if priority is not None and not 0 <= priority <= _MOST_PRIORITY:
             raise InvalidGrant(f"priority: {priority} is not between 0 and {_MOST_PRIORITY}")
@@ -190,6 +189,7 @@ class Balances:
             await begin_balance(self._database, session, tenant_id, currency)
         try:
             async with recorded_money_transaction(self._database) as (session, money):
+                await self._issue_advance(session, made)
                 new = await _put_in(self._database, money, made)
                 if new:
                     await check_lone_grant(self._database, session, made)
@@ -216,9 +216,14 @@ class Balances:
         if made.expires_at is not None and made.expires_at <= await self._database.now_in(session):
             raise InvalidGrant("expires_at: it lies in the past")
         await begin_balance(self._database, session, made.tenant_id, made.currency)
+        await self._issue_advance(session, made)
         if not await _put_in(self._database, await money_transaction_in(self._database, session), made):
             raise InvalidGrant(f"id: {made.id} was used meanwhile")
         await _record_grant(session, made, approved=True)
+
+    async def _issue_advance(self, session: AsyncSession, made: Grant) -> None:
+        if self._advances is not None and made.kind == "paid":
+            await self._advances.issue(session, made)
 
     async def _was_given(self, made: Grant) -> bool:
         """Whether this very grant is there. Raises IdempotencyConflict if another thing is under its id."""
@@ -251,8 +256,7 @@ class Balances:
         Returns its id.
 
         A refund that is repeated under the same id counts once. Raises InvalidMoney, CurrencyMismatch, RefundRefused,
-        IdempotencyConflict, InvalidText; then nothing is written.
-        """
+        IdempotencyConflict, InvalidText; then nothing is written."""
         check_currency(currency)
         check_text("reason", reason, REASON, empty=True)
         if not 0 < amount_pico <= MAX_PICO:
@@ -261,6 +265,7 @@ class Balances:
         if refund_id is not None and await self._was_refunded(identity, tenant_id, amount_pico, currency):
             return identity
         async with recorded_money_transaction(self._database) as (session, money):
+            units = {} if self._advances is None else await self._advances.lock_units(session, tenant_id)
             found = (await money.lock([tenant_id])).get(tenant_id)
             if found is None:
                 raise RefundRefused(0, currency)
@@ -270,11 +275,18 @@ class Balances:
             if not posted:
                 wallet = Wallet(found, await money.grants([tenant_id]))
                 now = await money.now()
-                if amount_pico > wallet.refundable(now):
-                    raise RefundRefused(wallet.refundable(now), currency)
+                if amount_pico > wallet.refundable(now, units):
+                    raise RefundRefused(wallet.refundable(now, units), currency)
+                entries = wallet.refund(amount_pico, now, units)
+                if sum(entry.amount_pico for entry in entries) != amount_pico:
+                    raise InvalidMoney("amount: with VAT that was paid in advance, only whole minor units are refunded")
                 if not dry_run:
-                    await _post(money, wallet, Transaction(identity, tenant_id, currency, "refund", "",
-                                                           wallet.refund(amount_pico, now), reason))  # fmt: skip
+                    await _post(
+                        money, wallet, Transaction(identity, tenant_id, currency, "refund", "", entries, reason)
+                    )
+                    parts = {one.grant_id: one.amount_pico for one in entries if one.grant_id and one.grant_id in units}
+                    if self._advances is not None and parts:
+                        await self._advances.credit(session, tenant_id, identity, parts, reason)
                     said = {"amount": format_pico(amount_pico), "currency": currency}
                     await record_change(session, "refund.created", target="refund", target_id=identity,
                                         tenant_id=tenant_id, reason=reason, after=said)  # fmt: skip
@@ -323,8 +335,7 @@ class Balances:
         """Take what is left of grants whose time had passed at `now` (the database's clock if absent): the worker's.
 
         What open holds may cost that were taken before the expiry stays until they have ended. Returns from how many
-        tenants something was taken.
-        """
+        tenants something was taken."""
         instant = await self._database.now() if now is None else now
         due = (
             select(grant.c.tenant_id)
@@ -401,7 +412,3 @@ def _check(database: Database, found: Balance, made: Grant) -> None:
 
 async def _post(money: MoneyTransaction, wallet: Wallet, transaction: Transaction) -> None:
     await money.save([wallet.balance], [transaction], (), list(wallet.changed.values()))
-
-
-KINDS_OF_CREDIT: tuple[TransactionKind, ...] = ("grant", "expiry", "refund")
-"""The kinds of transactions that say what was put in and taken out again."""

@@ -6,9 +6,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.accounts.balances import RefundRefused
 from billing.ledger.entries import Transaction
-from billing.ledger.wallet import Wallet
+from billing.ledger.wallet import RefundRefused, Wallet
 from billing.transaction.opening import money_transaction_in
 from storage.database.database import Database
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import Balances, CreditLine
+from billing.invoices.advances import top_ups
 from billing.invoices.credit_notes import CreditArguments, credit_in
 from billing.money import format_pico
 from billing.pending_changes import ApprovalRefused, ChangeKind, PendingChange
@@ -43,7 +44,7 @@ class Makers(Struct, frozen=True):
     @classmethod
     def of(cls, database: Database, prices: PriceCatalog) -> Makers:
         """Those that work on this database."""
-        return cls(database, Contracts(database, prices), Balances(database), PlatformSettings(database))
+        return cls(database, Contracts(database, prices), top_ups(database), PlatformSettings(database))
 
 
 class Kind(Struct, frozen=True):

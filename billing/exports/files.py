@@ -24,6 +24,7 @@ from billing.exports.formats.writers import FORMATS, Format, Writer, open_writer
 from billing.exports.general_ledger import GENERAL_LEDGER
 from billing.exports.invoices import INVOICES
 from billing.exports.journal import JOURNAL
+from billing.exports.revenue import AGEING, DEFERRED, REVENUE
 from billing.exports.usage import USAGE
 from billing.money import format_pico
 from billing.periods.periods import Periods
@@ -40,6 +41,9 @@ DATASETS: dict[str, Dataset] = {
         JOURNAL,
         GENERAL_LEDGER,
         DATEV,
+        REVENUE,
+        DEFERRED,
+        AGEING,
         COST_AND_USAGE,
         INVOICE_DETAIL,
         BILLING_PERIOD,

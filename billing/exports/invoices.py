@@ -24,11 +24,14 @@ _CORRECTED = invoice.alias("corrected_invoice")
 def documents(wanted: ExportQuery) -> Select[Any]:
     """The period's issued documents, ordered by tenant and id.
 
-    The column `corrected` is the number of the invoice that a credit note corrects.
+    Credit notes and advance-payment invoices are those issued in it. The columns `corrected` and `corrected_kind` are
+    the number and the kind of the document that a credit note corrects.
     """
     invoices = (_OF.kind == "invoice") & (_OF.period == wanted.period)
-    notes = (_OF.kind == "credit_note") & (_OF.issued >= f"{wanted.period}-01") & (_OF.issued <= f"{wanted.period}-31")
-    query = select(invoice, _CORRECTED.c.number.label("corrected")).where(invoices | notes, _OF.state != "draft")
+    notes = (_OF.kind != "invoice") & (_OF.issued >= f"{wanted.period}-01") & (_OF.issued <= f"{wanted.period}-31")
+    query = select(invoice, _CORRECTED.c.number.label("corrected"), _CORRECTED.c.kind.label("corrected_kind")).where(
+        invoices | notes, _OF.state != "draft"
+    )
     query = query.outerjoin(_CORRECTED, _CORRECTED.c.id == _OF.corrects).order_by(_OF.tenant_id, _OF.id)
     # all tenants: without a tenant this exports the whole installation
     return query if wanted.tenant_id is None else query.where(_OF.tenant_id == wanted.tenant_id)

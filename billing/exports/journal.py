@@ -26,6 +26,7 @@ ACCOUNT_CODES: dict[str, str] = {
     "prepaid": "2300",
     "promo": "2310",
     "restricted": "2320",
+    "deferred": "2330",
     "revenue": "4000",
     "charges": "4100",
     "breakage": "4200",
@@ -107,7 +108,9 @@ JOURNAL = Dataset(
         Column("date", "date", "day in UTC, within the period"),
         Column("transaction_id", "id", "rows of one transaction balance"),
         Column("entry", "integer", "number of the entry in its transaction; its two rows are a debit and a credit"),
-        Column("kind", "text", "usage, adjustment, invoice (and credit note), return, grant, refund or expiry"),
+        Column(
+            "kind", "text", "usage, adjustment, invoice (and credit note), draw, return, grant, refund, expiry or lapse"
+        ),
         Column("account_code", "text", "as set by --account-codes"),
         Column("account", "text"),
         Column("debit", "money"),

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.recorded_rows import plain_value
 from billing.ledger.entries import Transaction
 from billing.tables.books import billing_period, journal_loss, platform_setting, recon_run, seal
-from billing.tables.invoices import einvoice, invoice, invoice_payment, party_change
+from billing.tables.invoices import einvoice, exchange_rate, invoice, invoice_payment, party_change, vat_check
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.tables.prices import (
     contract_terms,
@@ -109,6 +109,14 @@ FORMS: dict[tuple[str, int], SealForm] = {
             SealedPart(price, "version", _PRICES, (*_PRICES, "price_micro")),
         ),
         SealForm(
+            price_version,
+            ("id",),
+            ("id", "model", "currency", "effective_at", "sha256", "formula"),
+            "created_at",
+            SealedPart(price, "version", _PRICES, (*_PRICES, "price_micro")),
+            number=2,
+        ),
+        SealForm(
             price_sheet,
             ("id",),
             ("id", "book", "model", "kind", "effective_at", "effective_until", "author", "reason", "forced", "sha256"),
@@ -140,6 +148,13 @@ FORMS: dict[tuple[str, int], SealForm] = {
         SealForm(
             party_change, ("id",), ("id", "seller", "tenant_id", "valid_from", "facts", "reason"), "created_at"
         ),
+        SealForm(
+            vat_check,
+            ("id",),
+            ("id", "tenant_id", "vat_id", "answer", "name", "address", "consultation", "registry"),
+            "at",
+        ),
+        SealForm(exchange_rate, ("day", "currency"), ("day", "currency", "rate", "source"), "recorded_at"),
         SealForm(
             invoice,
             ("id",),

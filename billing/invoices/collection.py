@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
 from billing.integrity.row_seals import seal_rows
+from billing.invoices.accounting.draws import return_draws
 from billing.invoices.accounting.losses import (
     VAT_RELIEF,
     WRITE_OFF,
@@ -64,7 +65,7 @@ async def pay_in(
 ) -> InvoiceRecord:
     """As `pay`, in this transaction: with what says where the money came from."""
     if record.kind != "invoice":
-        raise DocumentRefused(f"{record.name} is a credit note, which cannot be paid")
+        raise DocumentRefused(f"{record.name} is no invoice that can be paid")
     check_text("reference", reference, MOST_TEXT)
     payment_id = payment_id_of(record, reference)
     await lock_documents(database, session, record.tenant_id)
@@ -154,10 +155,14 @@ async def void(database: Database, record: InvoiceRecord, reason: str, *, write:
         current = await lock_invoice(database, session, record.tenant_id, record.id)
         if current.kind == "credit_note":
             raise DocumentRefused(f"{current.name} is a credit note, which cannot be voided; invoice the amount again")
+        if current.kind == "advance":
+            raise DocumentRefused(f"{current.name} is paid; refund what is left of its credit instead")
         if current.paid or current.credited:
             raise DocumentRefused(f"{current.name} is partly paid or credited; write a credit note instead")
         entries = reversed_entries(entries_of(current))
-        return await _change_state(database, session, current, "void", entries, reason=reason)
+        after = await _change_state(database, session, current, "void", entries, reason=reason)
+        await return_draws(database, session, current)
+        return after
 
 
 async def mark_uncollectible(

@@ -13,9 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import settle_payment
 from billing.accounts.taken_back import read_taken_back
+from billing.invoices.accounting.deferral import deferred_by_note, with_deferral
 from billing.invoices.accounting.posting import balanced_entries, post, step_id
 from billing.invoices.collection import MOST_TEXT, settle_invoice
-from billing.invoices.document import Document, InvoiceLine
+from billing.invoices.document import Document, InvoiceLine, LocalTax
 from billing.invoices.errors import AmountRefused, WrongState
 from billing.invoices.finalizing import issue
 from billing.invoices.parties.dated import BUYER_FACTS, SELLER_FACTS, with_facts
@@ -23,7 +24,7 @@ from billing.invoices.parties.store import lock_documents, read_buyer, read_sell
 from billing.invoices.parties.tax import Tax, TaxTotal, tax_totals
 from billing.invoices.recording import record_document
 from billing.invoices.store import InvoiceRecord, lock_invoice, read_document, update_invoice, write_draft
-from billing.money import format_minor, format_pico, minor_to_pico, minor_unit
+from billing.money import format_minor, format_pico, minor_to_pico, minor_unit, round_half_up
 from billing.pending_changes import propose_if_needed
 from billing.rating.commitment_accounts import read_commitment_lines
 from billing.rating.commitments import lines_of
@@ -187,13 +188,23 @@ async def _compose(
     day = (arguments.issued or await today(database, session)).isoformat()
     seller = (await read_seller(database, session, record.seller)).on(day)
     buyer = (await read_buyer(database, session, record.tenant_id)).on(day)
+    document = msgspec.structs.replace(
+        document,
+        seller=with_facts(seller, document.seller, SELLER_FACTS),
+        buyer=with_facts(buyer, document.buyer, BUYER_FACTS),
+    )
+    note = note_of(document, lines, taxes, arguments.reason)
+    return with_deferral(note, await deferred_by_note(session, record, lines))
+
+
+def note_of(document: Document, lines: list[InvoiceLine], taxes: list[TaxTotal], reason: str) -> Document:
+    """The document of a credit note for a document of these parties, not numbered yet."""
+    net, tax = sum(line.net for line in lines), sum(total.tax for total in taxes)
     return msgspec.structs.replace(
         document,
         kind="credit_note",
-        seller=with_facts(seller, document.seller, SELLER_FACTS),
-        buyer=with_facts(buyer, document.buyer, BUYER_FACTS),
         number="",
-        series=seller.credit_series,
+        series=document.seller.credit_series,
         issued="",
         due="",
         lines=lines,
@@ -209,11 +220,23 @@ async def _compose(
         prepaid_carry_in="0",
         prepaid_carry_out="0",
         returned=msgspec.UNSET,
+        deductions=msgspec.UNSET,
+        drawn=msgspec.UNSET,
+        deferred=msgspec.UNSET,
+        local_tax=_local_tax(document, tax),
         corrects=document.number,
-        reason=arguments.reason,
+        reason=reason,
         savings="",
         previous="",
     )
+
+
+def _local_tax(document: Document, tax: int) -> LocalTax | msgspec.UnsetType:
+    """So much VAT of a document in the national currency, at the document's own rate."""
+    local = document.local_tax
+    if local is msgspec.UNSET or not document.tax:
+        return msgspec.UNSET
+    return msgspec.structs.replace(local, tax=round_half_up(local.tax * tax, document.tax))
 
 
 async def _check_commitment(session: AsyncSession, record: InvoiceRecord, lines: Sequence[InvoiceLine]) -> None:
@@ -295,6 +318,7 @@ async def _settle(database: Database, session: AsyncSession, current: InvoiceRec
         ("tax", "clearing", max(0, to_balance - net)),
         ("credited", "invoiced", max(0, net - to_balance)),
         ("tax", "invoiced", tax - max(0, to_balance - net)),
+        ("credited", "deferred", note.deferred_pico),
     )
     await post(database, session, note, "finalize", entries)
     changes = {"credited": current.credited + note.gross, "settled_pico": current.settled_pico + usage}

@@ -19,7 +19,8 @@ from billing.rating.lines import LineKind
 VERSION = 1
 """The version of this form. A document keeps the version that it was made with."""
 
-DocumentKind = Literal["invoice", "credit_note"]
+DocumentKind = Literal["invoice", "credit_note", "advance"]
+"""An `advance` is an advance-payment invoice (`billing.invoices.advances`)."""
 
 
 class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,11 +127,43 @@ class DayRoot(msgspec.Struct, frozen=True, kw_only=True):
     root: str
 
 
+class LocalTax(msgspec.Struct, frozen=True, kw_only=True):
+    """The VAT in the currency of the country that it is owed to (article 230 of Directive 2006/112/EC): `tax` minor
+    units of `currency`. `rate` is units of it for one of the document's currency, of `day`, by `source`."""
+
+    currency: str
+    tax: int
+    rate: str
+    day: str
+    source: str
+
+
+class Deduction(msgspec.Struct, frozen=True, kw_only=True):
+    """What an invoice deducts of an advance-payment invoice: `net` of it paid for usage and charges, exactly `exact`
+    pico-units as text, and `tax` is the VAT that was due with it. Negative where usage was taken back. `advance` is the
+    id of the document, `number` and `issued` are its own."""
+
+    advance: str
+    number: str
+    issued: str
+    category: Category
+    rate: int
+    exact: str
+    net: int
+    tax: int
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a document. `number`, `issued`, `due` and `previous` are empty until it is finalized.
 
     - `previous`: the SHA-256 of the document before it in its series.
-    - `gross` = `net` + `tax`; of it, `prepaid` (exactly `prepaid_exact`) was paid in advance, and `payable` is left.
+    - `gross` = `net` + `tax`; of it, `prepaid` (exactly `prepaid_exact`) was paid in advance. `deductions` name the
+      advance-payment invoices among that, whose VAT is deducted too. `drawn` is taken from credit for what is no usage.
+      `payable` is left.
+    - `deferred`: pico-units as text that a commitment asked for and has not earned yet, less what it earned
+      (`billing.invoices.accounting.deferral`).
+    - `local_tax`: the VAT in the national currency, where the document has another. These four are absent where there
+      is nothing to say, so that older documents keep their hash.
     - `corrects`: the number of the invoice that a credit note reduces.
     - `carry_in`, `carry_out`: what rounding left before and leaves now, pico-units as text; `prepaid_carry_in` and
       `prepaid_carry_out` are the same for the prepaid amount.
@@ -164,11 +197,30 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     prepaid_carry_in: str = "0"
     prepaid_carry_out: str = "0"
     returned: Returned | msgspec.UnsetType = msgspec.UNSET
+    deductions: list[Deduction] | msgspec.UnsetType = msgspec.UNSET
+    drawn: int | msgspec.UnsetType = msgspec.UNSET
+    deferred: str | msgspec.UnsetType = msgspec.UNSET
+    local_tax: LocalTax | msgspec.UnsetType = msgspec.UNSET
     corrects: str = ""
     reason: str = ""
     savings: Savings | Literal[""] = ""
     receipts: list[DayRoot] | msgspec.UnsetType = msgspec.UNSET
     previous: str = ""
+
+
+def deductions_of(document: Document) -> list[Deduction]:
+    """What a document deducts of advance-payment invoices."""
+    return [] if document.deductions is msgspec.UNSET else document.deductions
+
+
+def drawn_of(document: Document) -> int:
+    """What a document takes from credit for what is no usage, in minor units."""
+    return 0 if document.drawn is msgspec.UNSET else document.drawn
+
+
+def advance_tax_of(document: Document) -> int:
+    """The VAT of advance-payment invoices that a document deducts, in minor units."""
+    return sum(deduction.tax for deduction in deductions_of(document))
 
 
 def warnings_of(document: Document) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -13,7 +14,9 @@ from billing.accounts.balances import CurrencyMismatch
 from billing.calendar import check_period, period_bounds
 from billing.events.rollups import HOUR
 from billing.invoices.accounting.balance_returns import BalanceReturn
+from billing.invoices.accounting.deferral import deferred_by_invoice, with_deferral
 from billing.invoices.accounting.funding import invoice_funding
+from billing.invoices.accounting.prepayments import pay_from_credit
 from billing.invoices.composing import compose
 from billing.invoices.document import Document
 from billing.invoices.errors import WrongState
@@ -21,8 +24,11 @@ from billing.invoices.parties.dated import DatedParty, InvoiceParties
 from billing.invoices.parties.parties import Buyer
 from billing.invoices.parties.store import lock_documents, read_buyer, read_seller, today
 from billing.invoices.recording import DRAFTED, record_document, send_notice
+from billing.invoices.registers.exchange_rates import local_tax
+from billing.invoices.registers.vat_checks import read_vat_checks, refuted_ids
 from billing.invoices.savings import CacheHour, cache_advice, read_cache_hours, savings_statement
 from billing.invoices.store import InvoiceRecord, delete_draft, find_invoice, lock_invoice, write_draft
+from billing.money import round_half_up
 from billing.prices import PriceCatalog, PriceVersion
 from billing.rating.applying import total_before_minimum
 from billing.rating.commitment_accounts import read_account
@@ -48,6 +54,8 @@ class ComposedInvoice(msgspec.Struct, frozen=True):
 
     document: Document | None
     balance_return: BalanceReturn = BalanceReturn()
+    draws: Mapping[UUID, int] = {}
+    """What finalizing it takes from grants, in pico-units."""
 
 
 async def rate(database: Database, catalog: PriceCatalog, tenant_id: UUID, period: str) -> Rated:
@@ -123,11 +131,13 @@ async def compose_invoice(
     event = from_instant(end - 1).date().isoformat()
     seller = await read_seller(database, session, buyer.on(event).seller)
     day = issued or await today(database, session)
-    parties = InvoiceParties(seller, buyer, event, day.isoformat())
-    lines = rated.lines + await _commitment_lines(session, tenant_id, period, rated.lines)
+    checks = await read_vat_checks(session, tenant_id)
+    parties = InvoiceParties(seller, buyer, event, day.isoformat(), partial(refuted_ids, checks))
+    committed = await _commitment_lines(session, tenant_id, period, rated.lines)
+    lines = rated.lines + committed
     used = sum(line.exact_pico for line in lines if line.kind == "usage")
     charges = sum(line.exact_pico for line in lines) - used
-    funding = await invoice_funding(session, tenant_id, period, used, charges)
+    funding = await invoice_funding(session, tenant_id, period, used, charges, now=await database.now_in(session))
     currency = funding.currency or seller.party.currency
     for version in rated.versions.values():
         if version.currency != currency:
@@ -146,7 +156,21 @@ async def compose_invoice(
         savings=savings,
         projects=projects,
     )
-    return ComposedInvoice(document, funding.balance_return) if document.lines else ComposedInvoice(None)
+    if not document.lines:
+        return ComposedInvoice(None)
+    paid = pay_from_credit(
+        document, funding.advances, funding.sources, free=funding.free, reserved=_asked_in_advance(document)
+    )
+    local = await local_tax(session, paid.document, event) or msgspec.UNSET
+    paid = msgspec.structs.replace(paid, document=msgspec.structs.replace(paid.document, local_tax=local))
+    document = with_deferral(paid.document, await deferred_by_invoice(session, tenant_id, period, committed))
+    return ComposedInvoice(document, funding.balance_return, paid.draws)
+
+
+def _asked_in_advance(document: Document) -> int:
+    """What a document asks for a commitment, with its VAT, in minor units: it is paid with money, not from credit."""
+    asked = (line for line in document.lines if line.kind == "commitment" and line.net > 0)
+    return sum(line.net + round_half_up(line.net * line.rate, 10_000) for line in asked)
 
 
 async def _commitment_lines(

@@ -14,7 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.integrity.canonical_json import canonical, sha256
 from billing.integrity.row_seals import seal_rows
 from billing.invoices.accounting.balance_returns import write_return
+from billing.invoices.accounting.draws import write_draws
 from billing.invoices.accounting.posting import entries_of, post
+from billing.invoices.accounting.prepayments import without_credit
 from billing.invoices.document import DayRoot, Document, project_names
 from billing.invoices.drafting import compose_invoice, rate
 from billing.invoices.electronic.store import write_einvoices
@@ -40,6 +42,7 @@ from billing.tables.books import billing_period
 from billing.tables.invoices import ISSUED, invoice, number_series
 from billing.tables.money import rollup_hour
 from billing.tables.prices import storage_event
+from billing.transaction.opening import money_transaction_in
 from billing.usage import METERS
 from storage.database.database import Database
 
@@ -119,17 +122,21 @@ async def finalize(
         compose_on = partial(
             compose_invoice, database, session, buyer, tenant_id, period, rated=rated, projects=project_names(draft)
         )
+        await (await money_transaction_in(database, session)).lock([tenant_id])  # nobody uses the credit meanwhile
         current = await compose_on()
-        if current.document != draft:
+        if current.document is None or without_credit(current.document) != without_credit(draft):
             raise DraftOutdated(f"{record.name} differs from what would be drafted now; draft it again and look at it")
         if issued is not None:  # names and addresses are those of that day
-            draft = (await compose_on(issued=issued)).document or draft
+            current = await compose_on(issued=issued)
+        if current.document not in (None, draft):
+            draft = current.document
             await write_draft(database, session, record.id, draft)
         if draft.service_until >= (issued or await today(database, session)).isoformat():
             raise NumberRefused(f"the issue date is not after the period's last day, {draft.service_until}")
         draft = msgspec.structs.replace(draft, receipts=await _day_roots(session, tenant_id, period))
         invoiced = await issue(database, session, record, draft, issued)
         await write_return(database, session, invoiced, current.balance_return)
+        await write_draws(database, session, invoiced, current.draws)
         await record_document(session, "invoice.finalized", record, invoiced)
         return invoiced
 

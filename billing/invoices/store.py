@@ -14,9 +14,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.calendar import check_period
 from billing.integrity.canonical_json import canonical
 from billing.invoices.composing import exact_of
-from billing.invoices.document import Document, DocumentKind, InvoiceLine
+from billing.invoices.document import (
+    Document,
+    DocumentKind,
+    InvoiceLine,
+    advance_tax_of,
+    deductions_of,
+    drawn_of,
+)
 from billing.invoices.errors import UnknownInvoice, WrongState
-from billing.tables.invoices import invoice, invoice_line, invoice_payment
+from billing.tables.invoices import advance_deduction, invoice, invoice_line, invoice_payment
 from storage.database.base import to_instant
 from storage.database.database import Database
 
@@ -79,6 +86,9 @@ class InvoiceRecord(msgspec.Struct, frozen=True):
     charges_pico: int
     prepaid_pico: int
     returned_pico: int
+    advance_tax: int
+    drawn: int
+    deferred_pico: int
     settled_pico: int
     carry_in: int
     carry_out: int
@@ -90,7 +100,7 @@ class InvoiceRecord(msgspec.Struct, frozen=True):
     @property
     def left(self) -> int:
         """What is still to be paid, in minor units."""
-        if self.kind != "invoice" or self.state == "void":
+        if self.kind == "credit_note" or self.state == "void":
             return 0
         return max(0, self.payable - self.paid - self.credited)
 
@@ -292,6 +302,8 @@ async def write_draft(
     await session.execute(insert(invoice).values(row))
     if document.lines:
         await session.execute(insert(invoice_line), rows_of(invoice_id, document))
+    if deductions := deduction_rows_of(invoice_id, document):
+        await session.execute(insert(advance_deduction), deductions)
 
 
 async def update_invoice(session: AsyncSession, record: InvoiceRecord, values: Mapping[str, Any]) -> None:
@@ -305,8 +317,9 @@ async def update_invoice(session: AsyncSession, record: InvoiceRecord, values: M
 async def delete_draft(session: AsyncSession, tenant_id: UUID, invoice_id: UUID) -> None:
     """Delete a draft and its lines, if there is one."""
     # no entry: its callers record the document (`record_document`)
-    line = invoice_line.c
-    await session.execute(delete(invoice_line).where(line.tenant_id == tenant_id, line.invoice_id == invoice_id))
+    for table in (invoice_line, advance_deduction):
+        mine = (table.c.tenant_id == tenant_id, table.c.invoice_id == invoice_id)
+        await session.execute(delete(table).where(*mine))
     await session.execute(delete(invoice).where(invoice.c.tenant_id == tenant_id, invoice.c.id == invoice_id))
 
 
@@ -324,6 +337,9 @@ def columns_of(document: Document) -> dict[str, Any]:
         "promo_pico": exact.promo,
         "charges_pico": exact.charges,
         "prepaid_pico": int(document.prepaid_exact),
+        "advance_tax": advance_tax_of(document),
+        "drawn": drawn_of(document),
+        "deferred_pico": 0 if document.deferred is msgspec.UNSET else int(document.deferred),
         "returned_pico": 0 if document.returned is msgspec.UNSET else int(document.returned.exact),
         **{
             name: int(getattr(document, name))
@@ -338,6 +354,15 @@ def rows_of(invoice_id: UUID, document: Document) -> list[dict[str, Any]]:
         {"invoice_id": invoice_id, "n": n, "tenant_id": UUID(document.tenant_id), "period": document.period}
         | _columns_of_line(line)
         for n, line in enumerate(document.lines, 1)
+    ]
+
+
+def deduction_rows_of(invoice_id: UUID, document: Document) -> list[dict[str, Any]]:
+    """The `advance_deduction` rows of a document."""
+    own = {"invoice_id": invoice_id, "tenant_id": UUID(document.tenant_id)}
+    return [
+        {**own, "n": n, "advance_id": UUID(one.advance), "exact_pico": int(one.exact), "net": one.net, "tax": one.tax}
+        for n, one in enumerate(deductions_of(document), 1)
     ]
 
 

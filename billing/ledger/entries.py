@@ -12,6 +12,7 @@ Every tenant has its own accounts, in its currency:
 | `breakage` | what was paid and expired unused |
 | `receivable` | usage that is not paid yet |
 | `revenue` | what usage earned |
+| `deferred` | what commitments asked for and have not paid of usage yet: we owe the service |
 | `charges` | what invoice lines earned that are no usage |
 | `invoiced` | what invoices asked for beyond usage |
 | `tax` | what we owe to the state |
@@ -26,7 +27,9 @@ another, so that every transaction sums to zero.
 
 Which money is used first is decided by `billing.ledger.wallet`. Usage that no money covers is receivable, and the next
 payment goes there first. A `return` takes off what a period's rating lowers: it debits `charges`, and credits what was
-owed and the grants that paid.
+owed and the grants that paid. A `draw` is what an invoice takes from paid credit for what is no usage: it debits
+`prepaid` and credits `invoiced`. A `lapse` earns what a commitment that has ended did not pay: it debits `deferred` and
+credits `breakage`.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ Account = Literal[
     "charges",
     "clearing",
     "credited",
+    "deferred",
     "goodwill",
     "invoiced",
     "prepaid",
@@ -54,7 +58,7 @@ Account = Literal[
     "tax_relief",
     "written_off",
 ]
-TransactionKind = Literal["adjustment", "expiry", "grant", "invoice", "refund", "return", "usage"]
+TransactionKind = Literal["adjustment", "draw", "expiry", "grant", "invoice", "lapse", "refund", "return", "usage"]
 OF_EVENTS: tuple[TransactionKind, ...] = ("usage", "adjustment")
 """The kinds of transactions that post what usage events cost."""
 

@@ -25,13 +25,24 @@ from uuid import UUID
 import msgspec
 
 from billing.ledger.entries import Account, Balance, Entry
+from billing.money import format_amount
+from storage.reported_error import ReportedError
 
 PAID_PRIORITY, PROMO_PRIORITY = 100, 50
 _NEVER = 2**63
 
 
+class RefundRefused(ReportedError, ValueError):
+    """More was to be paid back than is paid, unused and not reserved: `refundable_pico`."""
+
+    def __init__(self, refundable_pico: int, currency: str) -> None:
+        super().__init__(f"only {format_amount(refundable_pico)} {currency} are paid, unused and not reserved")
+        self.refundable_pico = refundable_pico
+
+
 class OpenGrant(msgspec.Struct, frozen=True):
-    """A grant and what became of it: `amount = remaining + used + gone`, where gone was refunded or has expired."""
+    """A grant and what became of it: `amount = remaining + used + gone`, where gone was refunded, has expired or paid
+    what invoices ask for beyond usage."""
 
     id: UUID
     tenant_id: UUID
@@ -236,19 +247,45 @@ class Wallet:
         """What may be reserved: what is left of expired grants is for nothing that is admitted from now on."""
         return self.balance.available - expired_money(now, self._grants.values())
 
-    def refundable(self, now: int) -> int:
-        """What was paid, has not expired, and is neither used nor reserved."""
-        paid = sum(grant.remaining for grant in self._grants.values() if _is_refundable(grant, now))
-        return max(0, min(paid, self.available(now) - self.balance.credit_line))
+    def refundable(self, now: int, units: Mapping[UUID, int] = {}) -> int:
+        """What was paid, has not expired, and is neither used nor reserved; of a grant in `units` only whole units."""
+        free = max(0, self.available(now) - self.balance.credit_line)
+        return sum(part for _, part in self._refunded(free, now, units))
 
-    def refund(self, pico: int, now: int) -> list[Entry]:
+    def refund(self, pico: int, now: int, units: Mapping[UUID, int] = {}) -> list[Entry]:
         """Pay back at most what is refundable, from what would be used last."""
-        entries = []
+        return [self._lose(grant, part, "clearing") for grant, part in self._refunded(pico, now, units)]
+
+    def _refunded(self, pico: int, now: int, units: Mapping[UUID, int]) -> list[tuple[OpenGrant, int]]:
+        """What each grant pays back of so much, those that would be used last first."""
+        parts = []
         for grant in reversed(list(self._grants.values())):
             part = min(pico, grant.remaining) if _is_refundable(grant, now) else 0
-            if part:
-                entries.append(self._lose(grant, part, "clearing"))
+            if part := part - part % units.get(grant.id, 1):
+                parts.append((grant, part))
                 pico -= part
+        return parts
+
+    def free_credit(self, now: int) -> list[OpenGrant]:
+        """The grants of paid credit that have something left that has not expired, in the order of use."""
+        return [grant for grant in self._grants.values() if _is_refundable(grant, now) and grant.remaining > 0]
+
+    def draw(self, draws: Mapping[UUID, int]) -> list[Entry]:
+        """Pay with so much of these grants what an invoice asks for beyond usage. Raises ValueError if it is not
+        there."""
+        for one, pico in draws.items():
+            if one not in self._grants or self._grants[one].free < pico:
+                raise ValueError(f"less than {pico} pico-units are left of grant {one}")
+        return [self._lose(self._grants[one], pico, "invoiced") for one, pico in draws.items()]
+
+    def undraw(self, draws: Mapping[UUID, int]) -> list[Entry]:
+        """Put back what was drawn."""
+        entries = []
+        for one, pico in draws.items():
+            grant = self._grants[one]
+            self._change(grant, remaining=grant.remaining + pico, gone=grant.gone - pico)
+            self.balance = self.balance.changed(credit=pico)
+            entries.append(Entry("invoiced", grant.account, pico, one))
         return entries
 
     def charge_back(self, grant_id: UUID, pico: int) -> list[Entry]:
@@ -264,6 +301,10 @@ class Wallet:
             self.balance = self.balance.changed(credit=-owed, receivable=owed)
             entries.append(Entry("receivable", "clearing", owed))
         return entries
+
+    def used_of(self, grant_id: UUID) -> int:
+        """What was used of a grant; 0 where it is not here."""
+        return self._grants[grant_id].used if grant_id in self._grants else 0
 
     def expire(self, now: int, reserved: Sequence[ModelCost]) -> list[Entry]:
         """Take what is left of grants whose time has passed, but for what they may still have to pay.

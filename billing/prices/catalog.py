@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.integrity.row_seals import seal_rows
 from billing.prices.approval import PriceSheets
 from billing.prices.errors import UnknownPriceVersion
+from billing.prices.formulas import formula_of_new_versions
 from billing.prices.grid import digest, parse_rows
 from billing.prices.price_books import BASE, PriceBook, all_books
 from billing.prices.sheets import Interval, PriceProposal, in_force
@@ -135,7 +136,7 @@ class PriceCatalog:
                 if row is None:
                     raise UnknownPriceVersion(version)
                 rows = _cells(await session.execute(select(price).where(price.c.version == version)))
-            cached = PriceVersion(row.id, row.model, row.currency, rows, row.effective_at)
+            cached = PriceVersion(row.id, row.model, row.currency, rows, row.effective_at, row.formula)
             self._remember(cached)
         return cached
 
@@ -256,6 +257,7 @@ class PriceCatalog:
             "effective_at": max(head.effective_at for head in heads.values()),
             "created_at": self._database.clock,
             "sha256": digest(rows),
+            "formula": formula_of_new_versions(),
         }
         made = await session.execute(insert(price_version).values(values).returning(price_version.c.id))
         version: int = made.scalar_one()

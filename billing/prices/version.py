@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from billing.prices.formulas import FORMULAS, SUM_OF_METERS
 from billing.usage import LEASE_CLASSES, InvalidUsage, Usage
 from storage.reported_error import ReportedError
 
@@ -48,13 +49,17 @@ def in_every_lane(prices: Mapping[str, int]) -> dict[Cell, int]:
 
 
 class PriceVersion(msgspec.Struct, frozen=True):
-    """The prices of one model from `effective_at` on: `rows` in micro-units of `currency` per 1,000,000 units."""
+    """The prices of one model from `effective_at` on: `rows` in micro-units of `currency` per 1,000,000 units.
+
+    `formula` is the rule by which they make a cost (`billing.prices.formulas`).
+    """
 
     id: int
     model: str
     currency: str
     rows: Rows
     effective_at: int = 0
+    formula: int = SUM_OF_METERS
     _tiers: dict[str, list[tuple[int, Mapping[str, int]]]] = {}  # by lane, from the highest tier down to 0
 
     def __post_init__(self) -> None:
@@ -71,17 +76,14 @@ class PriceVersion(msgspec.Struct, frozen=True):
     def rate(self, usage: Usage, lane: str) -> tuple[int, int]:
         """The context tier of a usage, and its exact cost in pico-units.
 
-        Raises PriceMissing if it uses a meter without a price.
+        Raises PriceMissing if it uses a meter without a price, or where this program does not know the formula.
         """
+        formula = FORMULAS.get(self.formula)
+        if formula is None:
+            raise PriceMissing(self.model, f"formula {self.formula}")
         context_from, prices = self._tier(usage.prompt, lane)
         try:
-            cost = usage.uncached * prices["uncached"] + usage.output * prices["output"]
-            for name, tokens in usage.read.items():
-                if tokens:
-                    cost += tokens * prices["read_" + name]
-            for name, tokens in usage.write.items():
-                if tokens:
-                    cost += tokens * prices["write_" + name]
+            cost = formula(prices, usage)
         except KeyError as error:
             raise PriceMissing(self.model, error.args[0]) from None
         return context_from, cost

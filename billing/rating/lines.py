@@ -10,7 +10,7 @@ import msgspec
 from billing.money import MICRO, format_amount
 from storage.free_text import counted
 
-LineKind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry"]
+LineKind = Literal["usage", "storage", "discount", "minimum", "commitment", "credit", "adjustment", "carry", "advance"]
 """In the order of documents."""
 
 

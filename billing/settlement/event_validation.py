@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from billing.events.columns import EventColumns
 from billing.events.partitions import are_ordered_by_time, is_ordered_by_time
 from billing.prices import PriceMissing, PriceVersion
+from billing.prices.formulas import SUM_OF_METERS
 from billing.usage import DIMENSIONS, UsageEvent
 
 _MOST = 2**63 - 1
@@ -59,7 +60,11 @@ def _recomputed(columns: EventColumns, versions: Mapping[int, PriceVersion]) -> 
     first: list[int] = []
     for number in pairs.tolist():
         version = versions.get(number // len(columns.kinds))
-        of_lane = version.tiers(columns.kinds[number % len(columns.kinds)][_LANE])[::-1] if version else []
+        of_lane = (
+            version.tiers(columns.kinds[number % len(columns.kinds)][_LANE])[::-1]
+            if version and version.formula == SUM_OF_METERS
+            else []
+        )
         first.append(len(tiers))
         tiers += of_lane or [(_MOST, {})]
         bounds.append([context_from for context_from, _ in of_lane[1:]])

@@ -101,6 +101,9 @@ invoice = Table(
     Column("charges_pico", Pico, nullable=False),
     Column("prepaid_pico", Pico, nullable=False),
     Column("returned_pico", Pico, nullable=False, server_default=text("0")),
+    Column("advance_tax", Count, nullable=False, server_default=text("0")),
+    Column("drawn", Count, nullable=False, server_default=text("0")),
+    Column("deferred_pico", Pico, nullable=False, server_default=text("0")),
     Column("carry_in", Pico, nullable=False),
     Column("carry_out", Pico, nullable=False),
     Column("prepaid_carry_in", Pico, nullable=False),
@@ -113,7 +116,7 @@ invoice = Table(
     Column("paid", Count, nullable=False, server_default=text("0")),
     Column("credited", Count, nullable=False, server_default=text("0")),
     Column("settled_pico", Pico, nullable=False, server_default=text("0")),
-    CheckConstraint("kind IN ('invoice', 'credit_note')", name="kind"),
+    CheckConstraint("kind IN ('invoice', 'credit_note', 'advance')", name="kind"),
     CheckConstraint(f"state IN ({STATES})", name="state"),
     CheckConstraint("(state = 'draft') = (number IS NULL)", name="draft"),
     CheckConstraint("(number IS NULL) = (sha256 IS NULL)", name="sha256"),
@@ -133,12 +136,14 @@ invoice = Table(
     Index("ix_invoice_tenant_id_drafted_at", "tenant_id", "drafted_at"),
     **STRICT,
 )
-"""Invoices and credit notes. `content` is a Document as canonical JSON, `sha256` its hash.
+"""Invoices, credit notes and advance-payment invoices. `content` is a Document as canonical JSON, `sha256` its hash.
 
 Amounts are in minor units, exact ones in pico-units:
 
 - `usage_pico`: what the events of the period cost; `promo_pico` of it was given, `prepaid_pico` was paid in advance
 - `charges_pico`: all lines that are no usage
+- `advance_tax`: VAT of advance-payment invoices that it deducts; `drawn`: paid from credit for what is no usage
+- `deferred_pico`: what of a commitment is asked for and not earned yet, less what was earned of it
 - `returned_pico`: usage that was given back by lines that lower it (`billing.invoices.accounting.balance_returns`)
 
 After finalizing only these change: `paid`, `credited`, and `settled_pico`, the owed usage that both of them settled.
@@ -211,6 +216,20 @@ invoice_payment = Table(
 """Money that came in for an invoice, in minor units; `usage_pico` of it paid for usage, and is a grant of the same id.
 The id follows from the invoice and the reference: a payment that is told twice counts once."""
 
+advance_deduction = Table(
+    "advance_deduction",
+    Base.metadata,
+    Column("invoice_id", Id, ForeignKey("invoice.id"), primary_key=True),
+    Column("n", Integer, primary_key=True, autoincrement=False),
+    Column("tenant_id", Id, nullable=False),
+    Column("advance_id", Id, ForeignKey("invoice.id"), nullable=False, index=True),
+    Column("exact_pico", Pico, nullable=False),
+    Column("net", Count, nullable=False),
+    Column("tax", Count, nullable=False),
+    **STRICT,
+)
+"""What invoices deduct of advance-payment invoices, as rows (`billing.invoices.document.Deduction`)."""
+
 invoice_usage = Table(
     "invoice_usage",
     MetaData(),
@@ -252,3 +271,34 @@ export_job = Table(
 )
 """A file that a tenant asked for. A running job is its worker's until `leased_until`; then another may take it up. A
 file that was removed after its time is `expired`; its manifest stays, and the same job makes the same file again."""
+
+vat_check = Table(
+    "vat_check",
+    Base.metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("tenant_id", Id, nullable=False, index=True),
+    Column("vat_id", Text, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("consultation", Text, nullable=False),
+    Column("registry", Text, nullable=False),
+    Column("at", Count, nullable=False),
+    CheckConstraint("answer IN ('valid', 'invalid', 'unavailable')", name="answer"),
+    **STRICT,
+)
+"""What a register said of a buyer's VAT id, and when. `consultation`: by which the register knows the question again.
+Append-only: triggers refuse UPDATE and DELETE."""
+
+exchange_rate = Table(
+    "exchange_rate",
+    Base.metadata,
+    Column("day", Text, primary_key=True),
+    Column("currency", Text, primary_key=True),
+    Column("rate", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("recorded_at", Count, nullable=False),
+    **STRICT,
+)
+"""Units of a currency for one euro as published for a day, a decimal number as text. Append-only: triggers refuse
+UPDATE and DELETE."""

@@ -25,8 +25,8 @@ from storage.database.base import STRICT, Base, Count, Id, Pico
 __all__ = ["price", "price_version"]  # beside what is defined here: imported so that the metadata has them
 
 ACCOUNTS = (
-    "'bad_debt', 'breakage', 'charges', 'clearing', 'credited', 'goodwill', 'invoiced', 'prepaid', 'promo', "
-    "'receivable', 'restricted', 'revenue', 'rounding_carry', 'tax', 'tax_relief', 'written_off'"
+    "'bad_debt', 'breakage', 'charges', 'clearing', 'credited', 'deferred', 'goodwill', 'invoiced', "
+    "'prepaid', 'promo', 'receivable', 'restricted', 'revenue', 'rounding_carry', 'tax', 'tax_relief', 'written_off'"
 )
 
 grant = Table(

@@ -15,6 +15,7 @@ price_version = Table(
     Column("effective_at", Count, nullable=False),
     Column("created_at", Count, nullable=False),
     Column("sha256", Text, nullable=False),
+    Column("formula", Integer, nullable=False, server_default=text("1")),
     Index(None, "model", "effective_at"),
     **STRICT,
 )

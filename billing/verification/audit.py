@@ -16,10 +16,11 @@ from billing.calendar import check_period
 from billing.prices import PriceCatalog
 from billing.tables.money import usage_event
 from billing.usage import COUNTS
+from billing.verification.advances import check_advances
 from billing.verification.balances import check_balances, check_holds
 from billing.verification.budgets import check_budgets
 from billing.verification.chain import check_chain
-from billing.verification.contracts import check_commitments, check_discounts
+from billing.verification.contracts import check_commitments, check_deferred, check_discounts
 from billing.verification.einvoices import check_einvoices
 from billing.verification.events import check_costs, check_refused, check_sequences
 from billing.verification.findings import AuditContext, Finding, Progress
@@ -54,8 +55,10 @@ OF_ALL: tuple[Check, ...] = (
     check_budgets,
     check_invoices,
     check_einvoices,
+    check_advances,
     check_commitments,
     check_discounts,
+    check_deferred,
     check_audit_log,
 )
 

@@ -14,9 +14,11 @@ from billing.rating.commitment_accounts import read_commitment_lines
 from billing.rating.commitments import unfunded
 from billing.rating.schedules import read_schedule
 from billing.tables.invoices import ISSUED, invoice, invoice_line
+from billing.tables.money import ledger_entry, ledger_txn
 from billing.verification.findings import AuditContext
 
 _UNFUNDED = "a commitment pays without being funded"
+_UNDEFERRED = "a commitment earned more than was deferred"
 _DISCOUNTED = "discounts took more than there was"
 
 
@@ -48,6 +50,22 @@ async def _written_off(audit: AuditContext) -> dict[UUID, int]:
     query = select(entry.target_id, func.max(entry.at)).where(entry.action == "invoice.marked_uncollectible")
     by_target = await audit.session.execute(query.group_by(entry.target_id))
     return {UUID(target.rpartition("_")[2]): at for target, at in by_target}
+
+
+async def check_deferred(audit: AuditContext) -> None:
+    """What lapsed of commitments had been deferred. What they paid without being funded, `check_commitments` finds."""
+    row, entry, txn = invoice.c, ledger_entry.c, ledger_txn.c
+    # all tenants: an audit checks the whole installation
+    said = select(row.tenant_id, func.sum(row.deferred_pico)).where(row.state.not_in(("draft", "void")))
+    lapsed = (
+        select(entry.tenant_id, func.sum(entry.amount_pico))
+        .join(ledger_txn, txn.id == entry.txn_id)
+        .where(txn.kind == "lapse", entry.debit == "deferred", entry.credit == "breakage")
+    )
+    deferred = {tenant: int(pico) for tenant, pico in await audit.session.execute(said.group_by(row.tenant_id))}
+    for tenant, pico in await audit.session.execute(lapsed.group_by(entry.tenant_id)):
+        if (over := int(pico) - deferred.get(tenant, 0)) > 0:
+            audit.report(_UNDEFERRED, tenant, f"{format_pico(over)} were earned that were not deferred")
 
 
 async def check_discounts(audit: AuditContext) -> None:

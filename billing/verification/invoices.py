@@ -15,10 +15,18 @@ from billing.integrity.canonical_json import canonical, sha256
 from billing.invoices.accounting.losses import loss_entries
 from billing.invoices.accounting.posting import entries_of
 from billing.invoices.document import Document
-from billing.invoices.store import InvoiceRecord, columns_of, rows_of
+from billing.invoices.store import InvoiceRecord, columns_of, deduction_rows_of, rows_of
 from billing.ledger.entries import OF_EVENTS
 from billing.money import format_pico, minor_unit
-from billing.tables.invoices import ISSUED, invoice, invoice_line, invoice_payment, invoice_usage, number_series
+from billing.tables.invoices import (
+    ISSUED,
+    advance_deduction,
+    invoice,
+    invoice_line,
+    invoice_payment,
+    invoice_usage,
+    number_series,
+)
 from billing.tables.money import grant, ledger_entry, ledger_txn
 from billing.verification.findings import AuditContext
 from billing.verification.ledger import costs_by_period
@@ -69,6 +77,10 @@ async def _document(audit: AuditContext, row: Any) -> None:
     )
     if [dict(line._mapping) for line in lines] != rows_of(row.id, document):
         audit.report(_ALTERED, row.id, f"{row.number}: its lines are not those of the document")
+    deduction = advance_deduction.c  # all tenants: the document is of one
+    of_row = select(advance_deduction).where(deduction.invoice_id == row.id).order_by(deduction.n)
+    if [dict(one._mapping) for one in await audit.session.execute(of_row)] != deduction_rows_of(row.id, document):
+        audit.report(_ALTERED, row.id, f"{row.number}: what it deducts of advances is not what the document says")
 
 
 async def _series(audit: AuditContext, sealed: Sequence[Any]) -> None:
@@ -154,7 +166,7 @@ async def _settlements(audit: AuditContext, sealed: Sequence[Any]) -> None:
             audit.report(
                 _SETTLED, row.id, f"{row.number} is {row.state}, with {row.paid} paid, {row.credited} credited"
             )
-        if row.kind == "invoice" and (row.paid, row.credited) != (paid[row.id], credited[row.id]):
+        if row.kind != "credit_note" and (row.paid, row.credited) != (paid[row.id], credited[row.id]):
             detail = f"{row.number}: {row.paid} and {row.credited}, found {paid[row.id]} and {credited[row.id]}"
             audit.report(_SETTLED, row.id, detail)
     ids = select(grant.c.id, grant.c.amount_pico)
@@ -206,7 +218,7 @@ async def _returns(audit: AuditContext, sealed: Sequence[Any]) -> None:
 async def _taken_back(audit: AuditContext, sealed: Sequence[Any]) -> None:
     """Credit notes and corrections of usage together take back no more of an invoice than it charged."""
     for row in sealed:
-        if row.kind == "credit_note" or row.state == "void" or not row.credited:
+        if row.kind != "invoice" or row.state == "void" or not row.credited:
             continue
         taken_back = await read_taken_back(audit.session, row.tenant_id, row.period)
         if taken_back is None or taken_back.allows():
@@ -219,12 +231,15 @@ async def _taken_back(audit: AuditContext, sealed: Sequence[Any]) -> None:
 async def _ledger(audit: AuditContext, sealed: Sequence[Any]) -> None:
     """The ledger accounts of documents (tax, charges, credited, rounding_carry) are the sums of the documents."""
     wanted: dict[tuple[UUID, str], int] = defaultdict(int)
+    advances = {row.id for row in sealed if row.kind == "advance"}
     for row in sealed:
         record = InvoiceRecord(*(getattr(row, name) for name in InvoiceRecord.__struct_fields__))
         unit = minor_unit(row.currency)
         if row.kind == "credit_note":
             wanted[row.tenant_id, "tax"] -= row.tax * unit
-            wanted[row.tenant_id, "credited"] -= row.net * unit
+            if row.corrects not in advances:  # whose net goes from the credit itself
+                wanted[row.tenant_id, "credited"] -= row.net * unit + row.deferred_pico
+                wanted[row.tenant_id, "deferred"] += row.deferred_pico
         elif row.state != "void":
             for made in entries_of(record):
                 wanted[row.tenant_id, made.debit] -= made.amount_pico

@@ -77,6 +77,8 @@ def _credited(kind: str, debit: str, credit: str) -> int:
         return int(credit != "restricted")
     if kind in ("refund", "expiry"):
         return -int(debit != "restricted")
+    if kind == "draw":
+        return (credit == "prepaid") - (debit == "prepaid")
     if kind in OF_EVENTS:
         return (debit == "restricted") - (credit == "restricted") - (credit == "charges")
     if kind == "return":

@@ -14,7 +14,7 @@ from sqlalchemy import select, tuple_
 
 from billing.integrity.canonical_json import canonical, sha256
 from billing.invoices import drill_down
-from billing.invoices.document import Document
+from billing.invoices.document import Document, advance_tax_of, drawn_of
 from billing.invoices.parties.tax import Tax, tax_totals
 from billing.invoices.store import InvoiceRecord, columns_of
 from billing.money import minor_unit, round_half_up
@@ -101,7 +101,7 @@ def _form(document: Document, content: str) -> Iterator[str]:
 
 
 def _lines(document: Document) -> Iterator[str]:
-    if document.kind != "invoice":  # a credit note's lines are parts of lines
+    if document.kind == "credit_note":  # a credit note's lines are parts of lines
         return
     unit = minor_unit(document.currency)
     for n, line in enumerate(document.lines, 1):
@@ -123,7 +123,9 @@ def _tax(document: Document) -> Iterator[str]:
         stated = said.get((total.category, total.rate))
         if stated is None or stated.net != total.net:
             yield f"{total.category} at {total.rate}: the lines are {total.net}, not {stated and stated.net}"
-        elif document.kind == "invoice" and stated.tax != total.tax:  # the last credit note takes the rest of a rate
+        elif (
+            document.kind != "credit_note" and stated.tax != total.tax
+        ):  # the last credit note takes the rest of a rate
             yield f"{total.category} at {total.rate}: the tax is {total.tax}, not {stated.tax}"
 
 
@@ -132,7 +134,11 @@ def _totals(document: Document) -> Iterator[str]:
         ("net", sum(line.net for line in document.lines), document.net),
         ("tax", sum(tax.tax for tax in document.taxes), document.tax),
         ("gross", document.net + document.tax, document.gross),
-        ("payable", document.gross - document.prepaid, document.payable),
+        (
+            "payable",
+            document.gross - document.prepaid - advance_tax_of(document) - drawn_of(document),
+            document.payable,
+        ),
     ]
     if document.kind == "invoice":
         exact = sum(int(line.exact) for line in document.lines) + int(document.carry_in)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from uuid import UUID
 
 from billing.accounts.adjustments import InvalidAdjustment, UnknownEvent
-from billing.accounts.balances import CurrencyMismatch, InvalidGrant, RefundRefused
+from billing.accounts.balances import CurrencyMismatch, InvalidGrant
 from billing.accounts.budgets import InvalidBudget, UnknownBudget
 from billing.accounts.idempotency import IdempotencyConflict
 from billing.calendar import InvalidInstant, InvalidPeriod, parse_instant
@@ -24,6 +24,7 @@ from billing.invoices.errors import (
     UnknownInvoice,
     WrongState,
 )
+from billing.ledger.wallet import RefundRefused
 from billing.money import InvalidMoney, format_pico, parse_amount
 from billing.periods.periods import PeriodOpen
 from billing.platform_settings import InvalidPlatformSetting

@@ -22,6 +22,7 @@ PREFIXES: Mapping[str, str] = {
     "budget": "budget_",
     "invoice": "invoice_",
     "credit_note": "invoice_",
+    "advance": "invoice_",
     "export": "export_",
     "cache": "cache_",
     "response": "resp_",

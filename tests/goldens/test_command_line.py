@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from billing.accounts.adjustments import InvalidAdjustment, UnknownEvent
-from billing.accounts.balances import CurrencyMismatch, InvalidGrant, RefundRefused
+from billing.accounts.balances import CurrencyMismatch, InvalidGrant
 from billing.accounts.budgets import InvalidBudget, UnknownBudget
 from billing.accounts.idempotency import IdempotencyConflict
 from billing.calendar import InvalidPeriod
@@ -18,6 +18,7 @@ from billing.exports.datasets import InvalidExport
 from billing.invoices.errors import InvoiceRefused
 from billing.invoices.parties.parties import InvalidParty
 from billing.invoices.rendering.pdf import NotPrintable
+from billing.ledger.wallet import RefundRefused
 from billing.money import InvalidMoney, InvalidPrice
 from billing.periods.periods import PeriodOpen
 from billing.platform_settings import InvalidPlatformSetting

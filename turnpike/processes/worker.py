@@ -18,6 +18,7 @@ from billing.events import partitions
 from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
 from billing.integrity.seal_checkpoints import write_checkpoint
+from billing.invoices.accounting.deferral import earn_lapsed_commitments
 from billing.periods.periods import Periods
 from billing.receipts.day_files import close_due_days
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
@@ -152,6 +153,8 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
             logger.warning("holds expired without any usage", holds=expired)
         if expired := await admin.balances.expire():
             logger.info("money expired unused", tenants=expired)
+        if lapsed := await earn_lapsed_commitments(admin.database):
+            logger.info("commitments ended", commitments=lapsed)
         for closed in await periods.close_due(settings.period_grace):
             logger.info("a billing period is closed", period=closed.period)
         return False

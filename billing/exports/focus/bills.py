@@ -17,6 +17,7 @@ _CATEGORIES = {
     "usage": "Usage",
     "storage": "Usage",
     "minimum": "Purchase",
+    "advance": "Purchase",
     "commitment": "Purchase",
     "credit": "Credit",
     "discount": "Credit",

@@ -20,7 +20,17 @@ from billing.events.rollups import HOUR
 from billing.exports.costs import rated_groups, taken_back
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
 from billing.exports.focus.bills import Bill, bills, invoice_of
-from billing.exports.focus.prepaid_credit import RETURNED, Cover, CreditMoved, cover_of, covered, credit_moved, returned
+from billing.exports.focus.prepaid_credit import (
+    DEDUCTED,
+    DRAWN,
+    RETURNED,
+    Cover,
+    CreditMoved,
+    cover_of,
+    covered,
+    credit_moved,
+    returned,
+)
 from billing.invoices.accounting.funding import uninvoiced_funding
 from billing.money import minor_to_pico
 
@@ -170,6 +180,8 @@ async def _beyond_usage(snapshot: ExportSnapshot, wanted: ExportQuery, bill: Bil
 
     paid = covered(document, bill.lines)
     for line in bill.lines:
+        if line.kind == "advance":  # a row of the credit itself
+            continue
         net = minor_to_pico(line.net, document.currency)
         in_advance = minor_to_pico(paid.get(line.n, 0), document.currency)
         if line.kind != "usage" or note:
@@ -189,6 +201,10 @@ async def _beyond_usage(snapshot: ExportSnapshot, wanted: ExportQuery, bill: Bil
             add(line.n, "Usage", "Rounded to the smallest coin", rounding, BilledCost=rounding - of_rounding)
     if document.tax:
         add("tax", "Tax", "Tax", minor_to_pico(document.tax, document.currency))
+    if document.advance_tax:
+        add("advances", "Tax", DEDUCTED, -minor_to_pico(document.advance_tax, document.currency))
+    if document.drawn:
+        add("credit", "Credit", DRAWN, 0, BilledCost=-minor_to_pico(document.drawn, document.currency))
     if note and (back := await returned(snapshot, document)):
         add("balance", "Purchase", RETURNED, 0, BilledCost=minor_to_pico(back, document.currency))
     return rows

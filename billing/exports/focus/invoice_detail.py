@@ -10,7 +10,7 @@ from billing.calendar import period_bounds
 from billing.events.rollups import HOUR
 from billing.exports.datasets import Column, Dataset, ExportQuery, ExportSnapshot, Row
 from billing.exports.focus.bills import bills
-from billing.exports.focus.prepaid_credit import RETURNED, covered, returned
+from billing.exports.focus.prepaid_credit import DEDUCTED, DRAWN, RETURNED, covered, returned
 from billing.exports.invoices import midnight
 from billing.money import minor_to_pico
 from billing.tables.books import billing_period
@@ -48,6 +48,13 @@ async def _invoice_detail(snapshot: ExportSnapshot, wanted: ExportQuery) -> Asyn
         lines = [(line.n, bill.category_of(line), line.text, line.net, line.exact_pico) for line in bill.lines]
         if document.tax:
             lines.append(("tax", "Tax", "Tax", document.tax, minor_to_pico(document.tax, document.currency)))
+        if document.advance_tax:
+            taken = document.advance_tax
+            lines.append(("advances", "Tax", DEDUCTED, -taken, -minor_to_pico(taken, document.currency)))
+        if document.drawn:
+            lines.append(
+                ("credit", "Credit", DRAWN, -document.drawn, -minor_to_pico(document.drawn, document.currency))
+            )
         if note and (back := await returned(snapshot, document)):
             lines.append(("balance", "Purchase", RETURNED, -back, -minor_to_pico(back, document.currency)))
         sign, paid = -1 if note else 0 if document.state == "void" else 1, covered(document, bill.lines)

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import Select, and_, func, or_, select
 
 from billing.calendar import period_bounds
 from billing.exports.datasets import ExportQuery, ExportSnapshot
@@ -36,6 +36,8 @@ class CreditMoved(msgspec.Struct, frozen=True):
 
 
 RETURNED = "Returned to the balance"
+DEDUCTED = "VAT that was due with advance payments"
+DRAWN = "Paid from credit"
 _TEXTS = {"grant": "Credit bought", "refund": "Unused credit refunded", "expiry": "Unused credit expired"}
 
 
@@ -56,7 +58,7 @@ async def credit_moved(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIt
         select(*columns, func.sum(entry.amount_pico).label("pico"))
         .join(ledger_entry, entry.txn_id == txn.id)
         .where(moved, txn.posted_at >= first, txn.posted_at < after)
-        .where(txn.id.not_in(select(invoice_payment.c.id)), txn.id.not_in(select(invoice.c.id)))
+        .where(txn.id.not_in(_paid_an_invoice()), txn.id.not_in(select(invoice.c.id)))
         .group_by(*columns)
         .order_by(txn.tenant_id, txn.posted_at, txn.id)
     )
@@ -64,6 +66,13 @@ async def credit_moved(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIt
         query = query.where(txn.tenant_id == wanted.tenant_id)
     async for portion in snapshot.portions(query):
         yield [_moved(row) for row in portion]
+
+
+def _paid_an_invoice() -> Select[Any]:
+    """The payments of invoices; what was paid in advance is credit, also with an advance-payment invoice."""
+    payment = invoice_payment.c
+    # all tenants: the query that leaves these out is of one or of all
+    return select(payment.id).join(invoice, invoice.c.id == payment.invoice_id).where(invoice.c.kind == "invoice")
 
 
 def _moved(row: Any) -> CreditMoved:
@@ -135,7 +144,10 @@ class Cover:
 
 
 async def returned(snapshot: ExportSnapshot, note: Any) -> int:
-    """The part of a credit note that went to the balance, in minor units: what was left of the invoice is deducted."""
+    """The part of a credit note that went to the balance, in minor units: what was left of the invoice is deducted. A
+    refund of an advance goes to nobody's balance."""
+    if note.corrected_kind == "advance":
+        return 0
     corrected = select(invoice.c.payable).where(invoice.c.tenant_id == note.tenant_id, invoice.c.id == note.corrects)
     earlier = select(func.coalesce(func.sum(invoice.c.gross), 0)).where(
         invoice.c.tenant_id == note.tenant_id,

@@ -7,7 +7,7 @@ payment of an invoice settles that invoice alone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +16,9 @@ from sqlalchemy import case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.events.rollups import LIMB
+from billing.invoices.accounting.advance_store import read_advances
 from billing.invoices.accounting.balance_returns import BalanceReturn, PeriodFunding, plan_return, return_to_wallet
+from billing.invoices.accounting.prepayments import Advance, CreditSource
 from billing.invoices.composing import Funding
 from billing.ledger.entries import OF_EVENTS, Balance
 from billing.ledger.wallet import OpenGrant, Wallet
@@ -29,10 +31,17 @@ _PROMO = ("promo", "restricted")
 
 
 class InvoiceFunding(Funding, frozen=True):
-    """Funding, the currency of the tenant's balance (None if it never had money), and the period's return."""
+    """Funding, the currency of the tenant's balance (None if it never had money), and the period's return.
+
+    `advances` are the tenant's, `sources` is the paid credit that there is after the return; `free` pico-units of it
+    are reserved by no hold.
+    """
 
     currency: str | None = None
     balance_return: BalanceReturn = BalanceReturn()
+    advances: Sequence[Advance] = ()
+    sources: Sequence[CreditSource] = ()
+    free: int = 0
 
 
 class _Invoiced(msgspec.Struct, frozen=True):
@@ -78,11 +87,12 @@ class _Movements(msgspec.Struct, frozen=True):
 
 
 async def invoice_funding(
-    session: AsyncSession, tenant_id: UUID, period: str, used: int, charges: int = 0
+    session: AsyncSession, tenant_id: UUID, period: str, used: int, charges: int = 0, *, now: int
 ) -> InvoiceFunding:
     """How a period's usage was paid for until now, and what its invoice returns to the balance.
 
-    `used` is the period's usage at list prices, `charges` the sum of all its other lines, both in pico-units.
+    `used` is the period's usage at list prices, `charges` the sum of all its other lines, both in pico-units. `now` is
+    the database's clock.
     """
     before = await _invoiced(session, tenant_id)
     row = (await session.execute(select(balance).where(balance.c.tenant_id == tenant_id))).one_or_none()
@@ -101,6 +111,7 @@ async def invoice_funding(
     to_pay = used + withheld - promo
     funding = PeriodFunding(max(0, to_pay - prepaid), min(prepaid, to_pay), by_grant)
     grants = await _grants(session, tenant_id)
+    wallet = Wallet(Balance(*row), grants)
     if posted:
         balance_return = BalanceReturn(money=posted, posted=True)
         returned_promo, returned_owed = posted_promo, posted_owed
@@ -108,13 +119,15 @@ async def invoice_funding(
         stranded = min(before.unreturned, before.prepaid_carry)
         due = max(0, withheld - charges) + (stranded if stranded >= minor_unit(row.currency) else 0)
         balance_return = plan_return(due, funding, grants)
-        entries = return_to_wallet(Wallet(Balance(*row), grants), balance_return)
+        entries = return_to_wallet(wallet, balance_return)
         posted = sum(entry.amount_pico for entry in entries)
         to_promo = {entry.grant_id: entry.amount_pico for entry in entries if entry.grant_id and entry.credit in _PROMO}
         returned_promo = sum(to_promo.values())
         returned_owed = sum(entry.amount_pico for entry in entries if entry.credit == "receivable")
         balance_return = msgspec.structs.replace(balance_return, promo=to_promo, money=posted - returned_promo)
     money = posted - returned_promo
+    advances = await read_advances(session, tenant_id, wallet)
+    sources = [CreditSource(one.id, one.remaining, advances.get(one.id)) for one in wallet.free_credit(now)]
     return InvoiceFunding(
         promo=promo - returned_promo,
         prepaid=min(usage_until_now - money, paid - money + returned_owed) - before.prepaid,
@@ -125,6 +138,9 @@ async def invoice_funding(
         returned_promo=returned_promo,
         currency=row.currency,
         balance_return=balance_return,
+        advances=list(advances.values()),
+        sources=sources,
+        free=wallet.refundable(now),
     )
 
 

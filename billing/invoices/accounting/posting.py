@@ -23,12 +23,19 @@ from storage.database.database import Database
 
 
 def entries_of(record: InvoiceRecord) -> list[Entry]:
-    """The entries that finalizing an invoice posts: it asks for tax, charges and rounding beyond its usage."""
+    """The entries that finalizing an invoice posts: it asks for tax, charges and rounding beyond its usage. What was
+    due with advances is not asked for again, and what is drawn from credit is asked for here and paid there. An
+    advance-payment invoice asks for its tax: its net becomes credit."""
     unit = minor_unit(record.currency)
-    tax, charges = record.tax * unit, record.charges_pico + record.returned_pico
-    rounding = record.payable * unit - record.owed_pico - tax - charges
+    tax, charges = (record.tax - record.advance_tax) * unit, record.charges_pico + record.returned_pico
+    if record.kind == "advance":
+        return balanced_entries(("invoiced", "tax", tax))
+    rounding = (record.payable + record.drawn) * unit - record.owed_pico - tax - charges
     return balanced_entries(
-        ("invoiced", "tax", tax), ("invoiced", "charges", charges), ("invoiced", "rounding_carry", rounding)
+        ("invoiced", "tax", tax),
+        ("invoiced", "charges", charges),
+        ("invoiced", "rounding_carry", rounding),
+        ("charges", "deferred", record.deferred_pico),
     )
 
 

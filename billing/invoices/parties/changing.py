@@ -22,10 +22,11 @@ NEEDED = ("name", "address", "city", "country")
 async def changed_seller(
     parties: Parties, seller_id: str, fields: Mapping[str, Any], valid_from: date | None = None
 ) -> Seller:
-    """The seller of this id with these fields changed from a day on (None: today), or a new one; nothing is written.
-    Raises InvalidParty, DatabaseUnavailable."""
+    """The seller of this id with these fields changed from a day on (None: today), or a new one, whose VAT on
+    credit is due in advance; nothing is written. Raises InvalidParty, DatabaseUnavailable."""
     before = await seller_before(parties, seller_id, valid_from)
-    return _changed(Seller, before, {**fields, "id": seller_id})
+    default = {"prepayment": "advance"} if before is None else {}
+    return _changed(Seller, before, {**default, **fields, "id": seller_id})
 
 
 async def seller_before(parties: Parties, seller_id: str, valid_from: date | None = None) -> Seller | None:

@@ -7,7 +7,7 @@ else of a party (name, address, how to pay) changes at once, since documents sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -51,13 +51,15 @@ class DatedParty(msgspec.Struct, Generic[AnyParty], frozen=True):
 class InvoiceParties(msgspec.Struct, frozen=True):
     """The parties of one document: its tax is that of events, its names and addresses are those of `issued`.
 
-    `event` is the last day of the document's period.
+    `event` is the last day of the document's period. `refuted` says which VAT ids their register had called invalid by
+    a day: they count as none.
     """
 
     dated_seller: DatedParty[Seller]
     dated_buyer: DatedParty[Buyer]
     event: str
     issued: str
+    refuted: Callable[[str], Collection[str]] = lambda _: ()
 
     @property
     def seller(self) -> Seller:
@@ -72,7 +74,10 @@ class InvoiceParties(msgspec.Struct, frozen=True):
     def tax_on(self, day: str) -> Tax:
         """The tax on an event of this day. Raises InvalidParty."""
         try:
-            return tax_for(self.dated_seller.on(day), self.dated_buyer.on(day))
+            buyer = self.dated_buyer.on(day)
+            if buyer.vat_id in self.refuted(day):
+                buyer = msgspec.structs.replace(buyer, vat_id="")
+            return tax_for(self.dated_seller.on(day), buyer)
         except InvalidParty as error:
             needed = f"{error.problem}, on {day}; a change needs to be valid from then on or earlier"
             raise InvalidParty(error.field, needed) from error

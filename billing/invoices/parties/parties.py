@@ -23,6 +23,7 @@ Role = Literal["seller", "buyer"]
 Profile = Literal["en16931", "xrechnung", "peppol"]
 OptionalText = str | msgspec.UnsetType
 """A field that came later: absent where nobody set it, so that documents from before keep their hash."""
+Prepayment = Literal["advance", "multi_purpose"]
 
 _COUNTRY = re.compile(r"[A-Z]{2}", re.ASCII)
 _IDENTITY = re.compile(r"[a-z0-9][a-z0-9-]{0,39}", re.ASCII)
@@ -98,6 +99,8 @@ class Seller(Party, frozen=True, kw_only=True):
     - `payment`: lines that say how to pay.
     - `rates`: country → standard VAT rate in hundredths of a percent, for the countries where it charges VAT.
     - `series`, `credit_series`: the number series of invoices and of credit notes.
+    - `prepayment`: when VAT on credit is due (`billing.invoices.advances`): `advance`, when it is paid, or
+      `multi_purpose`, when it is used. Absent in documents from before the choice, and means `multi_purpose` there.
     - `number_format`: has the fields `{series}`, `{year}` and `{n}` or `{n:06}`. With a year, each year begins at 1.
     - `contact`, `phone`: whom to ask about an invoice (BT-41, BT-42). `iban`, `bic`: the account for credit transfers
       (BT-84, BT-86).
@@ -115,6 +118,7 @@ class Seller(Party, frozen=True, kw_only=True):
     phone: OptionalText = msgspec.UNSET
     iban: OptionalText = msgspec.UNSET
     bic: OptionalText = msgspec.UNSET
+    prepayment: Prepayment | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,6 +150,11 @@ class Seller(Party, frozen=True, kw_only=True):
             raise InvalidParty("iban", f"{self.iban[:40]!r} is not an IBAN: its form or its check digits are wrong")
         if self.bic and _BIC.fullmatch(self.bic) is None:
             raise InvalidParty("bic", f"{self.bic[:20]!r} is not a BIC such as COBADEFFXXX")
+
+
+def prepayment_of(seller: Seller) -> Prepayment:
+    """When VAT on credit is due: of a seller from before the choice, when it is used."""
+    return "multi_purpose" if seller.prepayment is msgspec.UNSET else seller.prepayment
 
 
 class Buyer(Party, frozen=True, kw_only=True):

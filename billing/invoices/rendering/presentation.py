@@ -9,29 +9,26 @@ from typing import Any
 
 import msgspec
 
-from billing.invoices.document import ClassSavings, Document, InvoiceLine, ModelSavings, Savings, warnings_of
+from billing.invoices.document import (
+    ClassSavings,
+    Document,
+    InvoiceLine,
+    ModelSavings,
+    Savings,
+    warnings_of,
+)
 from billing.invoices.parties.countries import name_of
 from billing.invoices.parties.parties import Party, format_rate
-from billing.invoices.parties.tax import TaxTotal
+from billing.invoices.rendering.sums import day_text, left_of, settlements_of, tax_row, totals_of
 from billing.invoices.savings import class_in_words, saved_pico
 from billing.invoices.store import NOTHING_SETTLED, PaymentsAndCredits
 from billing.money import format_grouped, format_minor, minor_unit, round_half_up
 from billing.usage import METERS
-from storage.database.base import from_instant
 
 _MICRO = 10**6
-_TITLES = {"invoice": "Invoice", "credit_note": "Credit note"}
+_TITLES = {"invoice": "Invoice", "credit_note": "Credit note", "advance": "Advance-payment invoice"}
 _CLASS = re.compile(r"(read|write)_(\d+[mh])")
 _METERS = {"uncached": "Input tokens", "read_automatic": "Cached input tokens, automatic", "output": "Output tokens"}
-_TAXES = {
-    "S": "Standard rate",
-    "Z": "Zero rated",
-    "E": "Exempt",
-    "AE": "Reverse charge",
-    "G": "Export",
-    "O": "Not subject to VAT",
-    "K": "Intra-community supply",
-}
 _LANGUAGES = {
     "AT": "de",
     "CH": "de",
@@ -53,9 +50,9 @@ def shown(document: Document, state: str, digest: str, settled: PaymentsAndCredi
 
     `digest` is the document's SHA-256, empty for a draft.
     """
-    left = _left(document, settled)
-    rows = _settled(document, settled, left)
-    due = _day(document.due) if document.kind == "invoice" and document.payable else ""
+    left = left_of(document, settled)
+    rows = settlements_of(document, settled, left)
+    due = day_text(document.due) if document.kind == "invoice" and document.payable else ""
     return {
         "title": _TITLES[document.kind],
         "banner": _banner(state, credited=bool(settled.credit_notes)),
@@ -67,7 +64,7 @@ def shown(document: Document, state: str, digest: str, settled: PaymentsAndCredi
             [name, value]
             for name, value in (
                 ("Number", document.number or "not yet numbered"),
-                ("Issue date", _day(document.issued)),
+                ("Issue date", day_text(document.issued)),
                 ("Due date", due),
                 ("Service period", _span(document.service_from, document.service_until)),
                 ("Corrects invoice", document.corrects),
@@ -82,9 +79,9 @@ def shown(document: Document, state: str, digest: str, settled: PaymentsAndCredi
         "headline": _headline(document, state, left, credited=bool(settled.credit_notes)),
         "reason": document.reason,
         "groups": [_group(document, *group) for group in _grouped(document.lines)],
-        "totals": _totals(document, due="" if state == "void" else "Payable" if rows else "Amount due"),
+        "totals": totals_of(document, due="" if state == "void" else "Payable" if rows else "Amount due"),
         "settled": rows,
-        "taxes": [_tax(document, tax) for tax in document.taxes],
+        "taxes": [tax_row(document, tax) for tax in document.taxes],
         "statements": sorted({tax.reason for tax in document.taxes if tax.reason}),
         "payment": document.seller.payment if left > 0 and state != "void" else [],
         "notes": [text for text in (*_notes(document, state), _rounding(document)) if text],
@@ -109,20 +106,13 @@ def _party(party: Party) -> dict[str, Any]:
     return {"name": party.name, "lines": lines, "vat_id": party.vat_id, "language": language}
 
 
-def _day(iso: str) -> str:
-    if not iso:
-        return ""
-    day = date.fromisoformat(iso)
-    return f"{day.day} {day:%B %Y}"
-
-
 def _span(first: str, last: str) -> str:
     begin, end = date.fromisoformat(first), date.fromisoformat(last)
     if begin == end:
-        return _day(first)
+        return day_text(first)
     if (begin.year, begin.month) == (end.year, end.month):
-        return f"{begin.day}–{_day(last)}"
-    return f"{_day(first)} – {_day(last)}"
+        return f"{begin.day}–{day_text(last)}"
+    return f"{day_text(first)} – {day_text(last)}"
 
 
 def _banner(state: str, *, credited: bool) -> str:
@@ -143,29 +133,6 @@ def _headline(document: Document, state: str, left: int, *, credited: bool) -> l
     else:
         name, minor = "Amount due", left
     return [name, f"{document.currency} {format_grouped(minor, document.currency)}"]
-
-
-def _left(document: Document, settled: PaymentsAndCredits) -> int:
-    """What is left to pay of an invoice, in minor units."""
-    if document.kind == "credit_note":
-        return 0
-    paid = sum(payment.amount for payment in settled.payments)
-    return max(0, document.payable - paid - sum(note.gross for note in settled.credit_notes))
-
-
-def _settled(document: Document, settled: PaymentsAndCredits, left: int) -> list[list[str]]:
-    """Rows (name, amount, weight) of payments and credit notes, and of what is left to pay."""
-    rows = [
-        (f"Payment of {_day(from_instant(payment.at).date().isoformat())}, {payment.reference}", -payment.amount)
-        for payment in settled.payments
-    ]
-    rows += [(f"Credit note {note.number} of {_day(note.issued or '')}", -note.gross) for note in settled.credit_notes]
-    if not rows:
-        return []
-    if to_balance := left - document.payable - sum(minor for _, minor in rows):
-        rows.append(("Credited beyond what was due, to the balance", to_balance))
-    shown_rows = [[name, format_grouped(minor, document.currency), ""] for name, minor in rows]
-    return [*shown_rows, ["Left to pay", format_grouped(left, document.currency), "strong"]]
 
 
 def _grouped(lines: list[InvoiceLine]) -> list[tuple[str, list[tuple[int, InvoiceLine]]]]:
@@ -234,30 +201,6 @@ def _price(micro: int) -> str:
     """A price per million, with two decimal places or as many as it needs."""
     whole, rest = divmod(micro, _MICRO)
     return f"{whole:,}.{f'{rest:06d}'.rstrip('0').ljust(2, '0')}"
-
-
-def _totals(document: Document, due: str) -> list[list[str]]:
-    def row(name: str, minor: int, weight: str = "") -> list[str]:
-        return [name, format_grouped(minor, document.currency), weight]
-
-    rows = [row("Total without VAT", document.net)]
-    rows += [
-        row(f"VAT {format_rate(tax.rate)} % on {format_grouped(tax.net, document.currency)}", tax.tax)
-        for tax in document.taxes
-        if tax.category == "S"
-    ]
-    rows.append(row("Total", document.gross, "strong"))
-    if document.prepaid:
-        rows.append(row("Paid in advance from credit", -document.prepaid))
-    if document.kind == "invoice" and due:
-        rows.append(row(due, document.payable, "strong"))
-    return rows
-
-
-def _tax(document: Document, tax: TaxTotal) -> list[str]:
-    rate = f"{format_rate(tax.rate)} %" if tax.category == "S" else "–"
-    names = (f"{_TAXES[tax.category]} ({tax.category})", rate)
-    return [*names, format_grouped(tax.net, document.currency), format_grouped(tax.tax, document.currency)]
 
 
 def carried_on(document: Document) -> list[tuple[str, str]]:

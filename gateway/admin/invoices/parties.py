@@ -15,11 +15,13 @@ from billing.invoices.parties.parties import (
     Detail,
     InvalidParty,
     Party,
+    Prepayment,
     Profile,
     Seller,
     Treatment,
     format_rate,
     parse_rate,
+    prepayment_of,
     vat_warning,
 )
 from billing.invoices.parties.store import Parties
@@ -55,7 +57,8 @@ class PartyChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 class SellerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Fields of a seller to be changed. `rates`: country -> VAT in percent, all of them. A seller that exists needs a
-    `reason`."""
+    `reason`. `prepayment`: when VAT on credit is due: `advance` when it is paid, the default of a new seller, or
+    `multi_purpose` when it is used."""
 
     registration: str | UnsetType = UNSET
     payment: list[str] | UnsetType = UNSET
@@ -68,6 +71,7 @@ class SellerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only
     phone: str | UnsetType = UNSET
     iban: str | UnsetType = UNSET
     bic: str | UnsetType = UNSET
+    prepayment: Prepayment | UnsetType = UNSET
 
 
 class BuyerChange(PartyChange, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -136,6 +140,7 @@ class SellerObject(PartyObject, frozen=True, kw_only=True):
     phone: str
     iban: str
     bic: str
+    prepayment: Prepayment
     versions: list[SellerVersion]
 
 
@@ -257,6 +262,7 @@ def _seller(dated: DatedParty[Seller]) -> SellerObject:
         warning=vat_warning("seller", dated.party),
         **_later_fields(dated.party),
         rates=_rates(dated.party),
+        prepayment=prepayment_of(dated.party),
         versions=[
             SellerVersion(valid_from=day or None, country=then.country, vat_id=then.vat_id, rates=_rates(then))
             for day, then in dated.versions()

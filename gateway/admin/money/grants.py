@@ -10,8 +10,9 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from billing.accounts.balances import Balances, GrantKind
+from billing.accounts.balances import GrantKind
 from billing.accounts.grant_lists import GrantRow, find_grant, list_grants
+from billing.invoices.advances import top_ups
 from gateway.admin.access import project_named
 from gateway.admin.operation import Call, Ok, Query, operation
 from gateway.admin.refusals import uuid_at
@@ -116,7 +117,7 @@ class GrantOperations:
 
     def __init__(self, gateway: Gateway) -> None:
         self._database = gateway.services.database
-        self._balances = Balances(self._database)
+        self._balances = top_ups(self._database)
 
     @operation("GET", f"{_TENANT}/grants", demands("balance.read"))
     async def list_money(

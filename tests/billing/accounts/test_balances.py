@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy import literal, select
 
 from billing.accounts.adjustments import InvalidAdjustment, UnknownEvent, adjust
-from billing.accounts.balances import Balances, CurrencyMismatch, InvalidGrant, RefundRefused
+from billing.accounts.balances import Balances, CurrencyMismatch, InvalidGrant
 from billing.accounts.grant_lists import list_grants
 from billing.accounts.idempotency import IdempotencyConflict
 from billing.accounts.statements import by_day, statement
 from billing.calendar import period_bounds
+from billing.ledger.wallet import RefundRefused
 from billing.money import InvalidMoney
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog

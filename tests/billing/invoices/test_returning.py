@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from billing.accounts.adjustments import adjust
-from billing.accounts.balances import Balances, RefundRefused
+from billing.accounts.balances import Balances
 from billing.accounts.statements import statement
 from billing.invoices.accounting import funding
 from billing.invoices.accounting.balance_returns import BalanceReturn
 from billing.invoices.collection import pay, void
 from billing.invoices.credit_notes import credit
 from billing.invoices.store import InvoiceRecord
-from billing.ledger.wallet import OpenGrant
+from billing.ledger.wallet import OpenGrant, RefundRefused
 from billing.prices import PriceCatalog
 from billing.rating.contract_store import Contracts
 from billing.rating.terms import parse_terms

@@ -19,11 +19,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from billing.accounts.adjustments import InvalidAdjustment, adjust
-from billing.accounts.balances import Balances, RefundRefused
+from billing.accounts.balances import Balances
 from billing.invoices.collection import pay, void
 from billing.invoices.credit_notes import credit
 from billing.invoices.errors import AmountRefused
 from billing.invoices.store import InvoiceRecord
+from billing.ledger.wallet import RefundRefused
 from billing.prices import PriceCatalog
 from billing.rating.contract_store import Contracts
 from billing.rating.terms import parse_terms

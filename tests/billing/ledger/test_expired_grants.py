@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from sqlalchemy import literal
 
 from billing.accounts.adjustments import InvalidAdjustment, adjust
-from billing.accounts.balances import Balances, RefundRefused
+from billing.accounts.balances import Balances
 from billing.holds.records import HoldRequest
 from billing.ledger.entries import Balance
-from billing.ledger.wallet import ModelCost, OpenGrant, Wallet
+from billing.ledger.wallet import ModelCost, OpenGrant, RefundRefused, Wallet
 from billing.prices import PriceCatalog
 from billing.reservation.decisions import HoldDecider, InsufficientFunds
 from billing.reservation.hold_service import ALLOWANCE_OPEN_US, HoldService

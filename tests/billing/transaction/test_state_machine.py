@@ -35,12 +35,12 @@ from sqlalchemy import literal, select
 
 from billing.accounts import adjustments, balances
 from billing.accounts.adjustments import InvalidAdjustment, adjust
-from billing.accounts.balances import Balances, RefundRefused
+from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
 from billing.budgets.windows import Span
 from billing.calendar import following_period, period_bounds, period_of
 from billing.holds.records import Hold, HoldRequest
-from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY
+from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, RefundRefused
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
 from billing.reservation import hold_service

@@ -28,7 +28,7 @@ from turnpike.commands.invoices.records import (
     totals_line,
 )
 
-_SIGNS = {"invoice": 1, "credit_note": -1}
+_SIGNS = {"invoice": 1, "credit_note": -1, "advance": 0}
 _SUMS = ("net", "tax", "gross", "prepaid", "paid", "credited", "left")
 
 if TYPE_CHECKING:
@@ -90,9 +90,12 @@ async def _list(api: Api, parsed: argparse.Namespace) -> None:
 
 
 def _sums(invoices: Sequence[Object]) -> Iterator[list[str]]:
-    """What documents come to, a row a currency. Credit notes are subtracted, drafts and void invoices left out."""
+    """What documents come to, a row a currency. Credit notes are subtracted, drafts, void invoices and
+    advance payments with their credit notes left out: invoices say what was used of them."""
+    advances = {one["id"] for one in invoices if one["kind"] == "advance"}
     for currency in sorted({one["currency"] for one in invoices}):
         issued = [one for one in invoices if one["currency"] == currency and one["state"] not in ("void", "draft")]
+        issued = [one for one in issued if one["corrects"] not in advances]
         sums = {name: sum((_SIGNS[one["kind"]] * _counted(one, name) for one in issued), Decimal()) for name in _SUMS}
         amounts = (_amount(sums[name], currency) for name in _SUMS)
         yield ["total", counted(len(issued), "document"), *[""] * 5, currency, *amounts]

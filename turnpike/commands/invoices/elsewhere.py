@@ -96,7 +96,7 @@ def _dry(parsed: argparse.Namespace) -> dict[str, Any]:
 async def set_seller(api: Api, parsed: argparse.Namespace) -> None:
     """`turnpike invoices seller set ID`."""
     names = ("seller", "currency", "series", "credit_series", "number_format", "registration", "payment", "contact")
-    fields = _given(parsed, *names, "phone", "iban", "bic")
+    fields = _given(parsed, *names, "phone", "iban", "bic", "prepayment")
     if parsed.rate or parsed.remove_rate:
         listed = [one for one in await api.list("list_sellers") if one["id"] == parsed.id]
         rates = dict(listed[0]["rates"]) if listed else {}

@@ -63,6 +63,11 @@ def add_arguments(parser: CommandParser) -> None:
     seller.add_argument("--phone", help="at which number")
     seller.add_argument("--iban", help="the account for credit transfers")
     seller.add_argument("--bic", help="of the account's bank")
+    seller.add_argument(
+        "--prepayment",
+        choices=["advance", "multi_purpose"],
+        help="when VAT on credit is due: when it is paid (default of a new one), or when it is used",
+    )
     _add_day(seller, "country, VAT id and rates", "why; needed where the seller exists")
     show = add_work(sellers, "show", "the legal entities", elsewhere.show_sellers, show_sellers)
     show.add_argument("id", nargs="?", metavar="ID", help="one alone")

@@ -91,6 +91,8 @@ def amount_text(minor: int, currency: str) -> str:
 
 def totals_line(document: Document) -> str:
     """What a document comes to."""
+    from billing.invoices.document import advance_tax_of, drawn_of
+
     currency = document.currency
     parts = [
         counted(len(document.lines), "line"),
@@ -99,6 +101,10 @@ def totals_line(document: Document) -> str:
     ]
     if document.prepaid:
         parts.append(f"paid in advance {amount_text(document.prepaid, currency)}")
+    if tax := advance_tax_of(document):
+        parts.append(f"VAT of advances {amount_text(tax, currency)}")
+    if drawn := drawn_of(document):
+        parts.append(f"paid from credit {amount_text(drawn, currency)}")
     if document.returned is not msgspec.UNSET:
         back = int(document.returned.credit) + int(document.returned.promo)
         if back:

@@ -103,7 +103,9 @@ export function checkTotals(document: InvoiceDocument): Check {
     ['Gross', BigInt(document.net) + BigInt(document.tax), BigInt(document.gross)],
   ];
   if (document.kind === 'invoice') {
-    wanted.push(['Payable', BigInt(document.gross) - BigInt(document.prepaid), BigInt(document.payable)]);
+    const advanceTax = sum((document.deductions ?? []).map((deduction) => deduction.tax));
+    const paid = BigInt(document.prepaid) + advanceTax + BigInt(document.drawn ?? 0);
+    wanted.push(['Payable', BigInt(document.gross) - paid, BigInt(document.payable)]);
     const exact = document.lines.reduce((total, line) => total + BigInt(line.exact), BigInt(document.carry_in));
     const billed = BigInt(document.net) * minorUnit(document.currency) + BigInt(document.carry_out);
     wanted.push(['Net with what rounding leaves (pico)', exact, billed]);

@@ -24,7 +24,7 @@ export interface DocumentTax {
 }
 
 export interface InvoiceDocument {
-  kind: 'invoice' | 'credit_note';
+  kind: 'invoice' | 'credit_note' | 'advance';
   number: string;
   period: string;
   currency: string;
@@ -35,6 +35,8 @@ export interface InvoiceDocument {
   gross: number;
   prepaid: number;
   payable: number;
+  deductions?: { number: string; tax: number }[];
+  drawn?: number;
   carry_in: string;
   carry_out: string;
   previous: string;

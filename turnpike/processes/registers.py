@@ -1,0 +1,91 @@
+"""Registers over HTTP: VIES and the European Central Bank, behind the ports of `billing.invoices.registers`.
+
+Each request is bounded in time and size, and follows no redirect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from typing import Any
+
+import httpx
+import msgspec
+
+from billing.invoices.registers.exchange_rates import PublishedRates
+from billing.invoices.registers.vat_checks import RegisterUnavailable, VatAnswer
+
+TIMEOUT_S = 20
+MAX_ANSWER = 1024 * 1024
+"""Bytes of an answer that are read at most."""
+_RATES = "service/data/EXR/D..EUR.SP00.A?lastNObservations=1&detail=dataonly&format=csvdata"
+
+
+class _Found(msgspec.Struct, rename="camel"):
+    valid: bool
+    name: str | None = ""
+    address: str | None = ""
+    request_identifier: str | None = ""
+
+
+class Vies:
+    """Asks VIES at `url`, such as https://ec.europa.eu/taxation_customs/vies/rest-api."""
+
+    name = "VIES"
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client = client
+        self._url = url.rstrip("/")
+
+    async def look_up(self, vat_id: str) -> VatAnswer:
+        """What it says of the id. Raises RegisterUnavailable: also where a member state does not answer."""
+        asked = {"countryCode": vat_id[:2], "vatNumber": vat_id[2:]}
+        body = await fetch(self._client, "POST", f"{self._url}/check-vat-number", asked)
+        try:
+            found = msgspec.json.decode(body, type=_Found)
+        except msgspec.MsgspecError as error:
+            raise RegisterUnavailable(f"{self.name} did not answer the question") from error
+        said = (found.name, found.address, found.request_identifier)
+        return VatAnswer(found.valid, *("" if text in (None, "---") else str(text) for text in said))
+
+
+class EuropeanCentralBank:
+    """Reads the rates of the last day at `url`, such as https://data-api.ecb.europa.eu."""
+
+    name = "ECB"
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client = client
+        self._url = url.rstrip("/")
+
+    async def latest(self) -> PublishedRates:
+        """The rates of the last day on which any was published: currencies that ended earlier are left out. Raises
+        RegisterUnavailable."""
+        body = await fetch(self._client, "GET", f"{self._url}/{_RATES}")
+        try:
+            rows = list(csv.DictReader(io.StringIO(body.decode()), strict=True))
+            rates = [(row["TIME_PERIOD"], row["CURRENCY"], row["OBS_VALUE"]) for row in rows]
+        except (UnicodeDecodeError, csv.Error, KeyError) as error:
+            raise RegisterUnavailable(f"{self.name} did not answer with rates") from error
+        if not rates or not all(all(rate) for rate in rates):
+            raise RegisterUnavailable(f"{self.name} did not answer with rates")
+        day = max(rate[0] for rate in rates)
+        return PublishedRates(day, {currency: value for of_day, currency, value in rates if of_day == day})
+
+
+async def fetch(client: httpx.AsyncClient, method: str, url: str, body: Any = None) -> bytes:
+    """The body of a successful answer. Raises RegisterUnavailable."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S), client.stream(method, url, json=body) as answer:
+            if answer.status_code != 200:
+                raise RegisterUnavailable(f"{answer.url.host} answered with status {answer.status_code}")
+            chunks, size = [], 0
+            async for chunk in answer.aiter_bytes():
+                size += len(chunk)
+                if size > MAX_ANSWER:
+                    raise RegisterUnavailable(f"{answer.url.host} answered with more than {MAX_ANSWER} bytes")
+                chunks.append(chunk)
+            return b"".join(chunks)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
+        raise RegisterUnavailable(f"no answer from {url.partition('?')[0]}: {type(error).__name__}") from error
