@@ -199,7 +199,7 @@ class UnsupportedEncoding(GatewayError):
 
 
 class ClientLeft(GatewayError):
-    """The client disconnected before its request had arrived; nobody reads the response."""
+    """The client disconnected before its request had arrived, or before it ran; nobody reads the response."""
 
     status = 499
     code = "client_left"

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from audit_log.record import record_change
 from audit_log.recorded_rows import digest_row
 from billing.accounts.advance_invoicing import AdvanceInvoicing
+from billing.accounts.grant_lists import open_grants
 from billing.accounts.idempotency import check_id_unused
 from billing.accounts.lone_grants import APPROVED, GRANT_CREATED, TakesTwoPeople, check_lone_grant, given_lately
 from billing.integrity.recorded_tables import CREDIT_LINES
@@ -42,10 +43,6 @@ from storage.reported_error import ReportedError
 
 GrantKind = Literal["paid", "promo"]
 _MOST_PRIORITY = 2**31 - 1
-_GRANTS = select(
-    *(grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id")),
-    *(grant_balance.c[name] for name in ("remaining", "used", "gone", "held")),
-).join(grant_balance, grant_balance.c.grant_id == grant.c.id)
 DEFAULT_CURRENCY = "USD"
 """Of a tenant that has neither money nor prices."""
 
@@ -116,9 +113,7 @@ class Balances:
             now = await self._database.now_in(session)
             rows = await session.execute(select(balance).where(balance.c.tenant_id.in_(tenant_ids)))
             balances = {row.tenant_id: Balance(*row) for row in rows}
-            due = (grant.c.expires_at <= now, grant_balance.c.remaining > 0)
-            expired = await session.execute(_GRANTS.where(grant.c.tenant_id.in_(tenant_ids), *due))
-            for one in sorted((OpenGrant(*row) for row in expired), key=lambda one: one.order):
+            for one in await open_grants(session, tenant_ids, grant.c.expires_at <= now, grant_balance.c.remaining > 0):
                 balances[one.tenant_id] = without_expired(balances[one.tenant_id], [one], now)
             without = [tenant_id for tenant_id in tenant_ids if tenant_id not in balances]
             priced = await priced_currencies(session, without) if without else {}
@@ -132,8 +127,7 @@ class Balances:
     async def grants(self, tenant_id: UUID) -> list[OpenGrant]:
         """The tenant's grants with what became of each, in the order in which they are used."""
         async with self._database.reading() as session:
-            rows = await session.execute(_GRANTS.where(grant.c.tenant_id == tenant_id))
-            return sorted((OpenGrant(*row) for row in rows), key=lambda one: one.order)
+            return await open_grants(session, [tenant_id])
 
     async def grant(
         self,

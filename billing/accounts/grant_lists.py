@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy import tuple_ as row_of
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.ledger.wallet import OpenGrant
 from billing.tables.money import grant, grant_balance
 from storage.database.database import Database
 
@@ -58,6 +60,17 @@ async def list_grants(
         where.append(row_of(grant.c.at, grant.c.id) < last.scalar_subquery())
     query = _of(tenant_id).where(*where).order_by(grant.c.at.desc(), grant.c.id.desc()).limit(limit)
     return await _rows(database, query)
+
+
+async def open_grants(
+    session: AsyncSession, tenant_ids: Collection[UUID], *where: ColumnElement[bool]
+) -> list[OpenGrant]:
+    """The grants of these tenants with what became of each, in the order in which each tenant's are used."""
+    given = (grant.c[name] for name in ("id", "tenant_id", "kind", "priority", "expires_at", "model", "project_id"))
+    left = (grant_balance.c[name] for name in ("remaining", "used", "gone", "held"))
+    query = select(*given, *left).join(grant_balance, grant_balance.c.grant_id == grant.c.id)
+    rows = await session.execute(query.where(grant.c.tenant_id.in_(tenant_ids), *where))
+    return sorted((OpenGrant(*row) for row in rows), key=lambda one: one.order)
 
 
 def _of(tenant_id: UUID) -> Select[Any]:

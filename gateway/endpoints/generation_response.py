@@ -35,6 +35,7 @@ from gateway.generation.generation_task import GenerationTask
 from gateway.http.cache_status import HEADER as CACHE_STATUS
 from gateway.http.cache_status import cache_status
 from gateway.http.sse import ClientWatch, EventStream, EventWriter
+from gateway.limits.permit import AskedPermit
 from gateway.request_context import request_context
 from gateway.services import Gateway
 from prompt_cache.promise.lease_decisions import is_certain
@@ -93,8 +94,10 @@ async def respond(
     """
     options = gateway.services.options
     tasks: list[GenerationTask] = []
+    gone = asyncio.Event()
 
     def client_gone(why: str = "client") -> None:
+        gone.set()
         for task in tasks:
             gateway.requests.client_left(task, why)
 
@@ -104,16 +107,18 @@ async def respond(
     for part in prepared:
         part.marks.follow(context.marks)
     context.marks = prepared[0].marks
-    await gateway.requests.wait_for_replica(prepared[0])
-    try:
-        permit = await ask_limits(gateway, request, prepared)
-    finally:
-        for part in prepared:
-            part.marks.mark(LIMITS)
     watch = ClientWatch(request.scope, request.receive, client_gone)
+    try:
+        await gateway.requests.wait_for_replica(prepared[0], gone.is_set)
+        permit = await _ask_limits(gateway, request, prepared)
+    except BaseException:
+        watch.stop()
+        raise
     try:
         parts = AnswerParts(len(prepared), streamed=stream)
         tasks.extend(gateway.requests.start(part, streamed=stream, permit=permit, parts=parts) for part in prepared)
+        if gone.is_set():  # while limits were asked
+            client_gone()
         reader: DeliveryReader = DeliverySequence([task.delivery for task in tasks], prepared[0].generation.choices)
         if not stream:
             choices = len(prepared) * prepared[0].generation.choices
@@ -144,6 +149,16 @@ async def respond(
         headers=_headers(tasks, first),
     )
     return MarkedResponse(events, prepared)
+
+
+async def _ask_limits(
+    gateway: Gateway, request: Request[Any, Any, Any], prepared: Sequence[PreparedRequest]
+) -> AskedPermit:
+    try:
+        return await ask_limits(gateway, request, prepared)
+    finally:
+        for part in prepared:
+            part.marks.mark(LIMITS)
 
 
 def within_max_scores(prepared: Sequence[PreparedRequest]) -> Sequence[PreparedRequest]:

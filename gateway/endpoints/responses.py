@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -31,6 +32,7 @@ from gateway.http.cache_control import HEADER as CACHE_CONTROL
 from gateway.http.cache_control import apply_cache_control, parse_cache_control
 from gateway.http.policies import demands
 from gateway.http.responses import json_response
+from gateway.http.sse import ClientWatch
 from gateway.kept_responses.keeper import PREFIX, Terms
 from gateway.request_context import request_context
 from gateway.services import Gateway
@@ -132,7 +134,12 @@ async def _in_background(
     """Begin it, and answer with what there is of it: at first that it is queued."""
     assert gateway.background_responses is not None, "there are terms"
     (prepared,) = within_max_cost([prepared])
-    await gateway.requests.wait_for_replica(prepared)
+    gone = asyncio.Event()
+    watch = ClientWatch(request.scope, request.receive, gone.set)
+    try:
+        await gateway.requests.wait_for_replica(prepared, gone.is_set)
+    finally:
+        watch.stop()
     permit = await ask_limits(gateway, request, [prepared])
     if (refusal := await permit.refusal()) is not None:
         raise refusal

@@ -10,7 +10,7 @@ from uuid import UUID
 import structlog
 
 from gateway.admission.prepared_request import Payer, PreparedRequest
-from gateway.errors import SuspendedError, Unavailable
+from gateway.errors import ClientLeft, SuspendedError, Unavailable
 from gateway.generation.answer_parts import AnswerParts
 from gateway.generation.dependencies import GenerationDependencies
 from gateway.generation.generation_task import GenerationTask
@@ -60,17 +60,21 @@ class RunningTasks:
         self._deps.admission.check()
         self._deps.fleet.candidates(model)
 
-    async def wait_for_replica(self, request: PreparedRequest) -> None:
+    async def wait_for_replica(self, request: PreparedRequest, gone: Callable[[], bool]) -> None:
         """Wait for `RequestTimeouts.retry` at most while no replica of its served model is healthy, as while the only
         one is started again. Nothing is held yet. `start` refuses a request that has waited in vain, and what is beyond
-        `MOST_WAITING` of its tenant at once."""
+        `MOST_WAITING` of its tenant at once. Raises ClientLeft once its client is `gone`."""
         fleet, model, tenant = self._deps.fleet, request.model.name, request.payer.tenant_id
         if fleet.healthy(model) or self._waiting[tenant] >= MOST_WAITING:
             return
         self._waiting[tenant] += 1
         try:
             timeout_s = self._deps.admission.timeouts.retry
-            await fleet.wait_for(model, timeout_s, unless=lambda: self.draining or bool(fleet.disks_full(model)))
+            await fleet.wait_for(
+                model, timeout_s, unless=lambda: gone() or self.draining or bool(fleet.disks_full(model))
+            )
+            if gone() and not self.draining:  # which ends connections too
+                raise ClientLeft("The client disconnected while its request waited for a replica.")
         finally:
             self._waiting[tenant] -= 1
             if not self._waiting[tenant]:

@@ -133,23 +133,33 @@ class LeaseRows:
     ) -> tuple[list[Lease], Collection[UUID]]:
         """These leases and those built on them, directly or on one another, locked: the live ones, and the ended.
 
-        It looks until it finds no more: another transaction that was waited for may have ended one of them.
+        At the end it looks at all of them once more: another transaction that was waited for may have ended one.
         """
-        # all tenants: as its callers
         live: dict[UUID, Lease] = {}
         gone: set[UUID] = set()
-        before = -1
-        while len(live) + len(gone) > before:
-            before = len(live) + len(gone)
-            ids = {*identities, *live, *gone}
-            built = or_(*(one_of(self._database, of, ids) for of in (lease.c.id, lease.c.base, lease.c.unsettled_base)))
-            query = select(*COLUMNS).where(built).order_by(lease.c.project_id, lease.c.prefix_key)
-            live = {one.id: one for one in map(lease_of, await session.execute(self._database.locked(query)))}
-            of = ended_lease.c
-            ended = or_(one_of(self._database, of.id, ids), one_of(self._database, of.base, ids))
-            stored = select(of.id).where(ended, of.cause.in_(("expired", "purged"))).order_by(of.id)
-            gone = set(await session.scalars(self._database.locked(stored)))
-        return list(live.values()), gone
+        ids, looks_again = set(identities), False
+        while True:
+            found, over = await self._built_on(session, ids)
+            ids = (found.keys() | over) - live.keys() - gone
+            live |= found
+            gone |= over
+            if looks_again and not ids:
+                return list(live.values()), gone
+            looks_again = not ids
+            if looks_again:
+                ids = {*identities, *live, *gone}
+
+    async def _built_on(self, session: AsyncSession, ids: Collection[UUID]) -> tuple[dict[UUID, Lease], set[UUID]]:
+        """These leases and those built directly on them, locked: the live ones, and the ended."""
+        # all tenants: as its callers
+        columns = (lease.c.id, lease.c.base, lease.c.unsettled_base)
+        query = select(*COLUMNS).where(or_(*(one_of(self._database, column, ids) for column in columns)))
+        query = query.order_by(lease.c.project_id, lease.c.prefix_key)
+        live = {one.id: one for one in map(lease_of, await session.execute(self._database.locked(query)))}
+        of = ended_lease.c
+        ended = or_(one_of(self._database, of.id, ids), one_of(self._database, of.base, ids))
+        stored = select(of.id).where(ended, of.cause.in_(("expired", "purged"))).order_by(of.id)
+        return live, set(await session.scalars(self._database.locked(stored)))
 
     async def hand_on(self, session: AsyncSession, ended: Sequence[Lease]) -> None:
         """Count the own tokens of ended leases as those of the leases built on them, which still promise them. These

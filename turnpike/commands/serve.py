@@ -252,7 +252,7 @@ async def _announce(admin: AdminServices, gateway: Gateway, server: GatewayServe
         await asyncio.sleep(READY_POLL_S)
     key, about = await provide_key(admin)
     record_address(settings, base_url)
-    sign_in = await _owner_link(admin, base_url)
+    sign_in = await provide_owner_link(admin, base_url)
     gateway.start_problem = None
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": DEMO_QUESTION}], "temperature": 0})
     _print(
@@ -302,7 +302,7 @@ async def provide_key(admin: AdminServices) -> tuple[str, str]:
     )
 
 
-async def _owner_link(admin: AdminServices, base_url: str) -> str:
+async def provide_owner_link(admin: AdminServices, base_url: str) -> str:
     """At the first start: make the platform's first owner, and say how to sign in, once, within 24 hours. In a
     demonstration there is an owner, and at each start another link. Neither once an operator has a key: making, or
     becoming, an owner takes it.

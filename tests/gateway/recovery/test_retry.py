@@ -480,6 +480,38 @@ async def test_a_request_does_not_wait_for_a_replica_whose_disk_is_full(
         assert (answer.status_code, "disk" in answer.json()["error"]["message"]) == (503, True)
 
 
+@pytest.mark.parametrize("body", [STREAM, WHOLE, "background"])
+async def test_a_client_that_leaves_waits_for_no_replica(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, body: Any
+) -> None:
+    """Its place is another request's at once."""
+    monkeypatch.setattr("gateway.generation.running_tasks.MOST_WAITING", 1)
+    async with two(stocked_sqlite_url, tmp_path, model_folder, replicas=1, alone=True, retry=600.0) as stack:
+        stack.say(TEXT)
+        await stack.replica.stop()
+        await stack.until(lambda: not stack.gateway.services.fleet.healthy("tiny"))
+        headers = {"authorization": f"Bearer {stack.key}"}
+        if body == "background":
+            response = {"model": "tiny", "input": "Say it.", "background": True}
+            leaving = asyncio.create_task(stack.http.post("/v1/responses", headers=headers, json=response))
+        else:
+            leaving = asyncio.create_task(stack.post(body))
+        await asyncio.wait([leaving], timeout=0.3)
+        assert not leaving.done()
+        assert (await stack.post(WHOLE)).status_code == 503, "its place is taken"
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        asked, done = leaving, {leaving}
+        async with asyncio.timeout(30):
+            while done:
+                assert asked.cancelled() or asked.result().status_code == 503
+                asked = asyncio.create_task(stack.post(WHOLE))
+                done, _ = await asyncio.wait([asked], timeout=0.3)
+        await stack.replica.restart()
+        assert (await asked).status_code == 200
+        assert len(await stack.settled(1)) == 1
+
+
 async def test_few_requests_of_a_tenant_wait_for_a_replica_at_once(
     stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,15 @@ from tenancy.keys import parse_key
 from tests.turnpike.processes.test_children import SECONDS, assert_stops, child
 from turnpike.admin_services import open_admin_services
 from turnpike.commands import serve
-from turnpike.commands.serve import DEMO_TENANT, KEY_FILE, kill_when_silent, provide_key, write_key
+from turnpike.commands.serve import (
+    DEMO_TENANT,
+    KEY_FILE,
+    LINK_FILE,
+    kill_when_silent,
+    provide_key,
+    provide_owner_link,
+    write_key,
+)
 from turnpike.settings import secrets
 from turnpike.settings.settings import Settings
 
@@ -74,6 +82,19 @@ async def test_the_key_in_the_file_is_named_only_while_it_is_one_of_this_databas
         key, about = await provide_key(admin)
         assert (key, "keys create" in about, str(file) in about) == ("$TURNPIKE_API_KEY", True, False)
         assert len(await admin.tenancy.list_keys(tenant.id)) == 1, "a person took it away: none is made instead"
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+async def test_a_start_makes_no_owner_beside_operators_who_have_keys(tmp_path: Path, has_key: bool) -> None:
+    settings = Settings(data_dir=str(tmp_path))
+    secrets.load_or_make(settings.secrets)
+    async with open_admin_services(settings, "always") as admin:
+        if has_key:
+            await admin.tenancy.create_operator_key("ann")
+        said = await provide_owner_link(admin, "http://here")
+        assert ("first owner" in said) is not has_key
+        assert (tmp_path / LINK_FILE).exists() is not has_key
+        assert await admin.users.accounts.any_exist() is not has_key
 
 
 async def test_serve_is_ready_only_when_the_first_key_is_written(
