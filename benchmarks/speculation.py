@@ -201,6 +201,11 @@ def main() -> None:
     parser.add_argument("--speculation", default="auto", help=f"auto, or of {', '.join(DRAFTERS)}")
     parser.add_argument("--draft-model", type=Path, help="the folder of a draft model or a head")
     parser.add_argument("--only", default="", help="the name of the only case to measure")
+    parser.add_argument(
+        "--always",
+        action="store_true",
+        help="verify all drafts, whatever they cost: on a machine that is too busy to measure steps",
+    )
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
@@ -220,10 +225,13 @@ def main() -> None:
     for _ in assembled.warm_up:
         pass
     model = load_served_model(arguments.model)
+    if arguments.always:
+        assembled.engine.speculator.planner.costs = None
     costs = assembled.engine.speculator.planner.costs
     figures = {
         "model": assembled.model.name,
         "speculation": arguments.speculation,
+        "always": arguments.always,
         "draft_model": str(arguments.draft_model or ""),
         "pairs": arguments.pairs,
         "load_average": os.getloadavg(),
