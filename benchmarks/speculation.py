@@ -201,6 +201,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("models/stdlib-qa"))
     parser.add_argument("--speculation", default="auto", help=f"auto, or of {', '.join(DRAFTERS)}")
     parser.add_argument("--draft-model", type=Path, help="the folder of a draft model or a head")
+    parser.add_argument(
+        "--always",
+        action="store_true",
+        help="verify all drafts, whatever they cost: on a machine that is too busy to measure steps",
+    )
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="default: %(default)s")
@@ -222,11 +227,14 @@ def main() -> None:
     for _ in assembled.warm_up:
         pass
     model = load_served_model(arguments.model)
+    if arguments.always:
+        assembled.engine.speculator.planner.costs = None
     costs = assembled.engine.speculator.planner.costs
     batches = [int(batch) for batch in arguments.batches.split(",")]
     figures = {
         "model": assembled.model.name,
         "speculation": arguments.speculation,
+        "always": arguments.always,
         "draft_model": str(arguments.draft_model or ""),
         "pairs": arguments.pairs,
         "load_average": os.getloadavg(),

@@ -118,3 +118,20 @@ def test_acceptance_is_learnt_by_position_and_pauses() -> None:
         acceptance.verified(3, 0, 100)
     assert acceptance.paused(100 + PAUSE - 1)
     assert not acceptance.paused(100 + PAUSE)
+
+
+def test_a_chain_is_as_long_as_its_drafts_are_worth_their_time() -> None:
+    planner, load = DraftPlanner(FREE, 7), StepLoad(1, 1, 64.0)
+
+    def length(chance: float, pass_us: float) -> int:
+        return planner.chain_length(load, 1, chance, lambda requests, drafts: pass_us * drafts)
+
+    assert length(0.95, 100.0) == 7
+    assert 1 <= length(0.6, 200.0) < 7
+    assert length(0.2, 500.0) == 0
+    assert DraftPlanner(None, 7).chain_length(load, 1, 0.1, lambda requests, drafts: 1e9) == 7
+
+
+def test_a_chain_ends_where_a_step_would_miss_its_target() -> None:
+    load = StepLoad(1, 1, 64.0, target=1350.0)
+    assert DraftPlanner(FREE, 7).chain_length(load, 1, 1.0, lambda requests, drafts: 100.0 * drafts) == 3

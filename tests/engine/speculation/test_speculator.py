@@ -239,3 +239,29 @@ def test_drafters_hear_of_each_request_once(tiny_model: Path) -> None:
     bench.engine.abort("y")
     bench.one(generate("z", range(20), 1))  # it never decodes
     assert heard == [("begin", "x"), ("end", "x"), ("begin", "y"), ("end", "y")]
+
+
+class Slow(Guessing):
+    """Takes longer than its drafts save, by what it says."""
+
+    computes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def cost_us(self, requests: int, tokens: int) -> float:
+        return 1e9 * tokens
+
+    def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+        self.asked += 1
+        assert all(query.most == 1 for query in queries)
+        return super().propose(queries)
+
+
+def test_a_drafter_that_is_too_slow_is_asked_again_now_and_then(tiny_model: Path) -> None:
+    drafter = Slow()
+    bench = make_bench(tiny_model, drafters=[drafter])
+    bench.engine.speculator.planner.costs = VerifyCosts({64: {1: 1000.0, 64: 1000.0}})
+    bench.one(generate("x", range(20), 100))
+    assert 2 <= drafter.asked <= 3
