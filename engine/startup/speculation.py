@@ -18,6 +18,7 @@ from engine.speculation.ngram_drafter import NgramDrafter
 from engine.speculation.speculator import MOST_DRAFTS, Speculation
 from engine.speculation.suffix_drafter import SuffixDrafter
 from engine.speculation.verify_costs import VerifyCosts
+from engine.startup.self_test import verifies_exactly
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from protocol.requests import Sampling
 
@@ -51,7 +52,7 @@ def make_speculation(names: Sequence[str], runner: ModelRunner, sizes: Sizes, *,
         return Speculation(off="setting")
     if not runner.most_drafts:
         return Speculation(off="device")
-    if not is_invariant:
+    if not (is_invariant and verifies_exactly(runner, sizes.context, 1 + MOST_DRAFTS)):
         return Speculation(off="self_test")
     return Speculation(make_drafters(names), measure_verification(runner, sizes))
 

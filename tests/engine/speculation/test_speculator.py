@@ -239,3 +239,22 @@ def test_drafters_hear_of_each_request_once(tiny_model: Path) -> None:
     bench.engine.abort("y")
     bench.one(generate("z", range(20), 1))  # it never decodes
     assert heard == [("begin", "x"), ("end", "x"), ("begin", "y"), ("end", "y")]
+
+
+def test_a_step_with_drafts_that_fails_is_run_again(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a moment without memory: its only request runs alone, with the same drafts."""
+    expected = make_bench(tiny_model).one(generate("x", range(20), 30))
+    bench = make_bench(tiny_model, drafters=[OracleDrafter(VOCABULARY, {("x", 0): expected.tokens}, 0)])
+    run, failed = bench.engine.executor.runner.run, []
+
+    def failing_once(works):  # type: ignore[no-untyped-def]
+        outcomes = run(works)
+        if any(work.drafts for work in works) and not failed:
+            failed.append(len(works))
+            raise MemoryError("for a moment")
+        return outcomes
+
+    monkeypatch.setattr(bench.engine.executor.runner, "run", failing_once)
+    assert bench.one(generate("x", range(20), 30)).tokens == expected.tokens
+    assert failed == [1]
+    assert bench.counts("x").accepted > 0
