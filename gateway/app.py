@@ -25,6 +25,7 @@ from gateway.endpoints.exports import export_routes
 from gateway.endpoints.health import health_routes, metrics_route
 from gateway.endpoints.messages import message_routes
 from gateway.endpoints.models import model_routes
+from gateway.endpoints.payment_webhooks import payment_webhook_routes
 from gateway.endpoints.prices import list_prices
 from gateway.endpoints.responses import response_routes
 from gateway.endpoints.stored_responses import stored_response_routes
@@ -88,6 +89,7 @@ def application_of(gateway: Gateway) -> Litestar:
             list_prices(gateway),
             estimate_route(gateway),
             *guarded(gateway, [route for part in management for route in part(gateway)]),
+            *guarded(gateway, payment_webhook_routes(gateway)),
             *admin_routes(gateway),
             *console_routes(BuiltConsole.load()),
             *document_routes(),
