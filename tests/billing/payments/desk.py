@@ -15,8 +15,8 @@ from billing.payments.cash import CashBook
 from billing.payments.customers import Customers
 from billing.payments.disputes import Dispute, Disputes
 from billing.payments.inbox import PaymentInbox
-from billing.payments.pushing import DocumentPusher
 from billing.payments.provider import EventRefused
+from billing.payments.pushing import DocumentPusher
 from billing.payments.reconciliation import Reconciler
 from billing.payments.refunds import Refunds
 from billing.payments.stripe_api.calls import StripeCalls
