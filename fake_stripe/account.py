@@ -24,6 +24,7 @@ class Account:
         self.objects: dict[str, Object] = {}
         self.events: list[Object] = []
         self.on_event: Callable[[Object], None] = lambda event: None
+        self.on_money: Callable[[Account, Object], None] = lambda account, intent: None
         self.ahead_s = 0
         self._numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 

@@ -146,14 +146,11 @@ def _charge(account: Account, invoice: Object) -> None:
         return
     values = {"amount": invoice["amount_due"], "currency": invoice["currency"], "customer": customer["id"]}
     intent = new_intent(account, **values, payment_method=method)
-    payment = _payment(account, invoice, intent)
+    _payment(account, invoice, intent)
     try:
         confirm_intent(account, intent)
     except StripeError:
         _emit(account, "invoice.payment_failed", invoice)
-        return
-    if intent["status"] == "succeeded":
-        _paid(account, invoice, payment)
 
 
 def _payment(account: Account, invoice: Object, intent: Object | None, amount: int | None = None) -> Object:
@@ -163,11 +160,20 @@ def _payment(account: Account, invoice: Object, intent: Object | None, amount: i
     return account.add("invoice_payment", "inpay", status="open", amount_paid=None, payment=how, **values)
 
 
+def settle_payments(account: Account, intent: Object) -> None:
+    """Let the invoice be paid that a payment was for, if it was for one."""
+    for payment in account.every("invoice_payment", status="open"):
+        if payment["payment"].get("payment_intent") == intent["id"]:
+            _paid(account, account.find("invoice", payment["invoice"]), payment)
+
+
 def _paid(account: Account, invoice: Object, payment: Object) -> None:
     payment.update(status="paid", amount_paid=payment["amount_requested"])
     invoice["amount_paid"] += payment["amount_paid"]
     account.emit("invoice_payment.paid", payment)
-    if invoice["amount_paid"] >= invoice["amount_due"]:
+    if invoice["status"] == "paid":
+        _emit(account, "invoice.overpaid", invoice)
+    elif invoice["amount_paid"] >= invoice["amount_due"]:
         invoice["status"] = "paid"
         _emit(account, "invoice.paid", invoice)
 
@@ -177,9 +183,8 @@ def pay_on_page(account: Account, invoice_id: str) -> Object:
     invoice = account.find("invoice", invoice_id)
     values = {"amount": invoice["amount_due"], "currency": invoice["currency"], "customer": invoice["customer"]}
     intent = new_intent(account, **values)
-    payment = _payment(account, invoice, intent)
+    _payment(account, invoice, intent)
     take_money(account, intent)
-    _paid(account, invoice, payment)
     return invoice
 
 

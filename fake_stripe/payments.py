@@ -63,6 +63,7 @@ def take_money(account: Account, intent: Object) -> Object:
     intent.update(status="succeeded", amount_received=intent["amount"], latest_charge=charge["id"])
     account.emit("charge.succeeded", charge)
     account.emit("payment_intent.succeeded", intent)
+    account.on_money(account, intent)
     return intent
 
 

@@ -42,6 +42,7 @@ class FakeStripe:
 
     def __init__(self, account: Account | None = None, faults: Faults | None = None, key: str = "rk_test_fake") -> None:
         self.account = account or Account()
+        self.account.on_money = invoices.settle_payments
         self.faults = faults or Faults()
         self.key = key
         self.requests: list[tuple[str, str]] = []

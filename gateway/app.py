@@ -25,6 +25,7 @@ from gateway.endpoints.exports import export_routes
 from gateway.endpoints.health import health_routes, metrics_route
 from gateway.endpoints.messages import message_routes
 from gateway.endpoints.models import model_routes
+from gateway.endpoints.payment_webhooks import payment_webhook_routes
 from gateway.endpoints.prices import list_prices
 from gateway.endpoints.receipts import receipt_keys_route, receipt_routes
 from gateway.endpoints.responses import response_routes
@@ -90,6 +91,7 @@ def application_of(gateway: Gateway) -> Litestar:
             receipt_keys_route(gateway),
             estimate_route(gateway),
             *guarded(gateway, [route for part in management for route in part(gateway)]),
+            *guarded(gateway, payment_webhook_routes(gateway)),
             *admin_routes(gateway),
             *console_routes(BuiltConsole.load()),
             *document_routes(),

@@ -22,6 +22,7 @@ from tenancy.authenticator import AuthenticationFailed
 
 if TYPE_CHECKING:
     from billing.exports.jobs import ExportJobs
+    from billing.payments.provider import PaymentProvider
     from billing.prices import PriceCatalog
     from billing.receipts.signing_keys import ReceiptKeys
     from billing.reservation.hold_service import HoldService
@@ -115,6 +116,8 @@ class GatewayServices(Struct, frozen=True, kw_only=True):
     """The keys that `domains` has: the worker tells replicas which were destroyed."""
     exports: ExportJobs
     webhooks: WebhookEndpoints
+    payments: PaymentProvider | None = None
+    """Who collects money; None if nobody does. The caller closes it."""
     limiter: Limiter
     """The worker starts and stops it."""
     rate_limits: RateLimits

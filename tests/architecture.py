@@ -141,7 +141,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         *("admin", "console", "app", "server"),
     ),
     "gateway/admin": (
-        *("access", "refusals", "operation", "users", "keys", "money", "tenants", "invoices"),
+        *("access", "refusals", "operation", "users", "keys", "invoices", "money", "tenants"),
         *(
             "usage",
             "figures",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from billing.accounts.balances import Balances
     from billing.accounts.budgets import BudgetSettings
     from billing.exports.datasets import DisplayNames
+    from billing.payments.provider import PaymentProvider
     from billing.platform_settings import PlatformSettings
     from billing.prices import PriceCatalog
     from billing.prices.approval import PriceSheets
@@ -66,6 +67,8 @@ class AdminServices:
 
     async def close(self) -> None:
         """Close what was made. The database stays open."""
+        if self.__dict__.get("payments") is not None:
+            await self.__dict__["payments"].close()
         for name in ("users", "authenticator", "prices", "holds", "bus"):
             if name in self.__dict__:
                 await self.__dict__[name].close()
@@ -196,6 +199,11 @@ class AdminServices:
         cipher = SecretCipher(self.secrets.master_key)
         return WebhookEndpoints(self.database, cipher, address_policy(self.settings), webhook_topics())
 
+    @cached_property
+    def payments(self) -> PaymentProvider | None:
+        """Who collects money; None if nobody does. Raises CredentialsError."""
+        return payment_provider(self.settings)
+
     async def tenant_names(self) -> dict[UUID, str]:
         """The names of all tenants."""
         return {tenant.id: tenant.name for tenant in await self.tenancy.list_tenants()}
@@ -211,13 +219,24 @@ class AdminServices:
         return DisplayNames(tenants, projects)
 
 
+def payment_provider(settings: Settings) -> PaymentProvider | None:
+    """Who collects money by these settings; None if nobody does. Raises CredentialsError."""
+    if not settings.stripe_file:
+        return None
+    from billing.payments.stripe_api.credentials import load_credentials
+    from billing.payments.stripe_api.stripe_provider import StripeProvider
+
+    return StripeProvider(load_credentials(Path(settings.stripe_file)))
+
+
 def webhook_topics() -> tuple[str, ...]:
     """The topics of all messages that go to the outbox: webhooks may subscribe to these."""
     from billing.invoices.recording import CREDITED, DRAFTED, TOPICS
+    from billing.payments.notices import TOPICS as PAYMENT_TOPICS
     from billing.settlement.settlement import OVERDRAWN
     from billing.transaction.budget_charges import THRESHOLD
 
-    return OVERDRAWN, THRESHOLD, DRAFTED, *TOPICS.values(), CREDITED
+    return OVERDRAWN, THRESHOLD, DRAFTED, *TOPICS.values(), CREDITED, *PAYMENT_TOPICS
 
 
 def address_policy(settings: Settings) -> AddressPolicy:

@@ -142,6 +142,15 @@ class CashBook:
             raise UnknownPayment("there is no such receipt")
         return Receipt(*row)
 
+    async def get_of_top_up(self, tenant_id: UUID, top_up_id: UUID) -> Receipt:
+        """The money that came for a tenant's top-up. Raises UnknownPayment."""
+        query = select(*_COLUMNS).where(_RECEIPT.tenant_id == tenant_id, _RECEIPT.subject_id == top_up_id)
+        async with self._database.reading() as session:
+            row = (await session.execute(query.where(_RECEIPT.purpose == "top_up"))).one_or_none()
+        if row is None:
+            raise UnknownPayment("no money came for such a top-up")
+        return Receipt(*row)
+
     async def list(
         self, *, limit: int, state: str | None = None, tenant_id: UUID | None = None, after: UUID | None = None
     ) -> list[Receipt]:

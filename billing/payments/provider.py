@@ -7,7 +7,7 @@ Amounts are minor units as ISO 4217 has them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -47,6 +47,10 @@ class ProviderRefused(ReportedError):
         super().__init__(problem)
         self.code = code
         self.parameter = parameter
+
+
+class EventRefused(ReportedError):
+    """A webhook that is not signed by our account's secrets, is old, or is none."""
 
 
 class CustomerDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +241,17 @@ class PaymentProvider(Protocol):
     @property
     def livemode(self) -> bool:
         """Whether it moves real money."""
+
+    @property
+    def account(self) -> str:
+        """The account whose credentials we have."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The key as it may be shown."""
+
+    def read_event(self, body: bytes, headers: Mapping[str, str]) -> EventFact:
+        """The event of a webhook. Raises EventRefused unless it is signed for us, and of our account and mode."""
 
     async def check(self) -> str:
         """Whose account the credentials are of."""

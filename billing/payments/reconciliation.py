@@ -18,6 +18,7 @@ from billing.payments.inbox import PaymentInbox
 from billing.payments.provider import InvoiceFact, PaymentFact, PaymentProvider
 from billing.payments.pushing import DocumentPusher
 from billing.payments.tasks import add_task
+from billing.payments.top_ups import IN_FLIGHT, TopUps
 from billing.tables.invoices import invoice
 from billing.tables.payments import cash_receipt, payment_reconciliation, pushed_document, top_up
 from storage.database.base import new_id
@@ -55,11 +56,8 @@ class Reconciler:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._inbox, self._events, self._pusher = (
-            PaymentInbox(database),
-            EventEffects(database),
-            DocumentPusher(database),
-        )
+        self._inbox, self._events = PaymentInbox(database), EventEffects(database)
+        self._pusher, self._top_ups = DocumentPusher(database), TopUps(database)
 
     async def run_if_due(self, provider: PaymentProvider, every_s: int = _DAY_S) -> PaymentReconciliation | None:
         """Compare what happened since the last time, if that is long enough ago."""
@@ -113,21 +111,29 @@ class Reconciler:
     async def _payments(self, provider: PaymentProvider, payments: Sequence[PaymentFact]) -> list[Difference]:
         """Theirs → ours: what came in there is booked here."""
         found = []
-        receipt = cash_receipt.c
         for fact in payments:
             if fact.status != "succeeded":
                 continue
-            # all tenants: the provider's account has all of them
-            query = select(receipt.amount, receipt.currency)
-            query = query.where(receipt.provider == provider.name, receipt.provider_id == fact.id)
-            async with self._database.reading() as session:
-                row = (await session.execute(query)).one_or_none()
+            row = await self._booked(provider, fact.id)
+            if row is None:
+                await self._events.follow_payment(provider, fact.id)  # its event was lost
+                row = await self._booked(provider, fact.id)
             if row is None:
                 found.append(Difference("a payment that is not booked", fact.id, _shown(fact.received, fact.currency)))
-            elif (row.amount, row.currency) != (fact.received, fact.currency):
-                detail = f"{_shown(fact.received, fact.currency)} there, {_shown(row.amount, row.currency)} here"
+            elif row != (fact.received, fact.currency):
+                detail = f"{_shown(fact.received, fact.currency)} there, {_shown(*row)} here"
                 found.append(Difference("a payment of another amount", fact.id, detail))
         return found
+
+    async def _booked(self, provider: PaymentProvider, identity: str) -> tuple[int, str] | None:
+        """The amount and currency of a payment's receipt."""
+        receipt = cash_receipt.c
+        # all tenants: the provider's account has all of them
+        query = select(receipt.amount, receipt.currency)
+        query = query.where(receipt.provider == provider.name, receipt.provider_id == identity)
+        async with self._database.reading() as session:
+            row = (await session.execute(query)).one_or_none()
+        return None if row is None else (row.amount, row.currency)
 
     async def _invoices(self, provider: PaymentProvider, invoices: Sequence[InvoiceFact]) -> list[Difference]:
         """Theirs → ours: each invoice there is one of ours, as we have it."""
@@ -146,6 +152,10 @@ class Reconciler:
                 detail = f"{fact.number} of {_shown(fact.total, fact.currency)} there"
                 found.append(Difference("an invoice that differs", fact.id, detail))
             if fact.status == "paid" and row.state not in ("paid", "credited"):
+                await self._events.follow_invoice(provider, fact.id)  # its event was lost
+                async with self._database.reading() as session:
+                    row = (await session.execute(query.where(invoice.c.id == pushed.document_id))).one()
+            if fact.status == "paid" and row.state not in ("paid", "credited"):
                 found.append(Difference("an invoice that is paid there alone", fact.id, f"{row.number} is {row.state}"))
             if fact.status in ("void", "uncollectible") and row.state not in ("void", "uncollectible", "credited"):
                 found.append(Difference(f"an invoice that is {fact.status} there alone", fact.id, row.number))
@@ -162,18 +172,18 @@ class Reconciler:
         async with self._database.reading() as session:  # all tenants: the provider's account has all of them
             booked = select(receipt.provider_id, receipt.amount, receipt.currency)
             rows = (await session.execute(booked.where(receipt.provider == provider.name, *span))).all()
-            waiting = select(of.id, of.state).where(of.provider == provider.name, of.kind == "automatic")
-            waiting = waiting.where(
-                of.state.in_(("created", "sent", "unknown")), of.created_at < until * _SECOND - _DAY_S
-            )
-            forgotten = (await session.execute(waiting)).all()
+            waiting = select(of.id).where(of.provider == provider.name, of.created_at < (until - _DAY_S) * _SECOND)
+            late = list(await session.scalars(waiting.where(of.state.in_(IN_FLIGHT))))
         for row in rows:
             fact = there.get(row.provider_id) or await self._ask(provider, row.provider_id)
             if fact is None or fact.status != "succeeded" or fact.received != row.amount:
-                found.append(
-                    Difference("a receipt without a payment", row.provider_id, _shown(row.amount, row.currency))
-                )
-        return found + [Difference("a top-up that nobody finished", str(one.id), one.state) for one in forgotten]
+                detail = _shown(row.amount, row.currency)
+                found.append(Difference("a receipt without a payment", row.provider_id, detail))
+        for identity in late:
+            after = await self._top_ups.send(provider, identity, old=True)
+            if after is not None and after.state in ("created", "unknown"):
+                found.append(Difference("a top-up that nobody finished", str(identity), after.state))
+        return found
 
     async def _ask(self, provider: PaymentProvider, identity: str) -> PaymentFact | None:
         return await provider.payment(identity) if identity.startswith("pi_") else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
 from uuid import UUID
 
 from billing.accounts.adjustments import InvalidAdjustment, UnknownEvent
@@ -25,7 +26,10 @@ from billing.invoices.errors import (
     WrongState,
 )
 from billing.ledger.wallet import RefundRefused
-from billing.money import InvalidMoney, format_pico, parse_amount
+from billing.money import InvalidMoney, format_pico, minor_digits, parse_amount
+from billing.payments.bank.statements import StatementRefused
+from billing.payments.errors import InvalidTopUp, NotConnected, PaymentRefused, PaymentsOff, UnknownPayment
+from billing.payments.provider import ProviderRefused, ProviderUnavailable
 from billing.periods.periods import PeriodOpen
 from billing.platform_settings import InvalidPlatformSetting
 from billing.prices.errors import PriceRefused, UnknownBook
@@ -33,7 +37,7 @@ from billing.prices.version import PriceMissing
 from billing.rating.terms import InvalidTerms
 from billing.spool.gateway_epochs import EpochAlive, UnknownEpoch
 from billing.usage import InvalidUsage
-from gateway.errors import Conflict, GatewayError, InvalidField, InvalidRequest, NotFound
+from gateway.errors import Conflict, GatewayError, InvalidField, InvalidRequest, NotFound, Unavailable
 from storage.database.database import DatabaseUnavailable
 from storage.free_text import InvalidText
 from storage.reported_error import ReportedError
@@ -71,7 +75,14 @@ _KINDS: tuple[tuple[type[ReportedError], type[GatewayError], str], ...] = (
     (PriceMissing, Conflict, "price_missing"),
     (UnknownBook, NotFound, "unknown_book"),
     (PriceRefused, InvalidRequest, "price_refused"),
+    (PaymentsOff, Conflict, "payments_off"),
+    (NotConnected, Conflict, "not_connected"),
+    (UnknownPayment, NotFound, "not_found"),
+    (PaymentRefused, Conflict, "payment_refused"),
+    (StatementRefused, InvalidRequest, "statement_refused"),
+    (ProviderRefused, Conflict, "provider_refused"),
 )
+_MOST_MINOR = 10**15
 """What each error becomes, the first that fits, with its code."""
 
 
@@ -83,7 +94,11 @@ def refusals(fields: Mapping[str, str] | None = None, *, body: str = "$.") -> It
         yield
     except DatabaseUnavailable:
         raise
-    except (InvalidText, InvalidTerms) as error:
+    except ProviderUnavailable as error:
+        raise Unavailable(
+            "The payment provider does not answer now; try again.", code="provider_unavailable"
+        ) from error
+    except (InvalidText, InvalidTerms, InvalidTopUp) as error:
         path = (fields or {}).get(error.field, f"{body}{error.field}")
         raise InvalidField(path, error.problem) from error
     except ReportedError as error:
@@ -101,6 +116,19 @@ def amount_at(path: str, text: str, *, zero: bool = False) -> int:
         return parse_amount(text)
     except InvalidMoney as error:
         raise InvalidField(path, str(error), code="invalid_amount") from error
+
+
+def minor_at(path: str, text: str, currency: str) -> int:
+    """Minor units of a decimal amount. Raises InvalidField."""
+    digits = minor_digits(currency)
+    try:
+        scaled = Decimal(text[:40]).scaleb(digits)
+    except InvalidOperation as error:
+        raise InvalidField(path, f"{text[:40]!r} is not an amount such as 25.00", code="invalid_amount") from error
+    if not scaled.is_finite() or scaled != scaled.to_integral_value() or abs(scaled) >= _MOST_MINOR:
+        problem = f"{text[:40]!r} is not an amount of {currency}, which has {digits} decimal places"
+        raise InvalidField(path, problem, code="invalid_amount")
+    return int(scaled)
 
 
 def instant_at(path: str, text: str | None) -> int | None:

@@ -23,10 +23,12 @@ from gateway.admin.keys.keys import KeyOperations
 from gateway.admin.keys.operator_keys import OperatorKeyOperations
 from gateway.admin.money.balances import BalanceOperations
 from gateway.admin.money.budgets import BudgetOperations
+from gateway.admin.money.cash import CashOperations
 from gateway.admin.money.grants import GrantOperations
 from gateway.admin.money.price_books import BookOperations
 from gateway.admin.money.prices import PriceOperations
 from gateway.admin.money.terms import TermsOperations
+from gateway.admin.money.top_ups import TopUpOperations
 from gateway.admin.operation import operations_of
 from gateway.admin.overview import OverviewOperations
 from gateway.admin.platform import PlatformOperations
@@ -67,6 +69,7 @@ def admin_routes(gateway: Gateway) -> list[HTTPRouteHandler]:
         *(BudgetOperations, KeyOperations, OperatorKeyOperations, LimitOperations),
         *(BalanceOperations, GrantOperations, PriceOperations, BookOperations, TermsOperations),
         *(InvoiceOperations, InvoiceLineOperations, InvoiceFileOperations, InvoiceChangeOperations),
+        *(TopUpOperations, CashOperations),
         *(InvoiceVerificationOperations, PartyOperations, PeriodOperations),
         *(ApprovalOperations, DrainingOperations, PlatformOperations, FleetOperations),
         *(OverviewOperations, UsageOperations, AuditOperations),

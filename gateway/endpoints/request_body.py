@@ -49,6 +49,12 @@ async def read_public_body(request: Request[Any, Any, Any], client_timeout: floa
     return decode(decoder, body)
 
 
+async def read_signed_body(request: Request[Any, Any, Any], client_timeout: float) -> bytes:
+    """The raw body of a webhook, which anybody may send until its signature is checked. Raises what `read_body` raises,
+    and BodyTooLarge."""
+    return await read_body(request, min(client_timeout, _PUBLIC_S), _SizeLimit(MANAGEMENT_BYTES))
+
+
 class _SizeLimit:
     def __init__(self, most: int) -> None:
         self._most = self._left = most

@@ -53,6 +53,14 @@ RECORDED = {
     f"DELETE {_TENANT}/budgets/{{budget:str}}": "budget",
     f"PUT {_TENANT}/credit-line": "credit_line",
     **{f"POST {_TENANT}/{what}": "grant" for what in ("grants", "payments")},
+    f"PUT {_TENANT}/payment-connection": "payment_customer",
+    f"PUT {_TENANT}/auto-top-up": "auto_top_up",
+    f"POST {_TENANT}/top-ups": "top_up",
+    f"POST {_TENANT}/top-ups/{{top_up:str}}/refunds": "payment_refund",
+    f"POST {_TENANT}/invoices/{{invoice:str}}/push-again": "document",
+    **{f"POST {_ADMIN}/payments/receipts/{{receipt:str}}/{verb}": "cash" for verb in ("apply", "return")},
+    f"POST {_ADMIN}/payments/statements": "cash",
+    f"POST {_ADMIN}/payments/tasks/{{task:str}}/close": "finance_task",
     f"POST {_TENANT}/refunds": "refund",
     f"POST {_TENANT}/terms": "terms",
     **{f"POST {base}/exports": "export" for base in (_TENANT, "/v1")},
@@ -96,6 +104,11 @@ NOT_RECORDED = {
         "a request: its usage event says all",
     ),
     "POST /v1/estimate": "nothing happens",
+    "POST /webhooks/stripe": "an event is noted; what the worker does about it is recorded",
+    **{
+        f"POST {_TENANT}/payment-connection/{page}": "a page at the provider: what is done on it comes as an event"
+        for page in ("card-page", "portal")
+    },
     **{
         f"POST {_PROJECT}/playground/{what}": "a request; the key that it makes once is recorded as key.created"
         for what in ("chat/completions", "estimate")

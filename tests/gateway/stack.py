@@ -226,6 +226,7 @@ async def running_stack(
     limit_buckets: RedisBuckets | None = None,
     context: int = 512,
     aliases: Mapping[str, str] | None = None,
+    payments: Any = None,
 ) -> AsyncIterator[Stack]:
     stack = Stack()
     stack.database = await Database.open(url)
@@ -279,6 +280,7 @@ async def running_stack(
         fleet=fleet,
         exports=ExportJobs(stack.database, prices, folder / "exports"),
         webhooks=WebhookEndpoints(stack.database, SecretCipher(b"m" * 32), AddressPolicy(), webhook_topics()),
+        payments=payments,
         limiter=Limiter(
             LimitCache(stack.database, bus, timeout=(options or GatewayOptions()).database_timeout), limit_buckets, name
         ),

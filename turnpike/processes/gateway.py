@@ -87,6 +87,7 @@ async def open_gateway_services(
             ),
             exports=ExportJobs(admin.database, admin.prices, settings.exports, settings.export_keep_days * 86_400),
             webhooks=admin.webhooks,
+            payments=admin.payments,
             limiter=Limiter(LimitCache(admin.database, admin.bus, timeout=settings.database_wait), buckets, name),
             rate_limits=admin.rate_limits,
             epoch=keeper,

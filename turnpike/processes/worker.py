@@ -19,6 +19,11 @@ from billing.exports.jobs import ExportJobs
 from billing.exports.journal import parse_account_codes
 from billing.integrity.seal_checkpoints import write_checkpoint
 from billing.invoices.accounting.deferral import earn_lapsed_commitments
+from billing.payments.inbox import PaymentInbox
+from billing.payments.jobs import PaymentJobs
+from billing.payments.provider import ProviderRefused, ProviderUnavailable
+from billing.payments.reconciliation import Reconciler
+from billing.payments.worker import PaymentWorker
 from billing.periods.periods import Periods
 from billing.receipts.day_files import close_due_days
 from billing.retention import BATCH, forget_charges, forget_holds, forget_windows
@@ -44,6 +49,8 @@ from webhooks.sending import WebhookSender
 from webhooks.signing import SecretCipher
 
 _DAY_S = 86_400
+_PAYMENTS_KEPT_S = 90 * _DAY_S
+"""How long ended jobs and events of payments are kept: longer than a provider lists its events."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 """The pauses after failures in a row, however seldom the job is done."""
 
@@ -199,6 +206,7 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         return False
 
     return [
+        *payment_jobs(admin, database),
         Job("sweep", 30.0, sweep),
         Job("export", 2.0, export),
         Job("webhooks", 1.0, dispatcher.run),
@@ -207,6 +215,30 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         Job("anchor", 3600.0, anchor),
         Job("receipts", 300.0, receipts),
     ]
+
+
+def payment_jobs(admin: AdminServices, database: Database) -> list[Job]:
+    """Push invoices, charge cards, follow what the payment provider tells; none without one. Raises
+    CredentialsError."""
+    provider = admin.payments
+    if provider is None:
+        return []
+    worker, reconciler = PaymentWorker(admin.database, provider), Reconciler(database)
+
+    async def reconcile() -> bool:
+        try:
+            run = await reconciler.run_if_due(provider)
+        except (ProviderUnavailable, ProviderRefused) as error:
+            logger.warning("payments could not be reconciled, trying again", cause=str(error))
+            return False
+        if run is not None:
+            counted = {"payments": run.payments, "invoices": run.invoices, "missed_events": run.missed}
+            logger.info("payments are reconciled", differences=len(run.differences), **counted)
+        await PaymentJobs(database).forget(_PAYMENTS_KEPT_S)
+        await PaymentInbox(database).forget(_PAYMENTS_KEPT_S)
+        return False
+
+    return [Job("payments", 2.0, worker.run), Job("payment reconciliation", 600.0, reconcile)]
 
 
 def webhook_dispatcher(

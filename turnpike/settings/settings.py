@@ -442,6 +442,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _about("days after which a webhook that is not accepted is given up", SERVE, WORKER, at_least=1, at_most=30),
     ] = 3
+    stripe_file: Annotated[
+        str,
+        _about(
+            "file with the credentials of a Stripe account, mode 0600, by which money is collected; default: none, "
+            "it comes by bank transfer",
+            *(SERVE, GATEWAY, WORKER, ADMIN),
+        ),
+    ] = ""
     provider_name: Annotated[
         str, _about("name of the service's provider and invoice issuer in FOCUS exports", SERVE, WORKER, ADMIN)
     ] = "Turnpike"

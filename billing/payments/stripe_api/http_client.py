@@ -5,7 +5,7 @@ The SDK has a client of httpx too; it hands bodies over by a parameter that http
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -31,7 +31,8 @@ class HttpxClient(HTTPClient):
         try:
             answer = await self._client.request(method, url, headers=dict(headers), content=post_data)
         except httpx.HTTPError as error:
-            raise APIConnectionError(f"no answer: {type(error).__name__}", should_retry=True) from error
+            failed: Callable[..., APIConnectionError] = APIConnectionError  # which has no types
+            raise failed(f"no answer: {type(error).__name__}", should_retry=True) from error
         return answer.content, answer.status_code, answer.headers
 
     async def close_async(self) -> None:

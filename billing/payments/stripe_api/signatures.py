@@ -7,16 +7,11 @@ from typing import Any
 
 import msgspec
 
-from billing.payments.provider import EventFact
+from billing.payments.provider import EventFact, EventRefused
 from billing.payments.stripe_api.credentials import StripeCredentials
-from storage.reported_error import ReportedError
 
 TOLERANCE_S = 300
 _MOST_TEXT = 255
-
-
-class EventRefused(ReportedError):
-    """A webhook that is not signed by our account's secrets, is old, or is none."""
 
 
 class _Reference(msgspec.Struct):

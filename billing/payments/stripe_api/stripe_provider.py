@@ -36,8 +36,11 @@ from billing.payments.stripe_api.facts import (
     session_fact,
     to_stripe,
 )
+from billing.payments.stripe_api.signatures import read_event
 
 NAME = "stripe"
+SIGNATURE = "stripe-signature"
+"""The header of webhooks."""
 _PAGE = 100
 _PAGES = 1000
 """The most pages of a list that are read."""
@@ -56,6 +59,17 @@ class StripeProvider:
     @property
     def livemode(self) -> bool:
         return self.credentials.livemode
+
+    @property
+    def account(self) -> str:
+        return self.credentials.account
+
+    @property
+    def fingerprint(self) -> str:
+        return self.credentials.fingerprint
+
+    def read_event(self, body: bytes, headers: Mapping[str, str]) -> EventFact:
+        return read_event(body, headers.get(SIGNATURE, ""), self.credentials)
 
     @property
     def _v1(self) -> Any:

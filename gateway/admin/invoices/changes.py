@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import date
-from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -15,9 +14,10 @@ from billing.invoices.document import Document, warnings_of
 from billing.invoices.drafting import draft
 from billing.invoices.finalizing import finalize
 from billing.invoices.store import InvoiceRecord
-from billing.money import format_minor, minor_digits
+from billing.money import format_minor
 from gateway.admin.invoices.invoices import AT, EXAMPLE, InvoiceObject, InvoiceOfTenant, invoice_object
 from gateway.admin.operation import Handler, operation
+from gateway.admin.refusals import minor_at
 from gateway.errors import Conflict, InvalidField
 from gateway.http.pending import PENDING_STATUS, ChangeObject
 from gateway.http.policies import demands
@@ -26,7 +26,6 @@ from gateway.services import Gateway
 from tenancy.directory import Directory
 from tenancy.tables import Tenant
 
-_MOST_MINOR = 10**15
 _REFUSED = {"wrong_state": 409, "invalid_amount": 400}
 _PAYMENT_REFUSED = _REFUSED | {"idempotency_conflict": 409}
 
@@ -146,7 +145,7 @@ class InvoiceChangeOperations:
     async def pay_invoice(self, invoice: InvoiceOfTenant, body: NewInvoicePayment) -> InvoiceObject:
         """Record a payment of an invoice, and answer the invoice after it."""
         _, record = invoice
-        amount = None if body.amount is None else _minor("$.amount", body.amount, record.currency)
+        amount = None if body.amount is None else minor_at("$.amount", body.amount, record.currency)
         return invoice_object(await pay(self._database, record, body.reference, amount, write=not body.dry_run))
 
     @_change("void", ReasonedChange("the wrong customer"), errors=_REFUSED)
@@ -212,25 +211,12 @@ def _amounts(body: NewCreditNote, record: InvoiceRecord) -> dict[int, int | None
     amounts = {
         credited.line: None
         if credited.amount is None
-        else _minor(f"$.lines[{n}].amount", credited.amount, record.currency)
+        else minor_at(f"$.lines[{n}].amount", credited.amount, record.currency)
         for n, credited in enumerate(body.lines)
     }
     if len(amounts) < len(body.lines):
         raise InvalidField("$.lines", "a line is there twice")
     return amounts
-
-
-def _minor(path: str, text: str, currency: str) -> int:
-    """Minor units of a decimal amount. Raises InvalidField."""
-    digits = minor_digits(currency)
-    try:
-        scaled = Decimal(text[:40]).scaleb(digits)
-    except InvalidOperation as error:
-        raise InvalidField(path, f"{text[:40]!r} is not an amount such as 25.00", code="invalid_amount") from error
-    if not scaled.is_finite() or scaled != scaled.to_integral_value() or abs(scaled) >= _MOST_MINOR:
-        problem = f"{text[:40]!r} is not an amount of {currency}, which has {digits} decimal places"
-        raise InvalidField(path, problem, code="invalid_amount")
-    return int(scaled)
 
 
 def _date(path: str, text: str | None) -> date | None:

@@ -15,12 +15,12 @@ from billing.payments.cash import CashBook
 from billing.payments.customers import Customers
 from billing.payments.disputes import Dispute, Disputes
 from billing.payments.inbox import PaymentInbox
+from billing.payments.provider import EventRefused
 from billing.payments.pushing import DocumentPusher
 from billing.payments.reconciliation import Reconciler
 from billing.payments.refunds import Refunds
 from billing.payments.stripe_api.calls import StripeCalls
 from billing.payments.stripe_api.credentials import StripeCredentials
-from billing.payments.stripe_api.signatures import EventRefused, read_event
 from billing.payments.stripe_api.stripe_provider import StripeProvider
 from billing.payments.tasks import FinanceTasks
 from billing.payments.top_ups import TopUps
@@ -58,7 +58,7 @@ class PaymentDesk:
     async def post(self, body: bytes, headers: dict[str, str]) -> int:
         """What the route does with a webhook."""
         try:
-            event = read_event(body, headers["stripe-signature"], self.credentials)
+            event = self.provider.read_event(body, headers)
         except EventRefused:
             return 400
         await self.inbox.take(self.provider.name, event)
