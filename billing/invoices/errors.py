@@ -56,6 +56,6 @@ class NotExpressible(InvoiceRefused):
     """EN 16931, or a profile of it, has no form for this document; `field` is what is missing or cannot be said."""
 
     def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
+        super().__init__(f"it cannot be an e-invoice, {field}: {problem}")
         self.field = field
         self.problem = problem
