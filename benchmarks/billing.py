@@ -1,11 +1,13 @@
-"""Throughput and correctness of money: `python -m benchmarks.billing hot-tenant|settle|invoice|kill --json OUT`.
+"""Throughput and correctness of money: `python -m benchmarks.billing hot-tenant|receipts|settle|invoice|kill`.
 
 `hot-tenant`: many clients of one tenant. Each reserves money, spools its usage (fsync) and goes on. They run in several
 gateway worker processes (`benchmarks.hot_tenant`), on a PostgreSQL of the benchmark's own or on SQLite.
 
+`receipts`: the hot tenant without receipts and with one for each request, by turns.
+
 `settle`: a month of usage events of 200 tenants, in the order of time, through `billing.settlement.settlement.settle`
 with everything that an event gets: deduplication, indexes, rollups and ledger. Making the events is not counted. 2 % of
-the events come twice.
+the events come twice. Then what the files of days take, which a worker makes afterwards.
 
 `invoice`: the same events, then the largest tenant's month rated from the events and from the rollups, which must give
 the same lines.
@@ -29,10 +31,10 @@ from typing import Any
 import uvloop
 
 from audit_log.actors import acting_as
-from benchmarks.hot_tenant import hot_tenant
+from benchmarks.hot_tenant import hot_tenant, receipts_in_pairs
 from benchmarks.processes import BENCHMARK
 from benchmarks.random_kills import is_clean, kill
-from benchmarks.settlement import analyze, invoice_month, settle_month
+from benchmarks.settlement import analyze, close_days_after, invoice_month, settle_month
 from storage.database import migrate
 from tests.servers import postgres_server
 
@@ -51,12 +53,14 @@ def settle_and_invoice(url: str, what: str, events: int, batch: int, settlers: i
     else:
         figures = settle_month(url, events, batch, settlers, server)
         asyncio.run(analyze(url))
+        if what == "settle":
+            figures |= close_days_after(url)
     return figures | (uvloop.run(invoice_month(url)) if what == "invoice" else {})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.billing", description=__doc__)
-    parser.add_argument("what", choices=["hot-tenant", "settle", "invoice", "kill"])
+    parser.add_argument("what", choices=["hot-tenant", "receipts", "settle", "invoice", "kill"])
     parser.add_argument("--database", choices=["postgresql", "sqlite"], default="postgresql")
     parser.add_argument("--clients", type=int, help="default: 256, and 32 for kill")
     parser.add_argument("--workers", type=int, default=2, help="processes that share the clients")
@@ -71,8 +75,9 @@ def main() -> int:
     options = parser.parse_args()
 
     def measure(url: str, server: int) -> dict[str, Any]:
-        if options.what == "hot-tenant":
-            return hot_tenant(url, options.clients or 256, options.seconds, options.workers, server)
+        if options.what in ("hot-tenant", "receipts"):
+            run = hot_tenant if options.what == "hot-tenant" else receipts_in_pairs
+            return run(url, options.clients or 256, options.seconds, options.workers, server)
         return settle_and_invoice(url, options.what, options.events, options.batch, options.settlers, server)
 
     with acting_as(BENCHMARK):

@@ -11,6 +11,7 @@ The CPU seconds of a request stand beside the rate, since other load on the mach
 from __future__ import annotations
 
 import asyncio
+import statistics
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -25,6 +26,8 @@ from benchmarks.processes import Processes, server_cpu_s
 from billing.accounts.balances import Balances
 from billing.holds.records import Hold, HoldRequest
 from billing.prices import PriceCatalog, PriceVersion
+from billing.receipts.answer_receipts import AnswerDigests, ReceiptIssuer
+from billing.receipts.signing_keys import ReceiptKeys
 from billing.reservation.allowances import Allowances
 from billing.reservation.decisions import InsufficientFunds
 from billing.reservation.hold_service import HoldService
@@ -40,7 +43,11 @@ from turnpike.processes import gateway
 PRICES = {"uncached": "0.40", "read_automatic": "0.04", "output": "1.60"}
 USAGE = Usage(uncached=900, read={"automatic": 100}, output=50)
 COUNTS = Counts(prompt=1000, computed=900, read_hbm=100, output=50)
+_ANSWER = AnswerDigests("0" * 64, ("0" * 64,))
+"""What a gateway has computed while the answer was sent; it does not depend on who pays."""
 _SCARCE = 2000
+_PAIRS = 3
+"""Runs without receipts, each followed by one with them."""
 _DRAIN_S = 600
 
 
@@ -54,6 +61,7 @@ class Share(msgspec.Struct, frozen=True):
     clients: int
     seconds: float = 0.0
     requests: int = 0
+    receipts: bool = False
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -79,6 +87,7 @@ class Worker:
         # where money is scarce, a hold is what its request costs, so that what fits is known beforehand
         self._bound = self._cost if share.requests else version.bound(1000, 200, lane="standard")
         self._asked = 0
+        self._issuer = ReceiptIssuer(ReceiptKeys(bytes(32))) if share.receipts else None
         self.refused = 0
         self.reserve_ns: list[int] = []
 
@@ -98,7 +107,10 @@ class Worker:
                 continue
             self.reserve_ns.append(time.perf_counter_ns() - asked_ns)
             event = self._event(hold)
+            pending = None if self._issuer is None else self._issuer.prepare(event, _ANSWER)
             await self._spool.append(event)
+            if pending is not None:
+                pending.issue()
             self.allowances.ended(hold, event.cost_pico)
 
     def _request(self) -> HoldRequest:
@@ -143,6 +155,39 @@ async def _work(share: Share) -> Done:
 def _process(pipe: Connection) -> None:
     share = pipe.recv()
     pipe.send(uvloop.run(_work(share)))
+
+
+def receipts_in_pairs(url: str, clients: int, seconds: float, workers: int, server: int = 0) -> dict[str, Any]:
+    """The rates of one tenant's requests without receipts and with one for each, by turns in the same database."""
+    rich = new_id()
+    version = asyncio.run(_prepare(url, rich, new_id()))
+    rates: dict[bool, list[int]] = {False: [], True: []}
+    cpu: dict[bool, list[float]] = {False: [], True: []}
+    busy = [Processes(workers, _process) for _ in range(2 * _PAIRS)]
+    drained = True
+    for turn, crew in enumerate(busy):
+        receipts = bool(turn & 1)
+        shares = [
+            Share(url, f"g{turn}-{n}", rich, version, clients // workers, seconds=seconds, receipts=receipts)
+            for n in range(workers)
+        ]
+        began = time.perf_counter()
+        done = crew.ask(shares)
+        requests = sum(one.admitted for one in done)
+        rates[receipts].append(round(requests / (time.perf_counter() - began)))
+        cpu[receipts].append(round(sum(one.cpu_s for one in done) / requests * 1e6, 1))
+        drained = drained and all(one.drained for one in done)
+    ratios = [on / off for off, on in zip(rates[False], rates[True], strict=True)]
+    return {
+        "clients": clients,
+        "per_s_without": rates[False],
+        "per_s_with": rates[True],
+        "cpu_us_without": cpu[False],
+        "cpu_us_with": cpu[True],
+        "median_ratio": round(statistics.median(ratios), 3),
+        "drained": drained,
+        "findings": asyncio.run(_findings(url)),
+    }
 
 
 def hot_tenant(url: str, clients: int, seconds: float, workers: int, server: int = 0) -> dict[str, Any]:

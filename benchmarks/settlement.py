@@ -13,19 +13,23 @@ from uuid import UUID
 
 import msgspec
 import uvloop
-from sqlalchemy import func, select, text
+from sqlalchemy import func, literal, select, text
 
 from benchmarks.processes import Processes, server_cpu_s
 from benchmarks.traffic import PERIOD, Traffic
 from billing.accounts.balances import Balances
+from billing.calendar import period_bounds
 from billing.events.rollups import LIMB
 from billing.prices import PriceCatalog
 from billing.rating.usage_lines import SumSource, usage_lines
+from billing.receipts.day_files import close_days
 from billing.settlement.settlement import Settled, settle
+from billing.tables.books import usage_chain
 from billing.tables.money import balance, ledger_entry, rollup_hour, usage_event
 from billing.usage import UsageEvent
 from billing.verification.audit import audit_money
 from storage.database import migrate
+from storage.database.base import Count
 from storage.database.database import Database
 from turnpike.processes import gateway
 
@@ -146,6 +150,29 @@ async def invoice_month(url: str) -> dict[str, Any]:
     figures["equal"] = answers["events"] == answers["rollups"]
     await database.close()
     return {**figures, "drained": figures["equal"], "findings": 0}
+
+
+def close_days_after(url: str) -> dict[str, Any]:
+    """What the files of all tenants' days cost once their month is over, for each event."""
+    return uvloop.run(_close_all_days(url))
+
+
+async def _close_all_days(url: str) -> dict[str, Any]:
+    database = await Database.open(url)
+    async with database.reading() as session:
+        tenants = list(await session.scalars(select(usage_chain.c.tenant_id).where(usage_chain.c.period == PERIOD)))
+        events = await session.scalar(select(func.sum(usage_chain.c.events)).where(usage_chain.c.period == PERIOD))
+    database.clock = literal(period_bounds(PERIOD)[1], Count())
+    began, cpu = time.perf_counter(), time.process_time()
+    for tenant in tenants:
+        await close_days(database, tenant, PERIOD)
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    await database.close()
+    return {
+        "filed": int(events or 0),
+        "file_us_per_event": round(took / int(events or 1) * 1e6, 1),
+        "file_cpu_us_per_event": round(cpu / int(events or 1) * 1e6, 1),
+    }
 
 
 async def analyze(url: str) -> None:

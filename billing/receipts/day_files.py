@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
+import structlog
 from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -36,11 +37,13 @@ from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 from storage.reported_error import ReportedError
 
+log = structlog.get_logger(__name__)
+
 GRACE_S = 3600
 """Seconds after its end until a day closes: most of its usage has been settled by then."""
 DAY = 86_400_000_000
 _CHUNK = 2000
-_LINKS = 50
+_LINKS = 16
 _TENANTS = 100
 """Tenants whose days are closed before the worker does something else."""
 
@@ -177,8 +180,8 @@ async def close_days(database: Database, tenant_id: UUID, period: str, grace_s: 
 
 
 async def close_due_days(database: Database, grace_s: int = GRACE_S) -> bool:
-    """Close the days of all tenants that are due. A worker's job; True if there are more. Raises DatabaseUnavailable,
-    EventMissing."""
+    """Close the days of all tenants that are due. A worker's job; True if there are more. A tenant whose events are
+    damaged keeps no other one waiting. Raises DatabaseUnavailable."""
     now = await database.now()
     due: list[tuple[UUID, str]] = []
     async with database.reading() as session:
@@ -189,9 +192,13 @@ async def close_due_days(database: Database, grace_s: int = GRACE_S) -> bool:
             count = select(func.count()).select_from(receipt_day).where(*mine).scalar_subquery()
             behind = select(usage_chain.c.tenant_id).where(usage_chain.c.period == period, count < len(days))
             due += [(tenant, period) for tenant in await session.scalars(behind.limit(_TENANTS))]
+    closed = 0
     for tenant, period in due[:_TENANTS]:
-        await close_days(database, tenant, period, grace_s)
-    return len(due) >= _TENANTS
+        try:
+            closed += await close_days(database, tenant, period, grace_s)
+        except EventMissing as error:
+            log.error("a day of receipts cannot be closed", tenant=str(tenant), period=period, cause=str(error))
+    return len(due) >= _TENANTS and closed > 0
 
 
 def _closable(period: str, before: ClosedDay | None, over: int, *, ended: bool) -> range:
@@ -230,17 +237,19 @@ async def filed_events(
     session: AsyncSession,
     closed: ClosedDay,
     before: ClosedDay | None,
+    *,
     after: FilePlace | None = None,
+    chunk: int = _CHUNK,
 ) -> AsyncIterator[FiledEvent]:
     """The events of a closed day in the order of their numbers, those `after` a place; `before` is the day before it in
-    its period. Raises EventMissing."""
+    its period. Events are read `chunk` at a time. Raises EventMissing."""
     day = period_bounds(closed.period)[0] // DAY + int(closed.day[8:]) - 1
     first, closed_link = (1, 0) if before is None else (before.pending_from, before.link)
     n = 0
     if after is not None:
         n, first = after.n, max(first, after.link)
     chain_of = (closed.tenant_id, closed.period)
-    async for link, row in events_of_links(database, session, chain_of, first, closed.link):
+    async for link, row in events_of_links(database, session, chain_of, first, closed.link, chunk=chunk):
         own = row["admitted_at"] // DAY
         if own > day or (own < day and link <= closed_link):
             continue
@@ -266,7 +275,7 @@ async def file_of(events: AsyncIterator[FiledEvent]) -> tuple[int, int, int, byt
 
 
 async def events_of_links(
-    database: Database, session: AsyncSession, of: tuple[UUID, str], first: int, last: int
+    database: Database, session: AsyncSession, of: tuple[UUID, str], first: int, last: int, *, chunk: int = _CHUNK
 ) -> AsyncIterator[tuple[int, Row]]:
     """The events of these links of a tenant's and period's chain, each with its link, in the chain's order. Raises
     EventMissing."""
@@ -280,10 +289,10 @@ async def events_of_links(
         waiting += chain.from_iterable(
             ((link, event) for event, _ in split_entries(entries)) for link, entries in links
         )
-        while len(waiting) >= _CHUNK:
-            for found in await _read(database, session, tenant_id, waiting[:_CHUNK]):
+        while len(waiting) >= chunk:
+            for found in await _read(database, session, tenant_id, waiting[:chunk]):
                 yield found
-            del waiting[:_CHUNK]
+            del waiting[:chunk]
     for found in await _read(database, session, tenant_id, waiting):
         yield found
 

@@ -157,7 +157,8 @@ async def file_page(
         if place is None:
             raise DayOpen(page.day)
         before = days[place - 1] if place else None
-        async for event in filed_events(database, session, days[place], before, page.after):
+        chunk = page.limit + 1
+        async for event in filed_events(database, session, days[place], before, after=page.after, chunk=chunk):
             filed.append(event)
             if len(filed) > page.limit:
                 break

@@ -37,6 +37,11 @@ class ReceiptPolicies:
         self._remembered[project_id] = (time.monotonic_ns(), always)
         return always
 
+    def last_known(self, project_id: UUID) -> bool:
+        """What was known of the project last; False if nothing was: for when the database is away."""
+        remembered = self._remembered.get(project_id)
+        return remembered is not None and remembered[1]
+
     async def set(self, tenant_id: UUID, project_id: UUID, *, always: bool, reason: str = "") -> None:
         """Set a project's policy. Raises DatabaseUnavailable."""
         mine = (receipt_policy.c.project_id == project_id, receipt_policy.c.tenant_id == tenant_id)

@@ -124,7 +124,7 @@ def _groups(period: str, tiers: list[int], least_read: int) -> Any:
         tier = case(*((prompt >= context_from, context_from) for context_from in tiers), else_=_NO_TIER)
     keys = (event.tenant_id, event.model, event.lane, event.price_version, event.context_from, tier.label("tier"))
     few = {meter: (event[meter] > 0) & (event[meter] < least_read) for meter in _READS}
-    units = {meter: event[meter] for meter in METERS}
+    units: dict[str, ColumnElement[Any]] = {meter: event[meter] for meter in METERS}
     for meter in _READS if least_read else ():
         units["uncached"] = units["uncached"] + case((few[meter], event[meter]), else_=0)
         units[meter] = case((few[meter], 0), else_=event[meter])
@@ -142,7 +142,7 @@ def _groups(period: str, tiers: list[int], least_read: int) -> Any:
     )
 
 
-def _would_cost(row: Any, old: PriceVersion, scenario: Scenario, own: set[UUID | None]) -> tuple[str, int]:
+def _would_cost(row: Any, old: PriceVersion, scenario: Scenario, own: set[UUID]) -> tuple[str, int]:
     """Why a group's cost cannot be told, if it cannot; and its cost in the scenario."""
     sheet, version, tier = scenario.sheet, old, row.context_from
     concerned = sheet is not None and sheet.model == row.model

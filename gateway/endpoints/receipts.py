@@ -21,7 +21,7 @@ from billing.receipts.signing_keys import JsonWebKeySet
 from gateway.admission.prepared_request import PreparedRequest
 from gateway.dialects.query_parameters import Parameters
 from gateway.endpoints.tenant_scope import OwnTenant, TenantScope
-from gateway.errors import InvalidField, NotFound, Unavailable
+from gateway.errors import InvalidField, NotFound
 from gateway.http.operations import describes, files, query
 from gateway.http.policies import public
 from gateway.http.responses import json_response
@@ -58,17 +58,15 @@ def parse_receipt_header(values: Sequence[str]) -> bool | None:
 async def with_receipts(
     gateway: Gateway, request: Request[Any, Any, Any], prepared: Sequence[PreparedRequest]
 ) -> Sequence[PreparedRequest]:
-    """The requests, with receipts if the header asks for them, or else if their project always has them.
-
-    Raises InvalidRequest naming the header, Unavailable.
-    """
+    """The requests, with receipts if the header asks for them, or else if their project always has them, as far as is
+    known: no request waits for a database that is away, only to learn that. Raises InvalidRequest naming the header."""
     asked = parse_receipt_header(request.headers.getall(HEADER, []))
     if asked is None:
         payer = prepared[0].payer
         try:
             asked = await gateway.questions.wait(gateway.receipt_policies.always(payer.tenant_id, payer.project_id))
-        except DatabaseUnavailable as error:
-            raise Unavailable("The database is unavailable; try again shortly.", retry_after=2.0) from error
+        except DatabaseUnavailable:
+            asked = gateway.receipt_policies.last_known(payer.project_id)
     return [replace(part, receipt=True) for part in prepared] if asked else prepared
 
 

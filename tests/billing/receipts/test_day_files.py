@@ -10,14 +10,16 @@ import pytest
 from billing.accounts.adjustments import adjust
 from billing.prices import PriceCatalog
 from billing.receipts import verifier
-from billing.receipts.day_files import close_days, close_due_days, closed_days
+from billing.receipts.day_files import EventMissing, close_days, close_due_days, closed_days
 from billing.receipts.files import file_lines
 from billing.receipts.signing_keys import ReceiptKeys
+from billing.tables.money import usage_fact
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from storage.database.database import Database
 from tests.billing.invoices.customers import Customer, set_clock
+from tests.billing.verification.test_alterations import unguarded
 
 KEYS = ReceiptKeys(bytes(range(32)))
 USAGE = Usage(uncached=1000, read={"automatic": 50}, output=70)
@@ -105,3 +107,18 @@ async def test_an_adjustment_is_in_the_files(database: Database) -> None:
     invoice, lines = await invoice_of(customer), await lines_of(customer)
     assert verified(invoice, lines) == []
     assert sum(b'"source":"adjustment"' in line for line in lines) == 1
+
+
+async def test_a_tenant_with_damaged_events_keeps_no_other_waiting(database: Database) -> None:
+    damaged, other = await Customer.make(database), await Customer.make(database)
+    (event,) = await damaged.use("2026-10-01T10:00", USAGE)
+    await other.use("2026-10-01T10:00", USAGE)
+    async with unguarded(database) as session:
+        await session.execute(usage_fact.delete().where(usage_fact.c.id == event.id))
+    set_clock(database, "2026-10-02T02:00")
+    assert not await close_due_days(database)
+    async with database.reading() as session:
+        assert await closed_days(session, damaged.id, "2026-10") == []
+        assert len(await closed_days(session, other.id, "2026-10")) == 1
+    with pytest.raises(EventMissing):
+        await close_days(database, damaged.id, "2026-10")

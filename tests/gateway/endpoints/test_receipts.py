@@ -13,6 +13,7 @@ from billing.receipts import verifier
 from billing.receipts.answer_receipts import tokens_digest
 from billing.receipts.day_files import DAY, close_days
 from storage.database.base import Count
+from storage.database.database import DatabaseUnavailable
 from tests.gateway.stack import Stack
 
 ASKED = {"x-turnpike-receipt": "true"}
@@ -145,3 +146,19 @@ async def test_files_are_for_the_tenant_alone(stack: Stack) -> None:
         (f"/v1/receipts/{day}?after=1.2.{'f' * 32}&more=1", 400),
     ):
         assert (await stack.http.get(path, headers=admin)).status_code == status, path
+
+
+async def test_a_database_that_is_away_refuses_nobody_for_the_policy(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.say("In France.")
+    await stack.gateway.receipt_policies.set(stack.tenant.id, stack.project.id, always=True)
+    assert "receipts" in (await stack.post(CHAT)).json()
+
+    async def away(*_: object, **__: object) -> bool:
+        raise DatabaseUnavailable("it is away")
+
+    monkeypatch.setattr(stack.gateway.receipt_policies, "always", away)
+    answer = await stack.post(CHAT)
+    assert answer.status_code == 200
+    assert "receipts" in answer.json()
