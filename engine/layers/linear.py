@@ -32,7 +32,8 @@ from engine.layers.matmul_kernels import (
     padded_count,
     padded_counts,
 )
-from engine.quantization.packed import PackedWeight, output_scales
+from engine.quantization.grouped_rows import grouped_rows
+from engine.quantization.packed import Decodable, PackedWeight, output_scales
 
 _SMALL = 400_000
 """The most elements of a weight for which `transposed` is faster at a decode step's few rows."""
@@ -193,7 +194,7 @@ class PackedLinear(Linear):
     def __init__(
         self, pieces: Sequence[PackedWeight], bias: torch.Tensor | None, tiling: Tiling, like: torch.Tensor
     ) -> None:
-        self._pieces = list(pieces)
+        self._pieces: list[Decodable] = [grouped_rows(piece) or piece for piece in pieces]
         self._bias = bias
         self.tiling = tiling
         self.inputs = pieces[0].shape[1]
@@ -208,7 +209,7 @@ class PackedLinear(Linear):
         tiling.add(self, (PackedLinear, *outputs, self.inputs, bias is not None), self._least)
 
     @property
-    def pieces(self) -> Sequence[PackedWeight]:
+    def pieces(self) -> Sequence[Decodable]:
         """Its weight as it is kept."""
         return self._pieces
 
@@ -221,7 +222,7 @@ class PackedLinear(Linear):
         # Only the size of a tile matters, not its values.
         return max(least_rows(kernel, like.new_empty(size, self.inputs)) or 1 for size in sizes)
 
-    def _tiles(self, piece: PackedWeight) -> list[tuple[int, int]]:
+    def _tiles(self, piece: Decodable) -> list[tuple[int, int]]:
         """The begin and end of the tiles in which a piece is decoded."""
         outputs = piece.shape[0]
         tile = -(-max(_TILE_OUTPUTS, _TILE_ELEMENTS // self.inputs) // piece.step) * piece.step

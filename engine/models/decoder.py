@@ -19,8 +19,9 @@ from protocol.replicas import LayerGroup
 class Decoder:
     """A model: maps tokens and positions to hidden states; `head` maps hidden states to logits.
 
-    `groups`: its layer groups, each of which needs a KV memory and an attention plan. `layers` should be an iterator
-    that makes layers: the embedding, which is held twice while the head is made, is then loaded before them.
+    `groups`: its layer groups, each of which needs a KV memory and an attention plan. `weight_forms`: the formats of
+    its weights of few bits. `layers` should be an iterator that makes layers: the embedding, which is held twice while
+    the head is made, is then loaded before them.
     `embedding_scale` multiplies embeddings; `plus_one`: the final norm is stored as w − 1; `logit_cap`: the soft cap of
     logits.
     """
@@ -41,6 +42,7 @@ class Decoder:
         if head is self.embedding:
             self.embedding.read_from(self.head.linear)
         self.layers = list(layers)
+        self.weight_forms = tuple(sorted(load.forms))
         self.groups: tuple[LayerGroup, ...] = load.kv.groups()
         # Rounded to the model's type, as in training.
         scale = 1.0 if embedding_scale is None else torch.tensor(embedding_scale).to(load.like).item()

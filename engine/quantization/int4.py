@@ -12,8 +12,8 @@ import torch
 from engine.quantization.code_types import integers, pack
 from engine.quantization.packed import PackedWeight
 
-_LEAST_HALF, _MOST_HALF = 2.0**-14, 65504.0
-"""The normal numbers of fp16."""
+_LEAST_HALF, _MOST_HALF = 2.0**-14, 65504.0 / 16
+"""Normal numbers of fp16, which 15 times as much is too."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The i-th half byte of a word -> which of 8 outputs it holds."""
 
@@ -22,8 +22,8 @@ def encode(weight: torch.Tensor, group: int) -> PackedWeight:
     """[outputs, inputs] as integers of 4 bits, a scale and a zero for each `group` of inputs. Raises ValueError if
     inputs are not whole groups.
 
-    The smallest and the largest value of a group, and 0, are within the 16 values; scales are rounded to fp16 first,
-    unless one is beyond its normal numbers.
+    The smallest and the largest value of a group, and 0, are within the 16 values. Scales are rounded to 7 bits first,
+    so that fp16 holds zero · scale exactly (`grouped_rows`). They are kept in fp16 unless one is beyond its normals.
     """
     outputs, inputs = weight.shape
     if inputs % group:
@@ -32,6 +32,8 @@ def encode(weight: torch.Tensor, group: int) -> PackedWeight:
     least, most = groups.amin(-1).clamp_(max=0.0), groups.amax(-1).clamp_(min=0.0)
     scales = (most - least) / 15
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    fraction = torch.frexp(scales).mantissa
+    scales = (fraction * 128).round_() / 128 * (scales / fraction)  # a power of two, exactly
     if bool(((scales >= _LEAST_HALF) & (scales <= _MOST_HALF)).all()):
         scales = scales.half()
     zeros = (-least / scales.float()).round_().clamp_(0, 15)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -48,7 +48,7 @@ class QuantState:
         shape = fields.get("shape")
         if not isinstance(shape, list) or len(shape) != 2 or not all(_is_size(size) for size in shape):
             raise ValueError(f"quant_state: shape {shape!r} is not outputs and inputs")
-        block, nested = fields.get("blocksize"), fields.get("nested_blocksize")
+        block, nested = (fields.get(name) for name in ("blocksize", "nested_blocksize"))
         if not _is_size(block) or not (nested is None or _is_size(nested)):
             raise ValueError(f"quant_state: blocksize {block!r} and nested_blocksize {nested!r} are not sizes")
         offset = fields.get("nested_offset", 0.0)
@@ -57,7 +57,7 @@ class QuantState:
         return cls(kind, (shape[0], shape[1]), block, nested, float(offset))
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -21,6 +22,24 @@ _LARGEST = 3.3e38
 """A weight is at most this, so that it is finite in each computing type."""
 _DECODED_ELEMENTS = 1 << 20
 """Elements that are decoded at a time into a whole weight."""
+
+
+class Decodable(Protocol):
+    """A weight in few bits in some order: `PackedWeight` says what its members are."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def output_scales(self) -> torch.Tensor | None: ...
+
+    def rows(self, start: int, stop: int) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -139,7 +158,7 @@ def decoded(weight: PackedWeight) -> torch.Tensor:
     return whole
 
 
-def output_scales(pieces: Sequence[PackedWeight | None], outputs: Sequence[int] = ()) -> torch.Tensor | None:
+def output_scales(pieces: Sequence[Decodable | None], outputs: Sequence[int] = ()) -> torch.Tensor | None:
     """The factors of all outputs of fused weights, 1 for those that have none; None if no weight has any.
 
     `outputs`: how many each has, needed where one is not packed (None).

@@ -34,6 +34,7 @@ from engine.startup.options import ReplicaOptions
 from engine.startup.runner_choice import make_ready, make_runner, with_step_sizes
 from engine.startup.speculation import make_speculation
 from engine.startup.warm_up import warm_up
+from engine.startup.weight_formats import report_formats
 from prompt_cache.kv.block_keys import BLOCK_TOKENS
 from prompt_cache.kv.grouped_pool import GroupedPool
 from prompt_cache.model_digest import model_digest, text_digest
@@ -105,6 +106,7 @@ def assemble(
         kv_dtype=options.kv_dtype,
         weights=options.weights,
     )
+    report_formats(model, options.kv_dtype, like)
     options = with_step_sizes(options, model, like)
     blocks = block_counts(options, model.groups, like.device, context)
     kept = host_block_counts(options, model.groups, blocks)

@@ -27,6 +27,7 @@ def numerics_id(runner: ModelRunner, kv_dtype: str) -> str:
         "prefill_tile": runner.prefill_tile,
         "fused": runner.fused_attention,
         "threads": runner.threads.counts if device.type == "cpu" else (),
+        "weights": runner.model.weight_forms,
         "kv": kv_dtype,
         "kernels": runner.numerics,
         "tensor_parallel": 1,

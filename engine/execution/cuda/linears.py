@@ -47,7 +47,9 @@ def fp8_weight(product: Linear) -> PackedWeight | None:
     if not isinstance(product, PackedLinear) or len(product.pieces) != 1:
         return None
     piece = product.pieces[0]
-    return piece if piece.code_type == E4M3 and piece.block == (1, product.inputs) else None
+    if not isinstance(piece, PackedWeight) or piece.code_type != E4M3:
+        return None
+    return piece if piece.block == (1, product.inputs) else None
 
 
 class ExactLinear:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.gpu.outliers import LARGEST, write_with_outliers
+from benchmarks.outliers import LARGEST, write_with_outliers
 from tests.engine.conftest import VOCABULARY, generate, make_bench, write_model
 
 

@@ -1,0 +1,33 @@
+"""Says at start in which formats of few bits a replica runs, how it computes with them, and what they were measured to
+cost."""
+
+from __future__ import annotations
+
+import structlog
+import torch
+
+from engine.layers.linear import PackedLinear
+from engine.models.decoder import Decoder
+from engine.options import KvDtype
+from engine.quantization.measured_losses import KV_LOSSES, WEIGHT_LOSSES
+
+logger = structlog.get_logger("engine.startup.weight_formats")
+
+
+def report_formats(model: Decoder, kv_dtype: KvDtype, like: torch.Tensor) -> None:
+    """Log a line for each format of few bits of the model's weights, and one for that of its KV."""
+    dtype, device = str(like.dtype).removeprefix("torch."), like.device.type
+    packed = any(isinstance(product, PackedLinear) for product in model.head.linear.tiling.products.values())
+    computed = "kept as they are" if packed else f"decoded to {dtype} when loaded"
+    if device == "cuda" and not packed:
+        computed += ": no kernel for GPUs multiplies them yet"
+    for form in model.weight_forms:
+        logger.info("weights of few bits", format=form, computed=computed, **_measured(WEIGHT_LOSSES.get(form)))
+    if kv_dtype != "auto":
+        logger.info("KV of few bits", format=kv_dtype, **_measured(KV_LOSSES.get(kv_dtype)))
+
+
+def _measured(loss: float | None) -> dict[str, str]:
+    """More bits per byte than without, by the demo model."""
+    measured = "not measured" if loss is None else f"{loss:+.2f} % bits per byte (demo model, docs/quality.md)"
+    return {"loss": measured}
