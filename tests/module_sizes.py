@@ -57,7 +57,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
         *("gateway/dialects/speculation.py", "gateway/generation/prediction.py"),
         "billing/reservation/billed_writes.py",
-        *("billing/accounts/lone_grants.py", "billing/invoices/accounting/losses.py"),
+        *("billing/accounts/lone_grants.py", "billing/invoices/accounting/losses.py", "billing/prices/formulas.py"),
     ),
     "what others are told of a change: the audit log, the outbox, replicas, leases": (
         "tenancy/administration/replicas.py",

@@ -126,13 +126,13 @@ def _own(wanted: ExportQuery, tenant: ColumnElement[UUID]) -> list[ColumnElement
 
 def _of_month(wanted: ExportQuery) -> ColumnElement[bool]:
     first, after = period_bounds(wanted.period)
-    txn = ledger_txn.c
+    txn = ledger_txn.c  # all tenants: a condition of a query that says whose
     return or_(txn.period == wanted.period, and_(txn.period == "", txn.posted_at >= first, txn.posted_at < after))
 
 
 def _before_month(wanted: ExportQuery) -> ColumnElement[bool]:
     first, _ = period_bounds(wanted.period)
-    txn = ledger_txn.c
+    txn = ledger_txn.c  # all tenants: a condition of a query that says whose
     earlier = and_(txn.period != "", txn.period < wanted.period)
     return or_(earlier, and_(txn.period == "", txn.posted_at < first))
 

@@ -158,6 +158,16 @@ async def quote(database: Database, tenant_id: UUID, net: int, currency: str) ->
     return TopUpQuote(net, 0 if tax is None else _tax_on(net, tax), currency, tax is not None)
 
 
+async def refunded_vat(database: Database, tenant_id: UUID, refund_id: UUID) -> int:
+    """The VAT that a refund paid back beside its amount, in pico-units. Raises DatabaseUnavailable."""
+    async with database.reading() as session:
+        issued = await _issued(session, tenant_id)
+        notes = [step_id(document, f"refund:{refund_id}") for _, document, _ in issued]
+        row = invoice.c
+        query = select(row.tax, row.currency).where(row.tenant_id == tenant_id, row.id.in_(notes))
+        return sum(tax * minor_unit(currency) for tax, currency in await session.execute(query))
+
+
 async def credit_for(database: Database, tenant_id: UUID, gross: int, currency: str) -> TopUpQuote:
     """The most credit that so many minor units of money buy the tenant now. Where rounding the VAT leaves a minor unit
     over, the quote's `gross` is less by that. Raises InvalidParty, DatabaseUnavailable."""

@@ -12,14 +12,44 @@ from typing import Any
 
 import httpx
 import msgspec
+import structlog
 
-from billing.invoices.registers.exchange_rates import PublishedRates
-from billing.invoices.registers.vat_checks import RegisterUnavailable, VatAnswer
+from billing.invoices.registers.exchange_rates import InvalidRates, PublishedRates, RatesChanged, record_rates
+from billing.invoices.registers.vat_checks import RegisterUnavailable, VatAnswer, check_vat_id, tenants_to_check
+from storage.database.database import Database
 
 TIMEOUT_S = 20
 MAX_ANSWER = 1024 * 1024
 """Bytes of an answer that are read at most."""
 _RATES = "service/data/EXR/D..EUR.SP00.A?lastNObservations=1&detail=dataonly&format=csvdata"
+
+
+_VALID_US = 30 * 86_400_000_000
+"""How long an answer about a VAT id counts until it is asked for again, in microseconds."""
+_AT_ONCE = 20
+logger = structlog.get_logger()
+
+
+async def ask(database: Database, client: httpx.AsyncClient, *, vies_url: str, ecb_url: str) -> bool:
+    """Record the last exchange rates and what VIES says of some VAT ids; whether more are to be looked up. Where a URL
+    is empty, nobody is asked. What goes wrong is logged: the next run asks again."""
+    if ecb_url:
+        try:
+            if new := await record_rates(database, EuropeanCentralBank(client, ecb_url)):
+                logger.info("exchange rates are recorded", rates=new)
+        except (RegisterUnavailable, InvalidRates, RatesChanged) as error:
+            logger.warning("exchange rates were not recorded", error=str(error))
+    if not vies_url:
+        return False
+    tenants = await tenants_to_check(database, await database.now() - _VALID_US, _AT_ONCE)
+    for tenant_id in tenants:
+        check = await check_vat_id(database, Vies(client, vies_url), tenant_id)
+        if check is not None and check.answer == "unavailable":
+            logger.warning("VIES does not answer", tenant=str(tenant_id))
+            return False
+        if check is not None and (check.changed or check.answer == "invalid"):
+            logger.warning("a VAT id is not what it was", tenant=str(tenant_id), answer=check.answer)
+    return len(tenants) == _AT_ONCE
 
 
 class _Found(msgspec.Struct, rename="camel"):

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from uuid import UUID
 
+import httpx
 import msgspec
 import structlog
 
@@ -39,6 +40,7 @@ from tenancy.directory import project_public_id
 from tenancy.repositories import Tenancy
 from turnpike.admin_services import AdminServices, address_policy
 from turnpike.processes.lease_upkeep import LeaseUpkeep
+from turnpike.processes.registers import ask
 from turnpike.settings.data_folder import read_secrets
 from turnpike.settings.secrets import Secrets
 from turnpike.settings.settings import Settings
@@ -205,6 +207,10 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
             logger.info("seals have a checkpoint", number=number, key=database.keyring.current)
         return False
 
+    async def ask_registers() -> bool:
+        async with httpx.AsyncClient(trust_env=False, follow_redirects=False) as client:
+            return await ask(database, client, vies_url=settings.vies_url, ecb_url=settings.ecb_url)
+
     return [
         *payment_jobs(admin, database),
         Job("sweep", 30.0, sweep),
@@ -214,6 +220,7 @@ def jobs(admin: AdminServices, database: Database) -> list[Job]:
         Job("clean", 3600.0, clean),
         Job("anchor", 3600.0, anchor),
         Job("receipts", 300.0, receipts),
+        *([Job("registers", 3600.0, ask_registers)] if settings.vies_url or settings.ecb_url else []),
     ]
 
 

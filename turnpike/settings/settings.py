@@ -453,6 +453,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     provider_name: Annotated[
         str, _about("name of the service's provider and invoice issuer in FOCUS exports", SERVE, WORKER, ADMIN)
     ] = "Turnpike"
+    vies_url: Annotated[
+        str,
+        _about(
+            "where VAT ids are looked up, such as https://ec.europa.eu/taxation_customs/vies/rest-api; empty: never",
+            SERVE,
+            WORKER,
+        ),
+    ] = ""
+    ecb_url: Annotated[
+        str,
+        _about(
+            "where the euro's exchange rates are read, such as https://data-api.ecb.europa.eu; empty: never",
+            SERVE,
+            WORKER,
+        ),
+    ] = ""
     account_codes: Annotated[
         str,
         _about("codes of the accounts in journal exports, such as revenue=4400,receivable=1200", SERVE, WORKER, ADMIN),

@@ -13,14 +13,15 @@ from typing import Literal, Protocol
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from audit_log.record import record_change
 from billing.integrity.row_seals import seal_rows
+from billing.invoices.parties.parties import Buyer
 from billing.invoices.parties.store import read_buyer, today
 from billing.invoices.parties.vat_ids import member_state
-from billing.tables.invoices import vat_check
+from billing.tables.invoices import billing_profile, vat_check
 from storage.database.base import from_instant
 from storage.database.database import Database
 from storage.reported_error import ReportedError
@@ -98,8 +99,33 @@ async def check_vat_id(database: Database, register: VatRegister, tenant_id: UUI
         await record_change(
             session, "vat_id.checked", target="billing_profile", target_id=tenant_id, tenant_id=tenant_id, after=said
         )
-    check = VatCheck(**said, at=row.at)
+    check = msgspec.convert({**said, "at": row.at}, VatCheck)
     return msgspec.structs.replace(check, changed=_has_changed(before, check))
+
+
+async def tenants_to_check(database: Database, answered_since: int, limit: int) -> list[UUID]:
+    """Tenants, at most `limit`, about whose VAT id no register has answered since an instant; those that were asked
+    least lately first."""
+    check = vat_check.c
+    asked = select(check.tenant_id, func.max(check.at).label("at")).group_by(check.tenant_id).subquery().c
+    is_answered = (
+        select(check.id)
+        .where(check.tenant_id == billing_profile.c.tenant_id, check.at >= answered_since)
+        .where(check.answer != "unavailable")
+        .exists()
+    )
+    # all tenants: the worker asks about every buyer
+    query = select(billing_profile.c.tenant_id, billing_profile.c.profile).outerjoin(
+        asked.tenant_id.table, asked.tenant_id == billing_profile.c.tenant_id
+    )
+    query = query.where(~is_answered).order_by(func.coalesce(asked.at, 0), billing_profile.c.tenant_id)
+    tenants: list[UUID] = []
+    async with database.reading() as session:
+        for tenant_id, profile in await session.execute(query):
+            buyer = msgspec.json.decode(profile, type=Buyer)
+            if len(tenants) < limit and member_state(buyer.vat_id, buyer.country):
+                tenants.append(tenant_id)
+    return tenants
 
 
 def _has_changed(before: Sequence[VatCheck], check: VatCheck) -> bool:

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from billing.accounts.balances import GrantKind
 from billing.accounts.grant_lists import GrantRow, find_grant, list_grants
-from billing.invoices.advances import top_ups
+from billing.invoices.advances import quote, refunded_vat, top_ups
+from billing.money import minor_unit
 from gateway.admin.access import project_named
 from gateway.admin.operation import Call, Ok, Query, operation
 from gateway.admin.refusals import uuid_at
@@ -87,21 +88,25 @@ class GrantList(Page[GrantObject], frozen=True):
 
 
 class RefundObject(Struct, frozen=True, kw_only=True):
-    """Money that was paid back, and what the tenant may use after it."""
+    """Money that was paid back, and what the tenant may use after it. `vat` was paid back beside it: it was paid in
+    advance."""
 
     object: Literal["refund"] = "refund"
     id: str
     amount: Pico
     currency: str
     reason: str
+    vat: Pico
     available: Pico
 
 
 class MoneyCheck(Struct, frozen=True, kw_only=True):
-    """The result of a dry run: what the tenant may use now, and what it could use after this."""
+    """The result of a dry run: what the tenant may use now, and what it could use after this. `vat` is to be paid
+    beside a payment's amount, if its seller takes VAT in advance."""
 
     object: Literal["balance.check"] = "balance.check"
     currency: str
+    vat: Pico
     available: Pico
     would_be_available: Pico
 
@@ -190,6 +195,7 @@ class GrantOperations:
             amount=body.amount,
             currency=currency,
             reason=body.reason,
+            vat=Pico(await refunded_vat(self._database, tenant.id, refund_id)),
             available=Pico((await self._balances.get_or_empty(tenant.id)).available),
         )
         return Ok(refund) if repeated else refund
@@ -213,7 +219,12 @@ class GrantOperations:
         )
         if body.dry_run:
             restricted = model is not None or project_id is not None
-            return await self._check(tenant, currency, 0 if repeated or restricted else body.amount)
+            vat = 0
+            if kind == "paid" and not repeated:
+                unit = minor_unit(currency)
+                asked = await quote(self._database, tenant.id, body.amount // unit, currency)
+                vat = asked.tax * unit
+            return await self._check(tenant, currency, 0 if repeated or restricted else body.amount, vat)
         row = await find_grant(self._database, tenant.id, grant_id)
         assert row is not None, "a grant is never deleted"
         return Ok(_object(row)) if repeated else _object(row)
@@ -224,9 +235,10 @@ class GrantOperations:
         currency = await self._balances.currency_of(tenant.id) if body.currency is None else body.currency
         return identity, currency, identity is not None and await self._balances.posted(identity)
 
-    async def _check(self, tenant: Tenant, currency: str, change: int) -> MoneyCheck:
+    async def _check(self, tenant: Tenant, currency: str, change: int, vat: int = 0) -> MoneyCheck:
         available = (await self._balances.get_or_empty(tenant.id)).available
-        return MoneyCheck(currency=currency, available=Pico(available), would_be_available=Pico(available + change))
+        after = Pico(available + change)
+        return MoneyCheck(currency=currency, vat=Pico(vat), available=Pico(available), would_be_available=after)
 
 
 def _grant_id(text: str) -> UUID | None:

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 import msgspec
 import pytest
 
-from billing.invoices.advances import credit_for, quote, top_ups
+from billing.invoices.advances import credit_for, quote, refunded_vat, top_ups
 from billing.invoices.collection import void
 from billing.invoices.credit_notes import credit
 from billing.invoices.document import Document, advance_tax_of, deductions_of, drawn_of
@@ -126,6 +126,7 @@ async def test_a_refund_credits_net_and_vat(database: Database) -> None:
         await balances.refund(customer.id, 30 * DOLLAR, "USD", refund_id=identity)
     ((note, document),) = await _documents(customer, "credit_note")
     assert (note.net, note.tax, document.corrects) == (3000, 570, "INV-2026-000001")
+    assert await refunded_vat(database, customer.id, identity) == 570 * CENT
     await balances.refund(customer.id, 30 * DOLLAR, "USD")
     ((advance, _),) = await _documents(customer, "advance")
     assert (advance.state, advance.credited) == ("paid", 7140)

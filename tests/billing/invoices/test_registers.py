@@ -25,7 +25,7 @@ from storage.database.base import new_id
 from storage.database.database import Database
 from tests.billing.invoices.customers import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
-from turnpike.processes.registers import EuropeanCentralBank, Vies
+from turnpike.processes.registers import EuropeanCentralBank, Vies, ask
 
 FORTY = Usage(uncached=100_000_000)
 FRENCH_VAT = msgspec.structs.replace(USD, rates={"DE": 1900, "FR": 2000})
@@ -179,3 +179,36 @@ async def test_the_bank_over_http() -> None:
         while answers:
             with pytest.raises(RegisterUnavailable):
                 await bank.latest()
+
+
+async def test_the_worker_asks_about_each_buyer_and_again_when_the_answer_is_old(database: Database) -> None:
+    customer = await Customer.make(database)
+    asked: list[str] = []
+    down = True
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        if request.url.host == "ecb.example":
+            return httpx.Response(200, text=RATES)
+        return httpx.Response(503) if down else httpx.Response(200, json={"valid": True, "name": "Client SAS"})
+
+    async with _answering(answer) as client:
+
+        async def run() -> list[str]:
+            asked.clear()
+            assert not await ask(database, client, vies_url="https://vies.example", ecb_url="https://ecb.example")
+            return list(asked)
+
+        assert not await ask(database, client, vies_url="", ecb_url="")
+        assert asked == []
+        both = ["ecb.example", "vies.example"]
+        assert await run() == both
+        down = False
+        assert await run() == both, "it was down before"
+        assert await run() == ["ecb.example"], "there is an answer"
+        set_clock(database, "2026-11-20")
+        assert await run() == both, "it is old"
+    async with database.reading() as session:
+        answers = [check.answer for check in await read_vat_checks(session, customer.id)]
+    assert answers == ["unavailable", "valid", "valid"]
+    assert await audit_money(database) == []

@@ -12,6 +12,7 @@ from billing.money import format_pico
 from billing.verification.audit import audit_money
 from storage.database.base import new_id
 from tests.gateway.admin.desk import Desks
+from tests.gateway.admin.test_platform import BUYER, SELLER
 from tests.gateway.stack import Stack
 
 pytestmark = pytest.mark.slow
@@ -49,6 +50,24 @@ async def test_money_recorded_under_an_id_counts_once(stack: Stack, desks: Desks
     assert (await finance.post(f"{D}/refunds", back, 200))["id"] == back["id"]
     assert (await finance.post(f"{D}/refunds", {"amount": "999"}, 409))["error"]["code"] == "refund_refused"
     assert (await finance.get(f"{D}/balance"))["available"] == "30.000000000001"
+    assert await audit_money(stack.database) == []
+
+
+async def test_a_payment_in_advance_says_its_vat_and_has_an_invoice(stack: Stack, desks: Desks) -> None:
+    finance = desks.operator("finance")
+    await finance.call("PATCH", "/sellers/turnpike-eu", {**SELLER, "rates": {"NL": "21"}})
+    assert (await finance.get("/sellers/turnpike-eu"))["prepayment"] == "advance"
+    await finance.call("PATCH", f"{D}/buyer", {**BUYER, "country": "NL", "vat_id": ""})
+    would = await finance.post(f"{D}/payments", {"amount": "10", "dry_run": True})
+    assert would["vat"] == "2.100000000000"
+    refused = await finance.post(f"{D}/payments", {"amount": "0.001"}, 400)
+    assert refused["error"]["code"] == "invalid_amount"
+    await finance.post(f"{D}/payments", {"amount": "10"}, 201)
+    (advance,) = (await finance.get(f"{D}/invoices?kind=advance"))["data"]
+    assert (advance["net"], advance["tax"], advance["state"]) == ("10.00", "2.10", "paid")
+    assert (await finance.post(f"{D}/refunds", {"amount": "5"}, 201))["vat"] == "1.050000000000"
+    (note,) = (await finance.get(f"{D}/invoices?kind=credit_note"))["data"]
+    assert (note["gross"], note["corrects"]) == ("6.05", advance["id"])
     assert await audit_money(stack.database) == []
 
 
