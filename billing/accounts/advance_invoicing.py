@@ -23,5 +23,6 @@ class AdvanceInvoicing(Protocol):
 
     async def credit(
         self, session: AsyncSession, tenant_id: UUID, refund_id: UUID, parts: Mapping[UUID, int], reason: str
-    ) -> None:
-        """Write the credit notes of a refund of these pico-units by grant."""
+    ) -> int:
+        """Write the credit notes of a refund of these pico-units by grant; the VAT that goes back beside them, in minor
+        units."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -35,18 +36,27 @@ async def charge_back(
 
 
 async def refund_in(
-    database: Database, session: AsyncSession, tenant_id: UUID, pico: int, *, identity: UUID, memo: str
-) -> None:
-    """Take credit that is paid back, in the transaction that writes down that it is. Raises RefundRefused."""
+    database: Database,
+    session: AsyncSession,
+    tenant_id: UUID,
+    pico: int,
+    *,
+    units: Mapping[UUID, int],
+    identity: UUID,
+    memo: str,
+) -> dict[UUID, int]:
+    """Take credit that is paid back, in the transaction that writes down that it is: of a grant in `units` only whole
+    units. Returns how much of each grant. Raises RefundRefused."""
     money = await money_transaction_in(database, session)
     found = (await money.lock([tenant_id]))[tenant_id]
     wallet, now = Wallet(found, await money.grants([tenant_id])), await money.now()
-    if pico > wallet.refundable(now):
-        raise RefundRefused(wallet.refundable(now), found.currency)
-    entries = wallet.refund(pico, now)
+    entries = wallet.refund(pico, now, units) if pico <= wallet.refundable(now, units) else []
+    if sum(entry.amount_pico for entry in entries) != pico:
+        raise RefundRefused(wallet.refundable(now, units), found.currency)
     await money.save(
         [wallet.balance],
         [Transaction(identity, tenant_id, found.currency, "refund", "", entries, memo)],
         (),
         list(wallet.changed.values()),
     )
+    return {entry.grant_id: entry.amount_pico for entry in entries if entry.grant_id is not None}

@@ -99,16 +99,27 @@ class Advances:
 
     async def credit(
         self, session: AsyncSession, tenant_id: UUID, refund_id: UUID, parts: Mapping[UUID, int], reason: str
-    ) -> None:
-        """Credit, with a note for each advance-payment invoice, what is refunded of it. Raises NumberRefused."""
+    ) -> int:
+        """Credit, with a note for each advance-payment invoice, what is refunded of it. Returns the VAT that goes back
+        beside it, in minor units. Raises NumberRefused."""
+        vat = 0
         documents = {grant: document for grant, document, _ in await _issued(session, tenant_id)}
         for grant, pico in parts.items():
             current = await lock_invoice(self._database, session, tenant_id, documents[grant])
-            await self._write_note(session, current, pico // minor_unit(current.currency), refund_id, reason)
+            vat += await self._write_note(session, current, pico // minor_unit(current.currency), refund_id, reason)
+        return vat
+
+    async def net_of(self, session: AsyncSession, tenant_id: UUID, grant: UUID, gross: int) -> int:
+        """How much of so many minor units of money for a grant was credit; all of it without such an invoice."""
+        documents = {grant: document for grant, document, _ in await _issued(session, tenant_id)}
+        if grant not in documents:
+            return gross
+        document = await read_document(session, tenant_id, documents[grant])
+        return gross * document.net // document.gross
 
     async def _write_note(
         self, session: AsyncSession, current: InvoiceRecord, net: int, refund_id: UUID, reason: str
-    ) -> None:
+    ) -> int:
         database, tenant_id = self._database, current.tenant_id
         document = await read_document(session, tenant_id, current.id)
         credited = select(invoice.c.net).where(invoice.c.tenant_id == tenant_id, invoice.c.corrects == current.id)
@@ -124,6 +135,7 @@ class Advances:
         changes = {"credited": current.credited + issued.gross, "state": "credited" if whole else current.state}
         await update_invoice(session, current, changes)
         await record_document(session, "credit_note.issued", None, issued, note.reason)
+        return issued.tax
 
     async def _is_issued(self, session: AsyncSession, payment_id: UUID) -> bool:
         # all tenants: an id is one for all of them
@@ -172,7 +184,14 @@ async def credit_for(database: Database, tenant_id: UUID, gross: int, currency: 
     """The most credit that so many minor units of money buy the tenant now. Where rounding the VAT leaves a minor unit
     over, the quote's `gross` is less by that. Raises InvalidParty, DatabaseUnavailable."""
     async with database.reading() as session:
-        tax = await _tax_now(database, session, tenant_id)
+        return await credit_in(database, session, tenant_id, gross, currency)
+
+
+async def credit_in(
+    database: Database, session: AsyncSession, tenant_id: UUID, gross: int, currency: str
+) -> TopUpQuote:
+    """As `credit_for`, in this transaction."""
+    tax = await _tax_now(database, session, tenant_id)
     if tax is None:
         return TopUpQuote(gross, 0, currency, tax_in_advance=False)
     net = gross * _WHOLE // (_WHOLE + tax.rate) + 1

@@ -14,12 +14,13 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.accounts.balances import CurrencyMismatch, begin_balance, settle_payment
+from billing.accounts.balances import CurrencyMismatch, begin_balance
 from billing.integrity.recorded_tables import AUTO_TOP_UPS, CASH_RECEIPTS, TOP_UPS
 from billing.invoices.collection import pay_in
 from billing.invoices.parties.store import lock_documents
 from billing.invoices.store import InvoiceRecord, Invoices, lock_invoice
-from billing.money import InvalidMoney, check_currency, format_minor, minor_to_pico
+from billing.money import InvalidMoney, check_currency, format_minor
+from billing.payments.credit import put_in
 from billing.payments.errors import PaymentRefused, UnknownPayment
 from billing.payments.notices import GRANTED, tell_of_top_up
 from billing.payments.provider import MoneyIn
@@ -28,7 +29,6 @@ from billing.payments.tasks import add_task
 from billing.tables.invoices import invoice
 from billing.tables.money import balance
 from billing.tables.payments import auto_top_up, cash_receipt, payment_customer, top_up
-from billing.transaction.money_transaction import Grant
 from storage.database.database import Database
 from storage.free_text import REASON, check_text
 
@@ -80,12 +80,12 @@ class CashBook:
                 await self._suspend(session, money, problem, None if row is None else row.tenant_id)
                 return True
             await self._insert(session, money, row.tenant_id, "top_up", row.id)
-            await change_recorded(session, TOP_UPS, "top_up.granted", row.id, {
-                "state": "granted", "payment_id": money.id, "code": "", "updated_at": self._database.clock,
-            })  # fmt: skip
             reason = f"top-up by {money.provider}"
-            grant = Grant(row.id, row.tenant_id, int(row.credit_pico), row.currency, "paid", reason)
-            await settle_payment(self._database, session, grant)
+            credit = await put_in(self._database, session, row.id, row.tenant_id, row.amount, row.currency, reason)
+            await change_recorded(session, TOP_UPS, "top_up.granted", row.id, {
+                "state": "granted", "payment_id": money.id, "credit_pico": credit, "code": "",
+                "updated_at": self._database.clock,
+            })  # fmt: skip
             await self._forget_failures(session, row.tenant_id)
             await tell_of_top_up(self._database, session, GRANTED, row)
             return True
@@ -119,10 +119,9 @@ class CashBook:
                 await self._apply_to_invoice(session, money, tenant_id, record.id, is_new=False, reason=reason)
             else:
                 text = f"payment by {row.provider}"
-                grant = Grant(row.id, tenant_id, minor_to_pico(row.amount, row.currency), row.currency, "paid", text)
                 values = {"state": "applied", "purpose": "top_up", "subject_id": row.id, "tenant_id": tenant_id}
+                await put_in(self._database, session, row.id, tenant_id, row.amount, row.currency, text)
                 await self._change(session, row.id, values, reason)
-                await settle_payment(self._database, session, grant)
         return await self.get(receipt)
 
     async def give_up(self, receipt: UUID, reason: str) -> Receipt:
@@ -232,10 +231,8 @@ class CashBook:
         amount = min(money.amount, record.left)
         await pay_in(self._database, session, record, payment_reference(money), amount)
         if money.amount > amount:
-            pico = minor_to_pico(money.amount - amount, money.currency)
-            text = f"paid beyond {record.name}"
-            over = Grant(uuid5(identity, "overpaid"), tenant_id, pico, money.currency, "paid", text)
-            await settle_payment(self._database, session, over)
+            over, text = uuid5(identity, "overpaid"), f"paid beyond {record.name}"
+            await put_in(self._database, session, over, tenant_id, money.amount - amount, money.currency, text)
 
     async def _suspend(self, session: AsyncSession, money: MoneyIn, problem: str, tenant_id: UUID | None) -> None:
         await self._insert(session, money, tenant_id, "unmatched", None, problem=problem)

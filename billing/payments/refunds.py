@@ -13,17 +13,15 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.accounts.balances import settle_payment
-from billing.accounts.money_back import refund_in
 from billing.integrity.recorded_tables import PAYMENT_REFUNDS
-from billing.money import format_minor, minor_to_pico
+from billing.money import format_minor
+from billing.payments.credit import put_in, take_back
 from billing.payments.errors import PaymentRefused, UnknownPayment
 from billing.payments.jobs import queue_job
 from billing.payments.provider import PaymentProvider, ProviderRefused, RefundFact
 from billing.payments.recording import change_recorded, insert_recorded
 from billing.payments.tasks import add_task
 from billing.tables.payments import cash_receipt, payment_dispute, payment_refund
-from billing.transaction.money_transaction import Grant
 from storage.database.base import new_id
 from storage.database.database import Database
 from storage.free_text import REASON, check_text
@@ -85,12 +83,13 @@ class Refunds:
                     raise PaymentRefused("the id is another refund's")
                 return Refund(*there)
             amount = await self._allowed(session, receipt, amount)
+            amount = await take_back(
+                self._database, session, identity, tenant_id, top_up_id, amount, receipt.currency, reason
+            )
             row = {"id": identity, "tenant_id": tenant_id, "receipt_id": receipt.id, "amount": amount}
             row |= {"currency": receipt.currency, "provider": receipt.provider, "reason": reason, "state": "created"}
             now = self._database.clock
             row |= {"provider_id": None, "created_at": now, "updated_at": now}
-            pico = minor_to_pico(amount, receipt.currency)
-            await refund_in(self._database, session, tenant_id, pico, identity=identity, memo=reason)
             await insert_recorded(session, PAYMENT_REFUNDS, "payment_refund.created", row, reason)
             await queue_job(self._database, session, "refund", str(identity))
         return await self.get(tenant_id, identity)
@@ -165,9 +164,8 @@ class Refunds:
             if provider_id is not None:
                 values["provider_id"] = provider_id
             await change_recorded(session, PAYMENT_REFUNDS, "payment_refund.failed", row.id, values)
-            pico = minor_to_pico(row.amount, row.currency)
-            again = Grant(uuid5(row.id, "failed"), row.tenant_id, pico, row.currency, "paid", "a refund that failed")
-            await settle_payment(self._database, session, again)
+            again, why = uuid5(row.id, "failed"), "a refund that failed"
+            await put_in(self._database, session, again, row.tenant_id, row.amount, row.currency, why)
             text = f"a refund of {format_minor(row.amount, row.currency)} {row.currency} failed: {problem}"
             await add_task(self._database, session, "refund_failed", str(row.id), text, row.tenant_id)
 

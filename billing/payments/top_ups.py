@@ -21,6 +21,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.integrity.recorded_tables import TOP_UPS
+from billing.invoices.advances import TopUpQuote, credit_for
 from billing.money import format_minor, minor_to_pico
 from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.cash import CashBook
@@ -46,7 +47,8 @@ _SECOND = 1_000_000
 
 
 class TopUp(msgspec.Struct, frozen=True):
-    """A top-up. `amount` in minor units; instants in microseconds since the Unix epoch."""
+    """A top-up. `amount`: the money, in minor units; `credit_pico`: what it buys, without VAT that is due in advance.
+    Instants are in microseconds since the Unix epoch."""
 
     id: UUID
     tenant_id: UUID
@@ -99,15 +101,16 @@ class TopUps:
         """A top-up that the tenant pays on a page; the same one under the same id. Raises InvalidTopUp."""
         check_amount("amount", amount)
         identity = top_up_id or new_id()
+        priced = await credit_for(self._database, tenant_id, amount, currency)
         async with self._database.transaction() as session:
             await self._database.lock_rows_of(session, top_up, identity)
             # all tenants: an id is one for all of them
             there = (await session.execute(select(*_COLUMNS).where(_TOP_UP.id == identity))).one_or_none()
             if there is not None:
-                if (there.tenant_id, there.amount, there.currency) != (tenant_id, amount, currency):
+                if (there.tenant_id, there.currency) != (tenant_id, currency) or not 0 <= amount - there.amount <= 1:
                     raise InvalidTopUp("id", "it is another top-up's")
                 return TopUp(*there)
-            row = _row(identity, tenant_id, provider, "checkout", amount, currency)
+            row = _row(identity, tenant_id, provider, "checkout", priced)
             await self._insert(session, row)
         return await self.get(tenant_id, identity)
 
@@ -120,9 +123,10 @@ class TopUps:
         """Begin the automatic top-ups of tenants whose money is below their threshold; returns how many."""
         begun = 0
         for due in await self._auto.due(provider):
+            priced = await credit_for(self._database, due.tenant_id, due.amount, due.currency)
             try:
                 async with self._database.transaction() as session:
-                    row = _row(new_id(), due.tenant_id, provider, "automatic", due.amount, due.currency)
+                    row = _row(new_id(), due.tenant_id, provider, "automatic", priced)
                     await self._insert(session, row | {"method_id": due.method_id})
             except IntegrityError:
                 continue  # another worker was faster
@@ -249,7 +253,8 @@ class TopUps:
 
     async def _replace_by_page(self, row: TopUp, fact: PaymentFact) -> None:
         """The card's bank asks for its owner: a page takes the place of the automatic top-up."""
-        page = _row(new_id(), row.tenant_id, row.provider, "checkout", row.amount, row.currency)
+        priced = await credit_for(self._database, row.tenant_id, row.amount, row.currency)
+        page = _row(new_id(), row.tenant_id, row.provider, "checkout", priced)
         async with self._database.transaction() as session:
             if not await self._still_in_flight(session, row):
                 return
@@ -296,13 +301,10 @@ def check_amount(field: str, amount: int) -> None:
         raise InvalidTopUp(field, f"it is not between {least} and {most}")
 
 
-def _row(  # noqa: PLR0917
-    identity: UUID, tenant_id: UUID, provider: str, kind: TopUpKind, amount: int, currency: str
-) -> dict[str, Any]:
+def _row(identity: UUID, tenant_id: UUID, provider: str, kind: TopUpKind, priced: TopUpQuote) -> dict[str, Any]:
     row: dict[str, Any] = {"id": identity, "tenant_id": tenant_id, "provider": provider, "kind": kind}
-    # What is charged is what is put in: VAT on advance payments is added where it is decided (`billing.invoices`).
-    return row | {"amount": amount, "currency": currency, "credit_pico": minor_to_pico(amount, currency),
-                  "state": "created"}  # fmt: skip
+    credit = minor_to_pico(priced.net, priced.currency)
+    return row | {"amount": priced.gross, "currency": priced.currency, "credit_pico": credit, "state": "created"}
 
 
 def _uuid(text: str) -> UUID | None:

@@ -167,7 +167,7 @@ class Speculator:
                 wanting[request.arrival] = Query(request, most)
         promising: dict[int, _Drafted] = {}
         for drafter in self.drafters:
-            queries = [
+            queries: Sequence[Query] = [
                 query
                 for arrival, query in wanting.items()
                 if not self._acceptance[arrival][drafter.name].paused(query.request.output)
