@@ -38,6 +38,8 @@ MOST_DRAFTS = 7
 """Of a request in a step."""
 _GOOD_CHANCE = 0.7
 """A proposal of this chance is taken without asking the drafters that come later."""
+_CHANCES = 20
+"""Parts of 1 to which chances are rounded where they decide how long a chain is."""
 _RETRIED = 32
 """Steps after which a drafter is asked again that was too slow."""
 
@@ -191,17 +193,25 @@ class Speculator:
         return promising
 
     def _worth_asking(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Query]:
-        """These queries, for as many drafts as are worth what a drafter that computes takes for them; none if no draft
-        is. Then it is asked for one now and then, as what it takes may have become less."""
+        """These queries, each for as many drafts as are worth what a drafter that computes takes for them, by the
+        request's own acceptance; those without any are left out. If all are, it is asked for one draft now and then,
+        as what it takes may have become less."""
         if not queries or not drafter.computes:
             return queries
-        known = [self._acceptance[query.request.arrival][drafter.name] for query in queries]
-        chance = sum(each.chances(_GOOD_CHANCE, 1)[0] for each in known) / len(known)
-        count = self.planner.chain_length(self._load, len(queries), chance, drafter.cost_us)
-        if not count:
+        lengths: dict[float, int] = {}
+        worth: list[Query] = []
+        for query in queries:
+            [chance] = self._acceptance[query.request.arrival][drafter.name].chances(_GOOD_CHANCE, 1)
+            chance = round(chance * _CHANCES) / _CHANCES
+            if chance not in lengths:
+                lengths[chance] = self.planner.chain_length(self._load, len(queries), chance, drafter.cost_us)
+            if length := lengths[chance]:
+                worth.append(replace(query, most=min(query.most, length)))
+        if not worth:
             self._refused[drafter.name] += 1
-            count = not self._refused[drafter.name] % _RETRIED
-        return [replace(query, most=min(query.most, int(count))) for query in queries] if count else ()
+            if not self._refused[drafter.name] % _RETRIED:
+                return [replace(query, most=1) for query in queries]
+        return worth
 
     def _checked(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Proposal | None]:
         """A drafter's proposals. Raises ValueError where they are not of tokens, one for each query."""

@@ -105,6 +105,17 @@ def test_lists_and_defaults() -> None:
     assert loaded.secrets == Path("d/secrets.json")
 
 
+def test_draft_models_stand_in_the_order_of_the_models() -> None:
+    loaded = Settings(model="a,b,c", draft_model=",d", data_dir="d")
+    assert [loaded.draft_folder(at) for at in range(3)] == [None, Path("d"), None]
+    assert "draft-model" not in loaded.drafters, "the first model has none"
+    assert "draft-model" in Settings(model="a", draft_model="d").drafters
+    with pytest.raises(SettingError, match="draft_model: 2 folders for 1 models"):
+        Settings(model="a", draft_model="d,e").draft_folder(0)
+    with pytest.raises(SettingError, match="speculation: draft-model needs the setting draft_model"):
+        _ = Settings(model="a", speculation="draft-model").drafters
+
+
 def test_values_by_lane_are_the_engines_unless_they_are_set() -> None:
     loaded = loading.load({"lane_weights": "batch=2"}, {})
     assert loaded.by_lane("lane_weights") == {**LANE_WEIGHTS, "batch": 2.0}
