@@ -442,11 +442,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def drafters(self) -> Sequence[str]:
-        """The names of the drafters. Raises SettingError."""
-        try:
-            return parse_speculation(self.speculation)
-        except ValueError as error:
-            raise SettingError(f"speculation: {error}") from error
+        """The names of the drafters. Raises ValueError for a malformed setting, which `load` refuses."""
+        return parse_speculation(self.speculation)
 
     @property
     def data(self) -> Path:
