@@ -29,7 +29,7 @@ _ROWS = (1, 8, 4, 2, 16, 64, 3, 6, 32, 5, 12, 128, 24, 48, 256)
 """In the order in which they are measured: those that decide most first. Others lie between them."""
 _KV = (BLOCK_TOKENS, 16 * BLOCK_TOKENS)
 _ROUNDS = 5
-_LIMIT_S = 1.5
+_LIMIT_S = 0.7
 """After so long nothing more is measured; a row that was not lies between those that were. Two rows are in any case."""
 
 _MAKERS: Mapping[str, Callable[[], Drafter]] = {
