@@ -19,7 +19,8 @@ _BATCH = 500
 MONEY = (
     *("grant", "grants", "refund", "credit_line", "balance", "usage", "budget", "terms", "price_book", "price_sheet"),
     *("period", "invoice", "credit_note", "advance", "seller", "billing_profile", "export", "journal"),
-    *("platform_setting", "change"),
+    *("platform_setting", "change", "payment_customer", "auto_top_up", "top_up", "document", "cash", "payment_refund"),
+    *("dispute", "finance_task"),
 )
 """What actions of money are about: what stands before the point in their names."""
 

@@ -41,13 +41,7 @@ class PaymentDesk:
 
     def __init__(self, database: Database, fake: FakeStripe, **deliveries: Any) -> None:
         self.database, self.fake, self.account = database, fake, fake.account
-        self.credentials = StripeCredentials(
-            account=fake.account.id,
-            key=fake.key,
-            webhook_secrets=SECRETS,
-            return_url="http://127.0.0.1/console",
-            api=fake.base,
-        )
+        self.credentials = credentials_of(fake)
         self.provider = StripeProvider(self.credentials, StripeCalls(self.credentials, per_second=10_000))
         self.worker = PaymentWorker(database, self.provider)
         self.customers, self.top_ups, self.cash = Customers(database), TopUps(database), CashBook(database)
@@ -113,6 +107,28 @@ class PaymentDesk:
     async def disputes(self) -> list[Dispute]:
         """All disputes."""
         return await Disputes(self.database).list(limit=100)
+
+
+def credentials_of(fake: FakeStripe) -> StripeCredentials:
+    """Credentials of the fake's account."""
+    return StripeCredentials(
+        account=fake.account.id,
+        key=fake.key,
+        webhook_secrets=SECRETS,
+        return_url="http://127.0.0.1/console",
+        api=fake.base,
+    )
+
+
+@asynccontextmanager
+async def collecting_by(fake: FakeStripe) -> AsyncIterator[StripeProvider]:
+    """A provider that asks the fake."""
+    credentials = credentials_of(fake)
+    provider = StripeProvider(credentials, StripeCalls(credentials, per_second=10_000))
+    try:
+        yield provider
+    finally:
+        await provider.close()
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ from billing.events.rollups import HOUR
 from billing.exports.datasets import DisplayNames
 from billing.exports.jobs import ExportJobs
 from billing.integrity import row_seals
-from billing.integrity.recorded_tables import RECORDED_TABLES
+from billing.integrity.recorded_tables import PAYMENT_CUSTOMERS, RECORDED_TABLES
 from billing.integrity.seal_checkpoints import checkpoint_message, write_checkpoint
 from billing.invoices.advances import top_ups
 from billing.invoices.collection import pay
@@ -33,6 +33,15 @@ from billing.invoices.credit_notes import credit
 from billing.invoices.parties.store import Parties
 from billing.invoices.registers.exchange_rates import PublishedRates, record_rates
 from billing.invoices.registers.vat_checks import VatAnswer, check_vat_id
+from billing.payments.auto_top_ups import AutoTopUps
+from billing.payments.cash import CashBook
+from billing.payments.customers import Customers
+from billing.payments.disputes import Disputes
+from billing.payments.provider import DisputeFact, MoneyIn
+from billing.payments.pushing import DocumentPusher
+from billing.payments.recording import change_recorded
+from billing.payments.refunds import Refunds
+from billing.payments.top_ups import TopUps
 from billing.pending_changes import ChangePending, propose
 from billing.platform_settings import PlatformSettings
 from billing.prices import PriceCatalog
@@ -77,6 +86,10 @@ UNSAID: Mapping[str, Mapping[str, str]] = {
 }
 """Columns that nothing compares, each with the reason why that is harmless."""
 WORKING = {
+    "payment_inbox": "what a provider told: it only says what to ask for",
+    "payment_job": "work that is left to do: what comes of it is recorded",
+    "payment_reconciliation": "a report of a comparison, which can be made again",
+    "bank_statement": "which files were read: what they brought are receipts",
     "gateway_epoch": "which gateways live: each writes its own row anew every few seconds",
     "replica_journal": "written anew by each gateway that meets the journal",
     "journal_of_epoch": "what recovery still has to ask; its losses are sealed, its requests in events and holds",
@@ -166,8 +179,30 @@ async def books(database: Database, tmp_path: Path) -> Database:
     with acting_as(Actor("operator_key", "key", "ann")), pytest.raises(ChangePending):
         await propose(database, "platform_setting.set", SettingArguments("approvals", "on"), "approvals on")
     await reconcile(database, "2026-10")
+    await _collect(database, customer)
     assert await write_checkpoint(database) == 1
     return database
+
+
+async def _collect(database: Database, customer: Customer) -> None:
+    """A row in each recorded table of payments, as payments write them."""
+    now = await database.now()
+    customers, auto, top_ups = Customers(database), AutoTopUps(database), TopUps(database)
+    await customers.connect(customer.id, "stripe")
+    await auto.put(customer.id, currency="USD", threshold_pico=0, amount=100, enabled=False)
+    made = await top_ups.create(customer.id, "stripe", 2500, "USD")
+    async with database.transaction() as session:
+        values = {"provider_id": "cus_1", "updated_at": now}
+        await change_recorded(session, PAYMENT_CUSTOMERS, "payment_customer.made", customer.id, values)
+    money = MoneyIn(provider="stripe", id="pi_1", amount=2500, currency="USD", at=now)
+    await CashBook(database).take_top_up(money, made.id, "cus_1")
+    await DocumentPusher(database).queue_finished("stripe")
+    fact = DisputeFact(
+        id="du_1", payment="pi_1", amount=2500, currency="USD", reason="fraud", withdrawn=False, outcome="open"
+    )
+    await Disputes(database).follow("stripe", fact)
+    await Disputes(database).follow("stripe", msgspec.structs.replace(fact, outcome="won"))
+    await Refunds(database).create(customer.id, made.id, 100, "asked for")
 
 
 async def _no_names() -> DisplayNames:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tests.gateway.access import proofs_admin, proofs_invoices, proofs_money, proofs_prices, proofs_users, proofs_v1
+from tests.gateway.access import (
+    proofs_admin,
+    proofs_invoices,
+    proofs_money,
+    proofs_payments,
+    proofs_prices,
+    proofs_users,
+    proofs_v1,
+)
 from tests.gateway.access.proofs import PROOFS
 
 __all__ = [
@@ -10,6 +18,7 @@ __all__ = [
     "proofs_admin",
     "proofs_invoices",
     "proofs_money",
+    "proofs_payments",
     "proofs_prices",
     "proofs_users",
     "proofs_v1",

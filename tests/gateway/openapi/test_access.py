@@ -20,12 +20,14 @@ import pytest
 
 from billing.prices import PriceCatalog
 from billing.usage import LEASE_CLASSES
+from fake_stripe.server import FakeStripe
 from gateway.app import application_of
 from gateway.dialects.query_parameters import Parameters
 from gateway.http.policies import ADMIN_PATH
 from gateway.openapi.document import make_document, operations_of
 from gateway.openapi.stand_in import stand_in
 from storage.database.database import Database
+from tests.billing.payments.desk import collecting_by
 from tests.gateway.access.all_proofs import PROOFS
 from tests.gateway.access.proofs import Call, Proof
 from tests.gateway.access.world import Answer, Caller, Place, World, bearer
@@ -96,7 +98,11 @@ async def world(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> 
     database = await Database.open(stocked_sqlite_url)
     await PriceCatalog(database).set("tiny", "USD", PRICES | _LEASES)
     await database.close()
-    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, replicas=2) as stack:
+    async with (
+        FakeStripe() as stripe,
+        collecting_by(stripe) as provider,
+        running_stack(stocked_sqlite_url, tmp_path, model_folder, replicas=2, payments=provider) as stack,
+    ):
         stack.replicas[1].script = stack.replica.answer_to  # both say what proofs tell the first to say
         made = await World.around(stack)
         yield made

@@ -12,6 +12,11 @@ export const TOPICS = [
   'invoice.credited',
   'invoice.uncollectible',
   'credit_note.finalized',
+  'top_up.granted',
+  'top_up.needs_customer',
+  'top_up.declined',
+  'auto_top_up.paused',
+  'payment.disputed',
 ];
 
 /** Seconds since the Unix epoch as an instant. */
