@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from uuid import UUID
 
 import msgspec
@@ -53,9 +54,11 @@ class Tenant(msgspec.Struct):
     key_id: UUID
 
     @classmethod
-    async def rich(cls, database: Database, pico: int, model: str = "stdlib-qa") -> Tenant:
+    async def rich(
+        cls, database: Database, pico: int, model: str = "stdlib-qa", prices: Mapping[str, str] = PRICES
+    ) -> Tenant:
         """A tenant who has this much; 0 for one without a balance."""
-        version = await PriceCatalog(database).set(model, "USD", PRICES)
+        version = await PriceCatalog(database).set(model, "USD", dict(prices))
         tenant = cls(database, version, new_id(), new_id(), new_id())
         if pico:
             await Balances(database).grant(tenant.id, pico, "USD")

@@ -55,6 +55,8 @@ class Pot(msgspec.Struct):
     used: int = 0
     model: str | None = None
     """The one model that it is for, if it is; then it never expires."""
+    unit: int = 1
+    """What is paid back of it is a multiple of this."""
 
     def expired(self, at: int) -> bool:
         return self.expires_at is not None and self.expires_at <= at
@@ -188,14 +190,21 @@ class Money:
 
     @property
     def refundable(self) -> int:
-        paid = sum(pot.left for pot in self.pots if pot.kind == "paid" and not pot.expired(self.now()))
-        return max(0, min(paid, self.spare - self.expired))
+        return sum(part for _, part in self._parts(max(0, self.spare - self.expired)))
 
     def refund(self, pico: int) -> None:
-        for pot in reversed(self.pots):
-            part = min(pico, pot.left) if pot.kind == "paid" and not pot.expired(self.now()) else 0
+        for pot, part in self._parts(pico):
             self.lose(pot, part)
-            pico -= part
+
+    def _parts(self, pico: int) -> list[tuple[Pot, int]]:
+        """What each pot pays back of so much, in whole units of its own."""
+        parts = []
+        for pot in reversed(self.pots):
+            if pot.kind == "paid" and not pot.expired(self.now()):
+                part = min(pico, pot.left) // pot.unit * pot.unit
+                parts.append((pot, part))
+                pico -= part
+        return parts
 
     def expire(self) -> int:
         """Take what is left of pots whose time has passed, but for what earlier requests may use; how much it was."""

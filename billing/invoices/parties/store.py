@@ -29,7 +29,8 @@ from billing.invoices.parties.parties import (
     check_series,
     check_vat_id,
 )
-from billing.tables.invoices import billing_profile, legal_entity, party_change
+from billing.tables.invoices import billing_profile, invoice, invoice_payment, legal_entity, party_change
+from billing.tables.money import grant_balance
 from storage.database.base import from_instant
 from storage.database.database import Database
 from storage.free_text import REASON, check_text
@@ -66,11 +67,14 @@ class Parties:
         default from today; those of a new profile hold for all days.
 
         Raises NoProfile if its seller does not exist, InvalidParty for an unknown country or a new VAT id that is
-        invalid.
+        invalid, and for another seller while credit is left on which the old one took VAT.
         """
 
-        async def check(session: AsyncSession, _before: Buyer | None) -> None:
+        async def check(session: AsyncSession, before: Buyer | None) -> None:
             await read_seller(self._database, session, buyer.seller)
+            if before is not None and before.seller != buyer.seller and await _has_advances(session, tenant_id):
+                problem = f"credit is left on which {before.seller} took VAT in advance: refund it first"
+                raise InvalidParty("seller", problem)
 
         await self._set(_BUYERS, tenant_id, buyer, check, valid_from=valid_from, reason=reason, seller=buyer.seller)
 
@@ -166,6 +170,18 @@ class Parties:
         """One tenant's billing profile with the changes of its facts. Raises NoProfile."""
         async with self._database.reading() as session:
             return await read_buyer(self._database, session, tenant_id)
+
+
+async def _has_advances(session: AsyncSession, tenant_id: UUID) -> bool:
+    """Whether credit is left that was bought with an advance-payment invoice."""
+    row, payment = invoice.c, invoice_payment.c
+    query = (
+        select(row.id)
+        .join(invoice_payment, payment.invoice_id == row.id)
+        .join(grant_balance, grant_balance.c.grant_id == payment.id)
+        .where(row.tenant_id == tenant_id, row.kind == "advance", grant_balance.c.remaining > 0)
+    )
+    return await session.scalar(query.limit(1)) is not None
 
 
 async def today(database: Database, session: AsyncSession) -> date:

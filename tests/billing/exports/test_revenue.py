@@ -20,6 +20,8 @@ from storage.database.database import Database
 from tests.billing.invoices.customers import USD, Customer, set_clock
 from tests.billing.invoices.test_commitments import US, committed, month, set_terms
 
+FORTY = Usage(uncached=100_000_000)
+GERMAN = msgspec.structs.replace(US, country="DE")
 MONTHS = ("2026-09", "2026-10", "2026-11", "2026-12")
 
 
@@ -79,3 +81,33 @@ async def test_what_is_not_paid_by_how_long_it_is_overdue(database: Database, tm
     (december,) = await _rows(database, "ageing", "2026-12", tmp_path)
     assert (november["due"], november["bucket"], november["left"]) == ("2026-12-02", "not due", "18.000000000000")
     assert (december["days_overdue"], december["bucket"]) == ("29", "1-30")
+
+
+async def _focus_sums(database: Database, folder: Path) -> tuple[Decimal, Decimal]:
+    """All that was billed, and all that was effective, in FOCUS."""
+    rows = [row for period in MONTHS for row in await _rows(database, "focus", period, folder)]
+    billed, effective = (
+        sum((Decimal(row[name]) for row in rows), Decimal()) for name in ("BilledCost", "EffectiveCost")
+    )
+    return billed, effective
+
+
+async def test_focus_bills_what_is_asked_for_with_vat_in_advance(database: Database, tmp_path: Path) -> None:
+    customer = await Customer.make(database, seller=msgspec.structs.replace(USD, prepayment="advance"), buyer=GERMAN)
+    set_clock(database, "2026-09-20")
+    await top_ups(database).grant(customer.id, 100 * 10**12, "USD")
+    await month(customer, "2026-10", FORTY)
+    await top_ups(database).refund(customer.id, 10 * 10**12, "USD")
+    assert await _focus_sums(database, tmp_path) == (Decimal("107.1"), 40 + Decimal("17.1"))
+    details = [row for period in MONTHS for row in await _rows(database, "focus-invoices", period, tmp_path)]
+    assert sum(Decimal(row["BilledCost"]) for row in details) == Decimal("107.1")
+
+
+async def test_focus_bills_what_is_asked_for_with_vat_at_use(database: Database, tmp_path: Path) -> None:
+    customer = await Customer.make(
+        database, seller=msgspec.structs.replace(USD, prepayment="multi_purpose"), buyer=GERMAN
+    )
+    set_clock(database, "2026-09-20")
+    await top_ups(database).grant(customer.id, 100 * 10**12, "USD")
+    await month(customer, "2026-10", FORTY)
+    assert await _focus_sums(database, tmp_path) == (100, Decimal("47.6"))

@@ -13,8 +13,11 @@ from billing.invoices.credit_notes import credit
 from billing.invoices.document import Document, advance_tax_of, deductions_of, drawn_of
 from billing.invoices.errors import DocumentRefused, WrongState
 from billing.invoices.finalizing import finalize
-from billing.invoices.parties.parties import Seller
+from billing.invoices.parties.parties import InvalidParty, Seller
 from billing.invoices.parties.store import Parties
+from billing.invoices.registers.exchange_rates import PublishedRates, record_rates
+from billing.invoices.rendering.pdf import to_pdf
+from billing.invoices.rendering.presentation import shown
 from billing.invoices.store import InvoiceRecord
 from billing.ledger.wallet import RefundRefused
 from billing.money import InvalidMoney
@@ -28,6 +31,7 @@ from storage.database.base import new_id, to_instant
 from storage.database.database import Database
 from tests.billing.invoices.customers import USD, Customer, set_clock
 from tests.billing.invoices.documents import BUYER
+from tests.billing.invoices.test_registers import ScriptedRegister
 
 CENT = 10**10
 DOLLAR = 10**12
@@ -274,6 +278,35 @@ async def test_a_credit_note_for_an_invoice_that_an_advance_paid(database: Datab
     assert (again.tax, again.advance_tax, again.drawn, again.payable) == (1900, 0, 1900, 0)
     assert (await customer.accounts())["tax"] == 19 * DOLLAR
     await _is_right(customer)
+
+
+async def test_another_seller_cannot_take_over_credit_with_vat(database: Database) -> None:
+    """It did not take the VAT, and could not deduct it."""
+    customer = await _advance(database)
+    parties = Parties(database)
+    await parties.set_seller(msgspec.structs.replace(ADVANCE, id="other"))
+    moved = msgspec.structs.replace(GERMAN, seller="other")
+    with pytest.raises(InvalidParty, match="refund it first"):
+        await parties.set_buyer(customer.id, moved)
+    await top_ups(database).refund(customer.id, 100 * DOLLAR, "USD")
+    await parties.set_buyer(customer.id, moved)
+    await _is_right(customer)
+
+
+async def test_documents_of_advances_as_pdf(database: Database) -> None:
+    customer = await _advance(database)
+    await record_rates(database, ScriptedRegister(PublishedRates("2026-10-30", {"USD": "1.25"})))
+    await customer.use("2026-10-03", FORTY)
+    await customer.invoice("2026-10")
+    await top_ups(database).refund(customer.id, 10 * DOLLAR, "USD")
+    words = {}
+    for record in await customer.invoices.list(customer.id):
+        document, settled = await customer.invoices.document(record), await customer.invoices.settlements(record)
+        assert to_pdf(document, record.state, "", settled).startswith(b"%PDF")
+        words[record.kind] = str(shown(document, record.state, "", settled))
+    assert "Advance-payment invoice" in words["advance"]
+    assert "VAT 19 % of advance-payment invoice INV-2026-000001 of 20 September 2026" in words["invoice"]
+    assert "VAT in EUR, at 0.8 EUR for 1 USD" in words["invoice"]
 
 
 async def test_what_credit_costs(database: Database) -> None:

@@ -31,15 +31,17 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import literal, select
+from sqlalchemy import case, func, literal, select
 
 from billing.accounts import adjustments, balances
 from billing.accounts.adjustments import InvalidAdjustment, adjust
-from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
 from billing.budgets.windows import Span
 from billing.calendar import following_period, period_bounds, period_of
 from billing.holds.records import Hold, HoldRequest
+from billing.invoices.advances import top_ups
+from billing.invoices.parties.parties import Prepayment
+from billing.invoices.parties.store import Parties
 from billing.ledger.wallet import PAID_PRIORITY, PROMO_PRIORITY, RefundRefused
 from billing.periods.periods import Periods
 from billing.prices import PriceCatalog
@@ -49,18 +51,22 @@ from billing.reservation.decisions import HoldEnded, InsufficientFunds
 from billing.reservation.hold_service import ALLOWANCE_OPEN_US, HoldService
 from billing.settlement import settlement
 from billing.settlement.settlement import settle
-from billing.tables.money import usage_event
+from billing.tables.invoices import invoice
+from billing.tables.money import ledger_entry, usage_event
 from billing.transaction.opening import money_transaction, recorded_money_transaction
 from billing.usage import Release, SpoolRecord, Usage, UsageEvent
 from storage.database.base import Count, new_id
 from storage.database.database import Database
+from tests.billing.invoices.documents import BUYER, SELLER
 from tests.billing.machine_parts import ACTIONS, Crash, Fragile, Tally, action
-from tests.billing.money import Tenant
+from tests.billing.money import PRICES, Tenant
 from tests.billing.money_model import Aside, Money, Pot, Request, Window
 
 T = TypeVar("T")
 
-TOKEN = 400_000  # pico-units of one uncached token
+TOKEN = 10**10  # pico-units of one uncached token: a cent, so that credit can have VAT in advance
+DEAR = dict.fromkeys(PRICES, "10000") | {"read_automatic": "1", "read_5m": "1", "read_1h": "1"}
+"""Prices per million tokens."""
 NEW_YEAR = 1_798_761_600_000_000  # 2027-01-01; the machine starts an hour before
 
 DAY = 86_400_000_000
@@ -83,6 +89,8 @@ AUDIT = 6
 """After so many tenants each."""
 
 MODELS = ("stdlib-qa", "other")
+CENT = TOKEN
+GERMAN = msgspec.structs.replace(BUYER, country="DE", vat_id="")
 
 amounts = st.integers(0, 12).map(lambda tokens: tokens * TOKEN)
 models = st.sampled_from(MODELS)
@@ -99,13 +107,18 @@ class MoneyMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = NEW_YEAR - HOUR
         self.tick(0)
-        self.tenant = self.run(Tenant.rich(self.database, 0, MODELS[0]))
-        other = self.run(Tenant.rich(self.database, 0, MODELS[1]))
+        self.tenant = self.run(Tenant.rich(self.database, 0, MODELS[0], DEAR))
+        other = self.run(Tenant.rich(self.database, 0, MODELS[1], DEAR))
         self.of = {MODELS[0]: self.tenant, MODELS[1]: msgspec.structs.replace(self.tenant, version=other.version)}
         """The tenant with the prices of each model."""
         self.holds = HoldService(self.database)
         self.catalog = PriceCatalog(self.database)
-        self.balances = Balances(self.database)
+        self.balances = top_ups(self.database)
+        self.parties = Parties(self.database)
+        self.seller = msgspec.structs.replace(
+            SELLER, id=f"s-{self.tenant.id.hex}", currency="USD", prepayment="advance"
+        )
+        """Its own: numbers of documents go on, and the clocks of tenants do not."""
         self.budgets = BudgetSettings(self.database)
         self.periods = Periods(self.database)
         self.money = Money(lambda: self.now)
@@ -126,6 +139,8 @@ class MoneyMachine(RuleBasedStateMachine):
         """Where others have been before: what they closed, perhaps later than this, stays closed."""
         self.now = STARTS[start]
         self.tick(0)
+        self.run(self.parties.set_seller(self.seller))
+        self.run(self.parties.set_buyer(self.tenant.id, msgspec.structs.replace(GERMAN, seller=self.seller.id)))
         self.closed = {p.period for p in self.run(self.periods.list()) if p.state == "closed"}
         self.put_in(20 * TOKEN, "paid", None)
 
@@ -167,7 +182,8 @@ class MoneyMachine(RuleBasedStateMachine):
 
         self.crashing_first(balances, grant, calls)
         priority = PAID_PRIORITY if kind == "paid" else PROMO_PRIORITY
-        self.money.put_in(Pot(identity, kind, priority, expires_at, amount, model=model))
+        unit = CENT if kind == "paid" and self.seller.prepayment == "advance" else 1
+        self.money.put_in(Pot(identity, kind, priority, expires_at, amount, model=model, unit=unit))
 
     @action(
         1,
@@ -178,6 +194,12 @@ class MoneyMachine(RuleBasedStateMachine):
     )
     def put_money_in(self, amount: int, kind: str, days: int | None, calls: int | None) -> None:
         self.put_in(amount, kind, None if days is None else self.now + days * DAY, calls)
+
+    @action(1, rate=st.sampled_from([700, 1600, 1900, 2100]), prepayment=st.sampled_from(["advance", "multi_purpose"]))
+    def change_the_tax(self, rate: int, prepayment: Prepayment) -> None:
+        """Of what is paid from now on."""
+        self.seller = msgspec.structs.replace(self.seller, rates={"DE": rate}, prepayment=prepayment)
+        self.run(self.parties.set_seller(self.seller, reason="a law"))
 
     @action(1, amount=amounts.filter(bool), model=models, calls=crashes)
     def give_for_a_model(self, amount: int, model: str, calls: int | None) -> None:
@@ -513,8 +535,21 @@ class MoneyMachine(RuleBasedStateMachine):
             assert there.held + there.spent == money.counted(window)
             assert there.over == max(0, there.held + there.spent - there.limit_pico)
 
+    async def the_vat(self) -> tuple[int, int]:
+        """What the ledger owes to the state, and what the documents of payments and refunds say, in pico-units."""
+        entry, tenant = ledger_entry.c, self.tenant.id
+        sums = case((entry.credit == "tax", entry.amount_pico), (entry.debit == "tax", -entry.amount_pico), else_=0)
+        signed = case((invoice.c.kind == "advance", invoice.c.tax), else_=-invoice.c.tax)
+        async with self.database.reading() as session:
+            posted = await session.scalar(select(func.coalesce(func.sum(sums), 0)).where(entry.tenant_id == tenant))
+            said = await session.scalar(select(func.coalesce(func.sum(signed), 0)).where(invoice.c.tenant_id == tenant))
+        return int(posted or 0), int(said or 0) * CENT
+
     def teardown(self) -> None:
         self.compare()
+        posted, said = self.run(self.the_vat())
+        assert posted == said
+        assert posted >= 0
         grants = self.run(self.balances.grants(self.tenant.id))
         left = {one.id: (one.remaining, one.used) for one in grants if one.model is None}
         assert left == {pot.id: (pot.left, pot.used) for pot in self.money.pots if pot.model is None}
