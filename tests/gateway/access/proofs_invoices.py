@@ -120,7 +120,7 @@ async def _(world: World, place: Place) -> Call:
     return Call(_path(place, await _draft(world, place)))
 
 
-@proof("admin_retrieve_invoice", "admin_invoice_json", "admin_verify_invoice")
+@proof("admin_retrieve_invoice", "admin_invoice_json", "admin_invoice_ubl", "admin_invoice_cii", "admin_verify_invoice")
 async def _(world: World, place: Place) -> Call:
     record = await _invoice(world, place)
     assert record.number is not None
