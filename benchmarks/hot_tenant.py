@@ -153,8 +153,8 @@ async def _work(share: Share) -> Done:
 
 
 def _process(pipe: Connection) -> None:
-    share = pipe.recv()
-    pipe.send(uvloop.run(_work(share)))
+    while True:
+        pipe.send(uvloop.run(_work(pipe.recv())))
 
 
 def receipts_in_pairs(url: str, clients: int, seconds: float, workers: int, server: int = 0) -> dict[str, Any]:
@@ -163,9 +163,9 @@ def receipts_in_pairs(url: str, clients: int, seconds: float, workers: int, serv
     version = asyncio.run(_prepare(url, rich, new_id()))
     rates: dict[bool, list[int]] = {False: [], True: []}
     cpu: dict[bool, list[float]] = {False: [], True: []}
-    busy = [Processes(workers, _process) for _ in range(2 * _PAIRS)]
+    crew = Processes(workers, _process)
     drained = True
-    for turn, crew in enumerate(busy):
+    for turn in range(2 * _PAIRS):
         receipts = bool(turn & 1)
         shares = [
             Share(url, f"g{turn}-{n}", rich, version, clients // workers, seconds=seconds, receipts=receipts)
