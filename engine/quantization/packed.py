@@ -83,8 +83,8 @@ class PackedWeight:
         Not multiplied by `output_scales`.
         """
         values = numbers(self.codes[start:stop], self.code_type)[:, : self.inputs].contiguous()
-        scales = self._of_outputs(_numbers_of_scales(self.scales), start, stop)
-        zeros = None if self.zeros is None else self._of_outputs(self.zeros.float(), start, stop)
+        scales = _numbers_of_scales(self._of_outputs(self.scales, start, stop))
+        zeros = None if self.zeros is None else self._of_outputs(self.zeros, start, stop).float()
         grouped = values
         if self.group is None and scales.shape[1] * self.block[1] == self.inputs:
             grouped = values.view(len(values), -1, self.block[1])
