@@ -102,7 +102,7 @@ class DocumentPusher:
                 new = {"document_id": row.id, "tenant_id": row.tenant_id, "provider": provider, "state": "queued"}
                 now = self._database.clock
                 await insert_recorded(session, PUSHED_DOCUMENTS, "document.queued", new | {"updated_at": now})
-                kind = "push" if row.kind == "invoice" else "credit_note"
+                kind = "credit_note" if row.kind == "credit_note" else "push"  # an advance is paid, and skipped
                 await queue_job(self._database, session, kind, str(row.id))  # type: ignore[arg-type]
         return len(rows)
 
@@ -118,7 +118,7 @@ class DocumentPusher:
             values = {"state": "queued", "revision": found.revision + 1, "lines": 0, "problem": "", "provider_id": None}
             await self._write(session, document_id, values, "document.queued", reason)
             record = await self._invoices.of_tenant(tenant_id, document_id)
-            kind = "push" if record.kind == "invoice" else "credit_note"
+            kind = "credit_note" if record.kind == "credit_note" else "push"
             await queue_job(self._database, session, kind, str(document_id))  # type: ignore[arg-type]
         return PushedDocument(*found)
 
