@@ -225,8 +225,8 @@ class CashOperations:
         rows = await self._cash.list(limit=page.limit + 1, state=state, after=after)
         return ReceiptList.of([_receipt(row) for row in rows], page.limit)
 
-    @operation("GET", f"{_TENANT}/receipts", demands("payments.read"))
-    async def list_receipts(self, tenant: Tenant, page: PageQuery) -> ReceiptList:
+    @operation("GET", f"{_TENANT}/cash-receipts", demands("payments.read"))
+    async def list_cash_receipts(self, tenant: Tenant, page: PageQuery) -> ReceiptList:
         """Money that came in from the tenant, newest first."""
         after = uuid_at("after", page.after)
         rows = await self._cash.list(limit=page.limit + 1, tenant_id=tenant.id, after=after)
