@@ -76,7 +76,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
         "gateway/openapi/stand_in.py",
         *("billing/reservation/hooked_holds.py", "gateway/generation/lease_promise.py"),
-        *("billing/receipts/policies.py", "gateway/admin/tenants/receipt_policies.py"),
+        "gateway/admin/tenants/receipt_policies.py",
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
     ),
 }
