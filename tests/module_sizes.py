@@ -78,8 +78,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "one of several alike, apart so that each can be read, changed and tested alone": (
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
         *("gateway/openapi/stand_in.py", "engine/speculation/grammar_drafter.py"),
-        "billing/reservation/hooked_holds.py",
-        *("billing/receipts/policies.py", "gateway/admin/tenants/receipt_policies.py"),
+        *("billing/reservation/hooked_holds.py", "gateway/admin/tenants/receipt_policies.py"),
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
         "billing/payments/stripe_api/http_client.py",
     ),
