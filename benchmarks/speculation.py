@@ -38,6 +38,7 @@ from protocol.requests import Done, Generate, Sampling, Segment, Tokens
 Mode: TypeAlias = Literal["auto", "off"]
 Outputs: TypeAlias = dict[str, list[int]]
 BATCHES = (1, 4, 8, 16, 32, 64)
+CASES = ("nothing to copy", "ordinary", "copying", "asked again", "forced")
 PAIRS = 15
 OUTPUT = 48
 SEED = 7
@@ -139,14 +140,14 @@ def measure(
     model: ServedModel,
     stops: tuple[int, ...],
     pairs: int,
+    cases: Sequence[str],
+    batches: Sequence[int],
     log: Callable[[str], None],
-    *,
-    only: str = "",
 ) -> Any:
-    """All cases, or `only` the one of this name."""
-    figures: dict[str, Any] = {"nothing to copy": {}}
+    """These cases, the first of them with batches of these sizes."""
+    figures: dict[str, Any] = {name: {} for name in cases}
     chance, vocabulary = random.Random(SEED), bench.engine.executor.vocabulary
-    for batch in BATCHES if only in {"", "nothing to copy"} else ():
+    for batch in batches if CASES[0] in cases else ():
         prompts = [[chance.randrange(vocabulary) for _ in range(60)] for _ in range(batch)]
         requests = [request(prompt, OUTPUT, temperature=1.0, seed=at) for at, prompt in enumerate(prompts)]
         figures["nothing to copy"][str(batch)] = in_pairs(bench, requests, pairs)
@@ -178,7 +179,7 @@ def measure(
             ],
         ),
     ):
-        if only not in {"", name}:
+        if name not in cases:
             continue
         each = [in_pairs(bench, [one], max(3, pairs // 3), name) for one in requests]
         ratios = {
@@ -200,13 +201,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("models/stdlib-qa"))
     parser.add_argument("--speculation", default="auto", help=f"auto, or of {', '.join(DRAFTERS)}")
     parser.add_argument("--draft-model", type=Path, help="the folder of a draft model or a head")
-    parser.add_argument("--only", default="", help="the name of the only case to measure")
     parser.add_argument(
         "--always",
         action="store_true",
         help="verify all drafts, whatever they cost: on a machine that is too busy to measure steps",
     )
     parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="default: %(default)s")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as data:
@@ -228,6 +230,7 @@ def main() -> None:
     if arguments.always:
         assembled.engine.speculator.planner.costs = None
     costs = assembled.engine.speculator.planner.costs
+    batches = [int(batch) for batch in arguments.batches.split(",")]
     figures = {
         "model": assembled.model.name,
         "speculation": arguments.speculation,
@@ -241,8 +244,9 @@ def main() -> None:
             model,
             end_tokens(arguments.model),
             arguments.pairs,
+            arguments.cases.split(","),
+            batches,
             print,
-            only=arguments.only,
         ),
     }
     figures["load_average_after"] = os.getloadavg()

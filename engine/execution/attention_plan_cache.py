@@ -32,7 +32,8 @@ class AttentionPlanCache:
     def of(self, works: Sequence[Work], decodes: int, tile: int, fused: bool) -> list[AttentionPlan]:
         """The plans of a step with these works, the first `decodes` of them of one token; see `plan_attention`."""
         revisions = [work.revision for work in works if isinstance(work, Decode)]
-        if len(revisions) == len(works) and works == self._works and revisions == self._revisions:
+        # Plans of several rows of a request cannot move: where such a step failed, it may be run again as it was.
+        if decodes == len(revisions) == len(works) and works == self._works and revisions == self._revisions:
             positions = np.array([work.start for work in works])
             for plan in self._plans:
                 plan.move(positions)

@@ -7,6 +7,7 @@ batch lane get rows that cost nothing. No draft at all is a normal answer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ _FREE = 1.005
 _BEST_CHANCE = 0.95
 _ASKED_AGAIN, _KV_STEP = 64, 256.0
 """Steps after which it is found out anew whether drafts could pay, and tokens of KV that count as the same."""
+_FIRST_PROBE, _DOUBLINGS, _PROBE_ROWS, _PROBE_CHANCE = 32, 4, 3, 0.5
+"""Where drafts do not pay by the table, a step verifies some rows of at least this chance now and then: the table may
+be wrong, and only steps that run can say so. After how many steps doubles with each such step, up to 512."""
 _SWITCHES_AFTER = 2
 """Steps in a row that must agree before drafting goes on or off."""
 
@@ -56,11 +60,24 @@ class DraftPlanner:
         self._against = 0
         self._could: dict[tuple[int, float], bool] = {}
         self._asked = 0
+        self._in_vain = 0
+        """Steps since drafts were last verified, in which they would not have paid."""
+        self._probed = 0
 
     def could_pay(self, load: StepLoad) -> bool:
         """Whether drafts of the best chance would pay in such a step: if not, nobody needs to be asked for any."""
-        if self.costs is None:
+        if self.costs is None or self._probes:
             return True
+        could_pay = self._known_to_pay(load)
+        self._in_vain += not could_pay
+        return could_pay or self._probes
+
+    @property
+    def _probes(self) -> bool:
+        """Whether the next drafts are verified to find out what that takes."""
+        return self._in_vain >= _FIRST_PROBE << min(self._probed, _DOUBLINGS)
+
+    def _known_to_pay(self, load: StepLoad) -> bool:
         if load.beside:
             return self._could_pay(load)
         # Costs change slowly, and this is asked before each step.
@@ -87,7 +104,7 @@ class DraftPlanner:
     def chain_length(self, load: StepLoad, asked: int, chance: float, cost_us: Callable[[int, int], float]) -> int:
         """How many drafts for each of `asked` requests bring the most tokens a second, where they cost time before it
         is known whether they are right. `chance`: of each draft; `cost_us`: by requests and drafts of each. 0: none."""
-        if self.costs is None:
+        if self.costs is None or self._probes:
             return self.most
         best, best_rate = 0, load.requests / self._took(load, 0, 0.0) * _LEAST_GAIN
         for drafts in range(1, self.most + 1):
@@ -96,6 +113,10 @@ class DraftPlanner:
             if took <= load.target and rate > best_rate:
                 best, best_rate = drafts, rate
         return best
+
+    def refused(self) -> None:
+        """Nobody was asked for drafts in a step, since they would have taken too long."""
+        self._in_vain += 1
 
     def plan(self, load: StepLoad, candidates: Sequence[Candidate], room: int, drafting_us: float) -> dict[int, int]:
         """By arrival, how many of its drafts each candidate gets: `room` together at most. `drafting_us`: what asking
@@ -107,6 +128,8 @@ class DraftPlanner:
                 survives *= chance
                 rows.append((LANES.index(candidate.lane), -survives, candidate.arrival))
         rows.sort()
+        if self._probes and not load.beside and self.costs is not None:
+            return self._probe([row for row in rows if -row[1] >= _PROBE_CHANCE][: min(room, _PROBE_ROWS)])
         batch = LANES.index("batch")
         urgent = [row for row in rows if row[0] < batch][:room]
         count = self._best_count(load, urgent, drafting_us)
@@ -116,11 +139,16 @@ class DraftPlanner:
                 break
             taken.append(row)
         if not self._agreed(wanted=bool(taken)):
+            self._in_vain += 1
             return {}
-        counts: dict[int, int] = {}
-        for _, _, arrival in taken:
-            counts[arrival] = counts.get(arrival, 0) + 1
-        return counts
+        self._in_vain = 0
+        return _counted(taken)
+
+    def _probe(self, rows: Sequence[tuple[int, float, int]]) -> dict[int, int]:
+        if rows:
+            self._in_vain = 0
+            self._probed += 1
+        return _counted(rows)
 
     def _best_count(self, load: StepLoad, rows: Sequence[tuple[int, float, int]], drafting_us: float) -> int:
         """How many of these rows, from the first on, bring the most tokens a second."""
@@ -150,3 +178,8 @@ class DraftPlanner:
         if self._against >= _SWITCHES_AFTER:
             self.drafting, self._against = wanted, 0
         return wanted and self.drafting
+
+
+def _counted(rows: Sequence[tuple[int, float, int]]) -> dict[int, int]:
+    """How many of these rows are of each arrival."""
+    return Counter(arrival for _, _, arrival in rows)

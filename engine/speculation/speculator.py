@@ -40,8 +40,6 @@ _GOOD_CHANCE = 0.7
 """A proposal of this chance is taken without asking the drafters that come later."""
 _CHANCES = 20
 """Parts of 1 to which chances are rounded where they decide how long a chain is."""
-_RETRIED = 32
-"""Steps after which a drafter is asked again that was too slow."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,6 @@ class Speculator:
         self._began = 0.0
         self._weighed_us = 0.0
         """Of the time that drafts took, what was weighed before they were asked for."""
-        self._refused: Counter[str] = Counter()
-        """By drafter, how often it was too slow to be asked."""
 
     # ------------------------------------------------------------ before a step
 
@@ -194,8 +190,7 @@ class Speculator:
 
     def _worth_asking(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Query]:
         """These queries, each for as many drafts as are worth what a drafter that computes takes for them, by the
-        request's own acceptance; those without any are left out. If all are, it is asked for one draft now and then,
-        as what it takes may have become less."""
+        request's own acceptance; those without any are left out."""
         if not queries or not drafter.computes:
             return queries
         lengths: dict[float, int] = {}
@@ -208,9 +203,7 @@ class Speculator:
             if length := lengths[chance]:
                 worth.append(replace(query, most=min(query.most, length)))
         if not worth:
-            self._refused[drafter.name] += 1
-            if not self._refused[drafter.name] % _RETRIED:
-                return [replace(query, most=1) for query in queries]
+            self.planner.refused()
         return worth
 
     def _checked(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Proposal | None]:

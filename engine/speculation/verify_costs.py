@@ -10,9 +10,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-_WEIGHT = 1 / 16
-_MOST_OFF = 2.0
-"""A step that took more than so many times its figure was held up by something else."""
+_STEPS = 16
+"""Steps over which a figure is followed: the first that run count for more, since a start may have been disturbed."""
+_LEAST_SEEN, _MOST_SEEN = 0.05, 2.0
+"""A step that took more than MOST_SEEN times its figure was held up by something else; none is too fast by chance."""
 
 
 class VerifyCosts:
@@ -28,8 +29,11 @@ class VerifyCosts:
             times[:] = list(accumulate(reversed(times), min))[::-1]
         for less, more in reversed(list(zip(self._table, self._table[1:], strict=False))):
             less[:] = list(map(min, less, more))
+        self._scale = 1.0
+        """How many times as long as measured all steps take now: what else the machine does."""
         self._off = [1.0] * len(self.rows)
-        """By rows, how many times as long as measured the last steps took."""
+        """By rows, how many times as long as that these take."""
+        self._seen = [0] * len(self.rows)
 
     def step_us(self, rows: int, kv: float) -> float:
         """µs of a step of so many rows, whose requests have so many tokens of KV on average."""
@@ -44,23 +48,30 @@ class VerifyCosts:
     def _at(self, index: int, rows: int) -> float:
         times, upper = self._table[index], bisect_left(self.rows, rows)
         if upper == len(self.rows):  # beyond what was measured each row costs as the last ones did
-            return times[-1] * self._off[-1] * rows / self.rows[-1]
-        above = times[upper] * self._off[upper]
+            return self._entry(times, -1) * rows / self.rows[-1]
+        above = self._entry(times, upper)
         if self.rows[upper] == rows or not upper:
             return above
         low = self.rows[upper - 1]
-        below = times[upper - 1] * self._off[upper - 1]
+        below = self._entry(times, upper - 1)
         return below + (above - below) * (rows - low) / (self.rows[upper] - low)
+
+    def _entry(self, times: Sequence[float], at: int) -> float:
+        return times[at] * self._off[at] * self._scale
 
     def observe(self, rows: int, kv: float, took: float) -> None:
         """A step of decodes alone took so many µs."""
-        expected = self.step_us(rows, kv)
-        seen = min(_MOST_OFF, max(1 / _MOST_OFF, took / expected))
-        nearest = min(range(len(self.rows)), key=lambda at: abs(self.rows[at] - rows))
-        # All rows follow the machine; those that ran follow what they took themselves as well.
-        for at in range(len(self.rows)):
-            weight = _WEIGHT if at == nearest else _WEIGHT / 2
-            self._off[at] *= 1 + (seen - 1) * weight
+        seen = min(_MOST_SEEN, max(_LEAST_SEEN, took / self.step_us(rows, kv)))
+        # Between two that were measured it is the larger: fewer rows are seen in plain steps.
+        at = min(bisect_left(self.rows, rows), len(self.rows) - 1)
+        self._seen[at] = min(_STEPS, self._seen[at] + 1)
+        if self._seen[at] < _STEPS:  # what was measured at start is replaced by what is seen
+            self._off[at] *= seen ** (1 / self._seen[at])
+            return
+        # Half of it is the machine's, half of it is these rows': where both go wrong alike, steps of other rows say so.
+        share = seen ** (0.5 / _STEPS)
+        self._off[at] *= share
+        self._scale *= share
 
     def shown(self) -> Mapping[int, Sequence[tuple[int, float]]]:
         """KV -> (rows, µs), as they are now."""

@@ -25,6 +25,7 @@ from engine.layers.attention_plan import CUTS
 from engine.layers.matmul_kernels import ROW_MULTIPLE
 from engine.startup.dummy_batch import DummyBatch, DummyChunk
 from engine.startup.kept_trials import KeptTrials
+from prompt_cache.kv.block_keys import BLOCK_TOKENS
 
 logger = structlog.get_logger("engine.startup.self_test")
 
@@ -215,4 +216,30 @@ def _layers_are_invariant(runner: ModelRunner, budget: int, max_running: int, st
         for decodes in {0, max_running - 1} if large else ():
             if not torch.equal(dummy_batch.compute([last, *dummy_batch.decodes(decodes)])[:1], reference[-1:]):
                 return False
+    return True
+
+
+def verifies_exactly(runner: ModelRunner, context: int, rows: int) -> bool:
+    """Whether so many rows of one request have the bits that each has alone: at the end of a block, and of a split of
+    keys, where the rows of a step that verifies drafts lie beside those of plain decoding. Logs where they have not."""
+    dummy_batch, threads = DummyBatch(runner), runner.threads
+    ends = {end for end in (BLOCK_TOKENS, CUTS[runner.device.type].split) if rows <= end <= context}
+    for end in sorted(ends):
+        start, tokens = end - rows, dummy_batch.tokens(rows)
+        threads.set(threads.counts[0])
+        alone = [
+            dummy_batch.compute([DummyChunk([token], start + at, DummyBatch.BLOCK)]) for at, token in enumerate(tokens)
+        ]
+        reference = torch.cat(alone)
+        for count in threads.counts:
+            threads.set(count)
+            for neighbours in (0, 3):
+                hidden = dummy_batch.compute(
+                    [*dummy_batch.decodes(neighbours), DummyChunk(tokens, start, DummyBatch.BLOCK)]
+                )
+                if not torch.equal(hidden[-rows:], reference):
+                    logger.warning(
+                        "rows of one request depend on each other: nothing is drafted", before=end, rows=rows
+                    )
+                    return False
     return True

@@ -135,3 +135,32 @@ def test_a_chain_is_as_long_as_its_drafts_are_worth_their_time() -> None:
 def test_a_chain_ends_where_a_step_would_miss_its_target() -> None:
     load = StepLoad(1, 1, 64.0, target=1350.0)
     assert DraftPlanner(FREE, 7).chain_length(load, 1, 1.0, lambda requests, drafts: 100.0 * drafts) == 3
+
+
+def test_a_table_that_a_busy_start_made_too_dear_is_found_out() -> None:
+    """Plain steps show that the machine is quicker, and a probe now and then what rows really take."""
+    costs = VerifyCosts({64: {1: 50_000.0, 8: 400_000.0}})
+    planner, load = DraftPlanner(costs, 7), StepLoad(1, 1, 64.0)
+    candidate = Candidate(1, "standard", (0.9,) * 7)
+    verified = steps = 0
+    while verified < 50:
+        counts = planner.plan(load, [candidate], 7, 0.0) if planner.could_pay(load) else {}
+        rows = 1 + counts.get(1, 0)
+        costs.observe(rows, 64.0, 1000.0 + 20.0 * rows)
+        verified += rows > 1
+        steps += 1
+        assert steps < 2000
+    # Once drafts pay there are hardly any plain steps any more to say what these take.
+    assert costs.step_us(1, 64.0) == pytest.approx(1020, rel=0.3)
+    assert steps < 1000
+
+
+def test_where_rows_are_dear_probes_cost_little() -> None:
+    costs, took = VerifyCosts({64: {rows: 1000.0 * rows for rows in (1, 2, 4, 8)}}), 0.0
+    planner, load = DraftPlanner(costs, 7), StepLoad(1, 1, 64.0)
+    for _ in range(5000):
+        counts = planner.plan(load, [Candidate(1, "standard", (0.9,) * 7)], 7, 0.0) if planner.could_pay(load) else {}
+        rows = 1 + counts.get(1, 0)
+        costs.observe(rows, 64.0, 1000.0 * rows)
+        took += 1000.0 * rows
+    assert took < 5000 * 1000.0 * 1.015

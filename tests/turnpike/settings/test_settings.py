@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from engine.options import TEXT_DRAFTERS
 from engine.scheduling.fairness.lanes import LANE_WEIGHTS
 from engine.scheduling.fairness.queue_limits import Bound, QueueBounds
 from engine.scheduling.scheduler import TOKEN_TARGETS
@@ -58,6 +59,8 @@ async def test_a_request_waits_for_sqlite_for_as_long_as_sqlite_waits(tmp_path: 
         ({}, {"TURNPIKE_SWAP_SHARE": "inf"}, ["swap_share", "TURNPIKE_SWAP_SHARE", "finite"]),
         ({"queue_timeout_batch": "nan"}, {}, ["queue_timeout_batch"]),
         ({"lane_weights": "interactive=8;standard=4"}, {}, ["lane_weights", "--lane-weights", "8;standard=4"]),
+        ({"speculation": "ngram,tree"}, {}, ["speculation", "--speculation", "tree", "auto, off", "ngram"]),
+        ({}, {"TURNPIKE_SPECULATION": "ngram,ngram"}, ["speculation", "TURNPIKE_SPECULATION", "twice"]),
         ({}, {"TURNPIKE_LANE_WEIGHTS": "fast=1"}, ["lane_weights", "TURNPIKE_LANE_WEIGHTS", "fast", "interactive"]),
         ({"inter_token_targets": "batch=0"}, {}, ["inter_token_targets", "batch=0", "above 0"]),
         ({"inter_token_targets": "batch=nan"}, {}, ["inter_token_targets", "above 0"]),
@@ -142,3 +145,9 @@ def test_a_replica_is_told_what_the_settings_say(tmp_path: Path, monkeypatch: py
 def test_what_may_wait_in_all_leaves_room_for_each_lane_beside_the_others() -> None:
     """Else one tenant's batch, within its own bounds, would have everybody's interactive requests refused."""
     assert Settings().queue_requests >= sum(Settings().by_lane("queue_requests_lane").values())
+
+
+def test_the_drafters_of_speculation_in_the_order_in_which_they_are_asked() -> None:
+    assert list(Settings().drafters) == list(TEXT_DRAFTERS)
+    assert list(loading.load({"speculation": "off"}, {}).drafters) == []
+    assert list(loading.load({"speculation": "suffix, grammar"}, {}).drafters) == ["grammar", "suffix"]

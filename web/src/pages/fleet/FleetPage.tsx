@@ -11,7 +11,7 @@ import { Loaded } from '~/components/Loaded';
 import { Page } from '~/components/Page';
 import { State } from '~/components/values';
 
-import { announcement, laneRows, stateOf, tierRows, type TierRow } from './replicas';
+import { announcement, draftsOf, laneRows, stateOf, tierRows, type TierRow } from './replicas';
 
 type Replica = Schema<'ReplicaObject'>;
 
@@ -48,6 +48,7 @@ export function FleetPage() {
 function ReplicaCard({ replica }: { replica: Replica }) {
   const mayChange = may(useMe(), 'fleet.write');
   const { word, tone } = stateOf(replica);
+  const drafts = draftsOf(replica.metrics);
   return (
     <Paper component="section" withBorder p="md" aria-label={`Replica ${replica.name}`}>
       <Stack gap="sm">
@@ -76,6 +77,7 @@ function ReplicaCard({ replica }: { replica: Replica }) {
           <Figure name="Epoch" value={replica.epoch} />
           <Figure name="Context" value={replica.context_tokens} unit="tokens" />
         </Group>
+        {drafts !== '' && <Text size="sm">{drafts}</Text>}
         <DataTable
           caption={`Queues of ${replica.name}`}
           columns={[

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 
-import { announcement, laneRows, stateOf, tierRows } from './replicas';
+import { announcement, draftsOf, laneRows, stateOf, tierRows } from './replicas';
 
 const REPLICA = {
   name: 'replica-0',
@@ -40,4 +40,21 @@ test('a tier without blocks is filled to nothing', () => {
     ['Device memory', 75],
     ['Disk', 0],
   ]);
+});
+
+test('what came of drafts, or why there are none', () => {
+  const name = 'turnpike_engine_speculation_';
+  expect(draftsOf({})).toBe('');
+  expect(draftsOf({ [`${name}decodes_total`]: 4 })).toBe('No draft was verified yet.');
+  expect(draftsOf({ [`${name}decodes_total`]: 4, [`${name}off_device`]: 1 })).toBe(
+    'Speculation is off: this device verifies no drafts.',
+  );
+  expect(
+    draftsOf({
+      [`${name}decodes_total`]: 4,
+      [`${name}drafted_tokens_total`]: 1_200,
+      [`${name}accepted_tokens_total`]: 900,
+      [`${name}emitted_tokens_total`]: 1_800,
+    }),
+  ).toBe('75 % of 1,200 drafted tokens were accepted: 50 % of the output.');
 });

@@ -2,6 +2,7 @@
 import type { Schema } from '~/api/client';
 
 type Replica = Pick<Schema<'ReplicaObject'>, 'name' | 'state' | 'silent_s' | 'waiting' | 'service_us' | 'memory'>;
+type Metrics = Schema<'ReplicaObject'>['metrics'];
 
 export interface TierRow {
   name: string;
@@ -46,6 +47,27 @@ export function laneRows({ waiting, service_us }: Replica): { lane: string; wait
     waiting: (waiting[lane] ?? 0).toLocaleString('en'),
     service: `${((service_us[lane] ?? 0) / 1e6).toLocaleString('en', { maximumFractionDigits: 1 })} s`,
   }));
+}
+
+const SPECULATION = 'turnpike_engine_speculation_';
+const OFF = {
+  off_setting: 'off by its settings',
+  off_device: 'off: this device verifies no drafts',
+  off_self_test: 'off: outputs depend on the batch here',
+  off_failed: 'off: every drafter has failed',
+} as const;
+
+/** What came of drafts, in a sentence; empty for a replica that was not heard or is older than drafts. */
+export function draftsOf(metrics: Metrics): string {
+  const figure = (name: string): number => metrics[SPECULATION + name] ?? 0;
+  if (metrics[`${SPECULATION}decodes_total`] === undefined) return '';
+  const off = Object.entries(OFF).find(([name]) => figure(name) === 1);
+  if (off !== undefined) return `Speculation is ${off[1]}.`;
+  const drafted = figure('drafted_tokens_total');
+  if (drafted === 0) return 'No draft was verified yet.';
+  const share = (part: number, whole: number): string => `${Math.round((100 * part) / whole)} %`;
+  const accepted = figure('accepted_tokens_total');
+  return `${share(accepted, drafted)} of ${drafted.toLocaleString('en')} drafted tokens were accepted: ${share(accepted, figure('emitted_tokens_total'))} of the output.`;
 }
 
 /** The memory for KV by tier; layer groups are told apart where there are several. */
