@@ -170,7 +170,8 @@ class Speculator:
                 for arrival, query in wanting.items()
                 if not self._acceptance[arrival][drafter.name].paused(query.request.output)
             ]
-            if not (queries := self._worth_asking(drafter, queries)):
+            queries = self._worth_asking(drafter, queries)
+            if not queries:
                 continue
             nothing: Sequence[Proposal | None] = ()
             began = time.perf_counter()
@@ -188,7 +189,7 @@ class Speculator:
                     del wanting[arrival]
         return promising
 
-    def _worth_asking(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Query]:
+    def _worth_asking(self, drafter: Drafter, queries: list[Query]) -> list[Query]:
         """These queries, each for as many drafts as are worth what a drafter that computes takes for them, by the
         request's own acceptance; those without any are left out."""
         if not queries or not drafter.computes:
