@@ -104,7 +104,7 @@ class DraftPlanner:
     def chain_length(self, load: StepLoad, asked: int, chance: float, cost_us: Callable[[int, int], float]) -> int:
         """How many drafts for each of `asked` requests bring the most tokens a second, where they cost time before it
         is known whether they are right. `chance`: of each draft; `cost_us`: by requests and drafts of each. 0: none."""
-        if self.costs is None:
+        if self.costs is None or self._probes:
             return self.most
         best, best_rate = 0, load.requests / self._took(load, 0, 0.0) * _LEAST_GAIN
         for drafts in range(1, self.most + 1):
@@ -113,6 +113,10 @@ class DraftPlanner:
             if took <= load.target and rate > best_rate:
                 best, best_rate = drafts, rate
         return best
+
+    def refused(self) -> None:
+        """Nobody was asked for drafts in a step, since they would have taken too long."""
+        self._in_vain += 1
 
     def plan(self, load: StepLoad, candidates: Sequence[Candidate], room: int, drafting_us: float) -> dict[int, int]:
         """By arrival, how many of its drafts each candidate gets: `room` together at most. `drafting_us`: what asking

@@ -40,8 +40,6 @@ _GOOD_CHANCE = 0.7
 """A proposal of this chance is taken without asking the drafters that come later."""
 _CHANCES = 20
 """Parts of 1 to which chances are rounded where they decide how long a chain is."""
-_RETRIED = 32
-"""Steps after which a drafter is asked again that was too slow."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,6 @@ class Speculator:
         self._began = 0.0
         self._weighed_us = 0.0
         """Of the time that drafts took, what was weighed before they were asked for."""
-        self._refused: Counter[str] = Counter()
-        """By drafter, how often it was too slow to be asked."""
 
     # ------------------------------------------------------------ before a step
 
@@ -174,7 +170,8 @@ class Speculator:
                 for arrival, query in wanting.items()
                 if not self._acceptance[arrival][drafter.name].paused(query.request.output)
             ]
-            if not (queries := self._worth_asking(drafter, queries)):
+            queries = self._worth_asking(drafter, queries)
+            if not queries:
                 continue
             nothing: Sequence[Proposal | None] = ()
             began = time.perf_counter()
@@ -192,10 +189,9 @@ class Speculator:
                     del wanting[arrival]
         return promising
 
-    def _worth_asking(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Query]:
+    def _worth_asking(self, drafter: Drafter, queries: list[Query]) -> list[Query]:
         """These queries, each for as many drafts as are worth what a drafter that computes takes for them, by the
-        request's own acceptance; those without any are left out. If all are, it is asked for one draft now and then,
-        as what it takes may have become less."""
+        request's own acceptance; those without any are left out."""
         if not queries or not drafter.computes:
             return queries
         lengths: dict[float, int] = {}
@@ -208,9 +204,7 @@ class Speculator:
             if length := lengths[chance]:
                 worth.append(replace(query, most=min(query.most, length)))
         if not worth:
-            self._refused[drafter.name] += 1
-            if not self._refused[drafter.name] % _RETRIED:
-                return [replace(query, most=1) for query in queries]
+            self.planner.refused()
         return worth
 
     def _checked(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Proposal | None]:
