@@ -1,4 +1,4 @@
-"""Payments: customers at a provider, top-ups, cash that came in, pushed documents, refunds, disputes, jobs and tasks."""
+"""Payments: customers at a provider, top-ups, cash that came in, pushed documents, refunds, disputes, and work."""
 
 from __future__ import annotations
 
