@@ -23,7 +23,7 @@ CARDS = {
 def create_customer(account: Account, given: Object) -> Object:
     """A new customer."""
     tax_ids = given.pop("tax_id_data", [])
-    start = {"name": None, "email": None, "address": None, "metadata": {}, "tax_exempt": "none", "balance": 0}
+    start: Object = {"name": None, "email": None, "address": None, "metadata": {}, "tax_exempt": "none", "balance": 0}
     customer = account.add("customer", "cus", **{**start, **given})
     customer.setdefault("invoice_settings", {"default_payment_method": None})
     for tax_id in tax_ids:

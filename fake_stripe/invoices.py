@@ -24,7 +24,7 @@ def create_invoice(account: Account, given: Object) -> Object:
     fields = given.get("custom_fields") or []
     if len(fields) > _MOST_FIELDS or any(len(one["name"]) > 40 or len(one["value"]) > 140 for one in fields):
         raise StripeError(400, "too many or too long custom fields", param="custom_fields")
-    start = {"status": "draft", "lines": [], "metadata": {}, "total_taxes": [], "number": None}
+    start: Object = {"status": "draft", "lines": [], "metadata": {}, "total_taxes": [], "number": None}
     made = account.add("invoice", "in", **{**start, "currency": "usd", **given, "customer": customer["id"]})
     made["tax_rates"] = {}
     return _shown(account, _counted(made))

@@ -17,7 +17,7 @@ _DECLINES = {
 
 def new_intent(account: Account, **values: object) -> Object:
     """A payment intent that nobody has confirmed."""
-    start = {"amount_received": 0, "metadata": {}, "last_payment_error": None, "latest_charge": None}
+    start: Object = {"amount_received": 0, "metadata": {}, "last_payment_error": None, "latest_charge": None}
     return account.add("payment_intent", "pi", **{"status": "requires_payment_method", **start, **values})
 
 
@@ -144,7 +144,7 @@ def create_session(account: Account, given: Object) -> Object:
         raise StripeError(400, "line_items is required in payment mode", param="line_items")
     if given.get("mode") == "setup" and currency is None:
         raise StripeError(400, "currency is required in setup mode", param="currency")
-    start = {"metadata": {}, "payment_intent": None, "setup_intent": None, "payment_status": "unpaid"}
+    start: Object = {"metadata": {}, "payment_intent": None, "setup_intent": None, "payment_status": "unpaid"}
     session = account.add("checkout.session", "cs", **{"status": "open", **start, **given})
     session.update(amount_total=amount, currency=currency, url=f"https://checkout.fake.invalid/{session['id']}")
     return session

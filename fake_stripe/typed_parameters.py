@@ -59,9 +59,8 @@ def _parameters(type_name: str) -> Any:
 def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     hints = typing_extensions.get_type_hints(kind, localns=_ELSEWHERE, include_extras=True)
     fields = {name: hint for name, hint in hints.items() if name not in _OPTIONS}
-    required = {
-        name for name in fields if typing_extensions.get_origin(hints[name]) is not typing_extensions.NotRequired
-    }
+    optional: Any = typing_extensions.NotRequired
+    required = {name for name in fields if typing_extensions.get_origin(hints[name]) is not optional}
     return fields, frozenset(required & set(getattr(kind, "__required_keys__", fields)))
 
 

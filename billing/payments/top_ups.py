@@ -16,7 +16,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -26,7 +26,7 @@ from billing.money import format_minor, minor_to_pico
 from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.cash import CashBook
 from billing.payments.customers import Customers
-from billing.payments.errors import InvalidTopUp, UnknownPayment
+from billing.payments.errors import InvalidTopUp, PaymentRefused, UnknownPayment
 from billing.payments.jobs import queue_job
 from billing.payments.notices import DECLINED, NEEDS_CUSTOMER, tell_of_top_up
 from billing.payments.provider import MoneyIn, PaymentFact, PaymentProvider, ProviderRefused, ProviderUnavailable
@@ -39,6 +39,8 @@ TopUpKind = Literal["checkout", "automatic"]
 TopUpState = Literal["created", "sent", "granted", "needs_customer", "declined", "unknown", "canceled"]
 LEAST, MOST = 100, 10_000_000
 """Minor units of a top-up, in currencies of two digits: 1.00 to 100,000.00."""
+MOST_OPEN = 20
+"""Pages of a tenant that can be paid at a time."""
 PAGE_S = 23 * 3600
 """How long a page can be paid on; Stripe's longest is 24 hours."""
 IN_FLIGHT: tuple[TopUpState, ...] = ("created", "sent", "unknown")
@@ -98,7 +100,8 @@ class TopUps:
     async def create(
         self, tenant_id: UUID, provider: str, amount: int, currency: str, *, top_up_id: UUID | None = None
     ) -> TopUp:
-        """A top-up that the tenant pays on a page; the same one under the same id. Raises InvalidTopUp."""
+        """A top-up that the tenant pays on a page; the same one under the same id. Raises InvalidTopUp and
+        PaymentRefused."""
         check_amount("amount", amount)
         identity = top_up_id or new_id()
         priced = await credit_for(self._database, tenant_id, amount, currency)
@@ -110,6 +113,9 @@ class TopUps:
                 if (there.tenant_id, there.currency) != (tenant_id, currency) or not 0 <= amount - there.amount <= 1:
                     raise InvalidTopUp("id", "it is another top-up's")
                 return TopUp(*there)
+            waiting = select(func.count()).where(_TOP_UP.tenant_id == tenant_id, _TOP_UP.state.in_(IN_FLIGHT))
+            if int(await session.scalar(waiting) or 0) >= MOST_OPEN:
+                raise PaymentRefused(f"{MOST_OPEN} top-ups wait to be paid already: pay one, or wait for a day")
             row = _row(identity, tenant_id, provider, "checkout", priced)
             await self._insert(session, row)
         return await self.get(tenant_id, identity)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from billing.payments.provider import ProviderRefused, ProviderUnavailable
 from billing.payments.stripe_api.credentials import API_VERSION, StripeCredentials
+from storage.database.circuit_breaker import beside_the_database
 
 if TYPE_CHECKING:
     from stripe import StripeClient, StripeError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 PER_SECOND = 20
 """Calls a second of one process, below what Stripe allows (25 in a sandbox, 100 live)."""
+LONGEST_WAIT_S = 5
+"""How long a call may wait for its turn: whoever floods us is refused, and delays nobody for longer."""
 _REVISIONS = 3
 """How many keys a creation may have: one more each time that Stripe has kept a failure under the last."""
 
@@ -77,7 +80,8 @@ class StripeCalls:
         await self._wait_for_turn()
         options = {} if key is None else {"idempotency_key": key}
         try:
-            made: dict[str, Any] = (await method(*ids, dict(params or {}), options)).to_dict()
+            with beside_the_database():
+                made: dict[str, Any] = (await method(*ids, dict(params or {}), options)).to_dict()
         except stripe.StripeError as error:
             raise _in_our_terms(error) from error
         return made
@@ -98,10 +102,15 @@ class StripeCalls:
         raise ProviderUnavailable(f"Stripe fails each time that {key} is asked for", retry_after=3600)
 
     async def _wait_for_turn(self) -> None:
+        """Wait for the next free place. Raises ProviderUnavailable where too many wait already."""
         now = time.monotonic()
-        self._next = max(self._next, now) + self._interval
-        if (pause := self._next - self._interval - now) > 0:
-            await asyncio.sleep(pause)
+        turn = max(self._next, now)
+        if turn - now > LONGEST_WAIT_S:
+            raise ProviderUnavailable("too many calls wait for Stripe", retry_after=LONGEST_WAIT_S)
+        self._next = turn + self._interval
+        if turn > now:
+            with beside_the_database():
+                await asyncio.sleep(turn - now)
 
     async def close(self) -> None:
         """Close the connections, if there ever were any."""

@@ -163,7 +163,7 @@ class TopUpOperations:
         demands("payments.write"),
         status={TopUpObject: 201, Ok[TopUpObject]: 200},
         example=NewTopUp(amount="25.00"),
-        errors=_CONNECTED | {"invalid_amount": 400},
+        errors=_CONNECTED | {"invalid_amount": 400, "payment_refused": 409},
     )
     async def create_top_up(self, tenant: Tenant, body: NewTopUp) -> TopUpObject | Ok[TopUpObject]:
         """Ask for money in advance: `url` is the page on which it is paid. Credit is there when the money came. Where

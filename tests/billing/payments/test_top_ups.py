@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import literal
 
 from billing.accounts.balances import Balances
-from billing.payments.errors import InvalidTopUp
-from billing.payments.top_ups import TopUp
+from billing.payments.errors import InvalidTopUp, PaymentRefused
+from billing.payments.top_ups import MOST_OPEN, TopUp
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from fake_stripe.errors import StripeError
@@ -68,6 +68,10 @@ async def test_the_same_id_is_the_same_top_up(desk: PaymentDesk) -> None:
         await desk.top_ups.create(tenant.id, "stripe", 2600, "USD", top_up_id=identity)
     with pytest.raises(InvalidTopUp, match="between"):
         await desk.top_ups.create(tenant.id, "stripe", 99, "USD")
+    for _ in range(MOST_OPEN - 1):
+        await desk.top_ups.create(tenant.id, "stripe", 2500, "USD")
+    with pytest.raises(PaymentRefused, match="wait to be paid"):
+        await desk.top_ups.create(tenant.id, "stripe", 2500, "USD")
 
 
 async def test_a_card_that_is_declined_on_the_page_can_be_another(desk: PaymentDesk) -> None:
