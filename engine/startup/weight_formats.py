@@ -29,5 +29,9 @@ def report_formats(model: Decoder, kv_dtype: KvDtype, like: torch.Tensor) -> Non
 
 def _measured(loss: float | None) -> dict[str, str]:
     """More bits per byte than without, by the demo model."""
-    measured = "not measured" if loss is None else f"{loss:+.2f} % bits per byte (demo model, docs/quality.md)"
+    measured = (
+        "not measured"
+        if loss is None
+        else f"{loss:+.2f} % bits per byte when rounded on loading (demo model, docs/quality.md)"
+    )
     return {"loss": measured}
