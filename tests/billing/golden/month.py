@@ -24,6 +24,7 @@ import pytest
 from pypdf import PdfReader
 from sqlalchemy import BindParameter, select
 
+from audit_log.actors import Actor, acting_as
 from billing.accounts.adjustments import adjust
 from billing.accounts.balances import Balances
 from billing.accounts.budgets import BudgetSettings
@@ -56,7 +57,10 @@ from tests.billing.money import Tenant, event
 
 FOLDER = Path(__file__).parent
 MONTHS = ("2026-10", "2026-11")
-DATASETS = ("usage", "costs", "invoices", "journal", "focus", "focus-invoices", "focus-periods")
+DATASETS = (
+    *("usage", "costs", "invoices", "journal", "revenue", "deferred", "ageing"),
+    *("focus", "focus-invoices", "focus-periods"),
+)
 
 EURO = 10**12
 POSTPAID, PREPAID, CHAT, SEARCH, NOTES, KEY = (UUID(int=0x7000_8000_0000_0000_0000 | n) for n in range(1, 7))
@@ -264,7 +268,8 @@ async def _write() -> None:
         url = f"sqlite:///{folder}/golden.sqlite"
         await migrate.upgrade(url)
         database = await Database.open(url)
-        await make_month(database)
+        with acting_as(Actor("system", "golden", "golden")):
+            await make_month(database)
         made = await files(database)
         await database.close()
     for name in kept().keys() - made.keys():
