@@ -206,6 +206,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "user_agent": ("Mozilla/5.0",),
     "values": ("on",),
     "warning": ("",),
+    "vat": ("0.00",),
     "would_be_available": ("187.50",),
     "exemption": ("",),
     "purchase_order": ("PO-7",),
