@@ -58,25 +58,12 @@ from tests.billing.money import Tenant, event
 FOLDER = Path(__file__).parent
 MONTHS = ("2026-10", "2026-11")
 DATASETS = (
-<<<<<<< HEAD
-    "usage",
-    "costs",
-    "invoices",
-    "journal",
-    "general-ledger",
-    "datev",
-    "focus",
-    "focus-invoices",
-    "focus-periods",
+    *("usage", "costs", "invoices", "journal", "general-ledger", "datev", "revenue", "deferred", "ageing"),
+    *("focus", "focus-invoices", "focus-periods"),
 )
 
 CODES = {"clearing": "1200", "receivable": "10000", "prepaid": "1718", "revenue.S19": "8400", "revenue.AE": "8336"}
 BATCH = "consultant=1001,client=7,year=01-01,key.AE=41"
-=======
-    *("usage", "costs", "invoices", "journal", "revenue", "deferred", "ageing"),
-    *("focus", "focus-invoices", "focus-periods"),
-)
->>>>>>> vat
 
 EURO = 10**12
 POSTPAID, PREPAID, CHAT, SEARCH, NOTES, KEY = (UUID(int=0x7000_8000_0000_0000_0000 | n) for n in range(1, 7))
