@@ -36,6 +36,8 @@ _LONGEST_TEXT = 8192
 _TOKENS_A_STEP = 512
 """Tokens that go into the index, or out of it, before a step: about 0.5 ms."""
 _SWEEP_S = 1.0
+_MOST_KEYS = 2048
+"""Scopes and partitions with texts: clients name partitions, as many as they like."""
 _MOST_SCOPES = 10_000
 """Scopes whose retention is known; the texts of one that is not are dropped."""
 
@@ -195,19 +197,10 @@ class SuffixDrafter(Drafter):
         self._coming.append((texts, text))
         while texts.size > self._scope_bytes and texts.texts:
             self._take_out(texts, next(iter(texts.texts.values())))
-        while self.size > self._all_bytes and self._scopes:
-            if not self._take_out_oldest():
-                break
-
-    def _take_out_oldest(self) -> bool:
-        """Take out the least recently used text of the least recently used scope; returns whether there was one."""
-        for key, texts in list(self._scopes.items()):
-            if texts.texts:
-                # Where memory is short, a scope's index goes as a whole: its runs need not be looked for.
-                del self._scopes[key]
-                self._drop(texts)
-                return True
-        return False
+        # Where memory is short, a scope's index goes as a whole: its runs need not be looked for.
+        while self._scopes and (len(self._scopes) > _MOST_KEYS or self.size > self._all_bytes):
+            _, oldest = self._scopes.popitem(last=False)
+            self._drop(oldest)
 
     def forget(self, scope: str) -> None:
         self._retentions.pop(scope, None)
@@ -215,12 +208,13 @@ class SuffixDrafter(Drafter):
             self._drop(self._scopes.pop(key))
 
     def retain(self, scope: str, seconds: float) -> None:
-        self._retentions.pop(scope, None)
+        before = self._retentions.pop(scope, None)
         self._retentions[scope] = seconds
+        if before is not None and seconds < before:  # others are looked at in the next sweep
+            self._sweep()
         if len(self._retentions) > _MOST_SCOPES:
             oldest = next(iter(self._retentions))
             self.forget(oldest)
-        self._sweep(scope)
 
     def _drop(self, texts: ScopeTexts) -> None:
         for text in texts.texts.values():
@@ -241,15 +235,16 @@ class SuffixDrafter(Drafter):
         """Whether its text may be kept beyond its end: a request that is not stored everywhere is kept nowhere here."""
         return request.store == "all" and self._retentions.get(_key(request)[0], 1.0) > 0
 
-    def _sweep(self, scope: str) -> None:
-        """Take out what is older than its scope's retention."""
-        retention, now = self._retentions.get(scope), self._clock()
-        if retention is None:
-            return
-        for key, texts in self._scopes.items():
-            if key[0] == scope:
+    def _sweep(self) -> None:
+        """Take out what is older than its scope's retention, and scopes without texts."""
+        now = self._clock()
+        for key, texts in list(self._scopes.items()):
+            retention = self._retentions.get(key[0])
+            if retention is not None:
                 for text in [text for text in texts.texts.values() if now >= text.since + retention]:
                     self._take_out(texts, text)
+            if not texts.texts and not texts.places:
+                del self._scopes[key]
 
     # ------------------------------------------------------------ the index
 
@@ -257,8 +252,7 @@ class SuffixDrafter(Drafter):
         """Take a bounded number of tokens into the index, and out of it."""
         if self._clock() >= self._swept_at + _SWEEP_S:
             self._swept_at = self._clock()
-            for scope in {key[0] for key in self._scopes}:
-                self._sweep(scope)
+            self._sweep()
         left = _TOKENS_A_STEP
         while left > 0 and self._going:
             texts, text = self._going[0]

@@ -185,3 +185,15 @@ def test_what_is_proposed_stands_in_a_text_that_is_kept(acts: list[tuple[str, li
                     assert any(whole == text[at : at + len(whole)] for text in kept for at in range(len(text)))
     requests.drafter.forget("project")
     assert requests.drafter.size == 0
+
+
+def test_however_many_partitions_a_client_names_few_are_kept() -> None:
+    requests = Requests()
+    for number in range(2100):
+        requests.drafter.end(requests.make(TEXT[:4], root=str(number).encode()))
+    assert requests.drafter.texts("project") <= 2048
+    requests.drafter.retain("project", 5.0)
+    requests.now = 10.0
+    for _ in range(400):
+        requests.drafter.propose([])
+    assert requests.drafter.size == 0
