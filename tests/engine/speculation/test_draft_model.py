@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from engine.speculation.draft_model import PREFIX_ROWS, DraftModel
 from engine.speculation.drafter import Drafter
 from protocol.requests import Retain, Segment
-from tests.engine.conftest import Bench, Families, Run, make_bench, without_output, write_model
+from tests.engine.conftest import Bench, Families, Run, generate, make_bench, without_output, write_model
 from tests.engine.memory_store import MemoryStore
 from tests.engine.modes import MODES, assert_same, bench_of, request
-from tests.engine.speculation.side_drafters import draft_model
+from tests.engine.speculation.side_drafters import Recorder, draft_model
 from tests.fast import examples
 
 LENGTHS = [1, 56, 62, 63, 64, 65, 129, 300]
@@ -66,6 +66,20 @@ def test_a_model_that_is_the_served_one_is_always_right(tiny_model: Path):
     totals = bench.engine.speculator.totals
     assert totals.drafted > 300
     assert totals.accepted == totals.drafted
+
+
+def test_what_was_refused_leaves_no_trace(tiny_model: Path, other_model: Path):
+    """A model that is mostly wrong proposes what it would write behind the same tokens without any history."""
+    recorder = Recorder(draft_model(other_model))
+    bench, fresh = make_bench(tiny_model, drafters=[recorder]), make_bench(other_model)
+    for length in (1, 62, 200):
+        wanted = request(str(length), length, "greedy", output=30)
+        recorder.outputs[wanted.id] = make_bench(tiny_model).one(wanted).tokens
+        bench.one(wanted)
+    totals = bench.engine.speculator.totals
+    assert 30 < totals.accepted < totals.drafted
+    for at, (tokens, proposal) in enumerate(recorder.proposals[::3]):
+        assert proposal == fresh.one(generate(str(at), tokens, len(proposal), read=False)).tokens
 
 
 @pytest.mark.parametrize("swap", [0, 12])
