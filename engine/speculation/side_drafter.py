@@ -20,8 +20,9 @@ from engine.speculation.side_runner import MOST_SINGLE, Piece, SideRunner
 
 _CHANCE = 0.8
 """How likely a draft is right before anything is known of the request."""
-_NEWEST = 0.1
-"""The weight of the latest pass in what a pass is expected to take."""
+_LONGER, _SHORTER = 0.1, 0.5
+"""The weight of the latest pass in what a pass is expected to take. The first of a shape makes kernels, and whatever
+else the machine does only ever adds to it."""
 
 
 @dataclass(slots=True)
@@ -106,7 +107,8 @@ class SideDrafter(Drafter):
     def _observe(self, rows: int, seconds: float) -> None:
         size = rows.bit_length()
         before = self._pass_us.get(size, seconds * 1e6)
-        self._pass_us[size] = before + _NEWEST * (seconds * 1e6 - before)
+        more = seconds * 1e6 - before
+        self._pass_us[size] = before + (_LONGER if more > 0 else _SHORTER) * more
 
     def end(self, request: Request) -> None:
         sequence = self.side.sequence(request)
