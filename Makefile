@@ -122,6 +122,7 @@ test-long: install-dev ## 100,000 steps of the money machine, 300 companies of r
 	TURNPIKE_MACHINE_STEPS=50000 $(BIN)/python -m pytest $(LONG) tests/billing/transaction/test_state_machine.py
 	ALTERED_COLUMNS=99 $(BIN)/python -m pytest $(LONG) tests/billing/verification/test_alterations.py
 	RECEIPT_EVENTS=100000 $(BIN)/python -m pytest $(LONG) tests/billing/receipts/test_verify.py
+	PAYMENT_OPERATIONS=10000 $(BIN)/python -m pytest $(LONG) tests/billing/payments/test_faults.py
 	TURNPIKE_COMPANY_EXAMPLES=300 $(BIN)/python -m pytest $(LONG) tests/engine/core/test_batch_invariance.py
 	$(MAKE) test-faults
 	TURNPIKE_LEASE_HISTORIES=500 $(BIN)/python -m pytest $(LONG) tests/gateway/admission/test_cache_leases.py -k every_bill

@@ -132,7 +132,9 @@ class DocumentPusher:
             return
         record = await self._invoices.of_tenant(row.tenant_id, document_id)
         tenant, customer = await self._customers.get(row.tenant_id)
-        if (why := _not_collected(record)) is not None:
+        if (why := _not_collected(record)) is not None and not await self._is_final(provider, row):
+            if row.provider_id is not None:
+                await provider.delete_draft(row.provider_id)
             await self._change(row, {"state": "skipped", "problem": why}, "document.skipped")
             return
         bill = to_bill(record, await self._invoices.document(record), charge=_charges(tenant))
@@ -154,6 +156,10 @@ class DocumentPusher:
             await self._refuse(row, record, str(error))
             return
         await self._change(row, {"state": "pushed", "url": fact.url, "lines": len(fact.lines)}, "document.pushed")
+
+    async def _is_final(self, provider: PaymentProvider, row: PushedDocument) -> bool:
+        """Whether an earlier worker made it final, and ended before the row said so: it may even be paid by now."""
+        return row.provider_id is not None and (await provider.invoice(row.provider_id)).status != "draft"
 
     async def _draft(
         self, provider: PaymentProvider, row: PushedDocument, customer: str, bill: PushedBill, *, old: bool

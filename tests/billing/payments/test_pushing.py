@@ -147,6 +147,21 @@ async def test_keys_that_are_forgotten_make_no_second_invoice(desk: PaymentDesk)
     assert [one["number"] for one in desk.account.every("invoice")] == [record.number]
 
 
+async def test_a_worker_that_ended_when_the_invoice_was_final_and_paid(desk: PaymentDesk) -> None:
+    """The next one finds it paid here already, by the event, and still says that it is there."""
+    customer, record = await _invoiced(desk, card="pm_card_visa")
+    await desk.pusher.queue_finished("stripe")
+    desk.fake.faults.script("POST", "/v1/invoices/in_fake000001/finalize", "drop_after")
+    await desk.worker.run()
+    await desk.deliveries.deliver(all_of_them=True)
+    await desk.worker.run()
+    assert (await customer.invoices.of_tenant(customer.id, record.id)).state == "paid"
+    await desk.work()
+    pushed = await desk.pusher.find(record.id)
+    assert pushed is not None
+    assert pushed.state == "pushed"
+
+
 async def test_small_and_settled_invoices_are_not_pushed(desk: PaymentDesk) -> None:
     customer = await Customer.make(desk.database, buyer=GERMAN)
     await customer.use("2026-10-03", Usage(output=100_000))  # 0.16
