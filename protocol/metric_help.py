@@ -54,6 +54,7 @@ HELP = {
             ("grammar", "what grammars force"),
             ("ngram", "the request's own text and prediction"),
             ("suffix", "earlier outputs of its scope"),
+            ("draft_model", "the draft model, or a head"),
         )
         for what in ("drafted", "accepted")
     },

@@ -36,6 +36,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "what a package shows of itself to others": ("billing/prices/__init__.py",),
     "a published algorithm, format or protocol, tested alone": (
         *("billing/integrity/canonical_json.py", "engine/sampling/counter_random.py", "tenancy/users/totp.py"),
+        "engine/quantization/measured_losses.py",
         *("webhooks/signing.py", "engine/kernels/dependent_launch.py", "gateway/http/cache_status.py"),
         *("gateway/http/client_address.py",),
     ),
@@ -55,7 +56,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
         *("tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
-        *("gateway/dialects/speculation.py", "gateway/generation/prediction.py"),
+        *("gateway/dialects/speculation.py", "gateway/generation/prediction.py", "billing/payments/credit.py"),
         "billing/reservation/billed_writes.py",
         *("billing/accounts/lone_grants.py", "billing/invoices/accounting/losses.py", "billing/prices/formulas.py"),
     ),
@@ -77,7 +78,8 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     ),
     "one of several alike, apart so that each can be read, changed and tested alone": (
         *("gateway/limits/redis_buckets.py", "gateway/openapi/security.py", "gateway/openapi/page.py"),
-        *("gateway/openapi/stand_in.py", "engine/speculation/grammar_drafter.py"),
+        *("gateway/openapi/stand_in.py", "engine/speculation/grammar_drafter.py", "engine/quantization/fp8.py"),
+        *("engine/quantization/encoding.py", "engine/startup/weight_formats.py"),
         *("billing/reservation/hooked_holds.py", "gateway/admin/tenants/receipt_policies.py"),
         *("turnpike/demonstration/texts.py", "turnpike/demonstration/past.py"),
         "billing/payments/stripe_api/http_client.py",
@@ -86,6 +88,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
 """Why a module may have under SMALL lines of code -> the modules."""
 
 LONG_MODULES: Mapping[str, str] = {
+    "billing/accounts/balances.py": "one balance: put in, paid back and expired, all by the same order of locks",
     "billing/receipts/verifier.py": "one file that tenants copy: it may import nothing of ours",
     "engine/scheduling/fairness/fair_share.py": "the derivation of the constants stands beside them",
     "engine/server/replica.py": "one process, from start to end; its loop, link and journal are beside it",

@@ -22,7 +22,7 @@ from billing.accounts.idempotency import check_id_unused
 from billing.accounts.lone_grants import APPROVED, GRANT_CREATED, TakesTwoPeople, check_lone_grant, given_lately
 from billing.integrity.recorded_tables import CREDIT_LINES
 from billing.ledger.entries import Balance, Transaction
-from billing.ledger.wallet import (
+from billing.ledger.wallet import (  # fmt: skip
     PAID_PRIORITY,
     PROMO_PRIORITY,
     OpenGrant,
@@ -297,9 +297,8 @@ class Balances:
             amounts = (await session.scalars(query)).all()
         if amounts and sum(int(amount) for amount in amounts) == amount_pico:
             return True
-        await check_id_unused(
-            self._database, identity, f"a refund of {format_pico(amount_pico)} {currency} to this tenant"
-        )
+        what = f"a refund of {format_pico(amount_pico)} {currency} to this tenant"
+        await check_id_unused(self._database, identity, what)
         return False
 
     async def set_credit_line(self, tenant_id: UUID, pico: int, currency: str) -> Balance:

@@ -55,7 +55,14 @@ class Receipt(Struct, frozen=True, kw_only=True, gc=False):
 
     kind: str = "receipt"
     v: int = FORM
-    event: Annotated[Raw, Meta(description="The statement.", extra_json_schema={"type": "object"}, examples=[{}])]
+    event: Annotated[
+        Raw,
+        Meta(
+            description="The statement.",
+            extra_json_schema={"type": "object", "additionalProperties": True},
+            examples=[{}],
+        ),
+    ]
     digest: str
     answer: AnswerDigests
     index: int

@@ -77,8 +77,9 @@ def _speculation_metrics(engine: Engine) -> dict[str, float]:
     figures |= {f"{name}accepted_at_{at}_total": tokens for at, tokens in enumerate(totals.accepted_at, 1)}
     figures |= {f"{name}off_{reason}": float(speculator.off == reason) for reason in OFF}
     for drafter in DRAFTERS:
-        figures[f"{name}{drafter}_drafted_tokens_total"] = totals.drafted_by[drafter]
-        figures[f"{name}{drafter}_accepted_tokens_total"] = totals.accepted_by[drafter]
+        of = f"{name}{drafter.replace('-', '_')}"  # names of metrics have no hyphens
+        figures[f"{of}_drafted_tokens_total"] = totals.drafted_by[drafter]
+        figures[f"{of}_accepted_tokens_total"] = totals.accepted_by[drafter]
     return figures
 
 

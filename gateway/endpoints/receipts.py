@@ -113,7 +113,7 @@ def receipt_routes(gateway: Gateway, at: TenantScope | None = None) -> list[HTTP
         | describes(
             files(_LINES, description="A page of the file, as JSON lines.", example=_HEAD),
             query=[
-                query("limit", int, f"Events of a page, {_MOST_EVENTS} at most.", example="1000"),
+                query("limit", int, f"Events of a page, {_MOST_EVENTS} at most.", example=1000),
                 query("after", str, f"Where the page begins: the header {NEXT_HEADER} of the one before."),
             ],
             path={"day": "2026-11-02"},
