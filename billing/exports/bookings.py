@@ -18,7 +18,8 @@ from billing.calendar import period_bounds
 from billing.exports.datasets import ExportQuery, ExportSnapshot
 from billing.exports.focus.prepaid_credit import CreditMoved, credit_moved, returned
 from billing.exports.invoices import midnight
-from billing.invoices.document import Document
+from billing.invoices.accounting.posting import step_id
+from billing.invoices.document import Document, deductions_of, drawn_of
 from billing.invoices.parties.parties import format_rate
 from billing.ledger.entries import Account
 from billing.money import minor_unit, round_half_up
@@ -69,13 +70,16 @@ async def bookings(snapshot: ExportSnapshot, wanted: ExportQuery) -> AsyncIterat
         yield [_of_payment(row) for row in portion]
     sellers = await _sellers(snapshot, wanted)
     async for moves in credit_moved(snapshot, wanted):
-        yield list(_of_credit(moves, wanted, sellers))
+        in_documents = await _in_documents(snapshot, moves)
+        yield list(_of_credit(moves, wanted, sellers, in_documents))
 
 
 def _documents(wanted: ExportQuery) -> Select[Any]:
     row = invoice.c
+    corrected = invoice.alias("corrected_invoice")
     query = (
-        select(invoice)
+        select(invoice, corrected.c.kind.label("corrected_kind"))
+        .outerjoin(corrected, corrected.c.id == row.corrects)
         .where(row.issued >= f"{wanted.period}-01", row.issued <= f"{wanted.period}-31")
         .where(row.state.not_in(("draft", "void")))
         .order_by(row.tenant_id, row.id)
@@ -88,7 +92,8 @@ def _documents(wanted: ExportQuery) -> Select[Any]:
 
 async def _of_document(snapshot: ExportSnapshot, row: Any) -> list[Booking]:
     """An invoice asks for its gross amount by rate, of which credit pays a part; a credit note takes back, and what was
-    paid already goes to credit."""
+    paid already goes to credit. An advance-payment invoice asks for credit with its VAT; the invoice that uses it takes
+    both back, and a refund of it pays both out."""
     document = msgspec.json.decode(row.content, type=Document)
     same = {
         "at": midnight(document.issued),
@@ -100,19 +105,37 @@ async def _of_document(snapshot: ExportSnapshot, row: Any) -> list[Booking]:
         "service": midnight(document.service_until),
         "due": midnight(document.due or None),
     }
-    sign = 1 if document.kind == "invoice" else -1
+    of_advance = row.kind == "advance" or row.corrected_kind == "advance"
+    sign = -1 if row.kind == "credit_note" else 1
+    account: Account = "prepaid" if of_advance else "revenue"
     sales = [
         Booking(
-            text=document.buyer.name, debit="receivable", credit="revenue", net=sign * total.net, tax=sign * total.tax,
+            text=document.buyer.name, debit="receivable", credit=account, net=sign * total.net, tax=sign * total.tax,
             category=total.category, rate=total.rate, **same,
         )
         for total in document.taxes
     ]  # fmt: skip
-    if document.kind == "invoice":
-        paid = Booking(text="paid from credit", debit="prepaid", credit="receivable", net=document.prepaid, **same)
-        return [*sales, paid]
+    if row.kind == "advance":
+        return sales
+    if of_advance:
+        out = Booking(text="credit refunded", debit="clearing", credit="receivable", net=-document.gross, **same)
+        return [*sales, out]
+    if row.kind == "invoice":
+        return [*sales, *_from_credit(document, same)]
     back = await returned(snapshot, row)
     return [*sales, Booking(text="back to credit", debit="receivable", credit="prepaid", net=back, **same)]
+
+
+def _from_credit(document: Document, same: dict[str, Any]) -> Iterator[Booking]:
+    """What credit pays of an invoice: first what was paid in advance with its VAT, by document, then the rest."""
+    left = document.prepaid + drawn_of(document)
+    for used in deductions_of(document):
+        left -= used.net
+        yield Booking(
+            text=f"advance {used.number}", debit="receivable", credit="prepaid", net=-used.net, tax=-used.tax,
+            category=used.category, rate=used.rate, **same,
+        )  # fmt: skip
+    yield Booking(text="paid from credit", debit="prepaid", credit="receivable", net=left, **same)
 
 
 def _payments(wanted: ExportQuery) -> Select[Any]:
@@ -146,13 +169,38 @@ async def _sellers(snapshot: ExportSnapshot, wanted: ExportQuery) -> dict[UUID, 
     return {row.tenant_id: row.seller for row in rows}
 
 
-def _of_credit(moves: Iterable[CreditMoved], wanted: ExportQuery, sellers: dict[UUID, str]) -> Iterator[Booking]:
+async def _in_documents(snapshot: ExportSnapshot, moves: Sequence[CreditMoved]) -> dict[UUID, int]:
+    """Minor units of credit that was bought or refunded with VAT in advance: its documents book them."""
+    row, payment = invoice.c, invoice_payment.c
+    tenants = {move.tenant_id for move in moves}
+    issued = select(payment.id, row.id.label("document"), row.tenant_id, row.net).join_from(
+        invoice, invoice_payment, payment.invoice_id == row.id
+    )
+    advances = (await snapshot.session.execute(issued.where(row.kind == "advance", row.tenant_id.in_(tenants)))).all()
+    booked = {one.id: int(one.net) for one in advances}
+    notes = {
+        step_id(one.document, f"refund:{move.id}"): move.id
+        for move in moves
+        if move.billed < 0
+        for one in advances
+        if one.tenant_id == move.tenant_id
+    }
+    found = select(row.id, row.net).where(row.tenant_id.in_(tenants), row.kind == "credit_note", row.id.in_(notes))
+    for id_, net in await snapshot.session.execute(found):
+        booked[notes[id_]] = booked.get(notes[id_], 0) - int(net)
+    return booked
+
+
+def _of_credit(
+    moves: Iterable[CreditMoved], wanted: ExportQuery, sellers: dict[UUID, str], in_documents: dict[UUID, int]
+) -> Iterator[Booking]:
     """Credit that was bought or refunded, and that expired."""
     for move in moves:
         if wanted.seller and sellers.get(move.tenant_id) != wanted.seller:
             continue
         expired = move.category == "Adjustment"
         minor = round_half_up(move.effective if expired else move.billed, minor_unit(move.currency))
+        minor -= 0 if expired else in_documents.get(move.id, 0)
         accounts: tuple[Account, Account] = ("prepaid", "breakage") if expired else ("clearing", "prepaid")
         if minor:
             yield Booking(

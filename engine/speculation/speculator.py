@@ -165,12 +165,12 @@ class Speculator:
                 wanting[request.arrival] = Query(request, most)
         promising: dict[int, _Drafted] = {}
         for drafter in self.drafters:
-            queries: Sequence[Query] = [
+            wanted = [
                 query
                 for arrival, query in wanting.items()
                 if not self._acceptance[arrival][drafter.name].paused(query.request.output)
             ]
-            queries = self._worth_asking(drafter, queries)
+            queries = self._worth_asking(drafter, wanted)
             if not queries:
                 continue
             nothing: Sequence[Proposal | None] = ()

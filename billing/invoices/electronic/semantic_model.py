@@ -21,7 +21,7 @@ from billing.usage import METERS
 
 Terms = dict[str, Any]
 
-_TYPES: dict[DocumentKind, str] = {"invoice": "380", "credit_note": "381"}
+_TYPES: dict[DocumentKind, str] = {"invoice": "380", "credit_note": "381", "advance": "386"}
 """BT-3 by UNTDID 1001."""
 _REASON_CODES: dict[Category, str] = {
     "AE": "VATEX-EU-AE",
@@ -149,7 +149,9 @@ def _payment(seller: Seller, currency: str) -> Terms:
 def _payment_terms(document: Document) -> str:
     if document.kind == "credit_note":
         return f"Settled against {document.corrects}; what was paid of it goes to the balance."
-    return ", ".join(document.seller.payment) if document.payable else "Paid in advance."
+    if document.kind == "advance" or not document.payable:
+        return "Paid in advance."
+    return ", ".join(document.seller.payment)
 
 
 def _notes(document: Document) -> Iterator[str]:
@@ -223,8 +225,8 @@ def _totals(document: Document) -> Terms:
         "BT-112": document.gross,
         "BT-115": document.payable,
     }
-    if document.prepaid:
-        amounts["BT-113"] = document.prepaid
+    if paid := document.gross - document.payable:  # in advance, with its VAT, or from credit
+        amounts["BT-113"] = paid
     return {term: format_minor(minor, document.currency) for term, minor in amounts.items()}
 
 
