@@ -218,6 +218,11 @@ def drawn_of(document: Document) -> int:
     return 0 if document.drawn is msgspec.UNSET else document.drawn
 
 
+def paid_before(document: Document) -> int:
+    """What of a document was paid when it was issued, in minor units: from credit, and with advances their VAT."""
+    return document.gross - document.payable
+
+
 def advance_tax_of(document: Document) -> int:
     """The VAT of advance-payment invoices that a document deducts, in minor units."""
     return sum(deduction.tax for deduction in deductions_of(document))

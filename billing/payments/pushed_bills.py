@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import UTC, date, datetime, time, timedelta
 
-from billing.invoices.document import Document, InvoiceLine
+from billing.invoices.document import Document, InvoiceLine, paid_before
 from billing.invoices.rendering.presentation import meter_name
 from billing.invoices.store import InvoiceRecord
 from billing.money import format_minor
@@ -44,8 +44,8 @@ def to_bill(record: InvoiceRecord, document: Document, *, charge: bool) -> Pushe
         )
         for n, (line, tax) in enumerate(zip(document.lines, spread_tax(document), strict=True), 1)
     ]
-    if document.prepaid:
-        lines.append(DocumentLine(n=len(lines) + 1, text=_PREPAID, net=-document.prepaid))
+    if paid := paid_before(document):
+        lines.append(DocumentLine(n=len(lines) + 1, text=_PREPAID, net=-paid))
     reasons = [tax.reason for tax in document.taxes if tax.reason]
     return PushedBill(
         document=str(record.id),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from lxml import etree
 
-from billing.invoices.document import Document
+from billing.invoices.document import Document, paid_before
 from billing.invoices.electronic.syntaxes import Syntax
 from billing.money import format_minor
 
@@ -71,11 +71,12 @@ class Statement(msgspec.Struct, frozen=True):
 def statement_of(document: Document) -> Statement:
     """What the e-invoice of a document has to state."""
     totals = {name: format_minor(getattr(document, name), document.currency) for name in _TOTALS}
+    paid = paid_before(document)
     return Statement(
         number=document.number,
         issued=document.issued.replace("-", ""),
         currency=document.currency,
-        **totals | ({} if document.prepaid else {"prepaid": ""}),
+        **totals | {"prepaid": format_minor(paid, document.currency) if paid else ""},
         lines=[format_minor(line.net, document.currency) for line in document.lines],
         taxes=[format_minor(total.tax, document.currency) for total in document.taxes],
     )

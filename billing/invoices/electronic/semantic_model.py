@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
-from billing.invoices.document import Document, DocumentKind, InvoiceLine
+from billing.invoices.document import Document, DocumentKind, InvoiceLine, paid_before
 from billing.invoices.errors import NotExpressible
 from billing.invoices.parties.parties import Party, Seller, format_rate
 from billing.invoices.parties.tax import Category, TaxTotal
@@ -225,7 +225,7 @@ def _totals(document: Document) -> Terms:
         "BT-112": document.gross,
         "BT-115": document.payable,
     }
-    if paid := document.gross - document.payable:  # in advance, with its VAT, or from credit
+    if paid := paid_before(document):
         amounts["BT-113"] = paid
     return {term: format_minor(minor, document.currency) for term, minor in amounts.items()}
 

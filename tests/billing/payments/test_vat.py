@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from billing.accounts.balances import Balances
+from billing.usage import Usage
 from billing.verification.audit import audit_money
 from fake_stripe.payments import complete_checkout
 from storage.database.database import Database
@@ -70,3 +71,17 @@ async def test_without_vat_in_advance_all_of_it_is_credit(database: Database, de
     later = msgspec.structs.replace(USD, prepayment="multi_purpose")
     customer = await Customer.make(database, seller=later, buyer=GERMAN)
     assert await _paid(desk, customer, 11900) == (11900, 119 * DOLLAR)
+
+
+async def test_an_invoice_that_deducts_an_advance_is_pushed(database: Database, desk: PaymentDesk) -> None:
+    customer = await Customer.make(database, seller=ADVANCE, buyer=GERMAN)
+    await _paid(desk, customer, 1190)
+    await customer.use("2026-09-21", Usage(uncached=100_000_000))  # 40 USD, of which 10 are paid
+    invoice = await customer.invoice("2026-09")
+    await desk.pusher.queue_finished("stripe")
+    await desk.work()
+    pushed = await desk.pusher.find(invoice.id)
+    assert pushed is not None
+    assert (pushed.state, pushed.problem) == ("pushed", "")
+    (bill,) = desk.account.every("invoice")
+    assert (invoice.gross, bill["total"]) == (4760, 3570)
