@@ -21,6 +21,7 @@ from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 
 _SECOND = 1_000_000
+_LONG_SILENT_S = 3600
 _OF = idempotency_claim.c
 
 
@@ -43,11 +44,12 @@ class NewClaim(Struct, frozen=True, kw_only=True):
 
 
 class KeptAnswer(Struct, frozen=True):
-    """An answer as it was sent."""
+    """An answer as it was sent. `lane`: of its request, "" where it is not known."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
+    lane: str = ""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -99,6 +101,12 @@ class IdempotencyClaims:
             row = (await session.execute(select(idempotency_claim).where(*_named(new.key)))).one_or_none()
         return await self.claim(new) if row is None else _claim(row)
 
+    async def runs(self, key: ClaimKey) -> bool:
+        """Whether a worker that is not dead runs the request of a key. Raises DatabaseUnavailable."""
+        alive = (_OF.worker.is_not(None), _OF.beat_at >= self._database.clock - self._silent)
+        async with self._database.reading() as session:
+            return await session.scalar(select(_OF.key_id).where(*_named(key), *alive)) is not None
+
     async def beat(self, requests: Sequence[UUID]) -> None:
         """Say that this worker still runs these requests. A claim that was made when nobody waited for it any more is
         not among them, and goes to the next who asks. Raises DatabaseUnavailable."""
@@ -141,11 +149,12 @@ class IdempotencyClaims:
 
 
 async def forget_expired_claims(database: Database) -> int:
-    """Remove claims that have expired and run no more, FORGOTTEN at a time; how many. Raises
-    DatabaseUnavailable."""
+    """Remove claims that have expired and run no more, or whose worker is long dead, FORGOTTEN at a time; how many.
+    Raises DatabaseUnavailable."""
     # all tenants: time passes for everybody
     async with database.transaction() as session:
-        over = (_OF.expires_at <= database.clock, _OF.worker.is_(None))
+        silent = _OF.beat_at < database.clock - _LONG_SILENT_S * _SECOND
+        over = (_OF.expires_at <= database.clock, or_(_OF.worker.is_(None), silent))
         query = select(_OF.key_id, _OF.digest).where(*over).limit(FORGOTTEN)
         named = (await session.execute(query)).all()
         for key_id, digest in named:

@@ -24,6 +24,9 @@ from storage.reported_error import ReportedError
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 
+_CHUNK = 500
+"""Events that are read at a time, however short a page is: late ones are passed over."""
+
 
 class DayHead(Struct, frozen=True, kw_only=True):
     """The head of a day's file. `previous`: the SHA-256 of the head before it in the period, as canonical JSON without
@@ -157,7 +160,7 @@ async def file_page(
         if place is None:
             raise DayOpen(page.day)
         before = days[place - 1] if place else None
-        chunk = page.limit + 1
+        chunk = max(page.limit + 1, _CHUNK)
         async for event in filed_events(database, session, days[place], before, after=page.after, chunk=chunk):
             filed.append(event)
             if len(filed) > page.limit:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial, wraps
 from typing import Any, TypeAlias
 
@@ -16,10 +16,10 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.endpoints.rate_limits import count_request, counting_refusals
 from gateway.endpoints.request_body import read_body
-from gateway.errors import AnswerNotKept, ClientLeft, RateLimited
+from gateway.errors import AnswerNotKept, ClientLeft, RateLimited, SuspendedError
 from gateway.http.authentication import project_payer
 from gateway.http.sse import DISCONNECTS, ClientWatch
-from gateway.idempotency.keyed_requests import KeyedRequests, KeyedRun
+from gateway.idempotency.keyed_requests import MOST_READERS, KeyedRequests, KeyedRun
 from gateway.idempotency.recording import Recording, RecordingOver
 from gateway.idempotency.request_key import HEADER, keeps_nothing, read_key, request_digest
 from gateway.request_context import public_name, request_context
@@ -27,8 +27,6 @@ from gateway.services import Gateway
 from response_store.idempotency import ClaimKey, KeptAnswer, NewClaim
 
 LIFETIME_S = 86_400
-MOST_READERS = 16
-"""Of one running answer at once."""
 REPLAYED = (b"idempotent-replayed", b"true")
 _REFUSED = 300
 Handler: TypeAlias = Callable[[Request[Any, Any, Any]], Awaitable[ASGIApp]]
@@ -62,6 +60,8 @@ class _KeyedAnswer:
         self._handler = handler
         self._payer = project_payer(request.scope)
         self._context = request_context(request.scope)
+        self._counted = False
+        """Whether the rate limits count this request already."""
 
     async def answer(self) -> ASGIApp:
         """The answer. Raises what keeps the request from being answered."""
@@ -70,36 +70,55 @@ class _KeyedAnswer:
         async with counting_refusals(gateway, request, payer):
             key = read_key(request.headers.getall(HEADER))
             with gateway.bodies.share(payer.tenant_id) as share:
-                body = await read_body(request, gateway.services.options.client_timeout, share)
-            digest = request_digest(request.method, request.scope["path"], request.headers, body)
-            claim = NewClaim(
-                key=ClaimKey(payer.key_id, key),
-                tenant_id=payer.tenant_id,
-                project_id=payer.project_id,
-                request_id=self._context.id,
-                request_digest=digest,
-                lifetime_s=LIFETIME_S,
-            )
+                body = _Body(await read_body(request, gateway.services.options.client_timeout, share))
+                digest = request_digest(request.method, request.scope["path"], request.headers, body.content)
+                claim = NewClaim(
+                    key=ClaimKey(payer.key_id, key),
+                    tenant_id=payer.tenant_id,
+                    project_id=payer.project_id,
+                    request_id=self._context.id,
+                    request_digest=digest,
+                    lifetime_s=LIFETIME_S,
+                )
 
-            def start(claim: NewClaim) -> KeyedRun:
-                run = KeyedRun(claim, self._keyed.recording())
-                self._keyed.run(run, payer, partial(self._work, run, body), kept=not keeps_nothing(request, body))
-                started.append(run)
-                return run
+                def start(claim: NewClaim) -> KeyedRun:
+                    kept = not keeps_nothing(request, body.content)
+                    run = KeyedRun(claim, self._keyed.recording(payer.tenant_id))
+                    self._keyed.run(run, payer, partial(self._work, run, body), kept=kept)
+                    started.append(run)
+                    return run
 
-            found = await self._joined(claim, start)
-        if not started:
+                async with _while_connected(request):
+                    found = await self._keyed.join(claim, payer, start, self._wait)
+                    if started:
+                        await body.gone.wait()  # then the handler counts it
+        if not started and not self._counted:
             await count_request(gateway, request, payer)
         if isinstance(found, KeptAnswer):
-            recording = self._keyed.recording()
-            recording.play(found)
-            recording.forget()
-            return _Joined(recording, gateway.services.options.client_timeout, replayed=True)
+            return self._replay(found)
         return await self._read(found, replayed=not started)
 
-    async def _joined(self, claim: NewClaim, start: Callable[[NewClaim], KeyedRun]) -> KeyedRun | KeptAnswer:
-        async with _while_connected(self._request):
-            return await self._keyed.join(claim, self._payer, start)
+    async def _wait(self) -> None:
+        """Before a request waits for one that runs elsewhere: count it; after that: is its payer still who it was?"""
+        if not self._counted:
+            self._counted = True
+            await count_request(self._gateway, self._request, self._payer)
+            return
+        await self._gateway.requests.check_key(self._payer)
+        payer = self._payer
+        if (what := self._gateway.services.suspensions.find(payer.tenant_id, payer.project_id)) is not None:
+            raise SuspendedError(what)
+
+    def _replay(self, answer: KeptAnswer) -> ASGIApp:
+        """The answer again. While it is sent its bytes count as those of a request's body. Raises RateLimited."""
+        with ExitStack() as counted:
+            share = counted.enter_context(self._gateway.bodies.share(self._payer.tenant_id))
+            share.take(len(answer.body))
+            recording = self._keyed.recording(self._payer.tenant_id)
+            recording.play(answer)
+            counted.callback(recording.forget)
+            timeout = self._gateway.services.options.client_timeout
+            return _Joined(recording, timeout, replayed=True, ended=counted.pop_all().close)
 
     async def _read(self, run: KeyedRun, *, replayed: bool) -> ASGIApp:
         recording = run.recording
@@ -117,8 +136,14 @@ class _KeyedAnswer:
             raise AnswerNotKept(HEADER, public_name(run.claim.request_id))
         return _Joined(recording, self._gateway.services.options.client_timeout, replayed=replayed)
 
-    async def _work(self, run: KeyedRun, body: bytes) -> bool:
+    async def _work(self, run: KeyedRun, body: _Body) -> bool:
         """Answer the request into the recording; whether its answer stands: it ended well, or some of it was billed."""
+        try:
+            return await self._answer_into(run, body)
+        finally:
+            body.take()
+
+    async def _answer_into(self, run: KeyedRun, body: _Body) -> bool:
         recording, outer = run.recording, self._request.scope
         extensions: Mapping[str, Any] = outer.get("extensions") or {}
         own = {name: value for name, value in extensions.items() if name != DISCONNECTS}
@@ -128,6 +153,7 @@ class _KeyedAnswer:
         app = await self._handler(inner)
         run.model = self._context.model
         task = self._gateway.requests.find(self._context.id)
+        run.lane = "" if task is None else task.prepared.generation.lane
         await app(scope, receive, recording.send)
         if recording.status >= _REFUSED:
             return False
@@ -135,27 +161,48 @@ class _KeyedAnswer:
         return outcome is None or outcome.status == "ok" or task is None or task.delivery.delivered > 0
 
 
+class _Body:
+    """A request's body, until its handler takes it; `gone` is set then."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.gone = asyncio.Event()
+
+    def take(self) -> bytes:
+        """The content, which is not here any more."""
+        content, self.content = self.content, b""
+        self.gone.set()
+        return content
+
+
 class _Receive:
     """What the handler receives: the body, and in the end that nobody reads its answer any more."""
 
-    def __init__(self, body: bytes, gone: asyncio.Event) -> None:
-        self._body: bytes | None = body
+    def __init__(self, body: _Body, gone: asyncio.Event) -> None:
+        self._body = body
         self._gone = gone
 
     async def __call__(self) -> Any:
         """The next message (ASGI)."""
-        if (body := self._body) is not None:
-            self._body = None
-            return {"type": "http.request", "body": body, "more_body": False}
+        if not self._body.gone.is_set():
+            return {"type": "http.request", "body": self._body.take(), "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
 
 class _Joined:
-    """An answer that is read from a recording."""
+    """An answer that is read from a recording. `ended` is called when it was sent, or its client has gone."""
 
-    def __init__(self, recording: Recording, client_timeout: float, *, replayed: bool) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        client_timeout: float,
+        *,
+        replayed: bool,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         self._recording = recording
+        self._ended = ended
         self._client_timeout = client_timeout
         self._replayed = replayed
 
@@ -180,7 +227,9 @@ class _Joined:
                 finally:
                     watch.stop()
         except (OSError, TimeoutError, RecordingOver):
-            return
+            return  # the connection breaks
+        finally:
+            self._ended()
 
     async def _send(self, send: Send, message: Any) -> None:
         async with asyncio.timeout(self._client_timeout):

@@ -10,13 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID
 
 import structlog
 
 from gateway.admission.prepared_request import Payer
-from gateway.errors import AnswerNotKept, KeyReused, Unavailable
+from gateway.errors import AnswerNotKept, KeyReused, RateLimited, Unavailable
 from gateway.generation.running_tasks import RunningTasks
 from gateway.idempotency.recording import ALONE_S, MOST_KEPT, Recording
 from gateway.idempotency.request_key import HEADER
@@ -30,12 +34,15 @@ from storage.database.database import DatabaseUnavailable
 log = structlog.get_logger("gateway.idempotency")
 
 MOST_BYTES = 256 * 1024 * 1024
-"""Of recordings that a worker holds; what comes beyond that cannot be joined or kept."""
+"""Of recordings that a worker holds, shared evenly between tenants; what comes beyond that cannot be kept."""
+MOST_READERS = 16
+"""Of one running answer at once, and of its key while it runs elsewhere."""
 _BEAT_S = 2.0
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 1.0
 _LONGEST_WAIT_S = 600.0
 """How long a request waits for one that runs in another worker."""
 _FAILED = 300
+Result = TypeVar("Result")
 
 
 class KeyedRun:
@@ -44,7 +51,7 @@ class KeyedRun:
     def __init__(self, claim: NewClaim, recording: Recording) -> None:
         self.claim = claim
         self.recording = recording
-        self.model = ""
+        self.model = self.lane = ""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -65,7 +72,8 @@ class KeyedRequests:
         self._running: dict[ClaimKey, KeyedRun] = {}
         self._claiming: dict[ClaimKey, tuple[asyncio.Lock, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._bytes = 0
+        self._waiting: Counter[ClaimKey] = Counter()
+        self._bytes: Counter[UUID] = Counter()
         self.most_bytes = MOST_BYTES
         self.alone_s = ALONE_S
 
@@ -83,26 +91,59 @@ class KeyedRequests:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def join(self, claim: NewClaim, payer: Payer, start: Callable[[NewClaim], KeyedRun]) -> KeyedRun | KeptAnswer:
-        """The run that this request is, or joins, or the answer that is kept. Raises KeyReused, AnswerNotKept,
-        Unavailable, DatabaseUnavailable."""
+    async def join(
+        self,
+        claim: NewClaim,
+        payer: Payer,
+        start: Callable[[NewClaim], KeyedRun],
+        wait: Callable[[], Awaitable[None]],
+    ) -> KeyedRun | KeptAnswer:
+        """The run that this request is, or joins, or the answer that is kept. `wait` is awaited before it waits for one
+        that runs elsewhere, and again after that. Raises KeyReused, AnswerNotKept, Unavailable, RateLimited,
+        DatabaseUnavailable, and what `wait` raises."""
+        # A claim that is made is run, also when its client leaves meanwhile.
+        found = await _to_its_end(self._claim(claim, start))
+        if isinstance(found, KeyedRun):
+            return found
+        if found.worker is not None:
+            await wait()
+            found = await self._wait(claim, start)
+            await wait()
+        return found if isinstance(found, KeyedRun) else await self._kept(found, claim, payer)
+
+    async def _claim(self, claim: NewClaim, start: Callable[[NewClaim], KeyedRun]) -> KeyedRun | Claim:
+        """The run of the claim here, begun now or before, or the claim as it stands."""
+        async with self._lock(claim.key):
+            if (run := self._running.get(claim.key)) is not None:
+                _check(claim, run.claim.request_digest)
+                return run
+            standing = await self._breaker.wait(self._claims.claim(claim))
+            if standing is None:
+                run = self._running[claim.key] = start(claim)
+                return run
+        _check(claim, standing.request_digest)
+        return standing
+
+    async def _wait(self, claim: NewClaim, start: Callable[[NewClaim], KeyedRun]) -> KeyedRun | Claim:
+        """Wait until the request of a key has ended elsewhere, or its worker is dead."""
+        if self._waiting[claim.key] >= MOST_READERS:
+            raise RateLimited("Too many requests wait for the answer of this idempotency key at once.")
+        self._waiting[claim.key] += 1
         until, pause = time.monotonic() + _LONGEST_WAIT_S, _FIRST_LOOK_S
-        while True:
-            async with self._lock(claim.key):
-                if (run := self._running.get(claim.key)) is not None:
-                    _check(claim, run.claim.request_digest)
-                    return run
-                standing = await self._breaker.wait(self._claims.claim(claim))
-                if standing is None:
-                    run = self._running[claim.key] = start(claim)
-                    return run
-            _check(claim, standing.request_digest)
-            if standing.worker is None:
-                return await self._kept(standing, claim, payer)
-            if self._requests.draining or time.monotonic() > until:
-                raise Unavailable("The request of this idempotency key still runs; try again.", retry_after=1.0)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_LOOK_S)
+        try:
+            while not self._requests.draining and time.monotonic() < until:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_LOOK_S)
+                if await self._breaker.wait(self._claims.runs(claim.key)):
+                    continue
+                found = await _to_its_end(self._claim(claim, start))
+                if isinstance(found, KeyedRun) or found.worker is None:
+                    return found
+        finally:
+            self._waiting[claim.key] -= 1
+            if not self._waiting[claim.key]:
+                del self._waiting[claim.key]
+        raise Unavailable("The request of this idempotency key still runs; try again.", retry_after=1.0)
 
     async def _kept(self, standing: Claim, claim: NewClaim, payer: Payer) -> KeptAnswer:
         payer.check(standing.model)
@@ -113,12 +154,16 @@ class KeyedRequests:
             answer = None
         if answer is None:
             raise AnswerNotKept(HEADER, public_name(standing.request_id))
+        payer.check(standing.model, answer.lane or None)
         return answer
 
-    def recording(self) -> Recording:
-        """A recording whose bytes are counted."""
-        most = MOST_KEPT if self._bytes < self.most_bytes else 0
-        return Recording(self._sized, self.alone_s, most)
+    def recording(self, tenant: UUID) -> Recording:
+        """A recording whose bytes are counted for a tenant."""
+        share = self.most_bytes // (len(self._bytes) + (tenant not in self._bytes))
+        most = MOST_KEPT if self._bytes[tenant] < share else 0
+        if not self._bytes[tenant]:
+            del self._bytes[tenant]  # the look-up made an entry
+        return Recording(partial(self._sized, tenant), self.alone_s, most)
 
     def run(self, run: KeyedRun, payer: Payer, work: Callable[[], Awaitable[bool]], *, kept: bool) -> None:
         """Run `work`, which fills the recording and says whether its answer stands; then end the claim."""
@@ -149,7 +194,7 @@ class KeyedRequests:
             if not stands:
                 await self._breaker.wait(self._claims.release(claim.key, claim.request_id))
                 return
-            answer = run.recording.answer() if kept and await self._keeper.keeps(payer) else None
+            answer = run.recording.answer(run.lane) if kept and await self._keeper.keeps(payer) else None
             if answer is not None:
                 self._keeper.count(payer.project_id, answer.body)
             await self._breaker.wait(self._claims.finish(claim, run.model, answer))
@@ -160,8 +205,10 @@ class KeyedRequests:
                 cause=type(error).__name__,
             )
 
-    def _sized(self, more: int) -> None:
-        self._bytes += more
+    def _sized(self, tenant: UUID, more: int) -> None:
+        self._bytes[tenant] += more
+        if not self._bytes[tenant]:
+            del self._bytes[tenant]
 
     @asynccontextmanager
     async def _lock(self, key: ClaimKey) -> AsyncIterator[None]:
@@ -175,6 +222,13 @@ class KeyedRequests:
             lock, users = self._claiming.pop(key)
             if users > 1:
                 self._claiming[key] = (lock, users - 1)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Do this even if whoever waits for it leaves."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
 
 
 def _check(claim: NewClaim, other: bytes) -> None:

@@ -11,15 +11,17 @@ from litestar.types import Message
 from response_store.idempotency import KeptAnswer
 
 MOST_KEPT = 4 * 1024 * 1024
-"""Bytes of an answer that can be joined late, and kept. Of a longer one those are let go of that every reader had."""
+"""Bytes of an answer that can be joined late, and kept. Of a longer one the latest bytes are there."""
 WINDOW = 1024 * 1024
 """Bytes that an answer is ahead of its fastest reader."""
+LEAST_THERE = 2 * WINDOW
+"""Bytes of a longer answer that are there; a reader that is further behind is left."""
 ALONE_S = 60.0
 """For how many seconds an answer goes on that nobody reads."""
 
 
 class RecordingOver(Exception):
-    """A reader comes too late: the beginning of a long answer is not there any more."""
+    """A reader comes too late, or reads too slowly: these bytes of a long answer are not there any more."""
 
 
 class Recording:
@@ -45,6 +47,8 @@ class Recording:
         self._most = most
         self._last = b""
         self._chunks: list[bytes] = []
+        self._there = 0
+        """Bytes in memory."""
         self._dropped = 0
         """How many of the first chunks are not there any more."""
         self._places: dict[RecordingReader, None] = {}
@@ -63,8 +67,8 @@ class Recording:
 
     @property
     def readers(self) -> int:
-        """How many read it now."""
-        return len(self._places)
+        """How many read it now, or wait for its beginning."""
+        return self._present
 
     async def send(self, message: Message) -> None:
         """Take the next message of the answer. Waits while it is far ahead of its fastest reader."""
@@ -79,9 +83,7 @@ class Recording:
             self.complete, self._last = True, body  # a client that has all bytes takes it for the end
             return
         self._append(body)
-        if self.size > self._most and self._read and not self._places:
-            self.gone.set()  # nobody reads it, and nobody could from its start
-        while self._places and self._ahead() > WINDOW:
+        while not self.gone.is_set() and self._ahead() > WINDOW and (self._places or not self._read):
             self._taken.clear()
             await self._taken.wait()
 
@@ -103,15 +105,16 @@ class Recording:
         """Be an answer that was kept."""
         self.status, self.headers, self.over = answer.status, answer.headers, True
         self._chunks, self.size = [answer.body], len(answer.body)
+        self._there = self.size
         self._on_size(self.size)
         self.begun.set()
         self._wake()
 
-    def answer(self) -> KeptAnswer | None:
-        """The whole answer; None if it is too long to be kept."""
+    def answer(self, lane: str) -> KeptAnswer | None:
+        """The whole answer, which was made in this lane; None if it is too long to be kept."""
         if self._dropped or self.size + len(self._last) > self._most:
             return None
-        return KeptAnswer(self.status, self.headers, b"".join([*self._chunks, self._last]))
+        return KeptAnswer(self.status, self.headers, b"".join([*self._chunks, self._last]), lane)
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -131,6 +134,7 @@ class Recording:
             raise RecordingOver
         reader = RecordingReader(self)
         self._places[reader], self._read = None, True
+        self._taken.set()
         try:
             with self.present():
                 yield reader
@@ -140,7 +144,7 @@ class Recording:
 
     def forget(self) -> None:
         """Let go of it: it has ended, and nobody can join it any more. Who reads it reads on."""
-        self._on_size(-sum(map(len, self._chunks)))
+        self._on_size(-self._there)
         self._stop_waiting()
 
     def has(self, at: int) -> bool:
@@ -148,7 +152,9 @@ class Recording:
         return at < self._dropped + len(self._chunks)
 
     def chunk(self, at: int) -> bytes:
-        """The chunk at this place."""
+        """The chunk at this place. Raises RecordingOver if it is not there any more."""
+        if at < self._dropped:
+            raise RecordingOver
         return self._chunks[at - self._dropped]
 
     async def changes(self) -> None:
@@ -159,8 +165,6 @@ class Recording:
     def took(self) -> None:
         """A reader is through with a chunk."""
         self._taken.set()
-        if self.size > self._most and not self.over:
-            self._drop()
 
     def wake(self) -> None:
         """Let readers look again."""
@@ -170,20 +174,26 @@ class Recording:
         if body:
             self._chunks.append(body)
             self.size += len(body)
+            self._there += len(body)
             self._on_size(len(body))
+        if self.size > self._most:
+            self._drop()
         self._wake()
 
     def _ahead(self) -> int:
         """Bytes that the fastest reader has not taken yet."""
-        fastest = max(reader.at for reader in self._places)
-        return sum(map(len, self._chunks[fastest - self._dropped :]))
+        fastest = max((reader.at for reader in self._places), default=self._dropped)
+        return sum(map(len, self._chunks[max(0, fastest - self._dropped) :]))
 
     def _drop(self) -> None:
-        behind = min((reader.at for reader in self._places), default=0) - self._dropped
-        if behind > 0:
-            self._on_size(-sum(map(len, self._chunks[:behind])))
-            del self._chunks[:behind]
-            self._dropped += behind
+        """Let go of the first bytes of a long answer, whoever has not had them yet; not of those that its first reader
+        is still to come for."""
+        bound = max(self._most, LEAST_THERE) if self._read else self._there
+        while len(self._chunks) > 1 and self._there > bound:
+            self._there -= len(self._chunks[0])
+            self._on_size(-len(self._chunks[0]))
+            del self._chunks[0]
+            self._dropped += 1
 
     def _wake(self) -> None:
         self._changed.set()
@@ -194,7 +204,11 @@ class Recording:
 
     def _wait_alone(self) -> None:
         if not self._present and not self.complete and not self.over:
-            self._alone = asyncio.get_running_loop().call_later(self._alone_s, self.gone.set)
+            self._alone = asyncio.get_running_loop().call_later(self._alone_s, self._leave_alone)
+
+    def _leave_alone(self) -> None:
+        self.gone.set()
+        self._taken.set()
 
 
 class RecordingReader:
@@ -211,7 +225,7 @@ class RecordingReader:
         self._recording.wake()
 
     async def next(self) -> bytes | None:
-        """The next bytes; None at the end."""
+        """The next bytes; None at the end. Raises RecordingOver."""
         recording = self._recording
         if self.at:
             recording.took()

@@ -16,7 +16,10 @@ from gateway.http.cache_control import parse_cache_control
 HEADER = "Idempotency-Key"
 LONGEST_KEY = 255
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
-DECISIVE_HEADERS = ("accept", "anthropic-version", "anthropic-beta", "openai-beta", "cache-control", "content-type")
+DECISIVE_HEADERS = (
+    *("accept", "anthropic-version", "anthropic-beta", "openai-beta", "cache-control", "content-type"),
+    "x-turnpike-receipt",
+)
 """Those that change an answer, or what it may cost."""
 
 
