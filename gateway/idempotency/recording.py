@@ -54,7 +54,7 @@ class Recording:
         self._places: dict[RecordingReader, None] = {}
         self._present = 0
         """How many wait for its beginning, or read."""
-        self._read = False
+        self._read = self._forgotten = False
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
         self._alone: asyncio.TimerHandle | None = None
@@ -141,11 +141,18 @@ class Recording:
         finally:
             del self._places[reader]
             self._taken.set()
+            self._count_no_more()
 
     def forget(self) -> None:
-        """Let go of it: it has ended, and nobody can join it any more. Who reads it reads on."""
-        self._on_size(-self._there)
+        """Let go of it: it has ended, and nobody can join it any more. It counts until nobody reads it."""
+        self._forgotten = True
         self._stop_waiting()
+        self._count_no_more()
+
+    def _count_no_more(self) -> None:
+        if self._forgotten and not self._places:
+            self._on_size(-self._there)
+            self._there = 0
 
     def has(self, at: int) -> bool:
         """Whether the chunk at this place is there."""
@@ -188,7 +195,8 @@ class Recording:
     def _drop(self) -> None:
         """Let go of the first bytes of a long answer, whoever has not had them yet; not of those that its first reader
         is still to come for."""
-        bound = max(self._most, LEAST_THERE) if self._read else self._there
+        wanted = not self._read and not self.gone.is_set()
+        bound = self._there if wanted else max(self._most, LEAST_THERE)
         while len(self._chunks) > 1 and self._there > bound:
             self._there -= len(self._chunks[0])
             self._on_size(-len(self._chunks[0]))

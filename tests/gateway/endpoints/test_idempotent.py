@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from gateway.idempotency.recording import MOST_KEPT, Recording, RecordingOver
 from response_store.idempotency import forget_expired_claims
 from response_store.policies import ResponsePolicies
+from tenancy.repositories import KeyChange
+from tenancy.rights.key_limits import KeyLimits
 from tests.gateway.stack import Stack, running_stack
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -238,6 +242,57 @@ async def test_an_answer_that_nobody_reads_is_ended(stack: Stack, monkeypatch: p
         await post(stack, "one", timeout=0.3)
     await stack.until(lambda: stack.replica.aborts)
     assert script is not None
+
+
+async def test_a_client_that_leaves_at_the_claim_leaves_no_claim_stuck(stack: Stack) -> None:
+    stack.say(SAID)
+    keyed = stack.gateway.keyed_requests
+    assert keyed is not None
+    for wait_s in (0.001, 0.002, 0.004, 0.008):
+        with contextlib.suppress(httpx.TimeoutException):
+            await post(stack, f"key {wait_s}".replace(" ", "-"), timeout=wait_s)
+    for wait_s in (0.001, 0.002, 0.004, 0.008):
+        answer = await post(stack, f"key {wait_s}".replace(" ", "-"), timeout=5.0)
+        assert answer.status_code == 200
+    await keyed.close()
+    assert await stack.rows("SELECT 1 FROM idempotency_claim WHERE worker IS NOT NULL") == []
+
+
+async def _message(recording: Recording, body: bytes, *, more: bool = True) -> None:
+    await recording.send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def test_a_slow_reader_of_a_long_answer_is_left() -> None:
+    counted: list[int] = []
+    recording = Recording(counted.append, alone_s=60.0, most=MOST_KEPT)
+    await recording.send({"type": "http.response.start", "status": 200, "headers": []})
+    with recording.reading() as slow, recording.reading() as fast:
+        for _ in range(20):
+            await _message(recording, bytes(MOST_KEPT // 4))
+            assert await fast.next() is not None
+            assert sum(counted) <= MOST_KEPT + MOST_KEPT // 4
+        with pytest.raises(RecordingOver):
+            await slow.next()
+        recording.forget()
+        assert sum(counted) > 0, "somebody reads it"
+    assert sum(counted) == 0
+
+
+async def test_an_answer_that_nobody_wants_is_not_held() -> None:
+    counted: list[int] = []
+    recording = Recording(counted.append, alone_s=0.0, most=MOST_KEPT)
+    await recording.send({"type": "http.response.start", "status": 200, "headers": []})
+    await recording.gone.wait()
+    for _ in range(20):
+        await _message(recording, bytes(MOST_KEPT // 4))
+    assert sum(counted) <= MOST_KEPT
+
+
+async def test_a_key_that_was_limited_to_other_lanes_is_given_nothing(stack: Stack) -> None:
+    stack.say(SAID)
+    assert (await post(stack, "one", service_tier="priority")).status_code == 200
+    await stack.tenancy.change_key(stack.public_id, KeyChange(limits=KeyLimits(lanes=("batch",))))
+    assert (await post(stack, "one", service_tier="priority")).status_code == 403
 
 
 async def test_claims_that_expired_are_forgotten_and_free_their_keys(stack: Stack) -> None:
