@@ -187,7 +187,7 @@ TENANT_TABLES = frozenset(
         *("audit_entry", "audit_chain", "audit_anchor", "service_hour"),
         *("payment_customer", "auto_top_up", "top_up", "pushed_document", "cash_receipt", "payment_refund"),
         *("payment_dispute", "finance_task"),
-        *("stored_response", "stored_response_events", "response_policy"),
+        *("stored_response", "stored_response_events", "response_policy", "idempotency_claim"),
         *("receipt_day", "receipt_policy"),
     )
 )
@@ -225,7 +225,7 @@ UNAUDITED_TABLES = frozenset(
         *("hold_batch", "ended_hold", "budget_charge", "budget_window", "storage_event", "lease_storage_hour"),
         *("lease", "ended_lease", "lease_tag", "lease_blocks"),
         *("cache_request", "cache_prefix", "cache_day", "cache_history_day", "request_waterfall", "refused_request"),
-        *("stored_response", "stored_response_events"),
+        *("stored_response", "stored_response_events", "idempotency_claim"),
         *("replica_journal", "journal_of_epoch", "webhook_delivery", "webhook_attempt", "recon_run"),
         # written by money transactions, beside what is recorded
         *(

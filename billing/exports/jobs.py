@@ -92,7 +92,8 @@ class ExportJobs:
     async def queue(self, tenant_id: UUID, key_id: UUID, dataset: str, period: str, form: str) -> ExportJob:
         """Queue an export of a tenant. Raises InvalidExport, TooManyExports, DatabaseUnavailable."""
         if dataset_of(dataset).writer is not None:
-            raise InvalidExport("dataset", f"{dataset} is of all tenants of a seller: only `turnpike export` writes it")
+            problem = f"{dataset} is of all tenants of a seller: only `turnpike export DATASET` writes it"
+            raise InvalidExport("dataset", problem)
         format_of(form)
         try:
             check_period(period)

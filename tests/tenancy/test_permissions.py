@@ -58,6 +58,8 @@ budgets.read        o a f d v
 budgets.write       o a f . .
 balance.read        o a f . v
 balance.write       o . f . .   P
+payments.read       o a f . v
+payments.write      o . f . .
 terms.read          o a f . v
 terms.write         o . f . .   P
 prices.read         o a f d v

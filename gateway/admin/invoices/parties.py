@@ -260,9 +260,8 @@ def _seller(dated: DatedParty[Seller]) -> SellerObject:
         SellerObject,
         dated.party,
         warning=vat_warning("seller", dated.party),
-        **_later_fields(dated.party),
+        **_later_fields(dated.party) | {"prepayment": prepayment_of(dated.party)},
         rates=_rates(dated.party),
-        prepayment=prepayment_of(dated.party),
         versions=[
             SellerVersion(valid_from=day or None, country=then.country, vat_id=then.vat_id, rates=_rates(then))
             for day, then in dated.versions()

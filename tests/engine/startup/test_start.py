@@ -36,7 +36,7 @@ def test_few_layers_and_few_logits_are_computed_before_a_replica_is_ready(
 
     monkeypatch.setattr(Linear, "__init__", making)
     monkeypatch.setattr(Linear, "_product", counting)
-    options = ReplicaOptions(folder, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 21)
+    options = ReplicaOptions(folder, "unix:x", tmp_path, "r", b"", device="cpu", kv_memory=1 << 21, speculation=())
     assembled = assemble(options)
     assert len(made) == LAYERS * PRODUCTS + 1
     (head,) = (

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 from billing.platform_settings import APPROVALS, PlatformSettings
 from billing.prices import PriceCatalog
+from fake_stripe.server import FakeStripe
 from gateway.openapi.schemas import reachable
 from storage.database.database import Database
+from tests.billing.payments.desk import collecting_by
 from tests.gateway.access.proofs import Call
 from tests.gateway.access.world import World
 from tests.gateway.endpoints.test_message_caching import LEASED
@@ -37,7 +39,11 @@ async def world(stocked_sqlite_url: str, tmp_path: Path, model_folder: Path) -> 
     database = await Database.open(stocked_sqlite_url)
     await PriceCatalog(database).set("tiny", "USD", LEASED)
     await database.close()
-    async with running_stack(stocked_sqlite_url, tmp_path, model_folder) as stack:
+    async with (
+        FakeStripe() as stripe,
+        collecting_by(stripe) as provider,
+        running_stack(stocked_sqlite_url, tmp_path, model_folder, payments=provider) as stack,
+    ):
         made = await World.around(stack)
         yield made
         await made.close()
