@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.integrity.recorded_tables import TOP_UPS
 from billing.invoices.advances import TopUpQuote, credit_for
+from billing.invoices.parties.parties import InvalidParty
 from billing.money import format_minor, minor_to_pico
 from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.cash import CashBook
@@ -33,7 +34,9 @@ from billing.payments.provider import MoneyIn, PaymentFact, PaymentProvider, Pro
 from billing.payments.recording import change_recorded, insert_recorded
 from billing.tables.payments import payment_dispute, top_up
 from storage.database.base import new_id
-from storage.database.database import Database
+from storage.database.database import Database, DatabaseUnavailable
+from storage.free_text import REASON
+from storage.reported_error import ReportedError
 
 TopUpKind = Literal["checkout", "automatic"]
 TopUpState = Literal["created", "sent", "granted", "needs_customer", "declined", "unknown", "canceled"]
@@ -129,7 +132,14 @@ class TopUps:
         """Begin the automatic top-ups of tenants whose money is below their threshold; returns how many."""
         begun = 0
         for due in await self._auto.due(provider):
-            priced = await credit_for(self._database, due.tenant_id, due.amount, due.currency)
+            try:
+                priced = await credit_for(self._database, due.tenant_id, due.amount, due.currency)
+            except DatabaseUnavailable:
+                raise
+            except ReportedError as error:  # it is of this tenant alone: nobody else waits for it
+                async with self._database.transaction() as session:
+                    await self._auto.pause(session, due.tenant_id, f"no top-up can be made: {error}"[:REASON])
+                continue
             try:
                 async with self._database.transaction() as session:
                     row = _row(new_id(), due.tenant_id, provider, "automatic", priced)
@@ -259,7 +269,11 @@ class TopUps:
 
     async def _replace_by_page(self, row: TopUp, fact: PaymentFact) -> None:
         """The card's bank asks for its owner: a page takes the place of the automatic top-up."""
-        priced = await credit_for(self._database, row.tenant_id, row.amount, row.currency)
+        try:
+            priced = await credit_for(self._database, row.tenant_id, row.amount, row.currency)
+        except InvalidParty:
+            await self._end(row, "declined", fact.code or "authentication_required")
+            return
         page = _row(new_id(), row.tenant_id, row.provider, "checkout", priced)
         async with self._database.transaction() as session:
             if not await self._still_in_flight(session, row):
