@@ -92,6 +92,13 @@ class TopUps:
             raise UnknownPayment("there is no such top-up")
         return TopUp(*row)
 
+    async def find(self, top_up_id: UUID) -> TopUp | None:
+        """A top-up of any tenant, for whoever does what is due."""
+        async with self._database.reading() as session:
+            # all tenants: the job has the row's id
+            row = (await session.execute(select(*_COLUMNS).where(_TOP_UP.id == top_up_id))).one_or_none()
+        return None if row is None else TopUp(*row)
+
     async def list(self, tenant_id: UUID, *, limit: int, after: UUID | None = None) -> list[TopUp]:
         """A tenant's top-ups, the newest first."""
         query = select(*_COLUMNS).where(_TOP_UP.tenant_id == tenant_id)
@@ -154,13 +161,8 @@ class TopUps:
     async def send(self, provider: PaymentProvider, top_up_id: UUID, *, old: bool = False) -> TopUp | None:
         """Ask the provider for what a top-up needs: a page, or the money. May be repeated. `old`: the provider may have
         forgotten the key, so what was made is looked for first. Raises ProviderUnavailable."""
-        async with self._database.reading() as session:
-            # all tenants: the job has the row's id
-            found = (await session.execute(select(*_COLUMNS).where(_TOP_UP.id == top_up_id))).one_or_none()
-        if found is None:
-            return None
-        row = TopUp(*found)
-        if row.state not in IN_FLIGHT:
+        row = await self.find(top_up_id)
+        if row is None or row.state not in IN_FLIGHT:
             return row
         tenant, customer = await self._customers.get(row.tenant_id)
         try:
