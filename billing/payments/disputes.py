@@ -6,6 +6,7 @@ is left of the grant goes, and what was used of it is owed again. A dispute that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -22,6 +23,7 @@ from billing.invoices.store import lock_invoice
 from billing.money import format_minor, minor_to_pico, minor_unit
 from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.cash import payment_reference, receipt_id
+from billing.payments.credit import grants_of
 from billing.payments.notices import DISPUTED
 from billing.payments.provider import DisputeFact, MoneyIn
 from billing.payments.recording import change_recorded, insert_recorded
@@ -115,27 +117,27 @@ class Disputes:
 
     async def _withdraw(self, session: AsyncSession, row: Any, fact: DisputeFact) -> int:
         """Take from the tenant's balance what the bank took from us; returns how much, in minor units."""
-        grant = await self._grant_of(session, row)
-        if grant is None or row.tenant_id is None:
+        if row.tenant_id is None:
             return 0
-        pico = minor_to_pico(fact.amount, fact.currency)
+        left = pico = minor_to_pico(fact.amount, fact.currency)
         identity, memo = uuid5(row.id, "withdrawn"), f"dispute {fact.id}"
-        taken = await charge_back(self._database, session, row.tenant_id, grant, pico, identity=identity, memo=memo)
-        return taken // minor_unit(fact.currency)
+        for place, grant in enumerate(await self._grants_of(session, row)):
+            one = uuid5(identity, str(grant)) if place else identity
+            left -= await charge_back(self._database, session, row.tenant_id, grant, left, identity=one, memo=memo)
+        return (pico - left) // minor_unit(fact.currency)
 
-    async def _grant_of(self, session: AsyncSession, row: Any) -> UUID | None:
-        """The grant of the money that is disputed: of a top-up, or of the usage that an invoice was paid for."""
+    async def _grants_of(self, session: AsyncSession, row: Any) -> Sequence[UUID]:
+        """The grants of the money that is disputed: of a top-up, or of the usage that an invoice was paid for."""
         # tenant: the dispute is one tenant's
         query = select(cash_receipt).where(_RECEIPT.id == row.receipt_id)
         receipt = (await session.execute(query)).one_or_none()
         if receipt is None or receipt.state != "applied" or receipt.tenant_id is None:
-            return None
+            return []
         if receipt.purpose == "top_up":
-            grant: UUID = receipt.subject_id
-            return grant
+            return await grants_of(session, receipt.id, receipt.subject_id)
         record = await lock_invoice(self._database, session, receipt.tenant_id, receipt.subject_id)
         money = MoneyIn(provider=receipt.provider, id=receipt.provider_id, amount=1, currency=receipt.currency, at=0)
-        return payment_id_of(record, payment_reference(money))
+        return [payment_id_of(record, payment_reference(money))]
 
     async def _put_back(self, session: AsyncSession, row: Any) -> None:
         pico = minor_to_pico(row.moved, row.currency)
