@@ -24,13 +24,14 @@ from billing.invoices.store import InvoiceRecord, Invoices, lock_invoice
 from billing.money import InvalidMoney, check_currency, format_minor
 from billing.payments.credit import put_in
 from billing.payments.errors import PaymentRefused, UnknownPayment
+from billing.payments.jobs import queue_job
 from billing.payments.notices import GRANTED, tell_of_top_up
 from billing.payments.provider import MoneyIn
 from billing.payments.recording import change_recorded, insert_recorded
 from billing.payments.tasks import add_task
 from billing.tables.invoices import invoice
 from billing.tables.money import balance
-from billing.tables.payments import auto_top_up, cash_receipt, payment_customer, top_up
+from billing.tables.payments import auto_top_up, cash_receipt, payment_customer, payment_dispute, top_up
 from storage.database.database import Database
 from storage.free_text import REASON, check_text
 
@@ -285,8 +286,19 @@ class CashBook:
             **{"received_at": money.at, "updated_at": self._database.clock},
         }
         await insert_recorded(session, CASH_RECEIPTS, "cash.received", row)
+        await self._follow_disputes(session, money.provider, row["id"])
+
+    async def _follow_disputes(self, session: AsyncSession, provider: str, receipt: UUID) -> None:
+        """Let disputes take the money that came, or was applied, later than they did."""
+        of = payment_dispute.c
+        # all tenants: a dispute without a receipt is nobody's yet
+        waiting = select(of.provider_id).where(of.provider == provider, of.state != "won", of.moved == 0)
+        waiting = waiting.where(of.receipt_id.is_(None) | (of.receipt_id == receipt))
+        for dispute in list(await session.scalars(waiting)):
+            await queue_job(self._database, session, "dispute", dispute)
 
     async def _lock_unapplied(self, session: AsyncSession, receipt: UUID) -> Any:
+        await self._database.lock_rows_of(session, cash_receipt, receipt)
         # all tenants: an unapplied receipt may be nobody's yet
         query = self._database.locked(select(cash_receipt).where(_RECEIPT.id == receipt))
         row = (await session.execute(query)).one_or_none()
@@ -300,6 +312,8 @@ class CashBook:
         # tenant: whoever changes it has locked the receipt
         values |= {"problem": "", "updated_at": self._database.clock}
         await change_recorded(session, CASH_RECEIPTS, f"cash.{values['state']}", receipt, values, reason)
+        provider = await session.scalar(select(_RECEIPT.provider).where(_RECEIPT.id == receipt))
+        await self._follow_disputes(session, str(provider), receipt)
 
     async def _forget_failures(self, session: AsyncSession, tenant_id: UUID) -> None:
         of = auto_top_up.c

@@ -93,6 +93,9 @@ class PaymentWorker:
         if job.kind == "event":
             await self._events.follow(self._provider, job.subject.partition(" ")[2])
             return
+        if job.kind == "dispute":
+            await self._events.follow_dispute(self._provider, job.subject)
+            return
         identity = UUID(job.subject)
         if job.kind == "customer":
             await self._customers.save_at_provider(self._provider, identity, old=old)
