@@ -286,7 +286,7 @@ class CashBook:
             **{"received_at": money.at, "updated_at": self._database.clock},
         }
         await insert_recorded(session, CASH_RECEIPTS, "cash.received", row)
-        await self._follow_disputes(session, money.provider, row["id"])
+        await self._follow_disputes(session, money.provider, receipt_id(money.provider, money.id))
 
     async def _follow_disputes(self, session: AsyncSession, provider: str, receipt: UUID) -> None:
         """Let disputes take the money that came, or was applied, later than they did."""

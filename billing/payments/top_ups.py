@@ -170,6 +170,8 @@ class TopUps:
                 await self.follow(provider, await provider.payment(row.payment_id))
             elif row.kind == "checkout":
                 await self._open_page(provider, row, customer, old=old)
+            elif await self._auto.is_suspended(row.tenant_id):
+                await self._end(row, "canceled", "suspended")
             elif await self._is_disputed(row.tenant_id):
                 await self._end(row, "declined", "dispute")
             else:
@@ -293,7 +295,7 @@ class TopUps:
             await self._write(session, row, {"state": state, "code": code[:100], "url": ""}, f"top_up.{state}")
             if state == "declined":
                 await tell_of_top_up(self._database, session, DECLINED, row, code=code)
-            if row.kind == "automatic":
+            if row.kind == "automatic" and code != "suspended":
                 await self._auto.declined(session, row.tenant_id, code)
 
     async def _change(self, row: TopUp, values: dict[str, Any], action: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from sqlalchemy import literal
 
+from billing.accounts.balances import Balances
 from billing.invoices.parties.store import Parties
-from billing.payments.auto_top_ups import AutoTopUp
-from billing.payments.errors import PaymentRefused
+from billing.payments.auto_top_ups import MOST_A_DAY, AutoTopUp
+from billing.payments.errors import InvalidTopUp, PaymentRefused
 from billing.payments.provider import PaymentFact
 from billing.payments.stripe_api.calls import StripeCalls
 from billing.payments.stripe_api.stripe_provider import StripeProvider
@@ -15,12 +17,18 @@ from billing.payments.top_ups import TopUp
 from billing.payments.worker import PaymentWorker
 from billing.verification.audit import audit_money
 from fake_stripe.payments import complete_checkout, new_intent, take_money
+from storage.bus import LocalBus
+from storage.database.base import Count
+from tenancy.administration.suspension import Suspensions
+from tenancy.keys import Peppers
+from tenancy.repositories import Tenancy
 from tests.billing.invoices.customers import USD, Customer
 from tests.billing.invoices.documents import BUYER
 from tests.billing.money import Tenant
 from tests.billing.payments.desk import PaymentDesk
 
 DOLLAR = 10**12
+DAY_US = 86_400_000_000
 ADVANCE = msgspec.structs.replace(USD, prepayment="advance")
 GERMAN = msgspec.structs.replace(BUYER, country="DE", vat_id="")
 ITALIAN = msgspec.structs.replace(BUYER, country="IT", vat_id="")
@@ -109,3 +117,37 @@ async def test_an_error_of_one_job_is_a_task_and_no_other_job_waits(desk: Paymen
     assert [one.what for one in run.differences] == ["what was left out fails", "a payment that is not booked"]
     await desk.work()
     assert len(await desk.cash.list(limit=10, state="unapplied")) == 1
+
+
+async def test_a_day_has_a_bound_of_automatic_top_ups(desk: PaymentDesk) -> None:
+    tenant = await Tenant.rich(desk.database, 0)
+    await desk.connect(tenant.id)
+    with pytest.raises(InvalidTopUp) as refused:
+        await desk.auto.put(tenant.id, currency="USD", threshold_pico=10 * DOLLAR + 1, amount=100, enabled=True)
+    assert refused.value.field == "threshold"
+    await desk.auto.put(tenant.id, currency="USD", threshold_pico=10 * DOLLAR, amount=100, enabled=True)
+    start = await desk.database.now()
+    for day, charged in ((0.0, MOST_A_DAY), (0.9, MOST_A_DAY), (1.1, MOST_A_DAY + 2)):
+        desk.database.clock = literal(start + int(day * DAY_US), Count())
+        await desk.work()
+        assert len(await desk.top_ups.list(tenant.id, limit=100)) == charged
+        if charged == MOST_A_DAY:  # more is wanted
+            await desk.auto.put(tenant.id, currency="USD", threshold_pico=12 * DOLLAR, amount=120, enabled=True)
+
+
+async def test_a_suspended_tenant_is_not_charged(desk: PaymentDesk) -> None:
+    bus = LocalBus()
+    tenant = await Tenancy(desk.database, Peppers({1: b"p" * 32}, 1), bus).create_tenant("suspended")
+    await Balances(desk.database).grant(tenant.id, DOLLAR, "USD")
+    await desk.connect(tenant.id)
+    await desk.auto.put(tenant.id, currency="USD", threshold_pico=10 * DOLLAR, amount=5000, enabled=True)
+    suspensions = Suspensions(desk.database, bus)
+    assert await desk.top_ups.charge_due("stripe") == 1
+    await suspensions.suspend(tenant.id, reason="abuse")
+    await desk.work()
+    (top_up,) = await desk.top_ups.list(tenant.id, limit=10)
+    assert (top_up.state, top_up.code, desk.account.every("payment_intent")) == ("canceled", "suspended", [])
+    await suspensions.resume(tenant.id, reason="it was none")
+    await desk.work()
+    assert [one.state for one in await desk.top_ups.list(tenant.id, limit=10)] == ["granted", "canceled"]
+    await bus.close()
