@@ -56,7 +56,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
         *("tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
-        *("gateway/dialects/speculation.py", "gateway/generation/prediction.py", "billing/payments/credit.py"),
+        *("gateway/dialects/speculation.py", "gateway/generation/prediction.py"),
         "billing/reservation/billed_writes.py",
         *("billing/accounts/lone_grants.py", "billing/invoices/accounting/losses.py", "billing/prices/formulas.py"),
     ),

@@ -39,24 +39,25 @@ async def refund_in(
     database: Database,
     session: AsyncSession,
     tenant_id: UUID,
+    grant_id: UUID,
     pico: int,
     *,
     units: Mapping[UUID, int],
     identity: UUID,
     memo: str,
-) -> dict[UUID, int]:
-    """Take credit that is paid back, in the transaction that writes down that it is: of a grant in `units` only whole
-    units. Returns how much of each grant. Raises RefundRefused."""
+) -> None:
+    """Take credit of a grant that is paid back, in the transaction that writes down that it is: of a grant in `units`
+    only whole units. Raises RefundRefused, and has written nothing then."""
     money = await money_transaction_in(database, session)
     found = (await money.lock([tenant_id]))[tenant_id]
     wallet, now = Wallet(found, await money.grants([tenant_id])), await money.now()
-    entries = wallet.refund(pico, now, units) if pico <= wallet.refundable(now, units) else []
+    refundable = wallet.refundable(now, units, grant_id)
+    entries = wallet.refund(pico, now, units, grant_id) if pico <= refundable else []
     if sum(entry.amount_pico for entry in entries) != pico:
-        raise RefundRefused(wallet.refundable(now, units), found.currency)
+        raise RefundRefused(refundable, found.currency)
     await money.save(
         [wallet.balance],
         [Transaction(identity, tenant_id, found.currency, "refund", "", entries, memo)],
         (),
         list(wallet.changed.values()),
     )
-    return {entry.grant_id: entry.amount_pico for entry in entries if entry.grant_id is not None}

@@ -110,20 +110,24 @@ class Advances:
         return vat
 
     async def net_of(self, session: AsyncSession, tenant_id: UUID, grant: UUID, gross: int) -> int:
-        """How much of so many minor units of money for a grant was credit; all of it without such an invoice."""
+        """The most credit of a grant that can go back, with its VAT, as so many minor units of money; all of them
+        without such an invoice."""
         documents = {grant: document for grant, document, _ in await _issued(session, tenant_id)}
         if grant not in documents:
             return gross
         document = await read_document(session, tenant_id, documents[grant])
-        return gross * document.net // document.gross
+        before = await _credited(session, tenant_id, documents[grant])
+        net = min(gross * document.net // document.gross + 1, document.net - before)
+        while net > 0 and net + _tax_of_note(document, before, net) > gross:
+            net -= 1
+        return net
 
     async def _write_note(
         self, session: AsyncSession, current: InvoiceRecord, net: int, refund_id: UUID, reason: str
     ) -> int:
         database, tenant_id = self._database, current.tenant_id
         document = await read_document(session, tenant_id, current.id)
-        credited = select(invoice.c.net).where(invoice.c.tenant_id == tenant_id, invoice.c.corrects == current.id)
-        before = sum(await session.scalars(credited))
+        before = await _credited(session, tenant_id, current.id)
         note = _compose_note(document, before, net, reason or "Unused credit is refunded")
         note_id = step_id(current.id, f"refund:{refund_id}")
         await write_draft(database, session, note_id, note, corrects=current.id)
@@ -231,14 +235,23 @@ def _compose_note(document: Document, credited: int, net: int, reason: str) -> D
     """The credit note for `net` minor units, after `credited`. What is credited and what is left have, together, the
     VAT that was charged."""
     (line,), (total,) = document.lines, document.taxes
+    pico = net * minor_unit(document.currency)
+    tax = _tax_of_note(document, credited, net)
+    lines = [msgspec.structs.replace(line, exact=str(pico), net=net, of=1)]
+    return note_of(document, lines, [TaxTotal(total.category, total.rate, total.reason, net, tax)], reason)
 
+
+def _tax_of_note(document: Document, credited: int, net: int) -> int:
     def tax_of_rest(credited_net: int) -> int:
         return round_half_up(document.tax * (document.net - credited_net), document.net)
 
-    pico = net * minor_unit(document.currency)
-    tax = tax_of_rest(credited) - tax_of_rest(credited + net)
-    lines = [msgspec.structs.replace(line, exact=str(pico), net=net, of=1)]
-    return note_of(document, lines, [TaxTotal(total.category, total.rate, total.reason, net, tax)], reason)
+    return tax_of_rest(credited) - tax_of_rest(credited + net)
+
+
+async def _credited(session: AsyncSession, tenant_id: UUID, document_id: UUID) -> int:
+    """The net that credit notes have taken off a document."""
+    query = select(invoice.c.net).where(invoice.c.tenant_id == tenant_id, invoice.c.corrects == document_id)
+    return sum(await session.scalars(query))
 
 
 async def _issued(session: AsyncSession, tenant_id: UUID) -> list[tuple[UUID, UUID, str]]:

@@ -247,19 +247,24 @@ class Wallet:
         """What may be reserved: what is left of expired grants is for nothing that is admitted from now on."""
         return self.balance.available - expired_money(now, self._grants.values())
 
-    def refundable(self, now: int, units: Mapping[UUID, int] = {}) -> int:
-        """What was paid, has not expired, and is neither used nor reserved; of a grant in `units` only whole units."""
+    def refundable(self, now: int, units: Mapping[UUID, int] = {}, grant_id: UUID | None = None) -> int:
+        """What was paid (for one grant, or for any), has not expired, and is neither used nor reserved; of a grant in
+        `units` only whole units."""
         free = max(0, self.available(now) - self.balance.credit_line)
-        return sum(part for _, part in self._refunded(free, now, units))
+        return sum(part for _, part in self._refunded(free, now, units, grant_id))
 
-    def refund(self, pico: int, now: int, units: Mapping[UUID, int] = {}) -> list[Entry]:
-        """Pay back at most what is refundable, from what would be used last."""
-        return [self._lose(grant, part, "clearing") for grant, part in self._refunded(pico, now, units)]
+    def refund(self, pico: int, now: int, units: Mapping[UUID, int] = {}, grant_id: UUID | None = None) -> list[Entry]:
+        """Pay back at most what is refundable: from one grant, or from what would be used last."""
+        return [self._lose(grant, part, "clearing") for grant, part in self._refunded(pico, now, units, grant_id)]
 
-    def _refunded(self, pico: int, now: int, units: Mapping[UUID, int]) -> list[tuple[OpenGrant, int]]:
+    def _refunded(
+        self, pico: int, now: int, units: Mapping[UUID, int], grant_id: UUID | None
+    ) -> list[tuple[OpenGrant, int]]:
         """What each grant pays back of so much, those that would be used last first."""
         parts = []
         for grant in reversed(list(self._grants.values())):
+            if grant_id not in (None, grant.id):
+                continue
             part = min(pico, grant.remaining) if _is_refundable(grant, now) else 0
             if part := part - part % units.get(grant.id, 1):
                 parts.append((grant, part))

@@ -17,24 +17,29 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.accounts.balances import CurrencyMismatch, begin_balance
 from billing.integrity.recorded_tables import AUTO_TOP_UPS, CASH_RECEIPTS, TOP_UPS
 from billing.invoices.collection import pay_in
+from billing.invoices.errors import NumberRefused
+from billing.invoices.parties.parties import InvalidParty
 from billing.invoices.parties.store import lock_documents
 from billing.invoices.store import InvoiceRecord, Invoices, lock_invoice
 from billing.money import InvalidMoney, check_currency, format_minor
 from billing.payments.credit import put_in
 from billing.payments.errors import PaymentRefused, UnknownPayment
+from billing.payments.jobs import queue_job
 from billing.payments.notices import GRANTED, tell_of_top_up
 from billing.payments.provider import MoneyIn
 from billing.payments.recording import change_recorded, insert_recorded
 from billing.payments.tasks import add_task
 from billing.tables.invoices import invoice
 from billing.tables.money import balance
-from billing.tables.payments import auto_top_up, cash_receipt, payment_customer, top_up
+from billing.tables.payments import auto_top_up, cash_receipt, payment_customer, payment_dispute, top_up
 from storage.database.database import Database
 from storage.free_text import REASON, check_text
 
 _RECEIPT, _TOP_UP = cash_receipt.c, top_up.c
 _NAMESPACE = UUID("3d1c4f0a-7a52-5a0e-9b46-0f6a1c9d2e11")
 _MOST = 140
+_UNBOOKABLE = (InvalidParty, NumberRefused, InvalidMoney, CurrencyMismatch)
+"""Why money cannot be put in today, which is its tenant's matter alone: an unknown VAT rate, a refused number."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -70,7 +75,13 @@ class CashBook:
         self._database = database
 
     async def take_top_up(self, money: MoneyIn, top_up_id: UUID | None, customer: str) -> bool:
-        """Put in what a top-up has paid; False if it was booked before."""
+        """Put in what a top-up has paid; False if it was booked before. What cannot be put in today is suspended."""
+        try:
+            return await self._take_top_up(money, top_up_id, customer)
+        except _UNBOOKABLE as error:  # what was written is rolled back
+            return await self.suspend(money, str(error), await self._tenant_of(top_up_id))
+
+    async def _take_top_up(self, money: MoneyIn, top_up_id: UUID | None, customer: str) -> bool:
         async with self._database.transaction() as session:
             if not await self._is_new(session, money):
                 return False
@@ -92,12 +103,15 @@ class CashBook:
 
     async def take_invoice_payment(self, money: MoneyIn, tenant_id: UUID, invoice_id: UUID) -> bool:
         """Book what was paid for one of our invoices; what is more than was left of it goes to the tenant's balance.
-        False if it was booked before."""
-        async with self._database.transaction() as session:
-            if not await self._is_new(session, money):
-                return False
-            await self._apply_to_invoice(session, money, tenant_id, invoice_id, is_new=True)
-            return True
+        False if it was booked before. Where that rest cannot be put in today, all of it is suspended."""
+        try:
+            async with self._database.transaction() as session:
+                if not await self._is_new(session, money):
+                    return False
+                await self._apply_to_invoice(session, money, tenant_id, invoice_id, is_new=True)
+                return True
+        except _UNBOOKABLE as error:  # what was written is rolled back
+            return await self.suspend(money, str(error), tenant_id)
 
     async def suspend(self, money: MoneyIn, problem: str, tenant_id: UUID | None = None) -> bool:
         """Keep money that nobody can be said to owe; False if it was booked before."""
@@ -111,6 +125,13 @@ class CashBook:
         """Let unapplied money pay an invoice of a tenant, or (without a number) go to its balance. Raises
         UnknownPayment, PaymentRefused, UnknownInvoice, CurrencyMismatch, InvalidText."""
         check_text("reason", reason, REASON)
+        try:
+            await self._apply(receipt, tenant_id, number, reason)
+        except (InvalidParty, NumberRefused, InvalidMoney) as error:
+            raise PaymentRefused(f"the money cannot be put in: {error}") from error
+        return await self.get(receipt)
+
+    async def _apply(self, receipt: UUID, tenant_id: UUID, number: str | None, reason: str) -> None:
         record = None if number is None else await Invoices(self._database).of_tenant(tenant_id, number)
         async with self._database.transaction() as session:
             row = await self._lock_unapplied(session, receipt)
@@ -122,7 +143,6 @@ class CashBook:
                 values = {"state": "applied", "purpose": "top_up", "subject_id": row.id, "tenant_id": tenant_id}
                 await put_in(self._database, session, row.id, tenant_id, row.amount, row.currency, text)
                 await self._change(session, row.id, values, reason)
-        return await self.get(receipt)
 
     async def give_up(self, receipt: UUID, reason: str) -> Receipt:
         """Say that unapplied money was sent back, or is none of ours. Raises UnknownPayment, PaymentRefused."""
@@ -175,6 +195,12 @@ class CashBook:
         await self._database.lock_rows_of(session, cash_receipt, identity)
         # all tenants: a provider's id is one for all of them
         return await session.scalar(select(_RECEIPT.id).where(_RECEIPT.id == identity)) is None
+
+    async def _tenant_of(self, top_up_id: UUID | None) -> UUID | None:
+        async with self._database.reading() as session:
+            # all tenants: the row says whose it is
+            tenant_id: UUID | None = await session.scalar(select(_TOP_UP.tenant_id).where(_TOP_UP.id == top_up_id))
+        return tenant_id
 
     async def _lock_top_up(self, session: AsyncSession, top_up_id: UUID | None) -> Any:
         if top_up_id is None:
@@ -260,8 +286,19 @@ class CashBook:
             **{"received_at": money.at, "updated_at": self._database.clock},
         }
         await insert_recorded(session, CASH_RECEIPTS, "cash.received", row)
+        await self._follow_disputes(session, money.provider, receipt_id(money.provider, money.id))
+
+    async def _follow_disputes(self, session: AsyncSession, provider: str, receipt: UUID) -> None:
+        """Let disputes take the money that came, or was applied, later than they did."""
+        of = payment_dispute.c
+        # all tenants: a dispute without a receipt is nobody's yet
+        waiting = select(of.provider_id).where(of.provider == provider, of.state != "won", of.moved == 0)
+        waiting = waiting.where(of.receipt_id.is_(None) | (of.receipt_id == receipt))
+        for dispute in list(await session.scalars(waiting)):
+            await queue_job(self._database, session, "dispute", dispute)
 
     async def _lock_unapplied(self, session: AsyncSession, receipt: UUID) -> Any:
+        await self._database.lock_rows_of(session, cash_receipt, receipt)
         # all tenants: an unapplied receipt may be nobody's yet
         query = self._database.locked(select(cash_receipt).where(_RECEIPT.id == receipt))
         row = (await session.execute(query)).one_or_none()
@@ -275,6 +312,8 @@ class CashBook:
         # tenant: whoever changes it has locked the receipt
         values |= {"problem": "", "updated_at": self._database.clock}
         await change_recorded(session, CASH_RECEIPTS, f"cash.{values['state']}", receipt, values, reason)
+        provider = await session.scalar(select(_RECEIPT.provider).where(_RECEIPT.id == receipt))
+        await self._follow_disputes(session, str(provider), receipt)
 
     async def _forget_failures(self, session: AsyncSession, tenant_id: UUID) -> None:
         of = auto_top_up.c

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID, uuid5
 
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.accounts.balances import begin_balance, settle_payment
 from billing.accounts.money_back import refund_in
 from billing.invoices.advances import Advances, credit_in
+from billing.ledger.wallet import RefundRefused
 from billing.money import minor_to_pico
+from billing.tables.payments import payment_dispute, payment_refund
 from billing.transaction.money_transaction import Grant
 from storage.database.database import Database
 
@@ -33,16 +37,42 @@ async def put_in(  # noqa: PLR0917
     return made.amount_pico + over
 
 
+async def grants_of(session: AsyncSession, receipt_id: UUID, subject_id: UUID) -> list[UUID]:
+    """The grants of a receipt's money: its own, and what came back of it by refunds that failed and disputes won."""
+    # tenant: the receipt is one tenant's
+    refund, dispute = payment_refund.c, payment_dispute.c
+    failed = select(refund.id).where(refund.receipt_id == receipt_id, refund.state == "failed")
+    won = select(dispute.id).where(dispute.receipt_id == receipt_id, dispute.state == "won")
+    again = [uuid5(one, "failed") for one in await session.scalars(failed.order_by(refund.id))]
+    return [subject_id, *again, *[uuid5(one, "won") for one in await session.scalars(won.order_by(dispute.id))]]
+
+
 async def take_back(  # noqa: PLR0917
-    database: Database, session: AsyncSession, identity: UUID, tenant_id: UUID, grant: UUID, amount: int, currency: str,
-    reason: str,
+    database: Database, session: AsyncSession, identity: UUID, tenant_id: UUID, grants: Sequence[UUID], amount: int,
+    currency: str, reason: str,
 ) -> int:  # fmt: skip
-    """Take credit for at most so many minor units of money that paid for a grant, and credit its VAT. Returns how much
-    money goes back. Raises RefundRefused."""
+    """Take credit for at most so many minor units of money, of the first of its grants that has so much, and credit its
+    VAT. Returns how much money goes back. Raises RefundRefused.
+
+    Of no other grant: another payment bought it, which may be refunded or disputed itself, and has another VAT.
+    """
     advances = Advances(database)
     units = await advances.lock_units(session, tenant_id)
-    net = await advances.net_of(session, tenant_id, grant, amount)
-    pico = minor_to_pico(net, currency)
-    parts = await refund_in(database, session, tenant_id, pico, units=units, identity=identity, memo=reason)
-    advanced = {one: part for one, part in parts.items() if one in units}
-    return net + await advances.credit(session, tenant_id, identity, advanced, reason)
+    refused = RefundRefused(0, currency)
+    for grant in grants:
+        net = await advances.net_of(session, tenant_id, grant, amount)
+        if net <= 0:
+            continue
+        pico = minor_to_pico(net, currency)
+        try:
+            await refund_in(database, session, tenant_id, grant, pico, units=units, identity=identity, memo=reason)
+        except RefundRefused as error:
+            refused = max(refused, error, key=lambda one: one.refundable_pico)
+            continue
+        back = net + await advances.credit(
+            session, tenant_id, identity, {grant: pico} if grant in units else {}, reason
+        )
+        if back > amount:
+            raise refused
+        return back
+    raise refused

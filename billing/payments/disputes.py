@@ -6,6 +6,7 @@ is left of the grant goes, and what was used of it is owed again. A dispute that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -22,6 +23,7 @@ from billing.invoices.store import lock_invoice
 from billing.money import format_minor, minor_to_pico, minor_unit
 from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.cash import payment_reference, receipt_id
+from billing.payments.credit import grants_of
 from billing.payments.notices import DISPUTED
 from billing.payments.provider import DisputeFact, MoneyIn
 from billing.payments.recording import change_recorded, insert_recorded
@@ -74,7 +76,7 @@ class Disputes:
         """Let a dispute become what the provider says; may be repeated, and skip states."""
         async with self._database.transaction() as session:
             row = await self._lock(session, provider, fact)
-            if row.state in ("won", "lost"):
+            if row.state == "won" or (row.state == "lost" and row.moved):
                 return
             moved = row.moved
             if fact.withdrawn and fact.outcome != "won" and not moved:
@@ -93,51 +95,65 @@ class Disputes:
         # all tenants: the provider's id says whose it is
         query = select(payment_dispute).where(_DISPUTE.provider == provider, _DISPUTE.provider_id == fact.id)
         row = (await session.execute(self._database.locked(query))).one_or_none()
-        if row is not None:
-            return row
-        of_payment = select(_RECEIPT.id, _RECEIPT.tenant_id)
-        of_payment = of_payment.where(_RECEIPT.provider == provider, _RECEIPT.provider_id == fact.payment)
-        receipt = (await session.execute(of_payment)).one_or_none()
+        receipt = await self._receipt_of(session, provider, fact)
         tenant_id = None if receipt is None else receipt.tenant_id
-        new = {"id": new_id(), "provider": provider, "provider_id": fact.id, "amount": fact.amount}
-        new |= {"receipt_id": None if receipt is None else receipt.id, "tenant_id": tenant_id, "moved": 0}
-        new |= {"currency": fact.currency, "state": "open", "reason": fact.reason}
         now = self._database.clock
-        new |= {"created_at": now, "updated_at": now}
-        await insert_recorded(session, DISPUTES, "dispute.opened", new, fact.reason)
-        shown = f"{format_minor(fact.amount, fact.currency)} {fact.currency}"
-        if tenant_id is not None:
+        belongs = {"receipt_id": None if receipt is None else receipt.id, "tenant_id": tenant_id}
+        if row is None:
+            new = {"id": new_id(), "provider": provider, "provider_id": fact.id, "amount": fact.amount, "moved": 0}
+            new |= {"currency": fact.currency, "state": "open", "reason": fact.reason, **belongs}
+            await insert_recorded(
+                session, DISPUTES, "dispute.opened", new | {"created_at": now, "updated_at": now}, fact.reason
+            )
+            text = f"{_shown(fact)} are disputed: {fact.reason}"
+            await add_task(self._database, session, "dispute", fact.id, text, tenant_id)
+        elif row.tenant_id is None and (row.receipt_id, row.tenant_id) != tuple(belongs.values()):
+            await change_recorded(session, DISPUTES, "dispute.attached", row.id, belongs | {"updated_at": now})
+        else:
+            return row
+        if tenant_id is not None and fact.outcome != "won":
             await self._auto.pause(session, tenant_id, "a payment is disputed")
             said = {"amount": format_minor(fact.amount, fact.currency), "currency": fact.currency}
             await write_to_outbox(self._database, session, DISPUTED, tenant_id, canonical(said))
-        await add_task(self._database, session, "dispute", fact.id, f"{shown} are disputed: {fact.reason}", tenant_id)
         return (await session.execute(query)).one()
+
+    async def _receipt_of(self, session: AsyncSession, provider: str, fact: DisputeFact) -> Any:
+        """The receipt of the payment, which may come later than the dispute: whoever books it waits for us."""
+        identity = receipt_id(provider, fact.payment)
+        await self._database.lock_rows_of(session, cash_receipt, identity)
+        # all tenants: the provider's id says whose it is
+        query = select(_RECEIPT.id, _RECEIPT.tenant_id).where(_RECEIPT.id == identity)
+        return (await session.execute(query)).one_or_none()
 
     async def _withdraw(self, session: AsyncSession, row: Any, fact: DisputeFact) -> int:
         """Take from the tenant's balance what the bank took from us; returns how much, in minor units."""
-        grant = await self._grant_of(session, row)
-        if grant is None or row.tenant_id is None:
+        if row.tenant_id is None:
             return 0
-        pico = minor_to_pico(fact.amount, fact.currency)
+        left = pico = minor_to_pico(fact.amount, fact.currency)
         identity, memo = uuid5(row.id, "withdrawn"), f"dispute {fact.id}"
-        taken = await charge_back(self._database, session, row.tenant_id, grant, pico, identity=identity, memo=memo)
-        return taken // minor_unit(fact.currency)
+        for place, grant in enumerate(await self._grants_of(session, row)):
+            one = uuid5(identity, str(grant)) if place else identity
+            left -= await charge_back(self._database, session, row.tenant_id, grant, left, identity=one, memo=memo)
+        return (pico - left) // minor_unit(fact.currency)
 
-    async def _grant_of(self, session: AsyncSession, row: Any) -> UUID | None:
-        """The grant of the money that is disputed: of a top-up, or of the usage that an invoice was paid for."""
+    async def _grants_of(self, session: AsyncSession, row: Any) -> Sequence[UUID]:
+        """The grants of the money that is disputed: of a top-up, or of the usage that an invoice was paid for."""
         # tenant: the dispute is one tenant's
         query = select(cash_receipt).where(_RECEIPT.id == row.receipt_id)
         receipt = (await session.execute(query)).one_or_none()
         if receipt is None or receipt.state != "applied" or receipt.tenant_id is None:
-            return None
+            return []
         if receipt.purpose == "top_up":
-            grant: UUID = receipt.subject_id
-            return grant
+            return await grants_of(session, receipt.id, receipt.subject_id)
         record = await lock_invoice(self._database, session, receipt.tenant_id, receipt.subject_id)
         money = MoneyIn(provider=receipt.provider, id=receipt.provider_id, amount=1, currency=receipt.currency, at=0)
-        return payment_id_of(record, payment_reference(money))
+        return [payment_id_of(record, payment_reference(money))]
 
     async def _put_back(self, session: AsyncSession, row: Any) -> None:
         pico = minor_to_pico(row.moved, row.currency)
         won = Grant(uuid5(row.id, "won"), row.tenant_id, pico, row.currency, "paid", "a dispute that was won")
         await settle_payment(self._database, session, won)
+
+
+def _shown(fact: DisputeFact) -> str:
+    return f"{format_minor(fact.amount, fact.currency)} {fact.currency}"

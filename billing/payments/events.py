@@ -57,7 +57,7 @@ class EventEffects:
         elif type_ in ("invoice.paid", "invoice.overpaid"):
             await self.follow_invoice(provider, identity)
         elif group == "charge.dispute":
-            await self._disputes.follow(provider.name, await provider.dispute(identity))
+            await self.follow_dispute(provider, identity)
         elif group == "refund":
             await self._follow_refund(provider, identity)
         elif type_ in ("customer.updated", "customer.deleted"):
@@ -76,6 +76,10 @@ class EventEffects:
             tenant = await self._customers.of_provider_id(provider.name, fact.customer)
             problem = "it pays neither a top-up nor an invoice of ours"
             await self._cash.suspend(money, problem, None if tenant is None else tenant.tenant_id)
+
+    async def follow_dispute(self, provider: PaymentProvider, identity: str) -> None:
+        """Let a dispute become what it is at the provider."""
+        await self._disputes.follow(provider.name, await provider.dispute(identity))
 
     async def _follow_session(self, provider: PaymentProvider, identity: str) -> None:
         session = await provider.session(identity)

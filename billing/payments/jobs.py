@@ -18,7 +18,7 @@ from storage.database.base import new_id
 from storage.database.database import Database
 from storage.database.sql_arrays import one_of
 
-JobKind = Literal["customer", "push", "credit_note", "top_up", "refund", "event"]
+JobKind = Literal["customer", "push", "credit_note", "top_up", "refund", "event", "dispute"]
 LEASE_S = 300
 """Longer than the calls of a job take, with the waits between them."""
 _FIRST_S, _LONGEST_S = 2, 900

@@ -6,28 +6,31 @@ total. Ours → theirs: each receipt, pushed invoice and top-up in flight is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 import msgspec
+import structlog
 from sqlalchemy import func, insert, select
 
 from billing.money import format_minor
 from billing.payments.events import EventEffects
 from billing.payments.inbox import PaymentInbox
-from billing.payments.provider import InvoiceFact, PaymentFact, PaymentProvider
+from billing.payments.provider import InvoiceFact, PaymentFact, PaymentProvider, ProviderRefused, ProviderUnavailable
 from billing.payments.pushing import DocumentPusher
 from billing.payments.tasks import add_task
 from billing.payments.top_ups import IN_FLIGHT, TopUps
 from billing.tables.invoices import invoice
 from billing.tables.payments import cash_receipt, payment_reconciliation, pushed_document, top_up
 from storage.database.base import new_id
-from storage.database.database import Database
+from storage.database.database import Database, DatabaseUnavailable
 
 _SECOND = 1_000_000
 _MARGIN_S = 900
 """What happened so lately may still be on its way."""
 _DAY_S = 86_400
+log = structlog.get_logger(__name__)
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -52,7 +55,7 @@ class PaymentReconciliation(msgspec.Struct, frozen=True):
 
 
 class Reconciler:
-    """Compares. Methods raise DatabaseUnavailable, ProviderUnavailable and ProviderRefused."""
+    """Compares. Methods raise DatabaseUnavailable and ProviderUnavailable, and ProviderRefused for a list."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -73,14 +76,15 @@ class Reconciler:
 
     async def run(self, provider: PaymentProvider, since: int, until: int) -> PaymentReconciliation:
         """Take missed events, then compare what was made between two instants (seconds since the Unix epoch)."""
-        missed = 0
+        missed, failed = 0, list[Difference]()
         for event in reversed(await provider.events_since(since, until)):
             if event.livemode == provider.livemode and await self._inbox.take(provider.name, event, "list"):
                 missed += 1
-                await self._events.follow(provider, event.id)
+                failed += await _attempt(event.id, self._events.follow(provider, event.id))
         payments = await provider.payments_since(since, until)
         invoices = await provider.invoices_since(since, until)
         differences = [
+            *failed,
             *await self._payments(provider, payments),
             *await self._invoices(provider, invoices),
             *await self._receipts(provider, payments, since, until),
@@ -116,7 +120,7 @@ class Reconciler:
                 continue
             row = await self._booked(provider, fact.id)
             if row is None:
-                await self._events.follow_payment(provider, fact.id)  # its event was lost
+                found += await _attempt(fact.id, self._events.follow_payment(provider, fact.id))  # its event was lost
                 row = await self._booked(provider, fact.id)
             if row is None:
                 found.append(Difference("a payment that is not booked", fact.id, _shown(fact.received, fact.currency)))
@@ -152,7 +156,7 @@ class Reconciler:
                 detail = f"{fact.number} of {_shown(fact.total, fact.currency)} there"
                 found.append(Difference("an invoice that differs", fact.id, detail))
             if fact.status == "paid" and row.state not in ("paid", "credited"):
-                await self._events.follow_invoice(provider, fact.id)  # its event was lost
+                found += await _attempt(fact.id, self._events.follow_invoice(provider, fact.id))  # its event was lost
                 async with self._database.reading() as session:
                     row = (await session.execute(query.where(invoice.c.id == pushed.document_id))).one()
             if fact.status == "paid" and row.state not in ("paid", "credited"):
@@ -180,13 +184,18 @@ class Reconciler:
                 detail = _shown(row.amount, row.currency)
                 found.append(Difference("a receipt without a payment", row.provider_id, detail))
         for identity in late:
-            after = await self._top_ups.send(provider, identity, old=True)
+            found += await _attempt(str(identity), self._top_ups.send(provider, identity, old=True))
+            after = await self._top_ups.find(identity)
             if after is not None and after.state in ("created", "unknown"):
                 found.append(Difference("a top-up that nobody finished", str(identity), after.state))
         return found
 
     async def _ask(self, provider: PaymentProvider, identity: str) -> PaymentFact | None:
-        return await provider.payment(identity) if identity.startswith("pi_") else None
+        if not identity.startswith("pi_"):
+            return None
+        with suppress(ProviderRefused):
+            return await provider.payment(identity)
+        return None
 
     async def _pushed(
         self, provider: PaymentProvider, invoices: Sequence[InvoiceFact], since: int, until: int
@@ -202,8 +211,25 @@ class Reconciler:
         return [
             Difference("a pushed invoice with another number", row.provider_id, row.number)
             for row in rows
-            if row.provider_id not in there and (await provider.invoice(row.provider_id)).number != row.number
+            if row.provider_id not in there and await self._number(provider, row.provider_id) != row.number
         ]
+
+    async def _number(self, provider: PaymentProvider, identity: str) -> str | None:
+        with suppress(ProviderRefused):
+            return (await provider.invoice(identity)).number
+        return None
+
+
+async def _attempt(identity: str, work: Awaitable[object]) -> list[Difference]:
+    """Do what was left out; what goes wrong with one object is a difference, and stops nothing of the others'."""
+    try:
+        await work
+    except (DatabaseUnavailable, ProviderUnavailable):
+        raise
+    except Exception as error:
+        log.exception("what was left out could not be done", object=identity)
+        return [Difference("what was left out fails", identity, f"{type(error).__name__}: {error}"[:300])]
+    return []
 
 
 def _shown(amount: int, currency: str) -> str:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.integrity.recorded_tables import PAYMENT_REFUNDS
 from billing.money import format_minor
-from billing.payments.credit import put_in, take_back
+from billing.payments.credit import grants_of, put_in, take_back
 from billing.payments.errors import PaymentRefused, UnknownPayment
 from billing.payments.jobs import queue_job
 from billing.payments.provider import PaymentProvider, ProviderRefused, RefundFact
@@ -83,8 +83,9 @@ class Refunds:
                     raise PaymentRefused("the id is another refund's")
                 return Refund(*there)
             amount = await self._allowed(session, receipt, amount)
+            grants = await grants_of(session, receipt.id, top_up_id)
             amount = await take_back(
-                self._database, session, identity, tenant_id, top_up_id, amount, receipt.currency, reason
+                self._database, session, identity, tenant_id, grants, amount, receipt.currency, reason
             )
             row = {"id": identity, "tenant_id": tenant_id, "receipt_id": receipt.id, "amount": amount}
             row |= {"currency": receipt.currency, "provider": receipt.provider, "reason": reason, "state": "created"}

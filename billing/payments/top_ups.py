@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.integrity.recorded_tables import TOP_UPS
 from billing.invoices.advances import TopUpQuote, credit_for
+from billing.invoices.parties.parties import InvalidParty
 from billing.money import format_minor, minor_to_pico
 from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.cash import CashBook
@@ -33,7 +34,9 @@ from billing.payments.provider import MoneyIn, PaymentFact, PaymentProvider, Pro
 from billing.payments.recording import change_recorded, insert_recorded
 from billing.tables.payments import payment_dispute, top_up
 from storage.database.base import new_id
-from storage.database.database import Database
+from storage.database.database import Database, DatabaseUnavailable
+from storage.free_text import REASON
+from storage.reported_error import ReportedError
 
 TopUpKind = Literal["checkout", "automatic"]
 TopUpState = Literal["created", "sent", "granted", "needs_customer", "declined", "unknown", "canceled"]
@@ -89,6 +92,13 @@ class TopUps:
             raise UnknownPayment("there is no such top-up")
         return TopUp(*row)
 
+    async def find(self, top_up_id: UUID) -> TopUp | None:
+        """A top-up of any tenant, for whoever does what is due."""
+        async with self._database.reading() as session:
+            # all tenants: the job has the row's id
+            row = (await session.execute(select(*_COLUMNS).where(_TOP_UP.id == top_up_id))).one_or_none()
+        return None if row is None else TopUp(*row)
+
     async def list(self, tenant_id: UUID, *, limit: int, after: UUID | None = None) -> list[TopUp]:
         """A tenant's top-ups, the newest first."""
         query = select(*_COLUMNS).where(_TOP_UP.tenant_id == tenant_id)
@@ -129,7 +139,14 @@ class TopUps:
         """Begin the automatic top-ups of tenants whose money is below their threshold; returns how many."""
         begun = 0
         for due in await self._auto.due(provider):
-            priced = await credit_for(self._database, due.tenant_id, due.amount, due.currency)
+            try:
+                priced = await credit_for(self._database, due.tenant_id, due.amount, due.currency)
+            except DatabaseUnavailable:
+                raise
+            except ReportedError as error:  # it is of this tenant alone: nobody else waits for it
+                async with self._database.transaction() as session:
+                    await self._auto.pause(session, due.tenant_id, f"no top-up can be made: {error}"[:REASON])
+                continue
             try:
                 async with self._database.transaction() as session:
                     row = _row(new_id(), due.tenant_id, provider, "automatic", priced)
@@ -144,13 +161,8 @@ class TopUps:
     async def send(self, provider: PaymentProvider, top_up_id: UUID, *, old: bool = False) -> TopUp | None:
         """Ask the provider for what a top-up needs: a page, or the money. May be repeated. `old`: the provider may have
         forgotten the key, so what was made is looked for first. Raises ProviderUnavailable."""
-        async with self._database.reading() as session:
-            # all tenants: the job has the row's id
-            found = (await session.execute(select(*_COLUMNS).where(_TOP_UP.id == top_up_id))).one_or_none()
-        if found is None:
-            return None
-        row = TopUp(*found)
-        if row.state not in IN_FLIGHT:
+        row = await self.find(top_up_id)
+        if row is None or row.state not in IN_FLIGHT:
             return row
         tenant, customer = await self._customers.get(row.tenant_id)
         try:
@@ -158,6 +170,8 @@ class TopUps:
                 await self.follow(provider, await provider.payment(row.payment_id))
             elif row.kind == "checkout":
                 await self._open_page(provider, row, customer, old=old)
+            elif await self._auto.is_suspended(row.tenant_id):
+                await self._end(row, "canceled", "suspended")
             elif await self._is_disputed(row.tenant_id):
                 await self._end(row, "declined", "dispute")
             else:
@@ -259,7 +273,11 @@ class TopUps:
 
     async def _replace_by_page(self, row: TopUp, fact: PaymentFact) -> None:
         """The card's bank asks for its owner: a page takes the place of the automatic top-up."""
-        priced = await credit_for(self._database, row.tenant_id, row.amount, row.currency)
+        try:
+            priced = await credit_for(self._database, row.tenant_id, row.amount, row.currency)
+        except InvalidParty:
+            await self._end(row, "declined", fact.code or "authentication_required")
+            return
         page = _row(new_id(), row.tenant_id, row.provider, "checkout", priced)
         async with self._database.transaction() as session:
             if not await self._still_in_flight(session, row):
@@ -277,7 +295,7 @@ class TopUps:
             await self._write(session, row, {"state": state, "code": code[:100], "url": ""}, f"top_up.{state}")
             if state == "declined":
                 await tell_of_top_up(self._database, session, DECLINED, row, code=code)
-            if row.kind == "automatic":
+            if row.kind == "automatic" and code != "suspended":
                 await self._auto.declined(session, row.tenant_id, code)
 
     async def _change(self, row: TopUp, values: dict[str, Any], action: str) -> None:

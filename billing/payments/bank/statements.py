@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from hashlib import sha256
@@ -123,33 +123,64 @@ def _read_camt(text: str) -> Statement:
 
 
 def _credits(statement: _Element) -> Iterator[BankEntry]:
-    account = statement.find("Acct/Id/IBAN", "Acct/Id/Othr/Id")
     for place, entry in enumerate(statement.every("Ntry"), 1):
         status = entry.find("Sts/Cd", "Sts")
         if entry.find("CdtDbtInd") != "CRDT" or status not in ("BOOK", "") or entry.find("RvslInd") == "true":
             continue
-        details = list(entry.every("NtryDtls/TxDtls"))
-        day = entry.find("BookgDt/Dt", "BookgDt/DtTm", "ValDt/Dt")[:10]
-        whole = next(entry.every("Amt"), None)
-        if whole is None:
+        if (whole := next(entry.every("Amt"), None)) is None:
             raise StatementRefused(f"entry {place} has no amount")
-        for part, one in enumerate(details or [entry], 1):
-            own = next(one.every("AmtDtls/TxAmt/Amt"), None) or next(one.every("Amt"), None)
-            amount = own if own is not None and len(details) > 1 else whole
-            bank_id = one.find("Refs/AcctSvcrRef", "Refs/TxId") or entry.find("AcctSvcrRef", "NtryRef")
-            texts = [found.text.strip() for found in one.every("RmtInf/Ustrd")]
-            reference = one.find("RmtInf/Strd/CdtrRefInf/Ref") or " ".join(texts) or one.find("Refs/EndToEndId")
-            yield _entry(
-                account,
-                f"entry {place}",
-                day=day,
-                amount=amount.text.strip(),
-                currency=amount.attributes.get("Ccy", ""),
-                payer=one.find("RltdPties/Dbtr/Nm", "RltdPties/Dbtr/Pty/Nm"),
-                reference=reference,
-                bank_id=bank_id if len(details) < 2 else f"{bank_id}/{part}",
-                place=(statement.find("Id"), str(place), str(part)),
-            )
+        details = list(entry.every("NtryDtls/TxDtls"))
+        if parts := _split(whole, details, place):
+            for part, one, amount in parts:
+                yield _credit(statement, entry, [one], amount, place, part)
+        else:
+            yield _credit(statement, entry, details, whole, place)
+
+
+def _split(whole: _Element, details: Sequence[_Element], place: int) -> list[tuple[int, _Element, _Element]]:
+    """The credits that an entry consists of: place, detail and amount. None unless each of several has an amount and
+    they add up to the entry: it is booked as a whole then, or money would count twice."""
+    if len(details) < 2:
+        return []
+    parts, left = [], _minor(whole, place)
+    for part, one in enumerate(details, 1):
+        if one.find("CdtDbtInd") == "DBIT":
+            continue
+        own = next(one.every("Amt"), None) or next(one.every("AmtDtls/TxAmt/Amt"), None)
+        if own is None or own.attributes.get("Ccy", "") != whole.attributes.get("Ccy", ""):
+            return []
+        left -= _minor(own, place)
+        parts.append((part, one, own))
+    return parts if left == 0 else []
+
+
+def _minor(amount: _Element, place: int) -> int:
+    return _read_minor(f"entry {place}", amount.text.strip(), amount.attributes.get("Ccy", ""))
+
+
+def _credit(  # noqa: PLR0917
+    statement: _Element, entry: _Element, details: Sequence[_Element], amount: _Element, place: int, part: int = 0
+) -> BankEntry:
+    """A credit of an entry, or (without `part`) all of it."""
+    credits = [one for one in details if one.find("CdtDbtInd") != "DBIT"] or [entry]
+    only = credits[0] if len(credits) == 1 else entry
+    bank_id = only.find("Refs/AcctSvcrRef", "Refs/TxId") or entry.find("AcctSvcrRef", "NtryRef")
+    return _entry(
+        statement.find("Acct/Id/IBAN", "Acct/Id/Othr/Id"),
+        f"entry {place}",
+        day=entry.find("BookgDt/Dt", "BookgDt/DtTm", "ValDt/Dt")[:10],
+        amount=amount.text.strip(),
+        currency=amount.attributes.get("Ccy", ""),
+        payer=only.find("RltdPties/Dbtr/Nm", "RltdPties/Dbtr/Pty/Nm"),
+        reference=" ".join(filter(None, map(_reference, credits))),
+        bank_id=f"{bank_id}/{part}" if part else bank_id,
+        place=(statement.find("Id"), str(place), str(part or 1)),
+    )
+
+
+def _reference(detail: _Element) -> str:
+    texts = [text.text.strip() for text in detail.every("RmtInf/Ustrd")]
+    return detail.find("RmtInf/Strd/CdtrRefInf/Ref") or " ".join(texts) or detail.find("Refs/EndToEndId")
 
 
 def _read_csv(text: str) -> Statement:
@@ -191,17 +222,23 @@ def _entry(
 ) -> BankEntry:
     try:
         date.fromisoformat(day)
-        digits = minor_digits(currency)
-        minor = Decimal(amount[:40]).scaleb(digits)
-    except (ValueError, InvalidMoney, InvalidOperation) as error:
-        said = f"{day[:20]!r}, {amount[:20]!r}, {currency[:20]!r}"
-        raise StatementRefused(f"{where}: {said} are no day, amount and currency") from error
-    if not minor.is_finite() or minor != minor.to_integral_value() or not 0 < minor < _CENTURY:
-        raise StatementRefused(f"{where}: {amount[:20]!r} is no amount of {currency}")
+    except ValueError as error:
+        raise StatementRefused(f"{where}: {day[:20]!r} is no day") from error
+    minor = _read_minor(where, amount, currency)
     own = sha256("|".join((account, day, amount, currency, payer, reference, *place)).encode()).hexdigest()[:32]
     identity = f"{account}:{day}:{bank_id}" if bank_id else f"{account}:{own}"
-    return BankEntry(id=identity[:200], day=day, amount=int(minor), currency=currency, payer=_line(payer),
+    return BankEntry(id=identity[:200], day=day, amount=minor, currency=currency, payer=_line(payer),
                      reference=_line(reference))  # fmt: skip
+
+
+def _read_minor(where: str, amount: str, currency: str) -> int:
+    try:
+        minor = Decimal(amount[:40]).scaleb(minor_digits(currency))
+    except (InvalidMoney, InvalidOperation) as error:
+        raise StatementRefused(f"{where}: {amount[:20]!r}, {currency[:20]!r} are no amount and currency") from error
+    if not minor.is_finite() or minor != minor.to_integral_value() or not 0 < minor < _CENTURY:
+        raise StatementRefused(f"{where}: {amount[:20]!r} is no amount of {currency}")
+    return int(minor)
 
 
 def _line(text: str) -> str:

@@ -5,6 +5,8 @@ A tenant's own people use these too. What is charged is always by our own row; l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 from uuid import UUID
 
@@ -27,6 +29,7 @@ from tenancy.tables import Tenant
 
 _TENANT = "/admin/v1/tenants/{tenant:str}"
 _EXAMPLE = {"top_up": "019aa1f0-0000-7000-8000-0000000000aa"}
+_MOST_CALLS = 4
 _OFF = {"payments_off": 409}
 _CONNECTED = _OFF | {"not_connected": 409, "provider_refused": 409, "provider_unavailable": 503}
 
@@ -110,6 +113,27 @@ class PaymentPage(Struct, frozen=True, kw_only=True):
     url: str
 
 
+class _TenantCalls:
+    """Lets few calls of a tenant wait for the provider at a time: all tenants share what a process may call."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[UUID, int] = {}
+
+    @contextmanager
+    def wait(self, tenant_id: UUID) -> Iterator[None]:
+        """While a call waits. Raises ProviderUnavailable where too many of the tenant's do."""
+        waiting = self._waiting.get(tenant_id, 0)
+        if waiting >= _MOST_CALLS:
+            raise ProviderUnavailable(f"{waiting} calls of the tenant wait for the provider already")
+        self._waiting[tenant_id] = waiting + 1
+        try:
+            yield
+        finally:
+            self._waiting[tenant_id] -= 1
+            if not self._waiting[tenant_id]:
+                del self._waiting[tenant_id]
+
+
 class TopUpOperations:
     """Connects tenants, takes top-ups, sets automatic ones."""
 
@@ -117,7 +141,7 @@ class TopUpOperations:
         database = gateway.services.database
         self._provider = gateway.services.payments
         self._customers, self._top_ups, self._auto = Customers(database), TopUps(database), AutoTopUps(database)
-        self._balances = Balances(database)
+        self._balances, self._calls = Balances(database), _TenantCalls()
 
     def _needed(self) -> PaymentProvider:
         if self._provider is None:
@@ -149,13 +173,15 @@ class TopUpOperations:
         """A page on which the tenant leaves a card and pays nothing."""
         provider, (_, customer) = self._needed(), await self._customers.get(tenant.id)
         currency = await self._balances.currency_of(tenant.id)
-        return PaymentPage(url=(await provider.create_setup(customer, currency, f"setup:{new_id()}")).url)
+        with self._calls.wait(tenant.id):
+            return PaymentPage(url=(await provider.create_setup(customer, currency, f"setup:{new_id()}")).url)
 
     @operation("POST", f"{_TENANT}/payment-connection/portal", demands("payments.write"), errors=_CONNECTED)
     async def create_payment_portal(self, tenant: Tenant) -> PaymentPage:
         """The page on which the tenant changes its card, address and VAT id at the provider."""
         provider, (_, customer) = self._needed(), await self._customers.get(tenant.id)
-        return PaymentPage(url=await provider.create_portal(customer))
+        with self._calls.wait(tenant.id):
+            return PaymentPage(url=await provider.create_portal(customer))
 
     @operation(
         "POST",
@@ -175,7 +201,8 @@ class TopUpOperations:
         await self._customers.get(tenant.id)
         made = await self._top_ups.create(tenant.id, provider.name, amount, currency, top_up_id=identity)
         try:
-            sent = await self._top_ups.send(provider, made.id) if made.state == "created" else made
+            with self._calls.wait(tenant.id):
+                sent = await self._top_ups.send(provider, made.id) if made.state == "created" else made
         except ProviderUnavailable:
             sent = await self._top_ups.get(tenant.id, made.id)
         answer = _top_up(sent or made)

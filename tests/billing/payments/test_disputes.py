@@ -10,7 +10,7 @@ from billing.payments.errors import PaymentRefused
 from billing.usage import Usage
 from billing.verification.audit import audit_money
 from fake_stripe.disputes import close_dispute, open_dispute
-from fake_stripe.payments import complete_checkout
+from fake_stripe.payments import complete_checkout, new_intent, take_money
 from tests.billing.invoices.customers import Customer
 from tests.billing.payments.desk import PaymentDesk
 
@@ -85,3 +85,44 @@ async def test_events_in_any_order_come_to_the_same(desk: PaymentDesk) -> None:
     assert [(row.state, row.moved) for row in await desk.disputes()] == [("won", 0)]
     assert (await _balance(desk, customer)).prepaid == 25 * DOLLAR
     assert await audit_money(desk.database) == []
+
+
+@pytest.mark.parametrize("closed_first", [False, True])
+async def test_a_dispute_before_its_payment_takes_it_when_it_comes(desk: PaymentDesk, closed_first: bool) -> None:
+    customer = await Customer.make(desk.database)
+    await desk.connect(customer.id, card=None)
+    made = await desk.top_ups.create(customer.id, "stripe", 2500, "USD")
+    await desk.work()
+    sent = await desk.top_ups.get(customer.id, made.id)
+    assert sent.session_id is not None
+    complete_checkout(desk.account, sent.session_id)
+    late = list(desk.deliveries.waiting)
+    desk.deliveries.waiting.clear()
+    (payment,) = desk.account.every("payment_intent")
+    dispute = open_dispute(desk.account, payment["id"])
+    if closed_first:
+        close_dispute(desk.account, dispute["id"], won=False)
+    await desk.work()
+    assert [(row.moved, row.tenant_id) for row in await desk.disputes()] == [(0, None)]
+    desk.deliveries.waiting.extend(late)
+    await desk.work()
+    state = "lost" if closed_first else "withdrawn"
+    assert [(row.state, row.moved, row.tenant_id) for row in await desk.disputes()] == [(state, 2500, customer.id)]
+    assert (await _balance(desk, customer)).prepaid == 0
+    close_dispute(desk.account, dispute["id"], won=False)
+    await desk.work()
+    assert (await _balance(desk, customer)).prepaid == 0
+    assert await audit_money(desk.database) == []
+
+
+async def test_a_dispute_takes_money_that_is_applied_later(desk: PaymentDesk) -> None:
+    customer = await Customer.make(desk.database)
+    await desk.connect(customer.id, card=None)
+    strange = take_money(desk.account, new_intent(desk.account, amount=2500, currency="usd"))
+    open_dispute(desk.account, strange["id"])
+    await desk.work()
+    (receipt,) = await desk.cash.list(limit=10)
+    await desk.cash.apply(receipt.id, customer.id, None, "it is theirs")
+    await desk.work()
+    assert [(row.moved, row.tenant_id) for row in await desk.disputes()] == [(2500, customer.id)]
+    assert (await _balance(desk, customer)).prepaid == 0

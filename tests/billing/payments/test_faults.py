@@ -19,6 +19,7 @@ from sqlalchemy import func, literal, select
 
 from billing.accounts.balances import RefundRefused
 from billing.money import minor_to_pico
+from billing.payments.auto_top_ups import MOST_TIMES
 from billing.payments.errors import PaymentRefused, UnknownPayment
 from billing.payments.provider import ProviderUnavailable
 from billing.tables.invoices import invoice
@@ -106,6 +107,7 @@ class World:
         _, at_stripe = await self.desk.customers.get(customer.id)
         self.desk.give_card(at_stripe, self.dice.choice(list(CARDS)))
         amount, threshold = self.dice.randrange(100, 9000), self.dice.randrange(0, 50) * 10**12
+        threshold = min(threshold, MOST_TIMES * amount * 10**10)
         await self.desk.auto.put(customer.id, currency="USD", threshold_pico=threshold, amount=amount, enabled=True)
 
     async def refund(self, customer: Customer) -> None:

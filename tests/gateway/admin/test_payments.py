@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from billing.payments.stripe_api.calls import StripeCalls
+from billing.payments.stripe_api.stripe_provider import StripeProvider
 from fake_stripe.payments import complete_checkout, new_intent, take_money
 from fake_stripe.server import FakeStripe
-from tests.billing.payments.desk import PaymentDesk, collecting_by
+from tests.billing.payments.desk import PaymentDesk, collecting_by, credentials_of
 from tests.gateway.admin.desk import Desks
 from tests.gateway.stack import Stack, running_stack
 
@@ -75,6 +78,26 @@ async def test_a_provider_that_is_away_delays_the_page(desks: Desks, payments: P
     fake.faults.script("POST", "/v1/billing_portal", "drop")
     away = await owner.post(f"{tenant}/payment-connection/portal", {}, 503)
     assert away["error"]["code"] == "provider_unavailable"
+
+
+async def test_a_tenant_that_floods_the_provider_is_refused(
+    stocked_sqlite_url: str, tmp_path: Path, model_folder: Path, fake: FakeStripe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = StripeProvider(credentials_of(fake), StripeCalls(credentials_of(fake), per_second=4))
+    async with running_stack(stocked_sqlite_url, tmp_path, model_folder, payments=slow) as stack:
+        payments = PaymentDesk(stack.database, fake)
+        await payments.connect(stack.tenant.id, card=None)
+        await payments.provider.close()
+        owner, portal = (
+            Desks(stack, monkeypatch).own("finance"),
+            f"/tenants/{stack.tenant.name}/payment-connection/portal",
+        )
+        answers = await asyncio.gather(*(owner.call("POST", portal, {}) for _ in range(16)))
+        codes = [answer.status_code for answer in answers]
+        assert codes.count(200) >= 4
+        assert codes.count(503) >= 6
+        assert (await owner.call("POST", portal, {})).status_code == 200
+    await slow.close()
 
 
 async def test_finance_decides_what_nobody_owes(desks: Desks, payments: PaymentDesk) -> None:

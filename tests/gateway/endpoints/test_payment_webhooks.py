@@ -68,6 +68,16 @@ async def test_what_is_not_ours_is_refused(paid_stack: Stack) -> None:
     assert refused == dict.fromkeys(refused, 400)
     unsigned = await paid_stack.http.post("/webhooks/stripe", content=_event().encode())
     assert unsigned.status_code == 400
+    for signature in (
+        b"t=1,v1=\xe9",
+        b"t=\xb2,v1=0",
+        f"t={int(time.time())},v1=\xe9".encode("latin-1"),
+        b"t=,v1",
+        b"=",
+    ):
+        headers = [(b"stripe-signature", signature)]
+        forged = await paid_stack.http.post("/webhooks/stripe", content=_event().encode(), headers=headers)
+        assert forged.status_code == 400, signature
     assert unsigned.json()["error"]["code"] == "event_refused"
     assert await _counts(paid_stack) == (0, 0)
 

@@ -71,6 +71,38 @@ def test_what_is_no_statement_is_refused(content: str) -> None:
         read_statement(content)
 
 
+DETAIL = "<TxDtls>{amount}<CdtDbtInd>{side}</CdtDbtInd><RmtInf><Ustrd>{reference}</Ustrd></RmtInf></TxDtls>"
+
+
+def _details(*parts: tuple[str, str, str]) -> str:
+    """An entry of 100.00 with details: amount (or none), side, reference."""
+    details = ""
+    for amount, side, reference in parts:
+        own = f'<Amt Ccy="USD">{amount}</Amt>' if amount else ""
+        details += DETAIL.format(amount=own, side=side, reference=reference)
+    whole = _entry("100.00", "")
+    start, end = whole.index("<TxDtls>"), whole.index("</TxDtls>") + len("</TxDtls>")
+    return _camt(whole[:start] + details + whole[end:])
+
+
+@pytest.mark.parametrize(
+    ("parts", "credits"),
+    [
+        ([("", "CRDT", "A"), ("", "CRDT", "B"), ("", "CRDT", "C")], [(10000, "A B C")]),
+        ([("60.00", "CRDT", "A"), ("", "CRDT", "B")], [(10000, "A B")]),
+        ([("60.00", "CRDT", "A"), ("60.00", "CRDT", "B")], [(10000, "A B")]),
+        ([("60.00", "CRDT", "A"), ("40.00", "CRDT", "B")], [(6000, "A"), (4000, "B")]),
+        ([("100.00", "CRDT", "A"), ("5.00", "DBIT", "fee")], [(10000, "A")]),
+        ([("105.00", "CRDT", "A"), ("5.00", "DBIT", "fee")], [(10000, "A")]),
+        ([("5.00", "DBIT", "fee"), ("5.00", "DBIT", "fee")], [(10000, "")]),
+    ],
+)
+def test_details_count_once(parts: list[tuple[str, str, str]], credits: list[tuple[int, str]]) -> None:
+    statement = read_statement(_details(*parts))
+    assert [(one.amount, one.reference) for one in statement.entries] == credits
+    assert len({one.id for one in statement.entries}) == len(credits)
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
     for content in (text, f"date,amount,currency\n{text}", _camt(text), _camt(_entry(text, text))):
