@@ -118,3 +118,6 @@ class SideDrafter(Drafter):
 
     def forget(self, scope: str) -> None:
         self.side.forget(scope)
+
+    def close(self) -> None:
+        self.side.clear()

@@ -224,10 +224,17 @@ class Speculator:
         except Exception:
             logger.exception("a drafter failed; it is asked for no more drafts", drafter=drafter.name)
             self.drafters = [other for other in self.drafters if other is not drafter]
+            self._close(drafter)
             if not self.drafters:
                 self.off = "failed"
                 logger.error("speculation is off", off=OFF[self.off])
             return otherwise
+
+    def _close(self, drafter: Drafter) -> None:
+        try:
+            drafter.close()
+        except Exception:
+            logger.exception("a drafter that failed did not give back what it holds", drafter=drafter.name)
 
     def _begin(self, request: Request) -> None:
         if request.arrival not in self._acceptance:
@@ -294,9 +301,10 @@ class Speculator:
 
     def end(self, request: Request) -> None:
         """The request has left the engine."""
-        if self._acceptance.pop(request.arrival, None) is not None:
-            self._drafted.pop(request.arrival, None)
-            for drafter in self.drafters:
+        began = self._acceptance.pop(request.arrival, None) is not None
+        self._drafted.pop(request.arrival, None)
+        for drafter in self.drafters:
+            if began or drafter.computes:  # which may have computed its prompt
                 self._call(drafter, partial(drafter.end, request), None)
 
     def retain(self, scope: str, seconds: float) -> None:
