@@ -312,7 +312,12 @@ class Speculator:
         for drafter in self.drafters:
             self._call(drafter, partial(drafter.retain, scope, seconds), None)
 
-    def forget(self, scope: str) -> None:
+    def purge(self, scope: str) -> None:
         """Drop all that drafters remember of a scope's requests."""
+        for drafter in self.drafters:
+            self._call(drafter, partial(drafter.purge, scope), None)
+
+    def forget(self, scope: str) -> None:
+        """The scope is gone: drop all that drafters remember of it."""
         for drafter in self.drafters:
             self._call(drafter, partial(drafter.forget, scope), None)
