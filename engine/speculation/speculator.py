@@ -248,8 +248,9 @@ class Speculator:
             Candidate(arrival, requests[arrival].lane, self._chances(arrival, drafted))
             for arrival, drafted in proposals.items()
         ]
-        for arrival, count in self.planner.plan(self._load, candidates, max(0, room), took).items():
-            if self._batch.draft(requests[arrival], proposals[arrival].proposal.tokens[:count]):
+        counts = self.planner.plan(self._load, candidates, max(0, room), took)
+        for arrival in self._batch.guess_time.turns(counts):
+            if self._batch.draft(requests[arrival], proposals[arrival].proposal.tokens[: counts[arrival]]):
                 self._drafted[arrival] = proposals[arrival]
 
     def _chances(self, arrival: int, drafted: _Drafted) -> Sequence[float]:
