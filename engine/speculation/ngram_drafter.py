@@ -21,6 +21,8 @@ LONGEST_MATCH = 16
 """Tokens of context that are compared: a longer match tells no more."""
 _SEARCHED_TOKENS = 1 << 20
 """Tokens that are searched before a step, of all requests together: about 1 ms. Others wait for the next step."""
+_MOST_ENDS = 2048
+"""Places of the last token, the latest, that are looked at further: in a text of few tokens each stands everywhere."""
 _SPARE = 256
 _SEAM = 0xFFFFFFFF
 """Stands between a prediction and the prompt; no token has this id."""
@@ -84,7 +86,7 @@ class RequestText:
         """Set `place` behind the longest earlier match of the last tokens, the latest one. Returns its length, or 0 for
         one that is shorter than LEAST_MATCH."""
         tokens = self.tokens
-        ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])[-_MOST_ENDS:]
         length = 1
         while len(ends) and length < LONGEST_MATCH and length < self.size - 1:
             before = ends[ends >= length]

@@ -97,3 +97,13 @@ def test_a_step_searches_a_bounded_number_of_tokens_and_all_have_their_turn() ->
                 drafted.append(request.arrival)
     assert len(drafted) < 3 * len(requests)
     assert set(drafted) == set(range(8))
+
+
+def test_of_a_token_that_stands_everywhere_only_the_latest_places_are_looked_at() -> None:
+    far, near = [7, 8, 9, 5], [8, 9, 6]
+    for between, expected in ((1000, [5]), (3000, [6])):
+        request, drafter = request_of([*far, *[9] * between, *near, 7, 8, 9]), NgramDrafter()
+        drafter.begin(request)
+        (proposal,) = drafter.propose([Query(request, 1)])
+        assert proposal is not None
+        assert list(proposal.tokens) == expected
