@@ -267,7 +267,7 @@ class Engine:
     def purge(self, scope: str, keys: Collection[bytes]) -> None:
         """Make the blocks of a scope with these keys unfindable in every tier."""
         self.scheduler.purge(owner_of(scope), keys)
-        self.speculator.forget(owner_of(scope))
+        self.speculator.purge(owner_of(scope))
 
     def call_when_restored(self, wake: Callable[[], None]) -> None:
         """`wake` is called, in any thread, when `step` can go on with what came from a tier, or went there."""

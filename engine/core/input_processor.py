@@ -123,7 +123,9 @@ class InputProcessor:
         members = [self._request(generate, choice, segments, root, private) for choice in range(generate.choices)]
         # Beyond the device blocks may go only where all their scopes have a retention (C5).
         lasting = all(scopes[segment.scope].retention > 0 for segment in generate.segments)
+        prediction = array("I", generate.prediction)  # one for all: it may be long
         for member in members:
+            member.prediction = prediction
             if member.store == "all" and not lasting:
                 member.store = "hbm"
             guide = _guide(generate, None if grammar is None else grammar.guide())
@@ -178,7 +180,6 @@ class InputProcessor:
             read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
             store="hbm" if private else generate.store,
             speculates=generate.speculation != "off",
-            prediction=generate.prediction,
             retain=tuple((retain.tokens, retain.until) for retain in generate.retain[:_MOST_RETAINS]),
             arrived_at=self._clock(),
             choice=choice,

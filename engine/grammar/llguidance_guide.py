@@ -29,6 +29,8 @@ FIRST_S, TOKEN_S = 0.2, 0.0015
 """Seconds of CPU time for an output's masks: at first, and more with each token. An ordinary mask takes 0.1 ms."""
 _GUESS_S = 0.005
 """Seconds of CPU time of one guess about drafts after which the output gets no more of them. A guess takes 0.01 ms."""
+_FORCED_BYTES = 256
+"""Bytes of a forced text that are cut into tokens for a guess: more than the drafts of a step spell."""
 _SEARCH_FIRST, _SEARCH_TOKEN = 2000, 40
 """Positions that an output's closing searches may visit: at first, and more with each token. One takes 0.05 ms."""
 _REFRESH, _VAIN = 16, 3
@@ -238,7 +240,9 @@ class LlguidanceGuide:
 
     def _forced(self, matcher: llguidance.LLMatcher) -> Sequence[int]:
         """The tokens of the text that must follow. Where it could be cut into others, only its text is certain."""
-        return self._shared.tokenize(matcher.compute_ff_bytes()) or matcher.compute_ff_tokens()
+        text = matcher.compute_ff_bytes()
+        tokens = self._shared.tokenize(text[:_FORCED_BYTES])
+        return tokens or (matcher.compute_ff_tokens() if len(text) <= _FORCED_BYTES else ())
 
     def _guess(self, ask: Callable[[llguidance.LLMatcher], Guess], otherwise: Guess) -> Guess:
         """What the library says, unless it has nothing to say or took long once. Not counted: with or without guesses a

@@ -108,4 +108,5 @@ def _denested(codes: torch.Tensor, table: torch.Tensor, scales: torch.Tensor, st
     if scales.dtype != torch.float32 or scales.shape != (-(-len(codes) // block),):
         raise ValueError(f"nested_absmax of shape {list(scales.shape)} does not fit {len(codes)} scales")
     values = _table(table, 256, "nested_quant_map")[codes.long()]
-    return values * scales.repeat_interleave(block)[: len(codes)] + state.nested_offset
+    # A block may be said to be far longer than all the scales are: nothing of its size is made.
+    return values * scales[torch.arange(len(codes)) // block] + state.nested_offset

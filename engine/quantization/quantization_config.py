@@ -7,6 +7,7 @@ model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import ModelError
@@ -83,6 +84,22 @@ def check_groups(quantization: Fields, inputs: int, groups: int) -> None:
     wanted = 1 if size == -1 else -(-inputs // size) if size > 0 else 0
     if groups != wanted:
         raise ValueError(f"scales for {groups} groups do not fit {inputs} inputs with group_size {size}")
+
+
+def check_packed_groups(configs: Sequence[Fields], inputs: int, groups: int, *, in_order: bool) -> None:
+    """Raise ValueError unless one of these `weights` of compressed-tensors makes as many groups as there are scales, of
+    whole groups where inputs are in order. Raises ModelError for a group_size that is no size."""
+    if configs and not any(_makes_groups(weights, inputs, groups, in_order) for weights in configs):
+        said = ", ".join(f"group_size {weights.fields.get('group_size')!r}" for weights in configs)
+        raise ValueError(f"scales for {groups} groups do not fit {inputs} inputs with {said}")
+
+
+def _makes_groups(weights: Fields, inputs: int, groups: int, in_order: bool) -> bool:
+    strategy = weights.text("strategy", "")
+    if weights.fields.get("group_size") in (None, -1):
+        return groups == 1 if strategy in {"channel", "tensor"} or "group_size" in weights else strategy != "group"
+    size = weights.integer("group_size")
+    return groups == -(-inputs // size) and (not in_order or groups == 1 or inputs % size == 0)
 
 
 def _refuse(quantization: Fields, name: str) -> None:

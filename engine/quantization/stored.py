@@ -14,7 +14,7 @@ import torch
 from engine.model_config.fields import Fields
 from engine.quantization import fp4, fp8, int4, nf4
 from engine.quantization.packed import PackedWeight, decoded
-from engine.quantization.quantization_config import check_groups, gptq_zero_offset
+from engine.quantization.quantization_config import check_groups, check_packed_groups, gptq_zero_offset
 
 _OUT_OF_ORDER = ("group", True)
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
@@ -72,6 +72,7 @@ def _gptq(
         if quantization.flag("desc_act"):
             raise ValueError("desc_act is true and g_idx, which says the group of each input, is missing")
         if type(size) is int and size > 0 and words.dim():
+            size = quantization.integer("group_size")  # bounded
             group = torch.arange(len(words) * 32 // bits) // size  # the last group may be smaller
     weight = int4.stored_gptq(*parts, group, bits=bits, zero_offset=gptq_zero_offset(quantization))
     check_groups(quantization, weight.inputs, len(scales))
@@ -102,6 +103,8 @@ def _packed(tensors: Tensors, layer: str, quantization: Fields) -> PackedWeight:
         raise ValueError("actorder is group and weight_g_idx, which says the group of each input, is missing")
     if zeros is None and configs and not any(weights.flag("symmetric", True) for weights in configs):
         raise ValueError("symmetric is false and weight_zero_point is missing")
+    groups = 1 if scales.numel() == 1 else scales.shape[-1]
+    check_packed_groups(configs, inputs, groups, in_order=group is None or bool((group == -1).all()))
     return int4.stored_packed(words, scales, zeros, (outputs, inputs), bits=fitting[0], group=group)
 
 

@@ -64,11 +64,19 @@ class Drafter:
         token more was emitted behind these; all are in `request.tokens`."""
 
     def end(self, request: Request) -> None:
-        """The request, which was begun, has left the engine; its tokens can still be read."""
+        """The request has left the engine; its tokens can still be read. It was begun, unless this drafter `computes`:
+        such a one hears of each request."""
 
     def retain(self, scope: str, seconds: float) -> None:
         """What is remembered of this scope's requests beyond their end may be for so long, from when they ended; 0: for
-        no time."""
+        no time. Of a scope for which this was never said nothing may be."""
+
+    def purge(self, scope: str) -> None:
+        """Drop all that was remembered of this scope's requests beyond those that run. Its retention stays."""
 
     def forget(self, scope: str) -> None:
-        """Drop all that was remembered of this scope's requests beyond those that run."""
+        """The scope is gone: drop what was remembered of it, and its retention."""
+        self.purge(scope)
+
+    def close(self) -> None:
+        """It has failed and is called no more: drop all that it holds, and take from the steps what they do for it."""

@@ -57,10 +57,17 @@ class HeadDrafter(SideDrafter):
         self.head = head
         self._context = context
         self._rows = HiddenRows(max(most_rows, 2 * BLOCK_TOKENS))
+        self._runner: ModelRunner | None = None
+
+    @property
+    def waiting_rows(self) -> int:
+        """Hidden states that it holds and has not used yet."""
+        return len(self._rows)
 
     def read_from(self, runner: ModelRunner) -> None:
         """Let the runner hand its hidden states to the head."""
         runner.state_layers, runner.on_states = self.head.state_layers, self._enter
+        self._runner = runner
 
     def _enter(self, works: Sequence[Work], states: torch.Tensor) -> None:
         try:
@@ -146,6 +153,12 @@ class HeadDrafter(SideDrafter):
     def end(self, request: Request) -> None:
         self._rows.drop(request)
         super().end(request)
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.state_layers, self._runner.on_states = (), None
+        self._rows.clear()
+        super().close()
 
 
 class Eagle3Drafter(HeadDrafter):

@@ -21,6 +21,10 @@ LONGEST_MATCH = 16
 """Tokens of context that are compared: a longer match tells no more."""
 _SEARCHED_TOKENS = 1 << 20
 """Tokens that are searched before a step, of all requests together: about 1 ms. Others wait for the next step."""
+_COPIED_TOKENS = 1 << 20
+"""Tokens of requests that are new here, with their predictions, that are copied before a step. Others wait."""
+_MOST_ENDS = 2048
+"""Places of the last token, the latest, that are looked at further: in a text of few tokens each stands everywhere."""
 _SPARE = 256
 _SEAM = 0xFFFFFFFF
 """Stands between a prediction and the prompt; no token has this id."""
@@ -39,15 +43,19 @@ class RequestText:
     __slots__ = ("_predicted", "_tokens", "place", "size")
 
     def __init__(self, request: Request) -> None:
-        predicted = [*request.prediction, _SEAM] if request.prediction else []
-        self._tokens: NDArray[np.uint32] = np.array(predicted, np.uint32)
-        self._predicted = self.size = len(predicted)
+        predicted = len(request.prediction)
+        self._predicted = self.size = predicted + 1 if predicted else 0
+        self._tokens: NDArray[np.uint32] = np.empty(self.size + len(request.tokens) + _SPARE, np.uint32)
+        if predicted:
+            self._tokens[:predicted] = request.prediction
+            self._tokens[predicted] = _SEAM
         self.place: int | None = None
         """Where the text goes on as it did before, as far as is known: the index of the expected token."""
-        output = request.output
         self.follow(request)
-        if predicted and output <= 1 and (not output or self.tokens[-1] == predicted[0]):
-            self.place = output  # nothing stands before what is predicted: it is the output from its first token on
+        output = request.output
+        # Nothing stands before what is predicted: it is the output from its first token on.
+        if output < predicted and np.array_equal(self.tokens[self.size - output :], self._tokens[:output]):
+            self.place = output
 
     @property
     def tokens(self) -> NDArray[np.uint32]:
@@ -84,7 +92,7 @@ class RequestText:
         """Set `place` behind the longest earlier match of the last tokens, the latest one. Returns its length, or 0 for
         one that is shorter than LEAST_MATCH."""
         tokens = self.tokens
-        ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])[-_MOST_ENDS:]
         length = 1
         while len(ends) and length < LONGEST_MATCH and length < self.size - 1:
             before = ends[ends >= length]
@@ -113,32 +121,36 @@ class NgramDrafter(Drafter):
 
     def __init__(self) -> None:
         self._texts: dict[int, RequestText] = {}
-        """By arrival."""
+        """By arrival, of those that were asked about."""
         self._first = 0
         """The arrival from which on requests are searched first: where the last step had no time left."""
-
-    def begin(self, request: Request) -> None:
-        self._texts[request.arrival] = RequestText(request)
 
     def end(self, request: Request) -> None:
         self._texts.pop(request.arrival, None)
 
     def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
         proposals: list[Proposal | None] = [None] * len(queries)
-        left = _SEARCHED_TOKENS
+        searched, copied = _SEARCHED_TOKENS, _COPIED_TOKENS
         order = sorted(range(len(queries)), key=lambda at: queries[at].request.arrival < self._first)
         self._first = 0
         for at in order:
             query = queries[at]
-            text = self._texts[query.request.arrival]
+            arrival = query.request.arrival
+            if arrival not in self._texts:
+                if copied <= 0:
+                    self._first = self._first or arrival
+                    continue
+                self._texts[arrival] = RequestText(query.request)
+                copied -= self._texts[arrival].size
+            text = self._texts[arrival]
             text.follow(query.request)
             if text.place is not None:
                 match = text.match_at_place()
-            elif left >= 0:
-                left -= text.size
+            elif searched >= 0:
+                searched -= text.size
                 match = text.longest_match()
             else:
-                self._first = self._first or query.request.arrival
+                self._first = self._first or arrival
                 continue
             if text.place is not None:
                 proposals[at] = Proposal(text.continued(query.most), chance_of(match))

@@ -24,6 +24,8 @@ _ASKED_AGAIN, _KV_STEP = 64, 256.0
 _FIRST_PROBE, _DOUBLINGS, _PROBE_ROWS, _PROBE_CHANCE = 32, 4, 3, 0.5
 """Where drafts do not pay by the table, a step verifies some rows of at least this chance now and then: the table may
 be wrong, and only steps that run can say so. After how many steps doubles with each such step, up to 512."""
+_PROBING = 4
+"""Steps after which that is put off again, if nobody has had a draft of such a chance: asking takes time, too."""
 _SWITCHES_AFTER = 2
 """Steps in a row that must agree before drafting goes on or off."""
 
@@ -58,53 +60,61 @@ class DraftPlanner:
         self.drafting = True
         """Whether drafts paid when steps last agreed about it."""
         self._against = 0
-        self._could: dict[tuple[int, float], bool] = {}
+        self._spare: dict[tuple[int, float], float] = {}
         self._asked = 0
         self._in_vain = 0
         """Steps since drafts were last verified, in which they would not have paid."""
-        self._probed = 0
+        self._probed = self._probing = 0
+        """Times that this was ended, and steps that the present one takes."""
 
-    def could_pay(self, load: StepLoad) -> bool:
-        """Whether drafts of the best chance would pay in such a step: if not, nobody needs to be asked for any."""
-        if self.costs is None or self._probes:
-            return True
-        could_pay = self._known_to_pay(load)
+    def could_pay(self, load: StepLoad, asking_us: float = 0.0) -> bool:
+        """Whether drafts of the best chance would pay in such a step if asking for them takes so long: if not, nobody
+        needs to be asked for any."""
+        if self._probes(load):
+            self._probing += 1
+            if self._probing > _PROBING:
+                self._end_probing()
+        could_pay = self.affords(load, asking_us)
         self._in_vain += not could_pay
-        return could_pay or self._probes
+        return could_pay
 
-    @property
-    def _probes(self) -> bool:
+    def affords(self, load: StepLoad, asking_us: float) -> bool:
+        """Whether drafts of the best chance would bring more in such a step than asking for them takes."""
+        return self.costs is None or self._probes(load) or self._spare_us(load) > asking_us
+
+    def _probes(self, load: StepLoad) -> bool:
         """Whether the next drafts are verified to find out what that takes."""
-        return self._in_vain >= _FIRST_PROBE << min(self._probed, _DOUBLINGS)
+        return not load.beside and self._in_vain >= _FIRST_PROBE << min(self._probed, _DOUBLINGS)
 
-    def _known_to_pay(self, load: StepLoad) -> bool:
+    def _spare_us(self, load: StepLoad) -> float:
         if load.beside:
-            return self._could_pay(load)
+            return self._most_spare_us(load)
         # Costs change slowly, and this is asked before each step.
         key = load.rows, load.kv // _KV_STEP
-        if len(self._could) >= _ASKED_AGAIN or self._asked >= _ASKED_AGAIN:
-            self._could.clear()
+        if len(self._spare) >= _ASKED_AGAIN or self._asked >= _ASKED_AGAIN:
+            self._spare.clear()
             self._asked = 0
         self._asked += 1
-        if key not in self._could:
-            self._could[key] = self._could_pay(load)
-        return self._could[key]
+        if key not in self._spare:
+            self._spare[key] = self._most_spare_us(load)
+        return self._spare[key]
 
-    def _could_pay(self, load: StepLoad) -> bool:
-        plain = self._took(load, 0, 0.0)
+    def _most_spare_us(self, load: StepLoad) -> float:
+        """The longest that drafts of the best chance may take, in µs beside their step, to be worth it; below 0 if they
+        never are."""
+        plain, spare = self._took(load, 0, 0.0), -1.0
         for drafts in range(1, self.most + 1):
             # One request's drafts, or everybody's.
             for drafting in {1, load.rows}:
                 gained = (expected_tokens(_BEST_CHANCE, drafts) - 1) * drafting
-                longer = self._took(load, drafts * drafting, 0.0) / plain
-                if (load.requests + gained) / load.requests > longer * _LEAST_GAIN:
-                    return True
-        return False
+                worth = plain * (load.requests + gained) / load.requests / _LEAST_GAIN
+                spare = max(spare, worth - self._took(load, drafts * drafting, 0.0))
+        return spare
 
     def chain_length(self, load: StepLoad, asked: int, chance: float, cost_us: Callable[[int, int], float]) -> int:
         """How many drafts for each of `asked` requests bring the most tokens a second, where they cost time before it
         is known whether they are right. `chance`: of each draft; `cost_us`: by requests and drafts of each. 0: none."""
-        if self.costs is None or self._probes:
+        if self.costs is None or self._probes(load):
             return self.most
         best, best_rate = 0, load.requests / self._took(load, 0, 0.0) * _LEAST_GAIN
         for drafts in range(1, self.most + 1):
@@ -128,7 +138,7 @@ class DraftPlanner:
                 survives *= chance
                 rows.append((LANES.index(candidate.lane), -survives, candidate.arrival))
         rows.sort()
-        if self._probes and not load.beside and self.costs is not None:
+        if self._probes(load) and self.costs is not None:
             return self._probe([row for row in rows if -row[1] >= _PROBE_CHANCE][: min(room, _PROBE_ROWS)])
         batch = LANES.index("batch")
         urgent = [row for row in rows if row[0] < batch][:room]
@@ -146,9 +156,12 @@ class DraftPlanner:
 
     def _probe(self, rows: Sequence[tuple[int, float, int]]) -> dict[int, int]:
         if rows:
-            self._in_vain = 0
-            self._probed += 1
+            self._end_probing()
         return _counted(rows)
+
+    def _end_probing(self) -> None:
+        self._in_vain = self._probing = 0
+        self._probed += 1
 
     def _best_count(self, load: StepLoad, rows: Sequence[tuple[int, float, int]], drafting_us: float) -> int:
         """How many of these rows, from the first on, bring the most tokens a second."""

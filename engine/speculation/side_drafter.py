@@ -116,5 +116,8 @@ class SideDrafter(Drafter):
             self.side.verify(sequence)  # what the request got last may fill a block
             self.side.drop(request)
 
-    def forget(self, scope: str) -> None:
+    def purge(self, scope: str) -> None:
         self.side.forget(scope)
+
+    def close(self) -> None:
+        self.side.clear()

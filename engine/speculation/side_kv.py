@@ -127,6 +127,11 @@ class SideKv:
         if sequence is not None:
             self.pool.free(sequence.table)
 
+    def clear(self) -> None:
+        """Forget all sequences."""
+        for sequence in list(self._sequences.values()):
+            self.drop(sequence.request)
+
     def extend(self, sequence: SideSequence, tokens: int, using: Collection[int] = ()) -> bool:
         """Give the sequence blocks for the request's first `tokens` tokens; False if there is no memory for them.
 

@@ -19,6 +19,7 @@ from engine.scheduling.request import Request
 from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_work import Decode, Step, Work, WorkOutcome
 from engine.speculation.acceptance import Acceptance
+from engine.speculation.asking_time import AskingTime
 from engine.speculation.drafter import Drafter, Proposal, Query
 from engine.speculation.planner import Candidate, DraftPlanner, StepLoad
 from engine.speculation.verify_costs import VerifyCosts
@@ -116,6 +117,8 @@ class Speculator:
         """By arrival of the requests that drafters know, and by drafter."""
         self._drafted: dict[int, _Drafted] = {}
         """By arrival, of the step that runs."""
+        self._asking = {drafter.name: AskingTime() for drafter in drafters}
+        """By drafter; those that compute say what they will take."""
         self._load = StepLoad(0, 0, 0.0)
         self._began = 0.0
         self._weighed_us = 0.0
@@ -137,7 +140,8 @@ class Speculator:
 
     def _draft_for(self, step: Step, decodes: Sequence[Decode], target: float) -> None:
         self._load = self._load_of(step, decodes, target)
-        if self.planner.could_pay(self._load):
+        cheapest = min((self._asking[drafter.name].expected() for drafter in self.drafters), default=0.0)
+        if self.planner.could_pay(self._load, cheapest):
             began = time.perf_counter()
             self._weighed_us = 0.0
             proposals = self._proposals(decodes)
@@ -176,8 +180,11 @@ class Speculator:
             nothing: Sequence[Proposal | None] = ()
             began = time.perf_counter()
             answers = self._call(drafter, partial(self._checked, drafter, queries), nothing)
+            took = (time.perf_counter() - began) * 1e6
             if drafter.computes:
-                self._weighed_us += (time.perf_counter() - began) * 1e6
+                self._weighed_us += took
+            else:
+                self._asking[drafter.name].observe(took)
             for query, proposal in zip(queries, answers, strict=False):
                 if proposal is None:
                     continue
@@ -191,9 +198,11 @@ class Speculator:
 
     def _worth_asking(self, drafter: Drafter, queries: list[Query]) -> list[Query]:
         """These queries, each for as many drafts as are worth what a drafter that computes takes for them, by the
-        request's own acceptance; those without any are left out."""
-        if not queries or not drafter.computes:
+        request's own acceptance; those without any are left out. Another drafter gets all, unless it was too slow."""
+        if not queries:
             return queries
+        if not drafter.computes:
+            return queries if self._affords(drafter) else []
         lengths: dict[float, int] = {}
         worth: list[Query] = []
         for query in queries:
@@ -206,6 +215,14 @@ class Speculator:
         if not worth:
             self.planner.refused()
         return worth
+
+    def _affords(self, drafter: Drafter) -> bool:
+        asking = self._asking[drafter.name]
+        if self.planner.affords(self._load, asking.expected()):
+            return True
+        asking.skip()
+        self.planner.refused()
+        return False
 
     def _checked(self, drafter: Drafter, queries: Sequence[Query]) -> Sequence[Proposal | None]:
         """A drafter's proposals. Raises ValueError where they are not of tokens, one for each query."""
@@ -224,10 +241,17 @@ class Speculator:
         except Exception:
             logger.exception("a drafter failed; it is asked for no more drafts", drafter=drafter.name)
             self.drafters = [other for other in self.drafters if other is not drafter]
+            self._close(drafter)
             if not self.drafters:
                 self.off = "failed"
                 logger.error("speculation is off", off=OFF[self.off])
             return otherwise
+
+    def _close(self, drafter: Drafter) -> None:
+        try:
+            drafter.close()
+        except Exception:
+            logger.exception("a drafter that failed did not give back what it holds", drafter=drafter.name)
 
     def _begin(self, request: Request) -> None:
         if request.arrival not in self._acceptance:
@@ -241,8 +265,9 @@ class Speculator:
             Candidate(arrival, requests[arrival].lane, self._chances(arrival, drafted))
             for arrival, drafted in proposals.items()
         ]
-        for arrival, count in self.planner.plan(self._load, candidates, max(0, room), took).items():
-            if self._batch.draft(requests[arrival], proposals[arrival].proposal.tokens[:count]):
+        counts = self.planner.plan(self._load, candidates, max(0, room), took)
+        for arrival in self._batch.guess_time.turns(counts):
+            if self._batch.draft(requests[arrival], proposals[arrival].proposal.tokens[: counts[arrival]]):
                 self._drafted[arrival] = proposals[arrival]
 
     def _chances(self, arrival: int, drafted: _Drafted) -> Sequence[float]:
@@ -294,9 +319,10 @@ class Speculator:
 
     def end(self, request: Request) -> None:
         """The request has left the engine."""
-        if self._acceptance.pop(request.arrival, None) is not None:
-            self._drafted.pop(request.arrival, None)
-            for drafter in self.drafters:
+        began = self._acceptance.pop(request.arrival, None) is not None
+        self._drafted.pop(request.arrival, None)
+        for drafter in self.drafters:
+            if began or drafter.computes:  # which may have computed its prompt
                 self._call(drafter, partial(drafter.end, request), None)
 
     def retain(self, scope: str, seconds: float) -> None:
@@ -304,7 +330,12 @@ class Speculator:
         for drafter in self.drafters:
             self._call(drafter, partial(drafter.retain, scope, seconds), None)
 
-    def forget(self, scope: str) -> None:
+    def purge(self, scope: str) -> None:
         """Drop all that drafters remember of a scope's requests."""
+        for drafter in self.drafters:
+            self._call(drafter, partial(drafter.purge, scope), None)
+
+    def forget(self, scope: str) -> None:
+        """The scope is gone: drop all that drafters remember of it."""
         for drafter in self.drafters:
             self._call(drafter, partial(drafter.forget, scope), None)

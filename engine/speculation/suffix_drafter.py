@@ -7,7 +7,7 @@ text can be taken out again.
 
 What is kept is text, of one scope under one root each: a request is told only of texts of its own scope and cache
 partition. Requests that may not be stored, or whose scope has no retention, are not kept; a scope's texts go when it is
-forgotten, and each when its retention is over. Texts are taken in and out in pieces, so that no step waits for long.
+purged, and each when its retention is over. Texts are taken in and out in pieces, so that no step waits for long.
 """
 
 from __future__ import annotations
@@ -202,10 +202,13 @@ class SuffixDrafter(Drafter):
             _, oldest = self._scopes.popitem(last=False)
             self._drop(oldest)
 
-    def forget(self, scope: str) -> None:
-        self._retentions.pop(scope, None)
+    def purge(self, scope: str) -> None:
         for key in [key for key in self._scopes if key[0] == scope]:
             self._drop(self._scopes.pop(key))
+
+    def forget(self, scope: str) -> None:
+        self._retentions.pop(scope, None)
+        self.purge(scope)
 
     def retain(self, scope: str, seconds: float) -> None:
         before = self._retentions.pop(scope, None)
@@ -232,17 +235,17 @@ class SuffixDrafter(Drafter):
         return request.read
 
     def _may_keep(self, request: Request) -> bool:
-        """Whether its text may be kept beyond its end: a request that is not stored everywhere is kept nowhere here."""
-        return request.store == "all" and self._retentions.get(_key(request)[0], 1.0) > 0
+        """Whether its text may be kept beyond its end: a request that is not stored everywhere is kept nowhere here,
+        nor is one of a scope whose retention nobody has told."""
+        return request.store == "all" and self._retentions.get(_key(request)[0], 0.0) > 0
 
     def _sweep(self) -> None:
         """Take out what is older than its scope's retention, and scopes without texts."""
         now = self._clock()
         for key, texts in list(self._scopes.items()):
-            retention = self._retentions.get(key[0])
-            if retention is not None:
-                for text in [text for text in texts.texts.values() if now >= text.since + retention]:
-                    self._take_out(texts, text)
+            retention = self._retentions.get(key[0], 0.0)
+            for text in [text for text in texts.texts.values() if now >= text.since + retention]:
+                self._take_out(texts, text)
             if not texts.texts and not texts.places:
                 del self._scopes[key]
 

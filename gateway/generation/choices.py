@@ -44,7 +44,7 @@ class Choices:
             for _ in range(generation.choices)
         ]
         self._predicted = len(prepared.prediction)
-        prediction = array("I", prepared.prediction)
+        prediction = array("I", prepared.prediction).tobytes()
         self._predictions = [PredictionMatch(prediction) for _ in self._transcripts if prediction]
 
     @property

@@ -186,3 +186,54 @@ def test_a_file_cut_or_changed_at_any_byte_never_ends_in_a_traceback(tmp_path_fa
             said = str(error)
     assert "layer" in said
     assert weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (4, {"group_size": 64}),
+        (3, {"group_size": 64}),  # as many as 128 inputs have in equal parts, of another size
+        (3, {"group_size": 48}),  # whose last group is cut short
+        (2, {"group_size": -1}),
+        (2, {"strategy": "channel"}),
+        (2, {"strategy": "group"}),
+        (2, {"group_size": 10**30}),
+        (2, {"group_size": "64"}),
+    ],
+)
+def test_packed_integers_whose_scales_are_not_of_the_group_size_are_refused(
+    groups: int, said: dict[str, object], tmp_path: Path
+) -> None:
+    parts = {
+        "weight_packed": torch.zeros(16, 16, dtype=torch.int32),
+        "weight_scale": torch.ones(16, groups),
+        "weight_shape": torch.tensor(SHAPE),
+    }
+    weights = {"num_bits": 4, **said}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    weight, message = read_or_refused(tmp_path, config, parts)
+    assert weight is None
+    assert "group_size" in message
+    right = {**config, "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128 // groups}}}}
+    if 128 % groups == 0:
+        assert read_or_refused(tmp_path, right, parts)[0] is not None
+
+
+@pytest.mark.parametrize("size", [1 << 62, 1 << 70])
+def test_a_group_size_that_is_none_is_named(size: int, tmp_path: Path) -> None:
+    config, parts = written("gptq")
+    del parts["g_idx"]
+    weight, message = read_or_refused(tmp_path, {**config, "group_size": size}, parts)
+    assert weight is None
+    assert "group_size" in message
+
+
+def test_a_block_of_scales_may_be_longer_than_they_are() -> None:
+    """By what a file says: nothing of that size is made."""
+    table, scales = torch.linspace(-1, 1, 256), torch.ones(1)
+    nested = (table, scales)
+    states = [nf4.QuantState("nf4", SHAPE, 64, size, 0.0) for size in (256, 1 << 39)]
+    codes, few = torch.zeros(SHAPE[0] * SHAPE[1] // 2, 1, dtype=torch.uint8), torch.linspace(-1, 1, 16)
+    absmax = torch.full((SHAPE[0] * 2,), 255, dtype=torch.uint8)
+    usual, longest = (decoded(nf4.stored(codes, few, absmax, state, nested)) for state in states)
+    assert torch.equal(usual, longest)

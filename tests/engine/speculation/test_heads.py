@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from engine.scheduling.step_work import Work
-from engine.speculation.head_drafter import HeadDrafter
+from engine.speculation.drafter import Proposal, Query
+from engine.speculation.head_drafter import Eagle3Drafter, HeadDrafter
 from tests.engine.conftest import Bench, Families, Run, generate, make_bench
 from tests.engine.modes import MODES, assert_same, bench_of, request
 from tests.engine.speculation.side_drafters import (
@@ -320,3 +321,44 @@ def test_mtp_requests_get_what_plain_decoding_gives(mtp: Path, tokenizer: Path):
         bench.finish()
         for length, run in runs.items():
             assert_same(run, plain(mtp, tokenizer, length, mode))
+
+
+# ---------------------------------------------------------------- what is held, and until when
+
+
+def test_requests_that_ended_before_they_decoded_leave_nothing(target: Path, head: Path) -> None:
+    drafter = head_drafter(head, target)
+    bench = reading(make_bench(target, drafters=[drafter], blocks=200), drafter)
+    for number in range(3):
+        bench.one(generate(f"one{number}", [(number + at) % 131 for at in range(200)], 1, store="none"))
+    assert (drafter.waiting_rows, len(drafter.side), drafter.side.pool.referenced_blocks) == (0, 0, 0)
+    bench.add(generate("stopped", list(range(120)) * 3, 50, store="none"))
+    bench.step()
+    assert drafter.waiting_rows
+    bench.engine.abort("stopped")
+    bench.finish()
+    assert (drafter.waiting_rows, len(drafter.side), drafter.side.pool.referenced_blocks) == (0, 0, 0)
+
+
+class FailingHead(Eagle3Drafter):
+    failing = False
+
+    def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+        if self.failing:
+            raise RuntimeError("broken")
+        return super().propose(queries)
+
+
+def test_a_head_that_fails_is_handed_no_more_states_and_holds_none(target: Path, head: Path) -> None:
+    drafter = head_drafter(head, target)
+    drafter.__class__ = FailingHead
+    assert isinstance(drafter, FailingHead)
+    bench = reading(make_bench(target, drafters=[drafter]), drafter)
+    bench.one(generate("good", range(20), 10))
+    drafter.failing = True
+    bench.one(generate("bad", range(30), 10, store="none"))
+    assert bench.engine.speculator.off == "failed"
+    assert bench.engine.executor.runner.on_states is None
+    assert (drafter.waiting_rows, len(drafter.side), drafter.side.pool.referenced_blocks) == (0, 0, 0)
+    bench.one(generate("after", range(40), 10, store="none"))
+    assert drafter.waiting_rows == 0

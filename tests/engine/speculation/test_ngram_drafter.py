@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -95,5 +96,34 @@ def test_a_step_searches_a_bounded_number_of_tokens_and_all_have_their_turn() ->
         for request, proposal in zip(requests, drafter.propose([Query(r, 1) for r in requests]), strict=True):
             if proposal is not None:
                 drafted.append(request.arrival)
+    assert len(drafted) < 3 * len(requests)
+    assert set(drafted) == set(range(8))
+
+
+def test_of_a_token_that_stands_everywhere_only_the_latest_places_are_looked_at() -> None:
+    far, near = [7, 8, 9, 5], [8, 9, 6]
+    for between, expected in ((1000, [5]), (3000, [6])):
+        request, drafter = request_of([*far, *[9] * between, *near, 7, 8, 9]), NgramDrafter()
+        drafter.begin(request)
+        (proposal,) = drafter.propose([Query(request, 1)])
+        assert proposal is not None
+        assert list(proposal.tokens) == expected
+
+
+def test_a_step_takes_in_a_bounded_number_of_predicted_tokens_and_all_have_their_turn() -> None:
+    """The output may have begun by then: while it is as predicted, that is where it goes on."""
+    prediction = list(range(300_000))
+    requests, drafter = [request_of([5], arrival) for arrival in range(8)], NgramDrafter()
+    for request in requests:
+        request.prediction = array("I", prediction)
+        drafter.begin(request)
+    drafted: list[int] = []
+    for step in range(3):
+        proposals = drafter.propose([Query(request, 2) for request in requests])
+        for request, proposal in zip(requests, proposals, strict=True):
+            if proposal is not None:
+                drafted.append(request.arrival)
+                assert list(proposal.tokens) == [step, step + 1]
+            request.tokens.append(step)
     assert len(drafted) < 3 * len(requests)
     assert set(drafted) == set(range(8))

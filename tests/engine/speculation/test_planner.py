@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.speculation.acceptance import PAUSE, Acceptance
+from engine.speculation.asking_time import AskingTime
 from engine.speculation.planner import Candidate, DraftPlanner, StepLoad
 from engine.speculation.verify_costs import VerifyCosts, break_even, expected_tokens
 
@@ -164,3 +165,23 @@ def test_where_rows_are_dear_probes_cost_little() -> None:
         costs.observe(rows, 64.0, 1000.0 * rows)
         took += 1000.0 * rows
     assert took < 5000 * 1000.0 * 1.015
+
+
+def test_asking_may_take_as_long_as_drafts_could_save() -> None:
+    planner = DraftPlanner(FREE, 7)
+    load = StepLoad(1, 1, 64.0)
+    assert planner.could_pay(load, 3000.0)  # a step of 1 ms brings up to 6.6 tokens
+    assert not planner.could_pay(load, 7000.0)
+    assert DraftPlanner(None, 7).could_pay(load, 1e9)
+
+
+def test_a_drafter_that_was_held_up_once_is_asked_on_and_one_that_is_slow_is_asked_now_and_then() -> None:
+    asking = AskingTime()
+    asking.observe(100_000.0)
+    assert asking.expected() <= 500.0
+    for _ in range(20):
+        asking.observe(20_000.0)
+    assert 15_000.0 < asking.expected() <= 20_000.0
+    for _ in range(512):
+        asking.skip()
+    assert asking.expected() == 0.0

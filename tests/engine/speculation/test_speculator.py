@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -264,6 +265,32 @@ def test_a_drafter_that_is_too_slow_is_asked_again_now_and_then(tiny_model: Path
     bench.engine.speculator.planner.costs = VerifyCosts({64: {1: 1000.0, 64: 1000.0}})
     bench.one(generate("x", range(20), 100))
     assert 1 <= drafter.asked < 10
+
+
+class SlowToSay(Guessing):
+    """Computes nothing, and takes many steps' time for it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+        self.asked += 1
+        until = time.perf_counter() + 0.02
+        while time.perf_counter() < until:
+            pass
+        return [Proposal([1] * query.most, 0.6) for query in queries]
+
+
+def test_a_drafter_that_says_nothing_of_its_time_is_given_up_by_what_it_took(tiny_model: Path) -> None:
+    class FixedCosts(VerifyCosts):
+        def observe(self, rows: int, kv: float, took: float) -> None:
+            """The machine of a test is no measure."""
+
+    drafter = SlowToSay()
+    bench = make_bench(tiny_model, drafters=[drafter])
+    bench.engine.speculator.planner.costs = FixedCosts({64: {1: 500.0, 64: 500.0}})
+    bench.one(generate("x", range(20), 200))
+    assert 1 <= drafter.asked < 20
 
 
 def test_a_step_with_drafts_that_fails_is_run_again(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

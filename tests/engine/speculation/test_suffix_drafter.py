@@ -23,11 +23,18 @@ class Requests:
         self.now = 0.0
         self.drafter = SuffixDrafter(lambda: self.now, **bounds)
         self._arrivals = 0
+        self._retained: set[str] = set()
+
+    def retain(self, scope: str, seconds: float) -> None:
+        self._retained.add(scope)
+        self.drafter.retain(scope, seconds)
 
     def make(
         self, output: Sequence[int], scope: str = "project", root: bytes = b"root", store: StorePolicy = "all"
     ) -> Request:
         self._arrivals += 1
+        if scope not in self._retained:
+            self.retain(scope, 3600.0)
         request = request_of([1, 2, 3, 4, 5], self._arrivals)
         request.segments, request.store = ((5, root, scope),), store
         for token in output:
@@ -122,17 +129,41 @@ def test_a_forgotten_scope_has_no_texts() -> None:
 
 def test_texts_go_with_their_retention() -> None:
     requests = Requests()
-    requests.drafter.retain("project", 60.0)
+    requests.retain("project", 60.0)
     requests.end(TEXT)
     requests.now = 59.0
     assert requests.ask(TEXT[:8]) is not None
     requests.now = 61.0
     assert requests.ask(TEXT[:8]) is None
     requests.end(TEXT)
-    requests.drafter.retain("project", 0.0)
+    requests.retain("project", 0.0)
     assert requests.ask(TEXT[:8]) is None
     requests.end(TEXT)
     assert requests.drafter.texts("project") == 0
+
+
+def test_a_purged_scope_keeps_its_retention() -> None:
+    requests = Requests()
+    requests.retain("project", 60.0)
+    requests.end(TEXT)
+    requests.drafter.purge("project")
+    assert requests.ask(TEXT[:8]) is None
+    requests.end(TEXT)
+    assert requests.ask(TEXT[:8]) is not None
+    requests.now = 61.0
+    assert requests.ask(TEXT[:8]) is None
+    assert requests.drafter.texts("project") == 0
+
+
+def test_nothing_is_kept_of_a_scope_whose_retention_is_unknown() -> None:
+    requests = Requests()
+    requests.end(TEXT)
+    running = requests.make(TEXT)
+    requests.drafter.forget("project")
+    requests.drafter.end(running)
+    requests.end(TEXT)
+    assert requests.drafter.texts("project") == 0
+    assert requests.ask(TEXT[:8]) is None
 
 
 def test_memory_is_bounded_and_the_least_recently_used_text_goes() -> None:
@@ -157,7 +188,7 @@ def test_memory_is_bounded_and_the_least_recently_used_text_goes() -> None:
         st.one_of(
             st.tuples(st.just("end"), st.lists(st.integers(0, 2), max_size=30)),
             st.tuples(st.just("ask"), st.lists(st.integers(0, 2), min_size=1, max_size=8)),
-            st.tuples(st.just("forget"), st.just([])),
+            st.tuples(st.just("purge"), st.just([])),
             st.tuples(st.just("wait"), st.just([])),
         ),
         max_size=40,
@@ -165,15 +196,15 @@ def test_memory_is_bounded_and_the_least_recently_used_text_goes() -> None:
 )
 def test_what_is_proposed_stands_in_a_text_that_is_kept(acts: list[tuple[str, list[int]]]) -> None:
     requests = Requests(scope_bytes=8 * TEXT_BYTES + 60 * TOKEN_BYTES, all_bytes=1 << 20)
-    requests.drafter.retain("project", 10.0)
+    requests.retain("project", 10.0)
     kept: list[list[int]] = []
     for act, tokens in acts:
         match act:
             case "end":
                 requests.end(tokens)
                 kept.append([2, 3, 4, 5, *tokens])
-            case "forget":
-                requests.drafter.forget("project")
+            case "purge":
+                requests.drafter.purge("project")
                 kept.clear()
             case "wait":
                 requests.now += 3.0
@@ -192,7 +223,7 @@ def test_however_many_partitions_a_client_names_few_are_kept() -> None:
     for number in range(2100):
         requests.drafter.end(requests.make(TEXT[:4], root=str(number).encode()))
     assert requests.drafter.texts("project") <= 2048
-    requests.drafter.retain("project", 5.0)
+    requests.retain("project", 5.0)
     requests.now = 10.0
     for _ in range(400):
         requests.drafter.propose([])

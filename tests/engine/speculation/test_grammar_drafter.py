@@ -1,0 +1,122 @@
+"""Guesses about grammars: bounded in time before a step, whatever the grammars, and everybody gets a turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from engine.grammar.closing_search import ClosingSearch
+from engine.grammar.llguidance_guide import LlguidanceGuide, SharedGrammarState
+from engine.scheduling.decode_batch import DecodeBatch
+from engine.scheduling.guess_time import STEP_S, GuessTime
+from engine.scheduling.request import Request
+from engine.speculation.drafter import Query
+from engine.speculation.grammar_drafter import GrammarDrafter
+from tests.engine.speculation.test_ngram_drafter import request_of
+
+GUESS_S = STEP_S / 10
+
+
+class SlowGuide:
+    """Each guess takes a tenth of what all have together."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        self._work()
+        return [1] * most
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        self._work()
+        return len(tokens)
+
+    def _work(self) -> None:
+        self.asked += 1
+        until = time.thread_time() + GUESS_S
+        while time.thread_time() < until:
+            pass
+
+
+def guided(count: int) -> tuple[list[Request], list[SlowGuide]]:
+    requests, guides = [], []
+    for arrival in range(1, count + 1):
+        request, guide = request_of([1, 2, 3], arrival), SlowGuide()
+        row: Any = SimpleNamespace(guide=guide, draftable=True)
+        request.row = row
+        request.table = [(0,)]
+        requests.append(request)
+        guides.append(guide)
+    return requests, guides
+
+
+def test_forced_tokens_are_found_for_some_in_each_step_and_for_all_in_turns() -> None:
+    requests, guides = guided(32)
+    drafter = GrammarDrafter()
+    for _ in range(20):
+        before = sum(guide.asked for guide in guides)
+        proposals = drafter.propose([Query(request, 3) for request in requests])
+        asked = sum(guide.asked for guide in guides) - before
+        assert 1 <= asked <= 6
+        assert sum(proposal is not None for proposal in proposals) == asked
+    assert all(guide.asked for guide in guides)
+
+
+def test_drafts_are_checked_for_some_in_each_step_and_for_all_in_turns() -> None:
+    requests, guides = guided(32)
+    batch = DecodeBatch(32, 3, 99)
+    for request in requests:
+        batch.join(request)
+    by_arrival = {request.arrival: request for request in requests}
+    for _ in range(20):
+        drafted = sum(bool(batch.draft(by_arrival[at], [5])) for at in batch.guess_time.turns(by_arrival))
+        assert 1 <= drafted <= 6
+        for decode in batch.decodes:
+            decode.draft(())
+        batch.drafted = 0
+    assert all(guide.asked for guide in guides)
+
+
+def test_whoever_had_no_time_is_first_in_the_next_step() -> None:
+    turns = GuessTime(0.0)
+    assert list(turns.turns([3, 1, 2])) == [1, 2, 3]
+    assert [turns.guess(arrival, lambda: 1, 0) for arrival in (2, 3)] == [0, 0]
+    assert list(turns.turns([3, 1, 2])) == [2, 3, 1]
+    assert list(turns.turns([3, 1, 2])) == [1, 2, 3]
+
+
+class ForcedText:
+    """A matcher of the library in whose grammar one long text is left."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    def is_stopped(self) -> bool:
+        return False
+
+    is_error = is_stopped
+
+    def deep_copy(self) -> ForcedText:
+        return self
+
+    def compute_ff_bytes(self) -> bytes:
+        return self.text
+
+    def compute_ff_tokens(self) -> Sequence[int]:
+        return list(self.text)
+
+
+def test_of_a_long_forced_text_only_the_beginning_is_cut_into_tokens() -> None:
+    cut: list[int] = []
+
+    def tokenize(text: bytes) -> Sequence[int]:
+        cut.append(len(text))
+        return list(text)
+
+    closer: Any = ClosingSearch
+    matcher: Any = ForcedText(b"abcdefgh" * 10_000)
+    guide = LlguidanceGuide(matcher, SharedGrammarState(closer, [], None, 1, tokenize))
+    assert list(guide.forced_tokens(7)) == list(b"abcdefg")
+    assert max(cut) <= 256
