@@ -22,7 +22,7 @@ READS = frozenset(
     (
         *("audit money", "audit counts", "audit isolation", "audit log", "reconcile", "usage", "export", "models"),
         *("budgets list", "cache stats", "cache fsck", "cache scrub", "cache explain", "journals list", "keys list"),
-        *("invoices list", "invoices show", "invoices pdf", "invoices seller show", "invoices buyer show"),
+        *("invoices list", "invoices show", "invoices pdf", "invoices xml", "invoices seller show", "invoices buyer show"),
         *(
             "periods list",
             "platform show",
@@ -99,7 +99,7 @@ SCRIPT = (
     ("limits remove client", {"limits.removed"}),
     ("tenants suspend client", {"tenant.suspended"}),
     ("tenants resume client", {"tenant.resumed"}),
-    ("tenants credit client 20", {"grant.created"}),
+    ("tenants credit client 1.20", {"grant.created"}),
     ("tenants grant client 5", {"grant.created"}),
     ("tenants refund client 1.20", {"refund.created"}),
     ("tenants credit-line client 7", {"credit_line.set"}),

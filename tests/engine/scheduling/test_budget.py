@@ -126,6 +126,7 @@ NO_CLOCK = {
     "collections",
     "dataclasses",
     "engine",
+    "functools",
     "heapq",
     "itertools",
     "math",
