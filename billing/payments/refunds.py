@@ -165,10 +165,11 @@ class Refunds:
             if provider_id is not None:
                 values["provider_id"] = provider_id
             await change_recorded(session, PAYMENT_REFUNDS, "payment_refund.failed", row.id, values)
+            text = f"a refund of {format_minor(row.amount, row.currency)} {row.currency} failed: {problem}"
+            # the task before the money, as disputes do: each locks a row of all tenants
+            await add_task(self._database, session, "refund_failed", str(row.id), text, row.tenant_id)
             again, why = uuid5(row.id, "failed"), "a refund that failed"
             await put_in(self._database, session, again, row.tenant_id, row.amount, row.currency, why)
-            text = f"a refund of {format_minor(row.amount, row.currency)} {row.currency} failed: {problem}"
-            await add_task(self._database, session, "refund_failed", str(row.id), text, row.tenant_id)
 
     async def _state(self, session: AsyncSession, row: Any) -> str:
         query = select(_REFUND.state).where(_REFUND.tenant_id == row.tenant_id, _REFUND.id == row.id)

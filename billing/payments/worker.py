@@ -17,12 +17,12 @@ from billing.payments.pushing import DocumentPusher, InvoiceFirst
 from billing.payments.refunds import Refunds
 from billing.payments.tasks import TaskKind, add_task
 from billing.payments.top_ups import TopUps
-from storage.database.database import Database, DatabaseUnavailable
+from storage.database.database import Database, DatabaseUnavailable, TransactionConflict
 
 AT_ONCE = 8
 OLD_S = 23 * 3600
 """After so long a provider may have forgotten a key: what was made is looked for first."""
-_TEMPORARY = (ProviderUnavailable, NotConnected, InvoiceFirst)
+_TEMPORARY = (ProviderUnavailable, NotConnected, InvoiceFirst, TransactionConflict)
 log = structlog.get_logger(__name__)
 
 
@@ -67,11 +67,11 @@ class PaymentWorker:
     async def _do(self, job: PaymentJob) -> None:
         try:
             await self._act(job)
-        except DatabaseUnavailable:
-            raise
         except _TEMPORARY as error:
             after = error.retry_after if isinstance(error, ProviderUnavailable) else 0
             await self._jobs.repeat(job, str(error), after)
+        except DatabaseUnavailable:
+            raise
         except ProviderRefused as error:
             log.warning("a job of payments was refused", kind=job.kind, subject=job.subject, cause=str(error))
             await self._add_task("unknown_object", job, error)
