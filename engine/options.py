@@ -22,6 +22,8 @@ TEXT_DRAFTERS = ("grammar", "ngram", "suffix")
 """The drafters that need no weights, the preferred first."""
 DRAFT_MODEL = "draft-model"
 """The drafter of the setting `draft_model`: a model or a head."""
+WEIGHT_DRAFTERS = (DRAFT_MODEL, "eagle3", "mtp")
+"""The names of the drafters that this may be, the heads by their kinds."""
 DRAFTERS = (*TEXT_DRAFTERS, DRAFT_MODEL)
 """All drafters that `parse_speculation` knows."""
 

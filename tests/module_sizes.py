@@ -56,7 +56,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
         *("engine/scheduling/flow_turns.py", "protocol/context_length.py"),
         *("tenancy/users/tokens.py", "tenancy/users/changes.py"),
         *("gateway/dialects/max_cost.py", "gateway/dialects/openai/diagnostics.py", "engine/sampling/validation.py"),
-        *("gateway/dialects/speculation.py", "gateway/generation/prediction.py"),
+        "gateway/dialects/speculation.py",
         "billing/reservation/billed_writes.py",
         *("billing/accounts/lone_grants.py", "billing/invoices/accounting/losses.py", "billing/prices/formulas.py"),
     ),
@@ -68,6 +68,7 @@ SMALL_MODULES: Mapping[str, Iterable[str]] = {
     "a bound with a state of its own, tested against hostile input alone": (
         *("engine/sampling/grammar_allowance.py", "gateway/limits/expected_tokens.py"),
         *("engine/core/timeouts.py", "engine/speculation/acceptance.py"),
+        *("engine.sampling.guess_time.py", "engine/speculation/asking_time.py"),
         *("gateway/admission/request_size.py", "gateway/kept_responses/earlier_items.py"),
     ),
     "work of another thread or moment than that of its only user": (

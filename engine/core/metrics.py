@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.engine import Engine
-from engine.options import DRAFTERS
+from engine.options import DRAFT_MODEL, DRAFTERS, WEIGHT_DRAFTERS
 from engine.speculation.speculator import OFF
 from prompt_cache.kv.grouped_pool import GroupedPool
 from protocol.replicas import TIERS, Tier, TierLoad
@@ -78,8 +78,9 @@ def _speculation_metrics(engine: Engine) -> dict[str, float]:
     figures |= {f"{name}off_{reason}": float(speculator.off == reason) for reason in OFF}
     for drafter in DRAFTERS:
         of = f"{name}{drafter.replace('-', '_')}"  # names of metrics have no hyphens
-        figures[f"{of}_drafted_tokens_total"] = totals.drafted_by[drafter]
-        figures[f"{of}_accepted_tokens_total"] = totals.accepted_by[drafter]
+        names = WEIGHT_DRAFTERS if drafter == DRAFT_MODEL else (drafter,)
+        figures[f"{of}_drafted_tokens_total"] = sum(totals.drafted_by[name] for name in names)
+        figures[f"{of}_accepted_tokens_total"] = sum(totals.accepted_by[name] for name in names)
     return figures
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 
-from engine.scheduling.guess_time import STEP_S, GuessTime
+from engine.sampling.guess_time import STEP_S, GuessTime
 from engine.scheduling.request import Request
 from engine.scheduling.step_work import Decode, Work
 from engine.scheduling.token_sequence import LatestTokens

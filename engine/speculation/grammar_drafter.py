@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
-from engine.scheduling.guess_time import STEP_S, GuessTime
+from engine.sampling.guess_time import STEP_S, GuessTime
 from engine.speculation.drafter import Drafter, Proposal, Query
 
 _CHANCE = 0.9

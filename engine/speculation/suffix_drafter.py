@@ -30,14 +30,14 @@ _PLACES = 8
 TOKEN_BYTES, TEXT_BYTES = 320, 1024
 """Estimated bytes of memory that a token takes, in the text and in the index; and a text itself."""
 SCOPE_BYTES, ALL_BYTES = 16 << 20, 128 << 20
-"""The most that a scope may take, and all together."""
+"""The most that a scope may take with all its partitions, and all together."""
 _LONGEST_TEXT = 8192
 """Tokens of one output that are kept: its first."""
 _TOKENS_A_STEP = 512
 """Tokens that go into the index, or out of it, before a step: about 0.5 ms."""
 _SWEEP_S = 1.0
-_MOST_KEYS = 2048
-"""Scopes and partitions with texts: clients name partitions, as many as they like."""
+_MOST_KEYS, _MOST_ROOTS = 2048, 256
+"""Scopes and partitions with texts, and those of one scope: clients name partitions, as many as they like."""
 _MOST_SCOPES = 10_000
 """Scopes whose retention is known; the texts of one that is not are dropped."""
 
@@ -131,6 +131,9 @@ class SuffixDrafter(Drafter):
         self._scope_bytes = scope_bytes
         self._all_bytes = all_bytes
         self._scopes: OrderedDict[Key, ScopeTexts] = OrderedDict()
+        """The least recently used first."""
+        self._roots: dict[str, OrderedDict[bytes, None]] = {}
+        """By scope, the roots of those, in the same order."""
         self._retentions: dict[str, float] = {}
         self._coming: deque[tuple[ScopeTexts, KeptText]] = deque()
         self._going: deque[tuple[ScopeTexts, KeptText]] = deque()
@@ -145,12 +148,16 @@ class SuffixDrafter(Drafter):
 
     def texts(self, scope: str) -> int:
         """How many texts of a scope are kept."""
-        return sum(len(texts.texts) for key, texts in self._scopes.items() if key[0] == scope)
+        return sum(len(self._scopes[scope, root].texts) for root in self._roots.get(scope, ()))
 
     # ------------------------------------------------------------ drafts
 
-    def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+    def catch_up(self) -> None:
+        self._sweep_if_due()
         self._index()
+
+    def propose(self, queries: Sequence[Query]) -> Sequence[Proposal | None]:
+        self._sweep_if_due()
         return [self._proposal(query) if self._may_read(query.request) else None for query in queries]
 
     def _proposal(self, query: Query) -> Proposal | None:
@@ -170,7 +177,7 @@ class SuffixDrafter(Drafter):
         text, end = place
         self._cursors[request.arrival] = place, len(request.tokens)
         texts.use(text)
-        self._scopes.move_to_end(_key(request))
+        self._use(_key(request))
         return Proposal(text.tokens[end : end + query.most].tolist(), chance)
 
     def _place_ahead(self, request: Request) -> Place | None:
@@ -190,21 +197,40 @@ class SuffixDrafter(Drafter):
         if not self._may_keep(request) or request.output < LEAST_MATCH:
             return
         start = max(0, request.prompt - LEAST_MATCH)
-        texts = self._scopes.setdefault(_key(request), ScopeTexts())
-        self._scopes.move_to_end(_key(request))
+        key = _key(request)
+        texts = self._scopes.setdefault(key, ScopeTexts())
+        self._use(key)
         text = KeptText(request.tokens[start : request.prompt + _LONGEST_TEXT], self._clock())
         texts.enter(text)
         self._coming.append((texts, text))
-        while texts.size > self._scope_bytes and texts.texts:
-            self._take_out(texts, next(iter(texts.texts.values())))
-        # Where memory is short, a scope's index goes as a whole: its runs need not be looked for.
+        self._bound_scope(key[0])
         while self._scopes and (len(self._scopes) > _MOST_KEYS or self.size > self._all_bytes):
-            _, oldest = self._scopes.popitem(last=False)
+            self._drop(next(iter(self._scopes)))
+
+    def _use(self, key: Key) -> None:
+        """It is now the latest used."""
+        scope, root = key
+        self._scopes.move_to_end(key)
+        roots = self._roots.setdefault(scope, OrderedDict())
+        roots[root] = None
+        roots.move_to_end(root)
+
+    def _bound_scope(self, scope: str) -> None:
+        """What a scope has too much of it loses itself: others keep theirs."""
+        roots = self._roots[scope]
+        size = sum(self._scopes[scope, root].size for root in roots)
+        # A partition's index goes as a whole: its runs need not be looked for.
+        while len(roots) > 1 and (len(roots) > _MOST_ROOTS or size > self._scope_bytes):
+            oldest = scope, next(iter(roots))
+            size -= self._scopes[oldest].size
             self._drop(oldest)
+        last = self._scopes[scope, next(iter(roots))]
+        while last.size > self._scope_bytes and last.texts:
+            self._take_out(last, next(iter(last.texts.values())))
 
     def purge(self, scope: str) -> None:
-        for key in [key for key in self._scopes if key[0] == scope]:
-            self._drop(self._scopes.pop(key))
+        for root in list(self._roots.get(scope, ())):
+            self._drop((scope, root))
 
     def forget(self, scope: str) -> None:
         self._retentions.pop(scope, None)
@@ -219,7 +245,15 @@ class SuffixDrafter(Drafter):
             oldest = next(iter(self._retentions))
             self.forget(oldest)
 
-    def _drop(self, texts: ScopeTexts) -> None:
+    def _pop(self, key: Key) -> ScopeTexts:
+        scope, root = key
+        del self._roots[scope][root]
+        if not self._roots[scope]:
+            del self._roots[scope]
+        return self._scopes.pop(key)
+
+    def _drop(self, key: Key) -> None:
+        texts = self._pop(key)
         for text in texts.texts.values():
             text.gone = True
         texts.texts.clear()
@@ -239,6 +273,11 @@ class SuffixDrafter(Drafter):
         nor is one of a scope whose retention nobody has told."""
         return request.store == "all" and self._retentions.get(_key(request)[0], 0.0) > 0
 
+    def _sweep_if_due(self) -> None:
+        if self._clock() >= self._swept_at + _SWEEP_S:
+            self._swept_at = self._clock()
+            self._sweep()
+
     def _sweep(self) -> None:
         """Take out what is older than its scope's retention, and scopes without texts."""
         now = self._clock()
@@ -247,15 +286,12 @@ class SuffixDrafter(Drafter):
             for text in [text for text in texts.texts.values() if now >= text.since + retention]:
                 self._take_out(texts, text)
             if not texts.texts and not texts.places:
-                del self._scopes[key]
+                self._pop(key)
 
     # ------------------------------------------------------------ the index
 
     def _index(self) -> None:
         """Take a bounded number of tokens into the index, and out of it."""
-        if self._clock() >= self._swept_at + _SWEEP_S:
-            self._swept_at = self._clock()
-            self._sweep()
         left = _TOKENS_A_STEP
         while left > 0 and self._going:
             texts, text = self._going[0]

@@ -22,7 +22,14 @@ READS = frozenset(
     (
         *("audit money", "audit counts", "audit isolation", "audit log", "reconcile", "usage", "export", "models"),
         *("budgets list", "cache stats", "cache fsck", "cache scrub", "cache explain", "journals list", "keys list"),
-        *("invoices list", "invoices show", "invoices pdf", "invoices xml", "invoices seller show", "invoices buyer show"),
+        *(
+            "invoices list",
+            "invoices show",
+            "invoices pdf",
+            "invoices xml",
+            "invoices seller show",
+            "invoices buyer show",
+        ),
         *(
             "periods list",
             "platform show",

@@ -9,8 +9,8 @@ from typing import Any
 
 from engine.grammar.closing_search import ClosingSearch
 from engine.grammar.llguidance_guide import LlguidanceGuide, SharedGrammarState
+from engine.sampling.guess_time import STEP_S, GuessTime
 from engine.scheduling.decode_batch import DecodeBatch
-from engine.scheduling.guess_time import STEP_S, GuessTime
 from engine.scheduling.request import Request
 from engine.speculation.drafter import Query
 from engine.speculation.grammar_drafter import GrammarDrafter

@@ -162,6 +162,18 @@ def test_without_a_drafter_and_on_a_device_that_verifies_none_it_says_why(tiny_m
     assert engine_metrics(bench.engine)["turnpike_engine_speculation_off_setting"] == 1
 
 
+@pytest.mark.parametrize("kind", ["draft-model", "eagle3", "mtp"])
+def test_drafts_of_a_head_count_as_those_of_the_draft_model(tiny_model: Path, kind: str) -> None:
+    class Head(Guessing):
+        name: ClassVar[str] = kind
+
+    bench = make_bench(tiny_model, drafters=[Head()])
+    bench.one(generate("x", range(20), 12))
+    metrics = engine_metrics(bench.engine)
+    drafted = metrics["turnpike_engine_speculation_draft_model_drafted_tokens_total"]
+    assert drafted == metrics["turnpike_engine_speculation_drafted_tokens_total"] > 0
+
+
 def test_a_prediction_is_drafted_from_its_first_token(tiny_model: Path, tokenizer: Path) -> None:
     expected = bench_of(tiny_model, tokenizer).one(request("x", 20, "greedy", output=30))
     bench = bench_of(tiny_model, tokenizer, drafters=[NgramDrafter()])

@@ -45,7 +45,7 @@ class Requests:
     def end(self, output: Sequence[int], **fields: object) -> None:
         self.drafter.end(self.make(output, **fields))  # type: ignore[arg-type]
         for _ in range(40):
-            self.drafter.propose([])
+            self.drafter.catch_up()
 
     def ask(self, output: Sequence[int], most: int = 5, **fields: object) -> Proposal | None:
         request = self.make(output, **fields)  # type: ignore[arg-type]
@@ -226,5 +226,33 @@ def test_however_many_partitions_a_client_names_few_are_kept() -> None:
     requests.retain("project", 5.0)
     requests.now = 10.0
     for _ in range(400):
-        requests.drafter.propose([])
+        requests.drafter.catch_up()
     assert requests.drafter.size == 0
+
+
+def test_texts_go_with_their_retention_though_nobody_asks() -> None:
+    requests = Requests()
+    requests.retain("project", 10.0)
+    requests.end(TEXT)
+    requests.now = 12.0
+    requests.drafter.catch_up()
+    assert requests.drafter.texts("project") == 0
+
+
+def test_what_one_scope_has_too_much_of_costs_no_other_its_texts() -> None:
+    requests = Requests()
+    requests.end(TEXT, scope="other")
+    for number in range(2100):
+        requests.drafter.end(requests.make(TEXT[:4], root=str(number).encode()))
+    assert requests.drafter.texts("project") <= 256
+    assert requests.ask(TEXT[:8], scope="other") is not None
+
+
+def test_the_partitions_of_a_scope_share_its_memory() -> None:
+    size = TEXT_BYTES + TOKEN_BYTES * (LEAST_MATCH + len(TEXT))
+    requests = Requests(scope_bytes=3 * size, all_bytes=100 * size)
+    for number in range(10):
+        requests.end(TEXT, root=str(number).encode())
+    assert requests.drafter.texts("project") == 3
+    assert requests.ask(TEXT[:8], root=b"9") is not None
+    assert requests.ask(TEXT[:8], root=b"6") is None
