@@ -117,6 +117,7 @@ class IdempotencyClaims:
 
     async def release(self, key: ClaimKey, request_id: UUID) -> None:
         """Give a key back: its request was refused, or failed without being billed. Raises DatabaseUnavailable."""
+        # all tenants: the API key's id says whose it is
         async with self._database.transaction() as session:
             await session.execute(delete(idempotency_claim).where(*self._own(key, request_id)))
 
