@@ -113,7 +113,7 @@ async def test_every_receivable_is_closed_by_what_closed_it(database: Database, 
             await _exported(database, tmp_path, "datev", datev=wrong)
     with pytest.raises(InvalidExport, match="a form of its own"):
         await _exported(database, tmp_path, "datev", "xlsx", datev=BATCH)
-    with pytest.raises(InvalidExport, match="only `turnpike export`"):
+    with pytest.raises(InvalidExport, match="only `turnpike export DATASET`"):
         await ExportJobs(database, PriceCatalog(database), tmp_path).queue(
             customer.id, customer.tenant.key_id, "datev", "2026-11", "csv"
         )
