@@ -34,6 +34,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     port, data = free_port(), folder / "data"
     models = f"{ROOT / 'models' / 'tool-caller'},{make_scripted_model(folder / 'scripted', SCRIPTS)}"
     words = ("--port", str(port), "--data-dir", str(data), "--model", models, "--model-aliases", _ALIASES)
+    # A few words that were said before are drafted whole and come in one piece: clients are tried with several.
+    words += ("--speculation", "off")
     with process(folder, "serve", *words) as running:
         yield Running(running, f"http://127.0.0.1:{port}", first_key(running), data, 0)
         assert running.stop() == 0, running.errors

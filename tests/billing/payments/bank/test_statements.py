@@ -107,9 +107,11 @@ def test_details_count_once(parts: list[tuple[str, str, str]], credits: list[tup
 def test_any_text_is_read_or_refused(text: str) -> None:
     for content in (text, f"date,amount,currency\n{text}", _camt(text), _camt(_entry(text, text))):
         try:
-            read_statement(content)
+            statement = read_statement(content)
         except StatementRefused:
             continue
+        assert all(entry.amount > 0 and entry.id for entry in statement.entries)
+        assert len({entry.id for entry in statement.entries}) == len(statement.entries)
 
 
 async def test_an_entry_counts_once_and_pays_what_it_names(database: Database) -> None:
