@@ -196,15 +196,15 @@ class LeaseRows:
         await session.execute(
             update(ended_lease).where(one_of(self._database, ended_lease.c.id, paid)).values(payer=None)
         )
-        following = await self._unsettled_before(session, paid)
         built = one_of(self._database, lease.c.unsettled_base, paid)
         query = select(lease.c.id, lease.c.unsettled_base).where(built)
         query = query.order_by(lease.c.project_id, lease.c.prefix_key)
         # until there is none, as in `hand_on`
         while await session.scalar(select(lease.c.id).where(built).limit(1)) is not None:
-            rows = (await session.execute(self._database.locked(query))).all()
-            moved = [{"lease": id_, "new_unsettled": following[base]} for id_, base in rows]
-            if moved:
+            if rows := (await session.execute(self._database.locked(query))).all():
+                # only now: while these were waited for, what is before them may have ended
+                following = await self._unsettled_before(session, {base for _, base in rows})
+                moved = [{"lease": id_, "new_unsettled": following[base]} for id_, base in rows]
                 await session.execute(_NEXT_UNSETTLED, moved)
                 await self.bill(session, {row["lease"] for row in moved})
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
@@ -99,6 +99,12 @@ def histories(draw: st.DrawFn) -> list[tuple[int, Act]]:
     return draw(st.permutations([*ends, *purges]))
 
 
+PAID_BESIDE_AN_UNPAID_BEGINNING: list[tuple[int, Act]] = [
+    (2, "paid"), (1, "paid"), (0, "unpaid"), (3, "paid"), (0, "purge"), (1, "purge"),
+]  # fmt: skip
+"""Who settles 1 has waited for the purge of 0, and must see that it ended."""
+
+
 def follow(
     empty_again: Callable[[], str], check: Callable[[Chain, Sequence[tuple[int, Act]]], Awaitable[None]]
 ) -> None:
@@ -116,6 +122,7 @@ def follow(
 
         @settings(max_examples=examples(40), deadline=None)
         @given(histories())
+        @example(PAID_BESIDE_AN_UNPAID_BEGINNING)
         def run(acts: list[tuple[int, Act]]) -> None:
             runner.run(on_new_chain(empty_again(), acts))
 
