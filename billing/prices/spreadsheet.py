@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -13,6 +14,7 @@ from billing.prices.grid import amount, in_order, parse_rows
 from billing.prices.version import EVERY_LANE, Cell, Rows
 
 COLUMNS = ("model", "meter", "lane", "context_from", "price_per_million", "currency")
+_TOKENS = re.compile(r"[0-9]{1,18}")
 
 
 def write_csv(models: Iterable[tuple[str, str, Rows]]) -> str:
@@ -27,14 +29,19 @@ def write_csv(models: Iterable[tuple[str, str, Rows]]) -> str:
 
 def read_csv(text: str) -> dict[str, tuple[str, dict[Cell, int]]]:
     """Currency and rows by model. Raises PriceRefused naming the line, InvalidPrice naming the meter."""
-    reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
-    if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+    # with newline="" the csv module ends lines itself, at a bare \r too
+    reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
+    try:
+        names, lines = reader.fieldnames or (), list(reader)
+    except csv.Error as error:
+        raise PriceRefused(f"the CSV is wrong after line {reader.line_num}: {error}") from error
+    if missing := [name for name in COLUMNS if name not in names]:
         raise PriceRefused(f"the CSV has no column {missing[0]!r}; it needs {', '.join(COLUMNS)}")
     cells: dict[str, dict[Cell, str]] = defaultdict(dict)
     currencies: dict[str, str] = {}
-    for number, row in enumerate(reader, 2):
+    for number, row in enumerate(lines, 2):
         given = {name: (row[name] or "").strip() for name in COLUMNS}
-        if not given["context_from"].isascii() or not given["context_from"].isdecimal():
+        if not _TOKENS.fullmatch(given["context_from"]):
             raise PriceRefused(f"line {number}: context_from is {given['context_from']!r}, not a number of tokens")
         model = given["model"]
         cell = (given["meter"], given["lane"] or EVERY_LANE, int(given["context_from"]))

@@ -94,7 +94,7 @@ class EuropeanCentralBank:
         RegisterUnavailable."""
         body = await fetch(self._client, "GET", f"{self._url}/{_RATES}")
         try:
-            rows = list(csv.DictReader(io.StringIO(body.decode()), strict=True))
+            rows = list(csv.DictReader(io.StringIO(body.decode(), newline=""), strict=True))
             rates = [(row["TIME_PERIOD"], row["CURRENCY"], row["OBS_VALUE"]) for row in rows]
         except (UnicodeDecodeError, csv.Error, KeyError) as error:
             raise RegisterUnavailable(f"{self.name} did not answer with rates") from error

@@ -184,28 +184,34 @@ def _reference(detail: _Element) -> str:
 
 
 def _read_csv(text: str) -> Statement:
+    try:
+        return Statement("", _transfers(text))
+    except csv.Error as error:
+        raise StatementRefused(f"the CSV is wrong: {error}") from error
+
+
+def _transfers(text: str) -> list[BankEntry]:
     first = text.partition("\n")[0]
-    reader = csv.DictReader(io.StringIO(text), delimiter=";" if first.count(";") > first.count(",") else ",")
+    # with newline="" the csv module ends lines itself, at a bare \r too
+    file = io.StringIO(text, newline="")
+    reader = csv.DictReader(file, delimiter=";" if first.count(";") > first.count(",") else ",")
     names = [name.strip().lower() for name in reader.fieldnames or ()]
     if missing := [name for name in _COLUMNS[:3] if name not in names]:
         raise StatementRefused(f"the header has no {', '.join(missing)}; it has {', '.join(_COLUMNS)}")
     reader.fieldnames = names
     entries, seen = [], dict[str, int]()
-    try:
-        for line, row in enumerate(reader, 2):
-            if None in row:
-                raise StatementRefused(f"line {line} has more fields than the header")
-            cells = {name: (row.get(name) or "").strip()[:MOST_TEXT] for name in _COLUMNS}
-            if cells["amount"].startswith("-"):
-                continue
-            same = "|".join(cells.values())  # two payments of a day may be alike: the second is another one
-            seen[same] = seen.get(same, 0) + 1
-            del cells["id"]
-            values = {"day": cells.pop("date"), **cells, "bank_id": (row.get("id") or "").strip()[:100]}
-            entries.append(_entry("", f"line {line}", place=(same, str(seen[same])), **values))
-    except csv.Error as error:
-        raise StatementRefused(f"the CSV is wrong: {error}") from error
-    return Statement("", entries)
+    for line, row in enumerate(reader, 2):
+        if None in row:
+            raise StatementRefused(f"line {line} has more fields than the header")
+        cells = {name: (row.get(name) or "").strip()[:MOST_TEXT] for name in _COLUMNS}
+        if cells["amount"].startswith("-"):
+            continue
+        same = "|".join(cells.values())  # two payments of a day may be alike: the second is another one
+        seen[same] = seen.get(same, 0) + 1
+        del cells["id"]
+        values = {"day": cells.pop("date"), **cells, "bank_id": (row.get("id") or "").strip()[:100]}
+        entries.append(_entry("", f"line {line}", place=(same, str(seen[same])), **values))
+    return entries
 
 
 def _entry(

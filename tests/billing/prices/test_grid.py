@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from billing.calendar import InvalidInstant, format_instant, parse_instant
@@ -112,12 +113,22 @@ HEADER = "model,meter,lane,context_from,price_per_million,currency\n"
         (HEADER + "m,output,*,0,1,USD\nm,output,,0,2,USD\n", "line 3: an earlier line has the price of output"),
         (HEADER + "m,output,*,0,1,USD\nm,uncached,*,0,2,EUR\n", "line 3: m has prices in USD and EUR"),
         (HEADER + "m,output,*,0,1e3,USD\n", "price of output"),
+        (HEADER + "m,output,*," + "9" * 5000 + ",1,USD\n", "line 2: context_from"),
+        (HEADER + "m" * 200_000, "the CSV is wrong after line 1"),
         (HEADER + "m,output\n", "context_from"),
     ],
 )
 def test_a_spreadsheet_that_is_wrong_says_where(text: str, problem: str) -> None:
     with pytest.raises((PriceRefused, InvalidPrice), match=problem):
         read_csv(text)
+
+
+@given(st.text(max_size=100))
+@example("0\r0")
+def test_any_text_is_prices_or_refused(text: str) -> None:
+    for content in (text, HEADER + text, HEADER + f"m,output,*,0,{text},USD"):
+        with contextlib.suppress(PriceRefused, InvalidPrice):
+            read_csv(content)
 
 
 @pytest.mark.parametrize(

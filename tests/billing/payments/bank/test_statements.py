@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from billing.money import format_minor
@@ -104,6 +104,8 @@ def test_details_count_once(parts: list[tuple[str, str, str]], credits: list[tup
 
 
 @given(st.text(max_size=200))
+@example("0\r0")
+@example("date,amount,currency\r2026-11-05,1\r")
 def test_any_text_is_read_or_refused(text: str) -> None:
     for content in (text, f"date,amount,currency\n{text}", _camt(text), _camt(_entry(text, text))):
         try:
