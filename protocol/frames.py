@@ -12,7 +12,7 @@ import msgspec
 from protocol.replicas import Dial, Drain, Fence, Fenced, Forget, Heartbeat, Hello, Purge, RemoteService, Scope
 from protocol.requests import Abort, Ack, Began, Credit, Done, Generate, PromptLogprobs, Tokens
 
-VERSION = 9
+VERSION = 10
 OLDEST_VERSION = 1
 
 

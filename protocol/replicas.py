@@ -80,6 +80,9 @@ class Hello(Message, frozen=True, tag="Hello"):
     """The identity of the replica's journal. It is another one after the journal's folder was lost."""
     since: int = 0
     """The epoch in which this journal began; 0 if it is older than journal identities."""
+    numerics: str = ""
+    """What decides the bits of the replica's results beside weights and tokens. Under another id the same request may
+    draw other tokens. Empty if the replica is older than that."""
 
 
 class Dial(Message, frozen=True, tag="Dial"):

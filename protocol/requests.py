@@ -21,6 +21,10 @@ REASONING_VERSION = 8
 PROMPT_VERSION = 9
 """From this protocol version on, a replica tells with the first token what became of the prompt (`Tokens.prompt`)."""
 
+CONTINUE_VERSION = 10
+"""From this protocol version on, a replica takes up what an earlier attempt of a request had put out
+(`Generate.emitted`)."""
+
 MOST_CHOICES = 128
 MOST_PREDICTION_TOKENS = 32_768
 MOST_MARKER_TOKENS = 64
@@ -104,7 +108,7 @@ class Sampling(Value, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     min_tokens: int = 0
-    """No stop token is drawn before so many output tokens; `Generate.emitted` counts among them."""
+    """No stop token is drawn before so many output tokens."""
     logprobs: int | None = None
     """If set, `Tokens` gives the log probability of each output token, and of this many likeliest tokens in its place
     (at most 20)."""
@@ -152,9 +156,10 @@ class Generate(Message, frozen=True, tag="Generate"):
 
     The last segment ends at `len(tokens)`; the output belongs to its scope.
 
-    `emitted` are output tokens that a replica that died had delivered. They are context, not output; the output
-    continues after them, and so do positions for the seed. `credit` is how many output tokens may be sent before the
-    first `Credit`. Fairness is by `lane`, `flow`, `sub_flow` and `weight`.
+    `emitted` are the output tokens, by choice, that an earlier attempt had put out; empty in a first attempt. The output
+    continues after them as if this replica had drawn them: limits, `credit`, `Tokens.start`, positions for the seed and
+    `counts.output` go on from there. `credit` is how many output tokens may be sent before the first `Credit`. Fairness
+    is by `lane`, `flow`, `sub_flow` and `weight`.
 
     `grammar` is a JSON object with one key, which the output must fulfil: `json_schema` (a schema), `regex` (a regular
     expression), `choice` (a list of texts), `grammar` (Lark or GBNF) or `calls` (a Lark text with places for schemas).
@@ -173,7 +178,7 @@ class Generate(Message, frozen=True, tag="Generate"):
     weight: int = 1
     lane: Lane = "standard"
     deadline: float | None = None
-    emitted: list[int] = msgspec.field(default_factory=list)
+    emitted: tuple[list[int], ...] = ()
     grammar: str | None = None
     read: bool = True
     store: StorePolicy = "all"
@@ -195,6 +200,13 @@ class Generate(Message, frozen=True, tag="Generate"):
     so too with `prediction`."""
     prediction: tuple[int, ...] = ()
     """What the client expects the output to be, at most MOST_PREDICTION_TOKENS tokens: drafts come from it."""
+    stopped: tuple[int, ...] = ()
+    """With `emitted`: the choices of which no more is wanted."""
+    counted: Counts = Counts()
+    """With `emitted`: what the prompt took in the attempt that computed it. It is what is billed, so the counts of this
+    attempt begin with it; what is computed for the prompt and `emitted` here counts as `recomputed`."""
+    delivered: int = 0
+    """With `emitted`: how many of these tokens had reached the client, as in `Credit`."""
 
     def received(self, now: float) -> Generate:
         """The same request with a deadline by the clock of the replica, which received it at `now`."""
@@ -205,6 +217,8 @@ class Generate(Message, frozen=True, tag="Generate"):
     @property
     def version(self) -> int:
         """The oldest protocol version whose replicas answer this request as it is meant."""
+        if self.emitted:
+            return CONTINUE_VERSION
         if self.reasoning is not None:
             return REASONING_VERSION
         if self.claim:

@@ -139,7 +139,10 @@ class Engine:
             for segment in generate.segments:
                 self.introduce(scopes[segment.scope])
             self._check_quarantine(parent.first)
-            self._check_queue_limits(parent.first)
+            if parent.earlier is None:
+                self._check_queue_limits(parent.first)
+            else:  # it was admitted once
+                parent.first.expected_read = self.scheduler.blocks.cached_tokens(parent.first)
         except Rejected as error:
             self.outputs.reject(generate.id, generate.attempt, error)
             return
@@ -149,6 +152,9 @@ class Engine:
             self.outputs.reject(generate.id, generate.attempt, rejected)
             return
         parent.timeline = RequestTimeline(arrived)
+        if not parent.open():
+            self.outputs.end(parent)
+            return
         self._requests[parent.first.id] = parent
         self._timeouts.watch(parent.first)
         self.scheduler.add(parent.first)
@@ -208,7 +214,7 @@ class Engine:
             return None
         parent.delivered = max(parent.delivered, min(delivered, parent.output))
         for request in parent.children:
-            request.credit = max(request.credit, limit)
+            request.credit = max(request.credit, limit - request.emitted)
             self.scheduler.credited(request)
         if not any(request.paused for request in parent.children):
             parent.timeline.credited()

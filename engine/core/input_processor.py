@@ -92,13 +92,13 @@ class InputProcessor:
         vocabulary = self._vocabulary
         for name, tokens in (
             ("tokens", generate.tokens),
-            ("emitted", generate.emitted),
+            *(("emitted", emitted) for emitted in generate.emitted),
             ("prediction", generate.prediction),
         ):
             if not _are_within(tokens, vocabulary):
                 invalid = next(token for token in tokens if not 0 <= token < vocabulary)
                 raise Rejected(f"{name}: token id {invalid} is outside the vocabulary of {vocabulary}")
-        prompt = len(generate.tokens) + len(generate.emitted)
+        prompt = len(generate.tokens)
         room = self.room(prompt)
         if room < 1:
             raise Rejected(f"tokens: a prompt of {prompt} tokens leaves no room in a context of {prompt + room}")
@@ -107,11 +107,13 @@ class InputProcessor:
         if not 1 <= generate.choices <= MOST_CHOICES:
             raise Rejected(f"choices: {generate.choices} is not within 1..{MOST_CHOICES}")
         try:
-            check_sampling(sampling, vocabulary, len(generate.emitted))
+            check_sampling(sampling, vocabulary)
         except InvalidSampling as error:
             raise Rejected(str(error)) from error
         if generate.reasoning is not None:
             _check_reasoning(generate.reasoning, vocabulary)
+        if generate.emitted:
+            _check_emitted(generate)
         # After its deadline it ends before it begins; its grammar, which may be what took so long, is not needed.
         expired = generate.deadline is not None and generate.deadline <= self._clock()
         grammar = None if generate.grammar is None or expired else self._grammar(generate.grammar, compiled)
@@ -129,13 +131,19 @@ class InputProcessor:
             if member.store == "all" and not lasting:
                 member.store = "hbm"
             guide = _guide(generate, None if grammar is None else grammar.guide())
-            member.row = SamplingState(member.sampling, generate.tokens, generate.emitted, guide, generate.flow)
-        return ParentRequest(members, private=private, claim=generate.claim)
+            emitted = generate.emitted[member.choice] if generate.emitted else ()
+            member.row = SamplingState(member.sampling, generate.tokens, emitted, guide, generate.flow)
+        parent = ParentRequest(members, private=private, claim=generate.claim)
+        if generate.emitted:
+            parent.go_on(generate)
+        # The other choices read what the first has computed for them.
+        parent.first.read = generate.read and sampling.prompt_logprobs is None
+        return parent
 
     def blocks(self, generate: Generate, scopes: Mapping[str, Scope]) -> list[tuple[str, bytes]]:
         """Scope and key of each block that the prompt may read. Any thread. Raises what a wrong request raises."""
         segments = self._segments(generate, scopes)
-        tokens = array("I", generate.tokens + generate.emitted)
+        tokens = array("I", generate.tokens + (generate.emitted[0] if generate.emitted else []))
         blocks = (len(tokens) - 1) // BLOCK_TOKENS
         keys = chain(self._root, [(until, root) for until, root, _ in segments], tokens[: blocks * BLOCK_TOKENS])
         ends = [until for until, _, _ in segments]
@@ -160,24 +168,24 @@ class InputProcessor:
         if choice:
             sampling = msgspec.structs.replace(sampling, seed=choice_seed(sampling.seed, choice))
         self._arrivals += 1
+        emitted = generate.emitted[choice] if generate.emitted else []
         return Request(
             id=generate.id,
             attempt=generate.attempt,
             arrival=self._arrivals,
-            tokens=TokenSequence(generate.tokens + generate.emitted),
-            prompt=len(generate.tokens) + len(generate.emitted),
+            tokens=TokenSequence(generate.tokens + emitted),
+            prompt=len(generate.tokens) + len(emitted),
             segments=segments,
             root=root,
             sampling=sampling,
-            max_output=sampling.max_tokens,
-            credit=generate.credit,
+            emitted=len(emitted),
+            max_output=sampling.max_tokens - len(emitted),
+            credit=generate.credit - len(emitted),
             deadline=generate.deadline,
             lane=generate.lane,
             flow=generate.flow,
             sub_flow=generate.sub_flow,
             weight=generate.weight,
-            # The other choices read what the first has computed for them.
-            read=choice > 0 or (generate.read and sampling.prompt_logprobs is None),
             store="hbm" if private else generate.store,
             speculates=generate.speculation != "off",
             retain=tuple((retain.tokens, retain.until) for retain in generate.retain[:_MOST_RETAINS]),
@@ -232,6 +240,25 @@ def _check_reasoning(reasoning: Reasoning, vocabulary: int) -> None:
         invalid = next((token for token in tokens if not 0 <= token < vocabulary), None)
         if invalid is not None:
             raise Rejected(f"reasoning.{name}: token id {invalid} is outside the vocabulary of {vocabulary}")
+
+
+def _check_emitted(generate: Generate) -> None:
+    """Check what an earlier attempt left. Raises Rejected, naming the field."""
+    if len(generate.emitted) != generate.choices:
+        raise Rejected(f"emitted: it is of {len(generate.emitted)} choices, the request has {generate.choices}")
+    longest, most = max(map(len, generate.emitted)), generate.sampling.max_tokens
+    if longest > most:
+        raise Rejected(f"emitted: {longest} tokens are more than sampling.max_tokens, {most}")
+    if generate.sampling.prompt_logprobs is not None:
+        raise Rejected("emitted: sampling.prompt_logprobs were sent before it")
+    if not all(0 <= choice < generate.choices for choice in generate.stopped):
+        raise Rejected(f"stopped: {list(generate.stopped)} are not all within 0..{generate.choices - 1}")
+    try:
+        generate.counted.check()
+    except ValueError as error:
+        raise Rejected(f"counted: {error}") from error
+    if generate.delivered < 0:
+        raise Rejected(f"delivered: {generate.delivered} is negative")
 
 
 def _check_limits(generate: Generate) -> None:

@@ -54,6 +54,8 @@ class StepResult:
     progress: list[Progress] = field(default_factory=list)
     claims: dict[str, bytes] = field(default_factory=dict)
     """id -> claim, of the requests that began and have one."""
+    delivered: dict[str, int] = field(default_factory=dict)
+    """id -> output tokens of an earlier attempt that had reached the client, of the requests that began after one."""
     ran: bool = False
 
 
@@ -105,7 +107,9 @@ class OutputProcessor:
         parent.timeline.begin(request.read_tokens)
         if parent.claim:
             self.result.claims[request.id] = parent.claim
-        self.result.progress.append(Progress(request.id, request.attempt, request.counts()))
+        if parent.delivered:
+            self.result.delivered[request.id] = parent.delivered
+        self.result.progress.append(Progress(request.id, request.attempt, parent.counts()))
 
     # ------------------------------------------------------------ after a step
 
@@ -196,7 +200,15 @@ class OutputProcessor:
         if not start and not parent.told_prompt:
             parent.told_prompt, told = True, _prompt_read(parent.first)
         self.result.events.append(
-            Tokens(request.id, request.attempt, start, tokens, request.choice, outcome.logprobs, told)
+            Tokens(
+                request.id,
+                request.attempt,
+                request.emitted + start,
+                tokens,
+                request.choice,
+                outcome.logprobs,
+                told,
+            )
         )
         if request.row is not None:
             try:
@@ -242,13 +254,16 @@ class OutputProcessor:
             self._scheduler.remove(child)
         self._speculator.end(child)
         parent.ended[child.choice] = reason
-        if len(parent.ended) < len(parent.children):
-            return
+        if len(parent.ended) == len(parent.children):
+            self.end(parent, error, invalid)
+
+    def end(self, parent: ParentRequest, error: str | None = None, invalid: str | None = None) -> None:
+        """Publish the end of a request of which every choice has ended."""
         if parent.private:
             for request in parent.children:
                 self._pool.purge(request.keys)
         first = parent.first
-        del self._requests[first.id]
+        self._requests.pop(first.id, None)  # it may have ended with what an earlier attempt emitted
         self.totals["finished"] += 1
         self.totals["errors"] += parent.reason == "error"
         counts = parent.counts()

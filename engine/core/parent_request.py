@@ -4,6 +4,9 @@ The others wait until the prompt's KV is in memory. Then each is queued as if it
 the prompt's whole blocks through the index and computes what is in the last, partial block again. So the prompt is
 counted once, what is computed again counts as `recomputed`, and the scheduler sees a choice as a request like any
 other.
+
+A request that goes on after an earlier attempt has counts as if it had run here from the start: they begin with what
+that attempt counted, and whatever is computed here for the prompt and for what was emitted counts as `recomputed`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import msgspec
 
 from engine.core.request_timeline import RequestTimeline
 from engine.scheduling.request import Request
-from protocol.requests import Counts, Reason
+from protocol.requests import Counts, Generate, Reason
 
 
 @dataclass(eq=False)
@@ -35,26 +38,47 @@ class ParentRequest:
     ended: dict[int, Reason] = field(default_factory=dict)
     """Choice -> why it ended."""
     timeline: RequestTimeline = field(default_factory=RequestTimeline)
+    earlier: Counts | None = None
+    """What an earlier attempt counted, where this one goes on after it."""
 
     def __post_init__(self) -> None:
+        self.first = self.children[0]
+        """The choice that computes the prompt; it stands for the request while all wait for it."""
         self.waiting = self.children[1:]
 
-    @property
-    def first(self) -> Request:
-        """The choice that computes the prompt; it stands for the request while all wait for it."""
-        return self.children[0]
+    def go_on(self, generate: Generate) -> None:
+        """Go on after what an earlier attempt had emitted; its choices may have ended with that."""
+        emitted = generate.emitted
+        self.earlier = msgspec.structs.replace(generate.counted, output=sum(map(len, emitted)))
+        self.delivered = min(generate.delivered, self.earlier.output)
+        for child in self.children:
+            reason = _ended(child, generate)
+            if reason is not None:
+                self.ended[child.choice] = reason
+        if running := self.open():
+            self.first, *self.waiting = running
 
     @property
     def output(self) -> int:
-        """Tokens sampled so far, of all choices together."""
-        return sum(child.output for child in self.children)
+        """Output tokens so far, of all choices together."""
+        return sum(child.emitted + child.output for child in self.children)
 
     def counts(self) -> Counts:
         """What was done so far, for all choices together (E2)."""
         if len(self.children) == 1:
-            return self.first.counts()
-        counts = [msgspec.structs.astuple(child.counts()) for child in self.children]
-        return Counts(*map(sum, zip(*counts, strict=True)))
+            counts = self.first.counts()
+        else:
+            several = [msgspec.structs.astuple(child.counts()) for child in self.children]
+            counts = Counts(*map(sum, zip(*several, strict=True)))
+        if self.earlier is None:
+            return counts
+        return msgspec.structs.replace(
+            self.earlier,
+            output=self.earlier.output + counts.output,
+            recomputed=self.earlier.recomputed + counts.computed + counts.recomputed,
+            drafted=self.earlier.drafted + counts.drafted,
+            accepted=self.earlier.accepted + counts.accepted,
+        )
 
     def open(self) -> list[Request]:
         """The choices that have not ended."""
@@ -80,3 +104,14 @@ class ParentRequest:
     def reasons(self) -> tuple[Reason, ...]:
         """Why each choice ended; empty if there is one only."""
         return tuple(self.ended[child.choice] for child in self.children) if len(self.children) > 1 else ()
+
+
+def _ended(child: Request, generate: Generate) -> Reason | None:
+    """Why this choice has ended with what was emitted; None if it goes on."""
+    emitted = generate.emitted[child.choice]
+    if child.choice in generate.stopped:
+        return "abort"
+    guide = None if child.row is None else child.row.guide
+    if emitted and (guide.ended if guide is not None else emitted[-1] in generate.sampling.stop_tokens):
+        return "stop"
+    return None if child.max_output else "length"

@@ -99,7 +99,7 @@ class SamplingState:
         self.position = len(prompt) + len(output)
         self.drawn = len(output)
         self.counts = TokenCounts(prompt, output) if _penalized(sampling) else None
-        self.limit = self.drawn + sampling.max_tokens
+        self.limit = sampling.max_tokens
         self.guide = guide
         self.flow = flow
         self.put_off = False

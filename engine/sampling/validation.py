@@ -14,11 +14,10 @@ class InvalidSampling(ValueError):
     """A parameter is out of its range; the message names it."""
 
 
-def check_sampling(sampling: Sampling, vocabulary: int, emitted: int = 0) -> None:
+def check_sampling(sampling: Sampling, vocabulary: int) -> None:
     """Raise InvalidSampling unless every parameter is in its range; `max_tokens` is checked with the context.
 
-    `vocabulary`: number of tokens. `emitted`: output tokens of another replica; `min_tokens` counts them, `max_tokens`
-    does not.
+    `vocabulary`: number of tokens.
     """
     _number("temperature", sampling.temperature, least=0)
     _number("top_p", sampling.top_p, above=0, most=1)
@@ -27,7 +26,7 @@ def check_sampling(sampling: Sampling, vocabulary: int, emitted: int = 0) -> Non
     _number("frequency_penalty", sampling.frequency_penalty)
     _number("repetition_penalty", sampling.repetition_penalty, above=0)
     _number("top_k", sampling.top_k, least=0)
-    _number("min_tokens", sampling.min_tokens, least=0, most=emitted + sampling.max_tokens)
+    _number("min_tokens", sampling.min_tokens, least=0, most=sampling.max_tokens)
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None:
             _number(name, count, least=0, most=MOST_LOGPROBS)
@@ -35,7 +34,7 @@ def check_sampling(sampling: Sampling, vocabulary: int, emitted: int = 0) -> Non
         for token in tokens:
             if not 0 <= token < vocabulary:
                 raise InvalidSampling(f"sampling.{name}: token id {token} is outside the vocabulary of {vocabulary}")
-    if sampling.min_tokens > emitted and len(set(sampling.stop_tokens)) == vocabulary:
+    if sampling.min_tokens and len(set(sampling.stop_tokens)) == vocabulary:
         raise InvalidSampling("sampling.stop_tokens: it lists the whole vocabulary, and min_tokens forbids all of it")
     for token, bias in sampling.logit_bias.items():
         _number(f"logit_bias[{token}]", bias)

@@ -28,7 +28,7 @@ class Request:
     arrival: int
     """Serial number in order of arrival; unchanged by preemption."""
     tokens: TokenSequence
-    """The prompt, then output that another replica had emitted, then output of this replica."""
+    """The prompt, then output that an earlier attempt had emitted, then output of this one."""
     prompt: int
     """How many of `tokens` are the request's context: prompt and emitted output."""
     segments: tuple[tuple[int, bytes, str], ...]
@@ -37,8 +37,11 @@ class Request:
     """The parent of the first block key: the served model's root."""
     sampling: Sampling
     max_output: int
+    """How many tokens may be sampled here, so after what was emitted before."""
     credit: int
-    """How many output tokens may be sent in total (flow control of the stream)."""
+    """How many of these may be sent (flow control of the stream)."""
+    emitted: int = 0
+    """Output tokens of an earlier attempt."""
     deadline: float | None = None
     lane: Lane = "standard"
     flow: str = ""

@@ -232,6 +232,8 @@ class EngineLoop:
             if isinstance(event, Began):
                 gateway_epoch = self.gateway_epoch_of(event.id, event.attempt)
                 journal.begin(event.id, event.attempt, result.claims.get(event.id, b""), gateway_epoch)
+                if (delivered := result.delivered.get(event.id)) is not None:
+                    journal.delivered(event.id, event.attempt, delivered)
             elif isinstance(event, Done) and event.reason != "rejected":
                 result.events[index] = journal.end(event, self.gateway_epoch_of(event.id, event.attempt))
         if result.progress:

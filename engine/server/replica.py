@@ -102,6 +102,7 @@ class Replica:
             capacity=assembled.capacity,
             journal=journal.identity,
             since=journal.since,
+            numerics=assembled.numerics,
         )
         self.links: list[GatewayLink] = []
         """Those that have proved themselves, the longest connected first."""

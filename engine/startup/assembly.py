@@ -59,6 +59,7 @@ class AssembledEngine:
     warm_up: Iterator[None]
     """Runs a piece at each step, while there is no work."""
     grammars: LlguidanceGrammars
+    numerics: str
 
 
 def served_name(folder: Path) -> str:
@@ -163,6 +164,7 @@ def assemble(
         Capacity(blocks, context, options.max_running),
         warm_up(runner, options.token_budget),
         LlguidanceGrammars(options.model, config.vocabulary, end_tokens(options.model)),
+        identity.numerics,
     )
 
 

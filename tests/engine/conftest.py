@@ -178,6 +178,12 @@ class Run:
     """The output by choice; `tokens` is the first one's."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    emitted: tuple[list[int], ...] = ()
+    """What an earlier attempt had put out, by choice."""
+
+    def before(self, choice: int) -> int:
+        """How many tokens of this choice an earlier attempt had put out."""
+        return len(self.emitted[choice]) if self.emitted else 0
 
 
 def without_output(counts: Counts) -> Counts:
@@ -208,7 +214,7 @@ class Bench:
                     kept.append(row.to("cpu", copy=True))
 
     def add(self, request: Generate) -> Run:
-        self.runs.setdefault(request.id, Run())
+        self.runs.setdefault(request.id, Run(emitted=request.emitted))
         self.engine.add(request, SCOPES)
         return self.runs[request.id]
 
@@ -233,7 +239,7 @@ class Bench:
                 case Tokens():
                     assert run.began is not None
                     output = run.choices.setdefault(event.choice, run.tokens if event.choice == 0 else [])
-                    assert event.start == len(output)
+                    assert event.start == run.before(event.choice) + len(output)
                     assert (event.prompt is None) == any(run.choices.values()), "it comes with the first tokens"
                     run.prompt = run.prompt or event.prompt
                     output += event.tokens
@@ -245,8 +251,9 @@ class Bench:
                 case Done():
                     run.done = event
                     event.counts.check()
-                    assert event.counts.output == sum(map(len, run.choices.values()))
-                    if run.prompt is not None:
+                    if event.reason != "rejected":
+                        assert event.counts.output == sum(map(len, (*run.emitted, *run.choices.values())))
+                    if run.prompt is not None and not run.emitted:
                         assert run.prompt.counts == without_output(event.counts)
                         assert sum(lost.end - lost.start for lost in run.prompt.lost) <= event.counts.computed
 

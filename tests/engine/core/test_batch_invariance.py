@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.options import KvDtype
-from protocol.requests import LANES
-from tests.engine.conftest import Families, Run
+from protocol.requests import LANES, Counts
+from tests.engine.conftest import Families, Run, without_output
 from tests.engine.modes import MODES, OUTPUT, SCHEMA, assert_same, bench_of, preempt, request
 from tests.engine.tiny_tokenizer import text_of
 from tests.fast import examples, only_fast
@@ -152,24 +152,44 @@ def test_the_sampler_goes_on_where_it_was_after_preemption(tiny_model: Path, tok
         assert len(json.loads(text_of(tokenizer, preempted.run.tokens))) == 25
 
 
-@pytest.mark.parametrize(
-    "mode",
-    only_fast("grammar", "penalties", of=sorted(MODES.keys() - {"three", "of the prompt"})),
-)
+@pytest.mark.parametrize("mode", only_fast("grammar", "three", of=sorted(MODES.keys() - {"of the prompt"})))
 @settings(max_examples=MORE or examples(2), deadline=None)
 @given(data=st.data())
-def test_the_sampler_goes_on_where_another_replica_died(
+def test_a_request_goes_on_where_another_replica_died(
     tiny_model: Path, tokenizer: Path, mode: str, data: st.DataObject
 ):
-    """What it had told is context: penalties, grammar, least length and random numbers go on after it."""
+    """Penalties, grammar, reasoning, least length and random numbers go on after what it had put out, of each choice
+    another amount; all of a choice may have come. What was counted there is counted once."""
     length = data.draw(st.sampled_from(LENGTHS), "length")
     expected = alone(tiny_model, tokenizer, length, mode, "auto")
-    told = data.draw(st.integers(1, len(expected.tokens) - 1), "told")
-    output = MODES[mode].get("output", OUTPUT) - told
-    bench = bench_of(tiny_model, tokenizer, budget=data.draw(st.sampled_from([70, 400]), "budget"), running=2)
-    run = bench.one(request("rest", length, mode, output=output, emitted=expected.tokens[:told]))
-    assert expected.tokens[:told] + run.tokens == expected.tokens
-    assert run.logprobs == expected.logprobs[told:]
-    assert run.done is not None
     assert expected.done is not None
-    assert run.done.reason == expected.done.reason
+    wholes = [expected.choices[choice] for choice in sorted(expected.choices)]
+    told = [data.draw(st.integers(0, len(whole)), "told") for whole in wholes]
+    told[0] = told[0] or 1
+    emitted = tuple(whole[:some] for whole, some in zip(wholes, told, strict=True))
+    earlier = Counts(prompt=length, computed=length - length // 2, read_hbm=length // 2)
+    bench = bench_of(tiny_model, tokenizer, budget=data.draw(st.sampled_from([70, 400]), "budget"), running=4)
+    run = bench.one(request("rest", length, mode, emitted=emitted, counted=earlier, delivered=1))
+    for choice, whole in enumerate(wholes):
+        assert emitted[choice] + run.choices.get(choice, []) == whole
+    assert run.logprobs == expected.logprobs[told[0] :]
+    assert run.done is not None
+    assert (run.done.reason, run.done.reasons) == (expected.done.reason, expected.done.reasons)
+    counts, whole_counts = run.done.counts, expected.done.counts
+    assert without_output(counts) == earlier
+    assert (counts.output, run.done.delivered) == (whole_counts.output, 1)
+    ended = all(map(len, emitted)) and sum(map(len, emitted)) == whole_counts.output
+    assert (counts.recomputed == 0) == ended
+    assert bench.engine.pool.referenced_blocks == 0
+
+
+def test_a_choice_that_is_not_wanted_any_more_does_not_go_on(tiny_model: Path, tokenizer: Path):
+    """The first one, too, which else computes the prompt for the others."""
+    expected = alone(tiny_model, tokenizer, 129, "three", "auto")
+    emitted = tuple(expected.choices[choice][:2] for choice in range(3))
+    bench = bench_of(tiny_model, tokenizer, budget=400, running=4)
+    run = bench.one(request("rest", 129, "three", emitted=emitted, stopped=(0, 2)))
+    assert list(run.choices) == [1]
+    assert emitted[1] + run.choices[1] == expected.choices[1]
+    assert run.done is not None
+    assert (run.done.reasons[0], run.done.reasons[2]) == ("abort", "abort")

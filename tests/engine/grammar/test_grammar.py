@@ -222,7 +222,7 @@ def test_an_output_that_goes_on_elsewhere_is_the_one_that_it_would_have_been(gra
 
     def go_on(seed: int, emitted: list[int]) -> list[int]:
         guide = compiled.guide()
-        row = SamplingState(Sampling(limit - len(emitted)), [1], emitted, guide)
+        row = SamplingState(Sampling(limit), [1], emitted, guide)
         tokens = list(emitted)
         while row.drawn < limit and not guide.ended:
             guide.fill_mask(mask)
